@@ -1,7 +1,7 @@
 """Memory that a worker reads into, again and again."""
 
 import math
-from typing import Any
+from collections.abc import Hashable
 
 import jax
 import numpy as np
@@ -24,12 +24,12 @@ class Buffers:
 
     def __init__(self, hold: int = 0) -> None:
         self.hold = hold
-        self._memory: dict[Any, np.ndarray] = {}
-        self._views: dict[Any, dict[Any, np.ndarray]] = {}
+        self._memory: dict[Hashable, np.ndarray] = {}
+        self._views: dict[Hashable, dict[tuple[Shape, np.dtype], np.ndarray]] = {}
         self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
         self._size = 0
 
-    def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
+    def take(self, label: Hashable, shape: Shape, dtype: np.dtype) -> np.ndarray:
         """Returns an array over the memory of a label.
 
         Args:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from sail_jax.checks import concrete, scalar
@@ -23,6 +24,7 @@ from sail_jax.merging.selection import Select
 from sail_jax.merging.steps import brief, called, kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
+    Checked,
     Matched,
     Weights,
     known_finite,
@@ -128,7 +130,7 @@ class Merge(Program):
         if self.base in ("required", "merged") and not base:
             raise TypeError("base: expected the pytree that the models were tuned from, got None")
 
-    def check_weights(self, weights: Weights, tasks: int) -> Any:
+    def check_weights(self, weights: Weights, tasks: int) -> Checked:
         """Checks weights and normalises them if the merge does so.
 
         Args:
@@ -276,7 +278,7 @@ class Merge(Program):
         )
 
     def _in_one_program(
-        self, matched: Matched, w: Any, relative: bool, traced: bool
+        self, matched: Matched, w: Checked, relative: bool, traced: bool
     ) -> Sequence[Array]:
         """Merges the leaves that have entries in one compiled program."""
         if traced:
@@ -298,7 +300,7 @@ class Merge(Program):
                 raise ValueError(self._not_finite(leaf.path, leaf.source.dtype, nan))
         return [out for out, _ in outcomes]
 
-    def _in_pieces(self, matched: Matched, w: Any, relative: bool) -> Sequence[np.ndarray]:
+    def _in_pieces(self, matched: Matched, w: Checked, relative: bool) -> Sequence[np.ndarray]:
         """Merges the leaves that have entries with the engine that merges files."""
         works = []
         for i in matched.merged:
@@ -316,17 +318,19 @@ class Merge(Program):
             what = f"{at.source}, leaf {at.name!r}: expected finite values, got NaN or infinity"
             raise ValueError(what) from None
 
-    def _not_finite(self, path: str, dtype: Any, nan: bool) -> str:
+    def _not_finite(self, path: str, dtype: DTypeLike, nan: bool) -> str:
         """Returns the message about a leaf whose outcome holds infinity, or NaN."""
         return f"leaf {path!r}: {self.remedy}" if nan and self.remedy else overflow(path, dtype)
 
 
-def _wide(wide: bool) -> contextlib.AbstractContextManager[Any]:
+def _wide(wide: bool) -> contextlib.AbstractContextManager[object]:
     """Makes a context in which JAX computes in 64 bits, if it has to."""
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
-def _as_given(matched: Matched, merged: Mapping[int, Any]) -> dict[int, Any]:
+def _as_given(
+    matched: Matched, merged: Mapping[int, Array | np.ndarray]
+) -> dict[int, Array | np.ndarray]:
     """Returns merged leaves as arrays of NumPy where those of the base had to stay so, else of JAX.
 
     Args:

@@ -33,13 +33,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import Products, number, products
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
+    Add,
     Data,
     Known,
     alone,
@@ -288,7 +289,7 @@ class Unit:
             for start, count, _ in self.runs
         ]
         self.known: list[Kernel | None] = []
-        self.own: list[list[tuple[Any, ...]]] = []
+        self.own: list[list[tuple[PyTree, ...]]] = []
 
     def _stacked(self, values: Sequence[Any]) -> Any:
         """Stacks NumPy pytrees, one of each tensor, along a leading axis of the length of a batch.
@@ -470,21 +471,19 @@ class Tree:
             pieces = range(len(unit.runs))
             unit.own.append([tuple([argument[place, k] for argument in own]) for k in pieces])
 
-    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+    def fold(self, summary: Kernel, add: Add) -> PyTree:
         """Adds up what all pieces contribute, in order; see `Visit.fold`."""
         return self._visit(summary, add, False)[0]
 
-    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
         """Adds up what all pieces contribute, and keeps a value of each; see `Visit.keep`."""
         return self._visit(summary, add, True)
 
-    def _visit(
-        self, summary: Kernel, add: Callable[[Any, Any], Any], keep: bool
-    ) -> tuple[Any, dict[Any, Any]]:
+    def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
         # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
         on_host = jax.default_backend() == "cpu"
         sums = _InOrder(add if on_host else functools.partial(_sum, add))
-        own: dict[Any, Any] = {}
+        own: dict[tuple[int, int], PyTree] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
             total = None
@@ -502,7 +501,7 @@ class Tree:
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
 
-    def before(self, own: Any) -> Any:
+    def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
 
         Pieces are in order of (name of the tensor, index of the first entry).
@@ -533,11 +532,11 @@ class Tree:
             for i, key in enumerate(own)
         }
 
-    def run(self, function: Kernel, *args: Any) -> Any:
+    def run(self, function: Kernel, *args: Any) -> PyTree:
         """Calls a kernel, compiled; see `Visit.run`."""
         return _run(function, *args)
 
-    def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    def repeat(self, times: int, body: Add, state: PyTree) -> PyTree:
         """Applies a function to a state a number of times; see `Visit.repeat`."""
         for i in range(times):
             state = body(i, state)
@@ -551,12 +550,12 @@ class _InOrder:
     model would fill the memory, since histograms are large.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, function: Add) -> None:
         self.function, self.lock, self.next = function, threading.Lock(), 0
-        self.sum: Any = None
-        self.early: dict[int, Any] = {}
+        self.sum: PyTree = None
+        self.early: dict[int, PyTree] = {}
 
-    def add(self, place: int, part: Any) -> None:
+    def add(self, place: int, part: PyTree) -> None:
         """Takes the part of a place, None if it has none."""
         with self.lock:
             self.early[place] = part
@@ -574,19 +573,19 @@ _sum = jax.jit(lambda add, a, b: add(a, b), static_argnums=0)
 _run = jax.jit(lambda function, *args: function(*args))
 
 
-def _bound(kernels: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
+def _bound(kernels: Known, own: tuple[tuple[PyTree, ...], ...]) -> Known:
     """Binds the kernels of the first steps to what a piece keeps of them."""
     return tuple(k and k.bind(*more) for k, more in zip(kernels, own, strict=True))
 
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
 def _parts(
-    add: Callable[[Any, Any], Any], keep: bool, summary: Kernel, count: Array, local: Any,
-    kernels: Known, own: Any, place: Piece, source: Proposal,
-) -> tuple[Any, Any]:  # fmt: skip
+    add: Add, keep: bool, summary: Kernel, count: Array, local: PyTree,
+    kernels: Known, own: PyTree, place: Piece, source: Proposal,
+) -> tuple[PyTree, PyTree]:  # fmt: skip
     """Computes what the tensors of a batch contribute in all, and what each keeps, stacked."""
 
-    def contribute(x: Any) -> tuple[Any, Any]:
+    def contribute(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
         contribution = summarise(_bound(kernels, mine), summary, data, place)
         return contribution if keep else (contribution, ())
@@ -598,16 +597,16 @@ def _parts(
 def _outcomes(
     tail: Kernel,
     count: Array,
-    local: Any,
+    local: PyTree,
     kernels: Known,
-    own: Any,
+    own: PyTree,
     place: Piece,
     source: Proposal,
     measure: bool,
 ) -> tuple[Array, dict[str, Array]]:
     """Merges a piece of each tensor of a batch; with `measure` also computes sums for a report."""
 
-    def merged(x: Any) -> tuple[Any, Any]:
+    def merged(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
         steps: Any = _bound(kernels, mine)
         *first, last = steps
@@ -620,14 +619,14 @@ def _outcomes(
     return _batched(merged, count, (own, Data(source, local), place), _first)[1]
 
 
-def _first(a: Any, b: Any) -> Any:
+def _first(a: PyTree, b: PyTree) -> PyTree:
     """Returns the first of two parts; stands for the sum of parts that hold nothing."""
     return a
 
 
 def _batched(
-    body: Callable[[Any], tuple[Any, Any]], count: Array, xs: Any, add: Callable[[Any, Any], Any]
-) -> tuple[Any, Any]:
+    body: Callable[[PyTree], tuple[PyTree, PyTree]], count: Array, xs: PyTree, add: Add
+) -> tuple[PyTree, PyTree]:
     """Calls `body` for the first `count` entries of the leading axes of `xs`.
 
     Returns the sum of its first results, and a stack of its second ones.
@@ -638,7 +637,7 @@ def _batched(
         part, own = body(first)
         return part, jax.tree.map(lambda x: x[None], own)
 
-    def step(i: Array, sofar: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(i: Array, sofar: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         item = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, False), xs)
         part, own = body(item)
         put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)

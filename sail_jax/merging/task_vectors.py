@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from sail_jax.checks import concrete, scalar
@@ -52,6 +53,8 @@ __all__ = [
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
+Checked = Float[Array | np.ndarray, "task"]
+"""Weights that are checked: arrays of NumPy if their values are known."""
 Kind = Literal["float", "number", "key", "other"]
 """What a leaf holds: floats, which are merged; other numbers; random keys; anything else."""
 P = ParamSpec("P")
@@ -159,7 +162,7 @@ class Matched(NamedTuple):
 
         return self._replace(start=read(self.start), models=[*map(read, self.models)])
 
-    def leaves(self, weights: Float[ArrayLike, "task"], relative: bool) -> list[Leaf[Proposal]]:
+    def leaves(self, weights: Checked, relative: bool) -> list[Leaf[Proposal]]:
         """Collects the arrays of the leaves that have anything to merge.
 
         Args:
@@ -169,11 +172,10 @@ class Matched(NamedTuple):
         Returns:
           Their leaves for `evaluate`; the sources are `Proposal`s.
         """
-        w: Any = weights
         leaves = []
         for i in self.merged:
             start, models = self.start[i], tuple([column[i] for column in self.models])
-            source = Proposal(start if relative else None, models, w, str(start.dtype))
+            source = Proposal(start if relative else None, models, weights, str(start.dtype))
             leaves.append(Leaf(self.paths[i], start.size, source))
         return leaves
 
@@ -474,7 +476,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
     return merged
 
 
-def overflow(path: str, dtype: Any) -> str:
+def overflow(path: str, dtype: DTypeLike) -> str:
     """Makes the message about a leaf whose outcome is not finite.
 
     Args:
@@ -509,9 +511,7 @@ def origin(tree: PyTree) -> PyTree:
     return jax.tree.map(zero, tree)
 
 
-def task_weights(
-    weights: Weights, tasks: int, normalize: bool = False
-) -> Float[Array | np.ndarray, "task"]:
+def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Checked:
     """Checks weights and fills in their default.
 
     Args:
