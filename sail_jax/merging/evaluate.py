@@ -134,7 +134,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
         # Leaves of one loop are stacked, or branches of one switch: they have to agree in all this.
-        applied = tuple(step.applies(leaf.path) for step in steps)
+        applied = tuple([step.applies(leaf.path) for step in steps])
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
         loops.setdefault((applied, structure, types), []).append(i)

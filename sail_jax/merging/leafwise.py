@@ -212,7 +212,7 @@ class Traced:
         """Calls a kernel; see `Visit.run`."""
         return function(*args)
 
-    def repeat(self, times: int, body: Add, state: PyTree) -> PyTree:
+    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         """Repeats a function of a state in a loop of the program; see `Visit.repeat`."""
         return lax.fori_loop(0, times, body, state)
 

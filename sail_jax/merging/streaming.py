@@ -536,7 +536,7 @@ class Tree:
         """Calls a kernel, compiled; see `Visit.run`."""
         return _run(function, *args)
 
-    def repeat(self, times: int, body: Add, state: PyTree) -> PyTree:
+    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         """Applies a function to a state a number of times; see `Visit.repeat`."""
         for i in range(times):
             state = body(i, state)
