@@ -6,10 +6,11 @@ evaluates those of its transform and of its reduction together.
 
 import fnmatch
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.merging.evaluate import Leaf, evaluate
 from sail_jax.merging.leafwise import check_paths
-from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, kernel
+from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, called, kernel
 from sail_jax.merging.task_vectors import TaskVectors, in_float64
 from sail_jax.trees import leaf_paths
 
@@ -30,11 +31,15 @@ __all__ = [
     "masked",
     "matching",
     "reduce",
+    "shown",
     "transform",
 ]
 
+Made = TypeVar("Made", "Transform", "Reduction")
+P = ParamSpec("P")
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Transform:
     """A function from task vectors to task vectors, described by its steps.
 
@@ -46,6 +51,10 @@ class Transform:
     """
 
     steps: tuple[Step, ...] = ()
+
+    def __repr__(self) -> str:
+        one = len(self.steps) == 1
+        return repr(self.steps[0]) if one else called(chain, self.steps, {})
 
     @in_float64("vectors")
     def __call__(self, vectors: TaskVectors) -> TaskVectors:
@@ -65,7 +74,7 @@ class Transform:
         return TaskVectors(*(treedef.unflatten(v[side] for v in values) for side in range(2)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reduction:
     """A function from task vectors to the update of a base, described by its steps.
 
@@ -77,6 +86,9 @@ class Reduction:
     """
 
     steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.steps[0]) if len(self.steps) == 1 else called(Reduction, self.steps, {})
 
     @in_float64("vectors")
     def __call__(self, vectors: TaskVectors) -> PyTree:
@@ -135,6 +147,37 @@ def _evaluated(
         next(values) if leaf.size else empty(source.delta, source.weight)
         for leaf, source in zip(leaves, sources, strict=True)
     ]
+
+
+def shown(factory: Callable[P, Made]) -> Callable[P, Made]:
+    """Lets what a function makes read as the call that made it.
+
+    Args:
+      factory: A function that makes a transform or a reduction of one step.
+
+    Returns:
+      The same function. The `repr` of what it makes has its name and the arguments that were given.
+
+    >>> from sail_jax import transforms
+    >>> chain(transforms.trim(0.2), transforms.elect(tie="positive"))
+    chain(trim(density=0.2), elect(tie='positive'))
+    """
+    signature = inspect.signature(factory)
+    default = signature.parameters
+
+    @functools.wraps(factory)
+    def make(*args: P.args, **options: P.kwargs) -> Made:
+        made = factory(*args, **options)
+        given = {
+            name: value
+            for name, value in signature.bind(*args, **options).arguments.items()
+            # Not `==` alone, which arrays answer for each entry.
+            if not (type(value) is type(default[name].default) and value == default[name].default)
+        }
+        (step,) = made.steps
+        return replace(made, steps=(replace(step, call=called(factory, (), given)),))
+
+    return make
 
 
 def transform(
@@ -259,7 +302,7 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
     def confine(step: Step) -> Step:
         # A step that is confined already stays confined: nested calls of `masked` intersect.
         where = chosen if step.where is None else functools.partial(_both, chosen, step.where)
-        return replace(step, where=where)
+        return replace(step, where=where, call=called(masked, (step, predicate), {}))
 
     return Transform(tuple(map(confine, inner.steps)))
 

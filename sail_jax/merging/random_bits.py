@@ -1,8 +1,25 @@
 """Random bits without state: each is a hash of a key, names and an index, nothing else.
 
-The draw of an entry does not depend on what is drawn beside it, in which order, in how many pieces
-or on how many devices. On CPUs this is several times faster than `jax.random`. It is not meant for
-cryptography.
+What makes masks hard is that a merge may be cut in any way. A model comes in pieces of a size that
+the memory allows, in an order that threads decide, and on several devices; it goes on after it was
+interrupted, or some of its tensors are merged alone. The outcome has to be the same. A generator
+with a state would give each entry the bits that are next. `jax.random` has no state, but its bits
+depend on the shape that is drawn at once, not on places in it, and on CPUs threefry takes 3.6 ms
+for a mask of 2^20 entries where these take 0.4 ms, on one core.
+
+So the draw of an entry follows from who the entry is, in two steps:
+
+    stream = hash(words of the key, path of the leaf, place of the model)   64 bits, (low, high)
+    draw   = mix(mix(index ^ low) + high) / 2^32, in its upper 24 bits
+
+The first is computed once for each leaf and model. The second is a few operations for each entry,
+which XLA fuses with the comparison that uses the draw. For instance, the key of seed 0 and the path
+"block/kernel" give model 0 the stream (fa61d258, 6ec38b81), and its entries 0, 1, 2, 3, ... the
+draws 0.3716, 0.6387, 0.5454, 0.0765: DARE with density 0.5 keeps the first and the fourth. A piece
+that begins with entry 2 draws 0.5454 and 0.0765.
+
+Both words of a stream enter, one before and one after a round of mixing. With `low` alone streams
+would be shuffled copies of one another. The hash is not meant for cryptography.
 """
 
 import functools

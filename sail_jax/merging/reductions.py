@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from sail_jax.checks import one_of
 from sail_jax.merging.arithmetic import Products, add_products, per_task, products, task_sum
-from sail_jax.merging.combining import Reduction, reduce
-from sail_jax.merging.steps import Fold, Piece, kernel
+from sail_jax.merging.combining import Reduction, reduce, shown
+from sail_jax.merging.steps import Fold, Piece, Step, kernel
 
 __all__ = ["Extent", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
 
@@ -53,7 +53,9 @@ def _weighted_mean(piece: Piece, delta: Array, weight: Array) -> Array:
     return mean_where_any(delta, weight)
 
 
-weighted_sum: Reduction = reduce(kernel(_weighted_sum), propagates_nonfinite=True)
+weighted_sum = Reduction(
+    (Step(kernel(_weighted_sum), propagates_nonfinite=True, call="weighted_sum"),)
+)
 """The reduction sum_k w_k delta_k.
 
 >>> from sail_jax import TaskVectors
@@ -62,7 +64,7 @@ weighted_sum: Reduction = reduce(kernel(_weighted_sum), propagates_nonfinite=Tru
 [4.0, 2.0]
 """
 
-weighted_mean: Reduction = reduce(kernel(_weighted_mean))
+weighted_mean = Reduction((Step(kernel(_weighted_mean), call="weighted_mean"),))
 """The reduction sum_k w_k delta_k / sum_k w_k over the models that are not masked; 0 where all are.
 
 Weights of both signs may cancel: where |sum w| is within rounding (10 eps) of 0 relative to sum |w|
@@ -75,6 +77,7 @@ there is no mean, and the entry is 0 as well. Short of that they amplify.
 """
 
 
+@shown
 def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor") -> Reduction:
     """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -87,9 +87,11 @@ def called(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> st
 
 
 def described(x: Any) -> str:
-    """Writes a dataclass with those of its fields that have not their defaults, for `repr`."""
-    given = {f.name: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) is not f.default}
-    return called(type(x), (), given)
+    """Writes a dataclass without the fields that have their defaults, for `repr`."""
+    given = {f: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) is not f.default}
+    first = [value for f, value in given.items() if f.default is MISSING]
+    named = {f.name: value for f, value in given.items() if f.default is not MISSING}
+    return called(type(x), first, named)
 
 
 @register_dataclass
@@ -112,7 +114,12 @@ class Kernel:
     options: tuple[tuple[str, Hashable], ...] = field(default=(), metadata=STATIC)
 
     def __repr__(self) -> str:
-        return called(self.function, self.arrays, dict(self.options))
+        plain = not (self.arrays or self.options)
+        return (
+            brief(self.function)
+            if plain
+            else called(self.function, self.arrays, dict(self.options))
+        )
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function with its first arguments, further ones, and the options.

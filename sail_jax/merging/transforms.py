@@ -25,7 +25,14 @@ from sail_jax.merging.arithmetic import (
     per_task,
     task_sum,
 )
-from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
+from sail_jax.merging.combining import (
+    Transform,
+    chain,
+    from_function,
+    masked,
+    shown,
+    transform,
+)
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.row_ranks import row_ranks
@@ -75,6 +82,7 @@ def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Arr
 # --- by rank
 
 
+@shown
 def trim(
     density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False
 ) -> Transform:
@@ -132,6 +140,7 @@ def _keep_largest(
     return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
+@shown
 def keep_between(
     density: float | Sequence[float],
     gamma: float | Sequence[float],
@@ -200,6 +209,7 @@ def _keep_between(
 # --- by sign
 
 
+@shown
 def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
     """Elects a sign for each entry, and masks the models of another sign.
 
@@ -276,6 +286,7 @@ def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
 # --- at random
 
 
+@shown
 def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transform:
     """Masks every entry with probability `rate` and divides the others by 1 - rate: DARE.
 
@@ -350,6 +361,7 @@ def _drawn(
     return jnp.stack([draw(k) < chance[k if len(chance) > 1 else 0] for k in range(len(delta))])
 
 
+@shown
 def drop_by_magnitude(
     density: PerModel,
     epsilon: PerModel,
@@ -498,6 +510,7 @@ def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Ar
 # --- by length
 
 
+@shown
 def rescale_l1(scope: Scope = "tensor") -> Transform:
     """Restores the L1 norms that masks have reduced, as mergekit does.
 

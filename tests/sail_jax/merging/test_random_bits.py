@@ -40,3 +40,9 @@ def test_draws_follow_their_definition():
     words = [*divmod(7, 1 << 32), *map(int, fingerprint("a/b"))]
     found = drawn(7, "a/b", 2, 4)
     assert found == [[by_definition([*words, k], i) for i in range(4)] for k in range(2)]
+
+
+def test_the_example_of_the_module():
+    (draws,) = drawn(0, "block/kernel", 1, 4)
+    assert [f"{draw / 2**24:.4f}" for draw in draws] == ["0.3716", "0.6387", "0.5454", "0.0765"]
+    assert all(f"{draw / 2**24:.4f}" in random_bits.__doc__ for draw in draws)

@@ -15,7 +15,16 @@ import pytest
 from merge_cases import streamed
 
 from sail_jax import Merge
-from sail_jax.merging import counting, engine, leafwise, random_bits, ranking, work
+from sail_jax.merging import (
+    combining,
+    counting,
+    engine,
+    leafwise,
+    random_bits,
+    ranking,
+    reductions,
+    work,
+)
 from sail_jax.merging.combining import chain, from_function, masked
 from sail_jax.merging.leafwise import Whole
 from sail_jax.merging.steps import Piece, kernel
@@ -522,6 +531,28 @@ def test_results_do_not_depend_on_sharding():
         env={**os.environ, **flags}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "equal", done.stderr
+
+
+def test_transforms_and_reductions_read_as_they_were_written():
+    written = [
+        "chain(masked(trim(density=0.2), 'b*'), elect(tie='positive'))",
+        "chain()",
+        "drop(rate=[0.1, 0.2], key=key<fry>[], rescale=False)",
+        "weighted_mean",
+        "combination(coefficients=_clip, args=(1.0,), scope='row')",
+        "Step(_clip(float32[2], limit=3), needs='row')",
+        "chain(Step(_without_piece(function=<lambda>)), trim(density=0.5, scope='tensor'))",
+    ]
+    made = [
+        chain(masked(trim(0.2, "tree"), "b*"), elect(tie="positive")),
+        chain(),
+        drop([0.1, 0.2], KEY, rescale=False),
+        reductions.weighted_mean,
+        reductions.combination(_clip, np.float32(1.0), scope="row"),
+        combining.transform(kernel(_clip, np.ones(2, np.float32), limit=3), needs="row"),
+        chain(from_function(lambda delta, weight: (delta, weight)), trim(0.5, "tensor")),
+    ]
+    assert list(map(repr, made)) == written
 
 
 @pytest.mark.one
