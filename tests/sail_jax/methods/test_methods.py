@@ -814,8 +814,5 @@ def test_a_merge_is_shown_in_one_line():
     fisher = methods.fisher(fishers=[{"w": jnp.ones((2, 3))}])
     assert repr(fisher) == "fisher(fishers=[{'w': float32[2,3]}])"
     mine = Merge(chain(transforms.trim(0.3), transforms.elect()), weighted_mean, scale=2.0)
-    assert (
-        repr(mine) == f"Merge(transform={mine.transform!r}, reduction={weighted_mean!r}, scale=2.0)"
-    )
-    assert "\n" not in repr(mine)
-    assert "0x" not in repr(mine)
+    steps = "chain(trim(density=0.3), elect())"
+    assert repr(mine) == f"Merge(transform={steps}, reduction=weighted_mean, scale=2.0)"
