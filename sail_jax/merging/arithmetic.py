@@ -5,7 +5,7 @@ NumPy expression would, in an order that XLA compiles into few passes over memor
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import auto_axes
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Num
 
 from sail_jax.checks import concrete
@@ -213,7 +214,7 @@ def _magnitude_bits(x: Array) -> Array:
     return bits & np.array(np.iinfo(dtype).max >> 1, dtype)
 
 
-def _power_of_two(bits: Array, dtype: Any) -> Array:
+def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
     """The largest power of two with no more bits than given, within the range of `unit_of`."""
     about = jnp.finfo(dtype)
     # Of the smallest normal number only the last bit of the exponent is set. The bits of a power of
@@ -237,7 +238,7 @@ def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
     """
 
     @functools.wraps(update)
-    def scaled(*args: Any, **options: Any) -> Array:
+    def scaled(*args: Array, **options: Hashable) -> Array:
         *first, x = args
         unit = unit_of(x)
         return unit * update(*first, x * (1 / unit), **options)
@@ -464,7 +465,7 @@ def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
     return out
 
 
-def number(x: ArrayLike) -> Any:
+def number(x: ArrayLike | Sequence[float]) -> Any:
     """Converts a number to an array without compiling a program.
 
     Args:

@@ -37,6 +37,7 @@ __all__ = [
 
 Made = TypeVar("Made", "Transform", "Reduction")
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +124,7 @@ class _Given:
         return self.delta, self.weight
 
 
-def _value(source: _Given, value: Any) -> Any:
+def _value(source: _Given, value: T) -> T:
     """Returns the task vectors or the update of a leaf as they are."""
     return value
 
@@ -185,7 +186,7 @@ def transform(
     *statistics: Statistic,
     needs: Needs = "entry",
     scope: Scope = "tensor",
-    local: Any = None,
+    local: Callable[[str], Any] | None = None,
 ) -> Transform:
     """Makes a transform of one step.
 
@@ -208,7 +209,7 @@ def reduce(
     *statistics: Statistic,
     needs: Needs = "entry",
     scope: Scope = "tensor",
-    local: Any = None,
+    local: Callable[[str], Any] | None = None,
     propagates_nonfinite: bool = False,
 ) -> Reduction:
     """Makes a reduction of one step.

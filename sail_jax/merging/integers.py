@@ -14,6 +14,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import ArrayLike
 
 from sail_jax.checks import one_of
 
@@ -24,7 +26,7 @@ Integers = Literal["first", "last", "max", "refuse"]
 last model, or the largest, entry by entry. "refuse" makes a difference an error."""
 
 
-def check_integers(integers: Any) -> Integers:
+def check_integers(integers: Integers | None) -> Integers:
     """Checks the name of a rule.
 
     Args:
@@ -42,7 +44,7 @@ def check_integers(integers: Any) -> Integers:
     return integers
 
 
-def is_complex(dtype: Any) -> bool:
+def is_complex(dtype: DTypeLike) -> bool:
     """Checks whether a dtype is one of complex numbers.
 
     Args:
@@ -54,7 +56,7 @@ def is_complex(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
-def rule_for(dtype: Any, integers: Integers) -> Integers:
+def rule_for(dtype: DTypeLike, integers: Integers) -> Integers:
     """Finds the rule for a dtype.
 
     Args:
@@ -70,7 +72,7 @@ def rule_for(dtype: Any, integers: Integers) -> Integers:
     return "refuse" if is_complex(dtype) else integers
 
 
-def remedy(dtype: Any, otherwise: str) -> str:
+def remedy(dtype: DTypeLike, otherwise: str) -> str:
     """Finds what to do about values that differ and are refused, for messages.
 
     Args:
@@ -117,7 +119,7 @@ def differ(values: Sequence[Any]) -> bool:
     return not all(np.array_equal(first, other) for other in others)
 
 
-def _plain(x: Any) -> np.ndarray:
+def _plain(x: ArrayLike) -> np.ndarray:
     """The values of an array, or the data of a random key."""
     keys = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if keys else x)

@@ -204,15 +204,15 @@ class Order(Statistic):
         ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
         tasks, digits = self.tasks or visit.tasks, _key_bits() // visit.bits
         # No digit is known yet: every key begins with the empty head.
-        head: Any = np.zeros(tasks, _key_dtype())
+        head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
 
-        def narrow(i: Any, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
+        def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
             # All ranks share the count of the first digit, under the empty head. It takes a program
             # of its own, which is worth it where there is much to count.
             share = visit.bits == 16 and isinstance(i, int) and i == 0
             heads = tuple(threshold.key for threshold in (thresholds[:1] if share else thresholds))
-            left: Any = np.asarray(digits - 1) - i
+            left = np.asarray(digits - 1) - i
             shift = (left * visit.bits).astype(_key_dtype())
             count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
             counts = visit.fold(count, counting.add)

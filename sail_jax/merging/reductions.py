@@ -152,7 +152,7 @@ def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products
     return add_products(a[0], b[0]), b[1]  # every piece has the same weights
 
 
-def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Products, Array]) -> Array:
+def _coefficients(count: Coefficients, prepared: tuple[()], sums: tuple[Products, Array]) -> Array:
     """Computes coefficients; NaN where a task vector holds NaN or infinity."""
     finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
     # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,

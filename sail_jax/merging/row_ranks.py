@@ -62,12 +62,12 @@ def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
 
 
-def _ranked(_: Any, out: Any, keys: Any) -> None:
+def _ranked(_: object, out: Any, keys: Any) -> None:
     """Writes ranks into the output buffer of the callback."""
     np.asarray(out)[...] = _host_ranks(np.asarray(keys))
 
 
-def _host_ranks(keys: Any) -> np.ndarray:
+def _host_ranks(keys: np.ndarray) -> np.ndarray:
     """Ranks with NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
     shape, n = keys.shape, keys.shape[-1]
     rows = np.asarray(keys).reshape(-1, n)

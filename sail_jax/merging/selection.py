@@ -123,7 +123,7 @@ def _state(leaves: Iterable[str]) -> tuple[str, str]:
     return "", "*"
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: object) -> bool:
     """Whether a leaf is a floating number, or an array of them."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,12 @@ Scope = Literal["tree", "tensor"]
 """What statistics are taken over: the whole tree, or each tensor alone."""
 
 
+T = TypeVar("T")
 STATIC = MappingProxyType({"static": True})
 """The metadata of a field for whose value compiled code is specialised."""
 
 
-def brief(x: Any) -> str:
+def brief(x: object) -> str:
     """Writes a value in one line and without addresses, for `repr`.
 
     Numbers are written as such, larger arrays by dtype and shape, functions by their names.
@@ -74,13 +75,13 @@ def brief(x: Any) -> str:
         return "{" + ", ".join(f"{brief(key)}: {brief(value)}" for key, value in x.items()) + "}"
     if isinstance(x, functools.partial):
         return called(x.func, x.args, x.keywords)
-    if hasattr(x, "__qualname__"):
-        return x.__qualname__.rpartition("<locals>.")[2]
+    if name := getattr(x, "__qualname__", ""):
+        return name.rpartition("<locals>.")[2]
     text = repr(x)
     return type(x).__name__ if " at 0x" in text or "\n" in text else text
 
 
-def called(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+def called(function: object, args: Sequence[object], options: Mapping[str, object]) -> str:
     """Writes a call of a function, for `repr`."""
     named = [f"{name}={brief(value)}" for name, value in options.items()]
     return f"{brief(function)}({', '.join([*map(brief, args), *named])})"
@@ -270,7 +271,7 @@ class Visit(Protocol):
         """Calls a kernel on what was found, compiled where that pays."""
         ...
 
-    def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    def repeat(self, times: int, body: Callable[[Any, T], T], state: T) -> T:
         """Applies a function to a state a number of times."""
         ...
 
@@ -361,12 +362,12 @@ class PerLeaf:
             raise ValueError(f"{self.name}: missing {some_paths(missing)}")
 
 
-def _add(a: Any, b: Any) -> Any:
+def _add(a: T, b: T) -> T:
     """Adds two parts entry by entry."""
     return jax.tree.map(operator.add, a, b)
 
 
-def _total(prepared: Any, total: Any) -> Any:
+def _total(prepared: tuple[()], total: T) -> T:
     """Returns the sum of the parts as it is."""
     return total
 

@@ -276,7 +276,7 @@ def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> t
     return counting.occurrences(mass > 0), counting.occurrences(mass < 0)
 
 
-def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
+def _majority(prepared: tuple[()], signs: tuple[Wide, Wide]) -> Array:
     """Returns the sign that won more entries, 0 if neither did."""
     positive, negative = signs
     ahead, behind = counting.less(negative, positive), counting.less(positive, negative)
@@ -545,7 +545,7 @@ def _norms(piece: Piece, delta: Array, weight: Array) -> Norms:
     )
 
 
-def _ratio(prepared: Any, norms: Norms) -> Float[Array, "task"]:
+def _ratio(prepared: tuple[()], norms: Norms) -> Float[Array, "task"]:
     """Returns the ratio of the norms, 1 where either is 0."""
     return norms.ratio
 
@@ -587,7 +587,7 @@ def check_per_model(
 
 
 def _static_fractions(
-    name: str, value: Any, holds: Callable[[Any], Any], expected: str
+    name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray:
     """Checks a hyperparameter that may not be traced; TypeError if it is."""
     fractions = check_per_model(name, value, holds, expected)
@@ -596,7 +596,7 @@ def _static_fractions(
     return fractions
 
 
-def _float32(x: PerModel) -> Any:
+def _float32(x: PerModel) -> Array | np.ndarray:
     """Converts a hyperparameter to float32, with NumPy if its value is known."""
     values = concrete(x)
     return jnp.asarray(x, jnp.float32) if values is None else values.astype(np.float32)

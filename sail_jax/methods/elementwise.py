@@ -5,7 +5,6 @@ vectors and then add them up are in `sparse`.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ from sail_jax.merging.counting import Wide
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.reductions import weighted_mean
-from sail_jax.merging.steps import Fold, Piece, kernel
+from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import TieSign, elect, mask
 from sail_jax.methods.registry import Compat, choose, method
 
@@ -353,7 +352,7 @@ def _variance_keys(
     return ranking.magnitude(variance, jnp.ones_like(variance))
 
 
-def _rank_of_part(fraction: Any, varying: Varying) -> tuple[Wide, ...]:
+def _rank_of_part(fraction: Kernel, varying: Varying) -> tuple[Wide, ...]:
     """The rank of the last entry that is kept: a fraction of the number of varying entries."""
     return (fraction(varying[0]),)
 

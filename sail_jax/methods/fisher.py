@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from sail_jax.checks import concrete, one_of, scalar
 from sail_jax.merging.arithmetic import number
@@ -94,7 +94,7 @@ def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Arr
     return delta, weight * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
 
 
-def _check_positive(name: str, x: Any) -> None:
+def _check_positive(name: str, x: ArrayLike) -> None:
     """Checks that values are finite and not negative; those that are traced are taken on trust."""
     # Merges of float32 narrow them.
     value = concrete(_positive(narrowed(x)))
@@ -103,7 +103,7 @@ def _check_positive(name: str, x: Any) -> None:
 
 
 @jax.jit
-def _positive(x: Any) -> Array:
+def _positive(x: ArrayLike) -> Array:
     return (jnp.isfinite(x) & (jnp.asarray(x) >= 0)).all()
 
 

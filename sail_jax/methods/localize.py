@@ -294,7 +294,7 @@ def _multitask(kind: Multitask, density: float) -> Transform:
     return Transform() if kind == "sum" else chain(trim(density), elect())
 
 
-def _threshold(threshold: Any) -> Any:
+def _threshold(threshold: PerModel) -> Array | np.ndarray:
     """The threshold as an array, checked."""
     check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
     return number(threshold)
