@@ -1,7 +1,7 @@
 """Merges of pytrees: what they are made of, and what computes them.
 
-A `Merge` (module `merge`) is a value: transforms of task vectors (`transforms`), then one reduction
-(`reductions`). Both are lists of steps (`steps`). Two evaluators carry out the same steps:
-`evaluate` in one compiled program, `engine` and `streaming` piece by piece under a memory limit.
-`task_vectors` checks the inputs, `ranking` finds exact thresholds, `random_bits` draws masks.
+A `Merge` is a value: transforms of task vectors (`transforms`), then one reduction (`reductions`).
+Both are lists of steps (`steps`). Whatever is traced, sharded or on an accelerator goes through
+them in one compiled program; files, and arrays of one CPU, go through them piece by piece. The page
+"How a merge is evaluated" (docs/explanation/evaluating.md) follows an example through both.
 """

@@ -1,7 +1,7 @@
 """Memory that a worker reads into, again and again."""
 
 import math
-from typing import Any
+from collections.abc import Hashable
 
 import jax
 import numpy as np
@@ -24,11 +24,12 @@ class Buffers:
 
     def __init__(self, hold: int = 0) -> None:
         self.hold = hold
-        self._memory: dict[Any, np.ndarray] = {}
-        self._views: dict[Any, dict[Any, np.ndarray]] = {}
+        self._memory: dict[Hashable, np.ndarray] = {}
+        self._views: dict[Hashable, dict[tuple[Shape, np.dtype], np.ndarray]] = {}
         self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
+        self._size = 0
 
-    def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
+    def take(self, label: Hashable, shape: Shape, dtype: np.dtype) -> np.ndarray:
         """Returns an array over the memory of a label.
 
         Args:
@@ -43,6 +44,7 @@ class Buffers:
         count = math.prod(shape) * dtype.itemsize
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
+            self._size += count + 64 - (0 if memory is None else memory.size)
             memory = self._memory[label] = np.zeros(count + 64, np.uint8)
             # Arrays over the old memory keep it alive, but nothing is written there any more.
             for view in self._views.pop(label, {}).values():
@@ -75,16 +77,17 @@ class Buffers:
 
     def trim(self) -> None:
         """Frees all memory if it exceeds `hold` by more than `SPARE` bytes."""
-        if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
+        if self._size > self.hold + SPARE:
             self.clear()
 
     def clear(self) -> None:
         """Frees all memory, except what JAX arrays still share, which is freed with them."""
         for table in (self._memory, self._views, self._aliases):
             table.clear()
+        self._size = 0
 
 
 def _shares(array: Array, view: np.ndarray) -> bool:
     """Checks whether a JAX array shares the memory of a NumPy array."""
-    on_host = all(device.platform == "cpu" for device in array.devices())
-    return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
+    (device,) = array.devices()
+    return device.platform == "cpu" and array.unsafe_buffer_pointer() == view.ctypes.data

@@ -4,25 +4,40 @@ Each worker is a thread with one unit at a time (`streaming.Unit`): one large te
 small ones. XLA and system calls release the interpreter lock, so reading, computing and writing
 overlap. The outcome does not depend on which worker takes which unit, when, or how much is kept in
 memory.
+
+`checkpoint.executor` gives works of files to an `Engine`, `merge_arrays` works of arrays.
 """
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import ArrayLike
 
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
-from sail_jax.merging.steps import Step
-from sail_jax.merging.streaming import Reader, Resolved, Tree, Unit, units
+from sail_jax.merging.streaming import Reader, Tree, Unit, units
+from sail_jax.merging.task_vectors import Proposal
+from sail_jax.merging.tensors import Shape, aligned
 from sail_jax.merging.work import PieceOf, Work, is_crowd, tree_bits
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "InMemory", "merge_arrays"]
+
+Item = TypeVar("Item")
+SEVERAL = 1 << 22
+"""The total number of entries of arrays above which several threads merge them."""
+KEPT = 64 << 20
+"""Bytes of arrays that a thread keeps between passes, instead of copying them again."""
+NEAR = 4 << 20
+"""Bytes up to which a whole tree is kept between its passes: more than a core's cache holds would
+cost more than to read each unit over the one before.
+"""
 
 
 class Engine:
@@ -63,12 +78,13 @@ class Engine:
         # agree.
         self._crowded = is_crowd(works)
         # JAX has no float64 unless it is enabled, and would read float64 tensors as float32.
-        self._wide = only is not None or any(
-            t.dtype == np.float64 for work in works for t in work.inputs
-        )
+        dtypes = {tensor.dtype for work in works for tensor in work.inputs}
+        self._wide = only is not None or np.dtype(np.float64) in dtypes
         # Buffers belong to one thread each: pieces are read into memory that the piece before has
         # used.
         self._local = threading.local()
+        # What one worker reads of all units, if there is room for it: each is read once then.
+        self._kept: dict[int, dict[int, Proposal]] = {}
         self.stopped = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -113,12 +129,16 @@ class Engine:
         Yields:
           A reader over the buffers of the calling thread.
         """
+        buffers = self.buffers()
+        owner = id(unit) if id(unit) in self._kept else None
+        fits = unit.passes > 1 and unit.held <= self._hold
+        kept = self._kept.get(id(unit), {} if fits else None)
+        faint = self.faint if self._looks else None
         with self.precision(), naming(unit.name):
-            faint = self.faint if self._looks else None
-            yield Reader(unit, self.buffers(), self._check, self.stopped, faint, self._only)
-        self.buffers().trim()
+            yield Reader(unit, buffers, self._check, self.stopped, kept, owner, faint, self._only)
+        buffers.trim()
 
-    def each(self, function: Callable[[Any], None], items: Sequence[Any]) -> None:
+    def each(self, function: Callable[[Item], None], items: Sequence[Item]) -> None:
         """Calls a function for every item, on the workers, and waits for all calls.
 
         Args:
@@ -183,11 +203,11 @@ class Engine:
             # The statistics need all members of the group, also those that are not wanted
             # themselves (a resumed merge has written them already).
             if any(map(wanted, group)):
-                members = self._resolved(group)
+                members = self._over_tree(group)
                 ready += [unit for unit in members if any(map(wanted, unit.works))]
         return ready
 
-    def _resolved(self, group: Sequence[Work]) -> list[Unit]:
+    def _over_tree(self, group: Sequence[Work]) -> list[Unit]:
         """Makes the units of a merge over the tree, and resolves its steps up to the last such
         step.
         """
@@ -196,35 +216,97 @@ class Engine:
         # In order of names: sums over the tree must not depend on the order of the works.
         in_order = sorted(group, key=lambda work: work.name)
         ordered = units(in_order, self._crowded, tree_bits(group), self._only is not None)
+        room = sum([unit.room for unit in ordered])
+        if self._threads == 1 and room <= min(self._hold, NEAR):
+            self._kept |= {id(unit): {} for unit in ordered}
         # Steps after the last one over the tree are resolved when their unit is finished.
         for step in steps[: barrier(steps)]:
             if not step.over_tree:
-                self.each(lambda unit, step=step: self._resolve(unit, step), ordered)
+                self._visit(ordered, lambda _, unit, read, step=step: unit.resolve(step, read))
                 continue
-            chosen = [unit for unit in ordered if unit.runs and step.applies(unit.name)]
-            own = self._over_tree(chosen, step) if chosen else {}
+            chosen = []
             for unit in ordered:
-                unit.resolved(*own.get(id(unit), (None, [])))
+                if unit.runs and step.applies(unit.name):
+                    chosen.append(unit)
+                else:
+                    unit.pass_by()
+            if chosen:
+                bits = tree_bits([work for unit in chosen for work in unit.works])
+                with self.precision():
+                    Tree(chosen, functools.partial(self._visit, chosen), bits).resolve(step)
         return ordered
 
-    def _over_tree(self, chosen: Sequence[Unit], step: Step) -> dict[int, Resolved]:
-        """Finds the statistics of one step over the tree, for each unit by its id."""
-        works = [work for unit in chosen for work in unit.works]
-        tree = Tree(chosen, functools.partial(self._visit, chosen), tree_bits(works))
-        with self.precision():
-            resolved = tree.resolve(step, step.prepare(sum(work.size for work in works)))
-        return {id(unit): its for unit, its in zip(chosen, resolved, strict=True)}
-
-    def _resolve(self, unit: Unit, step: Step) -> None:
-        """Finds the statistics of one step in a unit."""
-        with self.reader(unit) as reader:
-            unit.resolve(step, reader)
-
     def _visit(self, chosen: Sequence[Unit], function: Callable[[int, Unit, Reader], None]) -> None:
-        """Calls a function with every chosen unit and its place in the list, on the workers."""
+        """Calls a function with the place of every unit in a list, the unit and its reader."""
 
-        def visit_unit(place: int) -> None:
+        def visit(place: int) -> None:
             with self.reader(chosen[place]) as reader:
                 function(place, chosen[place], reader)
 
-        self.each(visit_unit, range(len(chosen)))
+        self.each(visit, range(len(chosen)))
+
+
+class InMemory(NamedTuple):
+    """An array in memory, read piece by piece like a tensor of a file.
+
+    Attributes:
+      name: The path of the leaf.
+      source: Whose array it is, for messages: "model 0", "base".
+      dtype: The dtype of the array.
+      shape: Its shape.
+      entries: Its entries, flat.
+    """
+
+    name: str
+    source: str
+    dtype: np.dtype
+    shape: Shape
+    entries: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, source: str, array: ArrayLike) -> "InMemory":
+        """Describes an array."""
+        x = np.asarray(array)
+        return cls(name, source, x.dtype, x.shape, x.reshape(-1))
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Copies consecutive entries, in row-major order, into a buffer."""
+        out[:] = self.entries[start : start + len(out)]
+
+
+def merge_arrays(works: Sequence[Work]) -> list[np.ndarray]:
+    """Merges tensors whose inputs are in memory.
+
+    Args:
+      works: What to do for each tensor.
+
+    Returns:
+      The merged array of each work, of its shape and dtype, in the order of `works`. JAX can take
+      the memory of each as it is, and nobody else holds it.
+
+    Raises:
+      NotFiniteError: If an input or an outcome holds NaN or infinity.
+      ValueError: For what kernels raise; the message starts with the path of the leaf.
+    """
+    outcomes = {work.name: aligned(work.shape, work.dtype) for work in works}
+    size = sum([work.size for work in works])
+    threads = min(8, os.cpu_count() or 1) if size > SEVERAL else 1
+
+    def carry_out(engine: Engine, wanted: Callable[[Work], bool]) -> None:
+        def finish(unit: Unit) -> None:
+            with engine.reader(unit) as reader:
+                for work, start, entries, _ in unit.outcome(reader):
+                    outcomes[work.name].reshape(-1)[start : start + len(entries)] = entries
+            # A unit stays in the list of all units until the last one is merged, so it has to free
+            # what it kept for its steps now.
+            unit.forget()
+
+        engine.each(finish, engine.prepared(works, wanted))
+
+    with Engine(works, threads, KEPT) as engine:
+        carry_out(engine, lambda work: True)
+    if engine.faint:
+        faint = {name for name, _ in engine.faint}
+        with Engine(works, threads, KEPT, only=engine.faint) as wide:
+            carry_out(wide, lambda work: work.name in faint)
+    return list(outcomes.values())

@@ -20,16 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from sail_jax.merging import counting
 from sail_jax.merging.leafwise import (
+    Add,
     Data,
     Known,
     Leaf,
     Traced,
     alone,
-    data_of,
+    local_of,
     map_counts,
     naming,
     summarise,
@@ -37,7 +38,7 @@ from sail_jax.merging.leafwise import (
 )
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
-__all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu", "will_be_traced"]
+__all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu"]
 
 SHORT = 60
 """The largest number of operations of a leaf for which its program is repeated for every leaf."""
@@ -64,20 +65,6 @@ def is_traced(*trees: Any) -> bool:
     return any(map(traced, jax.tree.leaves(trees)))
 
 
-def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) -> bool:
-    """Checks whether `evaluate` will work on traced values, which cannot be checked.
-
-    Args:
-      steps: The steps that will be evaluated; their kernels may hold arrays.
-      leaves: The leaves that will be evaluated.
-      *more: Further pytrees that take part.
-
-    Returns:
-      True if any array is a tracer.
-    """
-    return is_traced(steps, [data_of(steps, leaf) for leaf in leaves], more)
-
-
 def on_one_cpu(*trees: Any) -> bool:
     """Checks whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
 
@@ -88,9 +75,9 @@ def on_one_cpu(*trees: Any) -> bool:
     Returns:
       True if NumPy can read all arrays in place.
     """
+    here, *_ = jax.devices()
     arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
-    devices = {jax.devices()[0], *(device for x in arrays for device in x.devices())}
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    return here.platform == "cpu" and not [x for x in arrays if x.devices() != {here}]
 
 
 class Plan(NamedTuple):
@@ -123,10 +110,10 @@ class Tables(NamedTuple):
     """
 
     names: tuple[np.ndarray, ...]
-    prepared: tuple[Any, ...]
+    prepared: tuple[PyTree, ...]
 
 
-def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[Any]:
+def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[PyTree]:
     """Applies steps to leaves, in one compiled program.
 
     Args:
@@ -143,11 +130,11 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     """
     if not leaves:
         return []
-    data = tuple(data_of(steps, leaf) for leaf in leaves)
+    data = tuple(Data(leaf.source, local_of(steps, leaf.path)) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
         # Leaves of one loop are stacked, or branches of one switch: they have to agree in all this.
-        applied = tuple(step.applies(leaf.path) for step in steps)
+        applied = tuple([step.applies(leaf.path) for step in steps])
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
         loops.setdefault((applied, structure, types), []).append(i)
@@ -186,7 +173,7 @@ def _walk(
     data: tuple[Data, ...],
     tables: Tables,
     tail: Kernel,
-) -> list[Any]:
+) -> list[PyTree]:
     """Applies the steps to all loops; the body of the compiled program."""
     loops = [
         _Loop(members, size, tuple(data[i] for i in members), names, stacked)
@@ -207,7 +194,7 @@ def _walk(
         for loop, bound in zip(loops, kernels, strict=True):
             # Each round appends exactly one kernel (or None), so `known[s]` belongs to step s.
             loop.known.append(bound)
-    outcomes: dict[int, Any] = {}
+    outcomes: dict[int, PyTree] = {}
     for loop, path in zip(loops, plan.first, strict=True):
         with naming(path):
             outcomes |= zip(loop.members, loop.finish(tail), strict=True)
@@ -215,13 +202,13 @@ def _walk(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _program(plan: Plan, *args: Any) -> list[Any]:
+def _program(plan: Plan, *args: Any) -> list[PyTree]:
     """Runs `_walk` on leaves that are not stacked."""
     return _walk(False, plan, *args)
 
 
 @_program.defjvp
-def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
     """Differentiates `_walk` with the leaves of each loop stacked."""
     # A loop that picks its leaf by a branch would pass back gradients of all leaves in each round.
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
@@ -230,7 +217,7 @@ def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]
 # Compiled also where it is only traced: then the next call need not trace it again.
 _compiled = jax.jit(_program, static_argnums=0)
 
-Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
+Body = Callable[[Any, Known, Data, Piece], tuple[PyTree, PyTree]]
 """(state, known, data, piece) -> (state, outcome)."""
 
 
@@ -255,9 +242,9 @@ class _Loop:
     names: Array | np.ndarray
     stacked: bool
     known: list[Kernel | None] = field(default_factory=list)
-    own: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    own: dict[int, tuple[PyTree, ...]] = field(default_factory=dict)
 
-    def scan(self, f: Body, state: Any) -> tuple[Any, Any]:
+    def scan(self, f: Body, state: PyTree) -> tuple[PyTree, PyTree]:
         """Returns the last state, and the outcomes of all leaves, stacked."""
         if len(self.data) == 1:  # a loop would only hide it from XLA's fusion
             state, outcome = self.visit(f, state, 0)
@@ -269,17 +256,17 @@ class _Loop:
         # Picked by a branch: to stack them first would copy all inputs.
         branches = [lambda leaf=leaf: jax.tree.map(jnp.asarray, leaf) for leaf in self.data]
 
-        def step(state: Any, x: Any) -> tuple[Any, Any]:
+        def step(state: PyTree, x: Any) -> tuple[PyTree, PyTree]:
             return self._step(f, state, lax.switch(x[0], branches), x[1])
 
         return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
 
-    def visit(self, f: Body, state: Any, i: int) -> tuple[Any, Any]:
+    def visit(self, f: Body, state: PyTree, i: int) -> tuple[PyTree, PyTree]:
         """Returns the next state and the outcome of leaf `i` alone."""
         mine = jax.tree.map(lambda x: x[i], (self.names, self.own))
         return self._step(f, state, self.data[i], mine)
 
-    def _step(self, f: Body, state: Any, data: Data, mine: Any) -> tuple[Any, Any]:
+    def _step(self, f: Body, state: PyTree, data: Data, mine: Any) -> tuple[PyTree, PyTree]:
         """Calls the body of a loop with the kernels of one leaf."""
         name, own = mine
         kernels = tuple(
@@ -287,10 +274,12 @@ class _Loop:
         )
         return f(state, kernels, data, Piece(name))
 
-    def finish(self, tail: Kernel) -> Iterable[Any]:
+    def finish(self, tail: Kernel) -> Iterable[PyTree]:
         """Applies the last steps to every leaf, and returns the outcomes."""
 
-        def finished(state: Any, kernels: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
+        def finished(
+            state: PyTree, kernels: Known, data: Data, piece: Piece
+        ) -> tuple[PyTree, PyTree]:
             return state, tail(data.source, through(kernels, data, piece))
 
         count = len(self.data)
@@ -320,7 +309,7 @@ def _operations(jaxpr: Any) -> int:
     return total
 
 
-def _unstacked(stack: Any, count: int, differentiable: bool) -> list[Any]:
+def _unstacked(stack: PyTree, count: int, differentiable: bool) -> list[PyTree]:
     """Splits a stack of outcomes along its leading axis."""
     leaves, structure = jax.tree.flatten(stack)
     columns = [_slices(x, count, differentiable) for x in leaves]
@@ -359,22 +348,22 @@ class _Loops(Traced):
         rank = {leaf: place for place, leaf in enumerate(order)}
         self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
 
-    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+    def fold(self, summary: Kernel, add: Add) -> PyTree:
         return self._visit(lambda *leaf: (summarise(leaf[0], summary, *leaf[1:]), ()), add)[0]
 
-    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
         return self._visit(lambda *leaf: summarise(leaf[0], summary, *leaf[1:]), add)
 
     def _visit(
-        self, part: Callable[..., tuple[Any, Any]], add: Callable[[Any, Any], Any]
-    ) -> tuple[Any, list[Any]]:
+        self, part: Callable[..., tuple[PyTree, PyTree]], add: Add
+    ) -> tuple[PyTree, list[PyTree]]:
         """Adds up the parts of all leaves, loop by loop, and collects what each leaf keeps."""
 
-        def accumulate(total: Any, *leaf: Any) -> tuple[Any, Any]:
+        def accumulate(total: PyTree, *leaf: Any) -> tuple[PyTree, PyTree]:
             shared, own = part(*leaf)
             return add(total, shared), own
 
-        def alone(state: Any, *leaf: Any) -> tuple[Any, Any]:
+        def alone(state: PyTree, *leaf: Any) -> tuple[PyTree, PyTree]:
             return part(*leaf)
 
         # Zeros are the identity of every sum, so that all loops can add to one total.
@@ -386,14 +375,7 @@ class _Loops(Traced):
             own.append(mine)
         return total, own
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return [function(*arguments) for arguments in zip(*own, strict=True)]
-
-    def sizes(self) -> Any:
-        sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
-        return [counting.Wide(*map(jnp.asarray, counting.wide(n))) for n in sizes]
-
-    def before(self, own: Any) -> Any:
+    def before(self, own: PyTree) -> PyTree:
         ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
         # `by_path` takes the order of the loops to that of the paths, `back` undoes it.
         back = np.argsort(self.by_path)

@@ -48,7 +48,7 @@ def finite(x: np.ndarray) -> bool:
     sign = 1 << (8 * size - 1)
     flat = x.reshape(-1)
     # Positive ones by the largest signed integer, negative ones by the largest unsigned.
-    signed, unsigned = (flat.view(f"{kind}{size}") for kind in "iu")
+    signed, unsigned = flat.view(f"i{size}"), flat.view(f"u{size}")
     return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
 
@@ -92,7 +92,7 @@ def _least_is_faint(x: np.ndarray) -> np.ndarray:
     size, bound = x.dtype.itemsize, _bound(x.dtype)
     # As unsigned integers positive numbers are the smallest, as signed ones negative numbers are;
     # and both are in order of their magnitudes.
-    positive, negative = (x.view(f"{kind}{size}") for kind in "ui")
+    positive, negative = x.view(f"u{size}"), x.view(f"i{size}")
     lowest = -1 << 8 * size - 1
     greatest = (1 << 8 * size) - 1, -1 - lowest
     return (positive.min(-1, initial=greatest[0]) < bound) | (

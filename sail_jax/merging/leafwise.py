@@ -5,19 +5,20 @@ Both evaluators (`evaluate` and `streaming`) are written with these functions.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from sail_jax.merging import counting
 from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
 __all__ = [
+    "Add",
     "Data",
     "Known",
     "Leaf",
@@ -28,8 +29,8 @@ __all__ = [
     "barrier",
     "check_chosen",
     "check_paths",
-    "data_of",
     "digit_bits",
+    "local_of",
     "map_counts",
     "naming",
     "summarise",
@@ -56,7 +57,10 @@ class Source(Protocol):
         ...
 
 
-class Leaf(NamedTuple):
+Its = TypeVar("Its", bound=Source)
+
+
+class Leaf(NamedTuple, Generic[Its]):
     """A leaf to be merged.
 
     Attributes:
@@ -67,7 +71,7 @@ class Leaf(NamedTuple):
 
     path: str
     size: int
-    source: Source
+    source: Its
 
 
 class Data(NamedTuple):
@@ -79,17 +83,18 @@ class Data(NamedTuple):
     """
 
     source: Source
-    local: tuple[Any, ...]
+    local: tuple[PyTree, ...]
 
 
+Add = Callable[[PyTree, PyTree], PyTree]
+"""The sum of two parts of a statistic."""
 Known = Sequence[Kernel | None]
 """The kernels of the first steps for a piece; None where a step does not apply to the leaf."""
 
 
-def data_of(steps: Sequence[Step], leaf: Leaf) -> Data:
-    """Collects the arrays of a leaf."""
-    local = (None if step.local is None else step.local(leaf.path) for step in steps)
-    return Data(leaf.source, tuple(local))
+def local_of(steps: Sequence[Step], path: str) -> tuple[PyTree, ...]:
+    """Collects what each step has for a leaf alone (`Step.local`)."""
+    return tuple([None if step.local is None else step.local(path) for step in steps])
 
 
 def barrier(steps: Sequence[Step]) -> int:
@@ -161,7 +166,7 @@ def digit_bits(size: int, leaves: int) -> int:
     return 16 if size > LARGE * leaves else 8
 
 
-def through(kernels: Known, data: Data, piece: Piece) -> Any:
+def through(kernels: Known, data: Data, piece: Piece) -> PyTree:
     """Computes the task vectors of a piece and applies the first steps to them.
 
     Args:
@@ -181,7 +186,7 @@ def through(kernels: Known, data: Data, piece: Piece) -> Any:
     return value
 
 
-def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
+def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> PyTree:
     """Computes what a piece contributes to a statistic of the next step."""
     local = piece.beside(data.local[len(kernels)])
     return summary(local, *through(kernels, data, piece))
@@ -192,7 +197,9 @@ def alone(step: Step) -> Kernel:
     return kernel(_alone, step.compiled())
 
 
-def _alone(step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array) -> Any:
+def _alone(
+    step: Step, prepared: tuple[PyTree, ...], piece: Piece, delta: Array, weight: Array
+) -> Any:
     """Finds the statistics of a step in a whole leaf and applies its kernel."""
     bound, own = resolve(step, Whole(piece, delta, weight), prepared)
     return bound(*own, piece, delta, weight)
@@ -201,11 +208,11 @@ def _alone(step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, we
 class Traced:
     """The methods common to visits that are part of a compiled program."""
 
-    def run(self, function: Kernel, *args: Any) -> Any:
+    def run(self, function: Kernel, *args: Any) -> PyTree:
         """Calls a kernel; see `Visit.run`."""
         return function(*args)
 
-    def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         """Repeats a function of a state in a loop of the program; see `Visit.repeat`."""
         return lax.fori_loop(0, times, body, state)
 
@@ -225,22 +232,15 @@ class Whole(Traced):
         # Bins pay only on CPUs, and there only for many entries.
         self.bits = 16 if piece.on_host and delta[0].size > SMALL else 1
 
-    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+    def fold(self, summary: Kernel, add: Add) -> PyTree:
         return summary(self.piece, self.delta, self.weight)
 
-    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
         return summary(self.piece, self.delta, self.weight)
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return function(*own)
-
-    def before(self, own: Any) -> Any:
+    def before(self, own: PyTree) -> PyTree:
         # Nothing lies before the only piece.
         return jax.tree.map(jnp.zeros_like, own)
-
-    def sizes(self) -> counting.Wide:
-        size = self.delta[0].size if self.piece.size is None else self.piece.size
-        return counting.narrow_to_wide(jnp.asarray(size, jnp.uint32))
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:

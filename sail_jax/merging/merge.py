@@ -1,32 +1,31 @@
 """A merge as a value: its transform, its reduction, and what it expects of its inputs."""
 
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float, PyTree
+from jax.typing import DTypeLike
+from jaxtyping import Array, PyTree
 
 from sail_jax.checks import concrete, scalar
 from sail_jax.merging.arithmetic import number
-from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
-from sail_jax.merging.evaluate import Leaf, evaluate, is_traced, on_one_cpu, will_be_traced
+from sail_jax.merging.engine import InMemory, merge_arrays
+from sail_jax.merging.evaluate import evaluate, is_traced, on_one_cpu
 from sail_jax.merging.integers import Integers
-from sail_jax.merging.leafwise import check_paths
+from sail_jax.merging.leafwise import check_paths, local_of
 from sail_jax.merging.parting import Rest, part
-from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.selection import Select
-from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
+from sail_jax.merging.steps import brief, called, kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
+    Checked,
     Matched,
-    Proposal,
     Weights,
     known_finite,
     match,
@@ -35,7 +34,7 @@ from sail_jax.merging.task_vectors import (
     task_weights,
 )
 from sail_jax.merging.tensors import Shape, Tensor
-from sail_jax.merging.work import Work
+from sail_jax.merging.work import Program, Work
 
 __all__ = ["Base", "Merge", "with_base"]
 
@@ -43,8 +42,8 @@ Base = Literal["required", "optional", "unused", "merged"]
 """What a base is to a merge; see `Merge`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Merge:
+@dataclass(frozen=True, eq=False, repr=False)
+class Merge(Program):
     """A way to merge models: base + scale * reduction(transform(task vectors)).
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
@@ -84,14 +83,10 @@ class Merge:
     [3.0, 2.0]
     """
 
-    transform: Transform = Transform()  # noqa: RUF009 - immutable
-    reduction: Reduction = weighted_sum
-    scale: Float[ArrayLike, ""] = 1.0
     normalize: bool = False
     base: Base = "required"
     models: tuple[int, int | None] = (1, None)
     positive_weights: bool = False
-    remedy: str = ""
     name: str = "merge"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -105,24 +100,16 @@ class Merge:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """All steps, those of the transform first; the last one reduces."""
-        return (*self.transform.steps, *self.reduction.steps)
-
-    @property
-    def needs(self) -> Needs:
-        """What has to be seen of a tensor at once: single entries, rows, or all of it."""
-        return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
-
-    @property
-    def over_tree(self) -> bool:
-        """Whether tensors depend on one another through a statistic of the whole tree."""
-        return any(step.over_tree for step in self.steps)
-
-    @property
     def relative(self) -> bool:
         """Whether task vectors are relative to the base, if there is one."""
         return self.base in ("required", "optional")
+
+    def __repr__(self) -> str:
+        if self.name != "merge":
+            options = [f"{name}={brief(value)}" for name, value in self.options.items()]
+            return f"{self.name}({', '.join(options)})"
+        own = [f for f in fields(self) if f.repr and getattr(self, f.name) is not f.default]
+        return called(Merge, (), {f.name: getattr(self, f.name) for f in own})
 
     def check_models(self, count: int, base: bool) -> None:
         """Checks the number of models, and that a base is given if it is required.
@@ -143,7 +130,7 @@ class Merge:
         if self.base in ("required", "merged") and not base:
             raise TypeError("base: expected the pytree that the models were tuned from, got None")
 
-    def check_weights(self, weights: Weights, tasks: int) -> Any:
+    def check_weights(self, weights: Weights, tasks: int) -> Checked:
         """Checks weights and normalises them if the merge does so.
 
         Args:
@@ -270,62 +257,58 @@ class Merge:
         with _wide(not is_traced(weights)):
             w = self.check_weights(weights, len(models))
         matched = match(models, like, integers)
-        relative = self.relative and base is not None
-        merged = self._outcomes(matched, w, relative)
+        # Before anything is computed: a misspelt path would otherwise show as a step without
+        # effect.
+        check_paths(self.steps, [matched.paths[i] for i, x in enumerate(matched.floating) if x])
+        own = [local_of(self.steps, matched.paths[i]) for i in matched.merged]
+        traced = matched.traced or is_traced(w, self.scale, self.steps, own)
+        # On one CPU the engine of files is used: its programs are compiled for pieces of a few
+        # lengths, and kept.
+        if not traced and on_one_cpu(matched.start, matched.models, self.steps, own):
+            outcomes = self._in_pieces(matched, w, self.relative and base is not None)
+        else:
+            outcomes = self._in_one_program(matched, w, self.relative and base is not None, traced)
+        merged = dict(zip(matched.merged, outcomes, strict=True))
+        if not traced:
+            merged = _as_given(matched, merged)
         # What is not merged is copied: arrays of NumPy may be written to by their owner.
         return matched.treedef.unflatten(
             merged[i] if i in merged else x.copy() if isinstance(x, np.ndarray) else x
             for i, x in enumerate(matched.start)
         )
 
-    def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
-        """Merges the floating leaves that have entries; the result is keyed by their index."""
-        # Before anything is computed: a misspelt path would otherwise show as a step without
-        # effect.
-        check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
-        sources = matched.proposals(w, relative)
-        leaves = _leaves(sources)
-        scale = number(self.scale)
-        traced = will_be_traced(self.steps, leaves, scale)
-        # On one CPU the engine of files is used: its programs are compiled for pieces of a few
-        # lengths, and kept.
-        if not traced and on_one_cpu(leaves):
-            merged = dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
-            return _as_given(matched, merged)
+    def _in_one_program(
+        self, matched: Matched, w: Checked, relative: bool, traced: bool
+    ) -> Sequence[Array]:
+        """Merges the leaves that have entries in one compiled program."""
         if traced:
             # JAX has decided on the precision.
-            sources = matched.narrow().proposals(w, relative)
-            leaves = _leaves(sources)
-        tail = kernel(outcome, scale, check=not traced)
-        with _wide(not traced and any(x.wide for _, x in sources.values())):
-            outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+            matched = matched.narrow()
+        leaves = matched.leaves(w, relative)
+        tail = kernel(outcome, number(self.scale), check=not traced)
+        with _wide(not traced and any(leaf.source.wide for leaf in leaves)):
+            outcomes = evaluate(self.steps, leaves, tail)
         if traced:
-            matched.refuse(known_finite(matched, sources))
+            matched.refuse(known_finite(leaves))
             return outcomes
         # Inputs first: an outcome of inputs that are not finite is no overflow.
-        flags = {i: np.asarray(finite) for i, (_, finite) in outcomes.items()}
-        matched.refuse({i: finite[:-1] for i, finite in flags.items()})
-        for i, finite in flags.items():
+        flags = [np.asarray(finite) for _, finite in outcomes]
+        matched.refuse([finite[:-1] for finite in flags])
+        for leaf, (out, _), finite in zip(leaves, outcomes, flags, strict=True):
             if not finite[-1]:
-                nan = bool(jnp.isnan(outcomes[i][0]).any())
-                raise ValueError(self._not_finite(matched.paths[i], matched.start[i].dtype, nan))
-        return _as_given(matched, {i: leaf for i, (leaf, _) in outcomes.items()})
+                nan = bool(jnp.isnan(out).any())
+                raise ValueError(self._not_finite(leaf.path, leaf.source.dtype, nan))
+        return [out for out, _ in outcomes]
 
-    def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
-        """Merges arrays of one CPU with the engine that merges files."""
-
-        def tensor(path: str, who: str, x: Any) -> InMemory:
-            return InMemory(path, who, np.asarray(x))
-
-        works = [
-            Work(
-                path, x.models[0].shape, np.dtype(x.dtype),
-                tuple(tensor(path, f"model {k}", m) for k, m in enumerate(x.models)),
-                None if x.start is None else tensor(path, "base", x.start),
-                np.asarray(x.weights), self,
-            )
-            for path, x in sources
-        ]  # fmt: skip
+    def _in_pieces(self, matched: Matched, w: Checked, relative: bool) -> Sequence[np.ndarray]:
+        """Merges the leaves that have entries with the engine that merges files."""
+        works = []
+        for i in matched.merged:
+            path, start = matched.paths[i], matched.start[i]
+            models = [InMemory.of(path, f"model {k}", x[i]) for k, x in enumerate(matched.models)]
+            like = InMemory.of(path, "base", start) if relative else None
+            dtype = np.dtype(start.dtype)
+            works.append(Work(path, start.shape, dtype, tuple(models), like, np.asarray(w), self))
         try:
             return merge_arrays(works)
         except NotFiniteError as error:
@@ -335,22 +318,19 @@ class Merge:
             what = f"{at.source}, leaf {at.name!r}: expected finite values, got NaN or infinity"
             raise ValueError(what) from None
 
-    def _not_finite(self, path: str, dtype: Any, nan: bool) -> str:
+    def _not_finite(self, path: str, dtype: DTypeLike, nan: bool) -> str:
         """Returns the message about a leaf whose outcome holds infinity, or NaN."""
         return f"leaf {path!r}: {self.remedy}" if nan and self.remedy else overflow(path, dtype)
 
 
-def _leaves(sources: Mapping[int, tuple[str, Proposal]]) -> list[Leaf]:
-    """Returns the leaves that are merged of their paths and arrays."""
-    return [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
-
-
-def _wide(wide: bool) -> contextlib.AbstractContextManager[Any]:
+def _wide(wide: bool) -> contextlib.AbstractContextManager[object]:
     """Makes a context in which JAX computes in 64 bits, if it has to."""
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
-def _as_given(matched: Matched, merged: Mapping[int, Any]) -> dict[int, Any]:
+def _as_given(
+    matched: Matched, merged: Mapping[int, Array | np.ndarray]
+) -> dict[int, Array | np.ndarray]:
     """Returns merged leaves as arrays of NumPy where those of the base had to stay so, else of JAX.
 
     Args:

@@ -16,10 +16,10 @@ from sail_jax.merging.arithmetic import Products, add_products, per_task, produc
 from sail_jax.merging.combining import Reduction, reduce, shown
 from sail_jax.merging.steps import Fold, Piece, Step, kernel
 
-__all__ = ["Vectors", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
+__all__ = ["Extent", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
 __dir__ = listed(__name__)
 
-Vectors = Literal["tree", "tensor", "row", "column"]
+Extent = Literal["tree", "tensor", "row", "column"]
 """What counts as one vector: the whole tree, a tensor, a row (the entries along the last axis of a
 tensor), or a column (the entries at one place on its last axis).
 """
@@ -80,7 +80,7 @@ there is no mean, and the entry is 0 as well. Short of that they amplify.
 
 
 @shown
-def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor") -> Reduction:
+def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor") -> Reduction:
     """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 
     The coefficients follow from the inner products and the weights of the task vectors: c =
@@ -112,7 +112,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     >>> combination(shortest)(vectors)["a"].tolist()
     [1.0, 2.0]
     """
-    one_of("scope", scope, Vectors)
+    one_of("scope", scope, Extent)
     count = kernel(coefficients, *args)
     if scope == "row":
         return reduce(kernel(_by_row, count), needs="row", propagates_nonfinite=True)

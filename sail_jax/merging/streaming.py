@@ -1,32 +1,50 @@
 """Evaluates merges piece by piece, over tensors that may be too large to hold in memory.
 
-The steps of a merge run on the pieces of a tensor (`merging.work`), and small tensors of a kind go
-through one program many at a time. Sums over pieces are taken in order, so the outcome does not
-depend on memory, threads or devices.
+Three models of 7 billion parameters and their base are 56 GB in bfloat16, which few memories hold.
+So a tensor need not be whole here: it is read in runs of 2^20 entries, each run goes through the
+steps of the merge, and what comes out is written. Three things make that hard.
+
+* Compilation. XLA compiles a program for each shape, and models have many. So runs are padded to
+  one of four lengths (`work.pieces`), and small tensors of a kind share one program in a batch: 60
+  leaves of a few entries each are four calls of one program, whatever their shapes.
+* What a piece has to know of others, such as the threshold below which TIES trims. `Tree` visits
+  all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
+  two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
+* Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
+  up the same in any order. So parts are added in the order of units (`_InOrder`), and pieces follow
+  from shapes alone, never from memory or threads.
+
+For instance, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first has four runs: two
+of 2^20 entries, and two of 2^18. The other two share a batch with rows of 2^14 entries: 100 of one
+row and 40 of another are theirs, and zeros follow.
+
+Memory is read into again and again (`buffers`), because fresh pages are slow. On a CPU, programs
+read it in place, so a buffer is given out again only when its readers are finished.
+The page "How a merge is evaluated" (docs/explanation/evaluating.md) follows a merge through this.
 """
 
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import Products, number, products
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
+    Add,
     Data,
     Known,
-    Leaf,
     alone,
-    data_of,
+    local_of,
     map_counts,
     summarise,
     through,
@@ -34,9 +52,9 @@ from sail_jax.merging.leafwise import (
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
-from sail_jax.merging.work import ENTRIES, PieceOf, Run, Work, at_a_time, passes, pieces, read_as
+from sail_jax.merging.work import ENTRIES, PieceOf, Work, at_a_time, passes, pieces, read_as
 
-__all__ = ["NotFiniteError", "Reader", "Resolved", "Tree", "Unit", "all_finite", "units"]
+__all__ = ["NotFiniteError", "Reader", "Tree", "Unit", "all_finite", "units"]
 
 Computed = TypeVar("Computed")
 Shaped = TypeVar("Shaped", Tensor, Work)
@@ -93,9 +111,11 @@ class Reader:
 
     Args:
       unit: The unit whose inputs are read.
-      buffers: Where they are kept.
+      buffers: Where pieces are read into.
       check: Whether NaN and infinity are refused, when a piece is read for the first time.
       stopped: Set when nothing more is to be read.
+      kept: The pieces that are in memory, by index; None to keep none.
+      owner: Whose the memory is: readers of one owner, or of none, read over the same memory.
       faint: Where pieces of outcomes are noted of which XLA may have lost numbers near 0, as (name
         of the work, index of the piece); None not to look for them.
       only: The pieces of outcomes that are wanted; None for all that are not noted as faint.
@@ -106,19 +126,16 @@ class Reader:
         unit: "Unit",
         buffers: Buffers,
         check: bool,
-        stopped: threading.Event | None = None,
+        stopped: threading.Event,
+        kept: dict[int, Proposal] | None = None,
+        owner: int | None = None,
         faint: set[PieceOf] | None = None,
         only: Set[PieceOf] | None = None,
     ):
-        self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
-        self.faint, self.only = faint, only
-        self.dtype = unit.dtype
-        # All pieces are kept, or none.
-        held = sum(work.size * len(work.inputs) for work in unit.works) * self.dtype.itemsize
-        self.keeps = unit.passes > 1 and held <= buffers.hold
-        self.read: dict[int, int] = {}  # the slots of pieces that have been read
+        self.unit, self.buffers, self.kept, self.owner = unit, buffers, kept, owner
+        self.check, self.stopped, self.faint, self.only = check, stopped, faint, only
 
-    def __call__(self, k: int, compute: Callable[[Array | None, Array], Computed]) -> Computed:
+    def __call__(self, k: int, compute: Callable[[Proposal], Computed]) -> Computed:
         """Reads a piece and computes something of it.
 
         The arrays of a piece share memory into which the next piece is read, although JAX takes
@@ -128,8 +145,8 @@ class Reader:
 
         Args:
           k: The index of the piece in `unit.runs`.
-          compute: Function of the start, `[tensor, *piece]` or None, and of the models,
-            `[tensor, model, *piece]`. It may not keep either.
+          compute: Function of the arrays of the piece, stacked over tensors: `[tensor, *piece]` of
+            the starts, `[tensor, model, *piece]` of the models. It may not keep any.
 
         Returns:
           What `compute` returns.
@@ -138,80 +155,65 @@ class Reader:
           NotFiniteError: If an input holds NaN or infinity.
           KeyboardInterrupt: If `stopped` is set.
         """
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
         try:
-            return jax.block_until_ready(compute(*self._piece(k)))
+            piece = None if self.kept is None else self.kept.get(k)
+            return jax.block_until_ready(compute(piece or self._read(k)))
         except BaseException:
             self.buffers.clear()
             raise
 
-    def wants(self, work: Work, k: int) -> bool:
-        """Checks whether the outcome of a piece is wanted.
+    def wanted(self, k: int) -> list[int]:
+        """Lists the tensors of the unit of which the outcome of a piece is wanted, by place."""
+        if self.only is None and not self.faint:
+            return [*range(len(self.unit.works))]
+        pieces = [(work.name, k) for work in self.unit.works]
+        if self.only is not None:
+            return [b for b, piece in enumerate(pieces) if piece in self.only]
+        return [b for b, piece in enumerate(pieces) if piece not in (self.faint or ())]
 
-        Args:
-          work: The work, one of the unit.
-          k: The index of the piece in `unit.runs`.
-
-        Returns:
-          True if it is.
-        """
-        piece = work.name, k
-        return piece in self.only if self.only is not None else piece not in (self.faint or ())
-
-    def _piece(self, k: int) -> tuple[Array | None, Array]:
-        """Reads the start and the models of a piece into buffers."""
-        if self.stopped is not None and self.stopped.is_set():
-            raise KeyboardInterrupt
-        run, works = self.unit.runs[k], self.unit.works
-        fresh = k not in self.read
-        # Without room for all, each piece is read over the one before.
-        slot = self.read.setdefault(k, len(self.read) if self.keeps else 0)
-
-        def part(label: str, tensors: Sequence[Tensor], *axes: int) -> Array:
-            shape = (self.unit.batch, *axes, *run.shape)
-            memory = self.buffers.take((label, slot), shape, self.dtype)
-            rows = memory[: len(works)].reshape(-1, math.prod(run.shape))
-            if fresh or not self.keeps:
-                for tensor, row in zip(tensors, rows, strict=True):
-                    self._fill(tensor, row, run)
-                # Once for each piece: later passes read the same bytes again.
-                looks = self.check and k in self.unit.unchecked
-                bad = _not_finite(tensors, rows, run.count) if looks else None
+    def _read(self, k: int) -> Proposal:
+        """Reads a piece of the start and of the models of every tensor into buffers."""
+        unit, run = self.unit, self.unit.runs[k]
+        arrays: list[Array | None] = []
+        for part, axes, inputs in unit.inputs:
+            # Without room for all, each piece is read over the one before.
+            label = part, self.owner, 0 if self.kept is None else k
+            memory = self.buffers.take(label, (unit.batch, *axes, *run.shape), unit.dtype)
+            rows = memory[: len(unit.works)].reshape(-1, math.prod(run.shape))
+            for (tensor, size), row in zip(inputs, rows, strict=True):
+                # In the dtype of the unit, then zeros: the memory may hold entries of others.
+                count = min(run.count, size)
+                if tensor.dtype == unit.dtype:
+                    tensor.read(row[:count], run.start)
+                else:
+                    raw = self.buffers.take("cast", (count,), tensor.dtype)
+                    tensor.read(raw, run.start)
+                    row[:count] = raw.astype(unit.dtype)
+                row[count:] = 0
+            # Once for each piece: later passes read the same bytes again.
+            if self.check and k in unit.unchecked:
+                bad = _not_finite([tensor for tensor, _ in inputs], rows, run.count)
                 if bad is not None:
                     raise NotFiniteError(bad)
-            return self.buffers.on_device(memory)
-
-        starts = [work.start for work in works if work.start is not None]
-        start = part("start", starts) if starts else None
-        models = part("models", [x for work in works for x in work.models], self.unit.tasks)
-        self.unit.unchecked.discard(k)
-        return start, models
-
-    def _fill(self, tensor: Tensor, row: np.ndarray, run: Run) -> None:
-        """Reads the entries of one tensor into a row, in the dtype of the unit, then zeros."""
-        count = min(run.count, math.prod(tensor.shape))
-        out = row[:count]
-        if tensor.dtype == self.dtype:
-            tensor.read(out, run.start)
-        else:
-            raw = self.buffers.take("cast", (count,), tensor.dtype)
-            tensor.read(raw, run.start)
-            out[:] = raw.astype(self.dtype)
-        row[count:] = 0  # the memory may hold entries of another piece
+            arrays.append(self.buffers.on_device(memory))
+        unit.unchecked.discard(k)
+        models, *start = reversed(arrays)
+        assert models is not None
+        source = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)
+        if self.kept is not None:
+            self.kept[k] = source
+        return source
 
 
 # --- units
 
 
-def _first(a: Any, b: Any) -> Any:
-    """Returns the first of two parts; stands for the sum of parts that hold nothing."""
-    return a
-
-
 class Unit:
     """What is merged at a time: one tensor of many pieces, or small ones of one piece each.
 
-    The steps are resolved one after another (`resolve`, `resolved`), then `outcome` merges the
-    pieces.
+    The steps are resolved one after another (`resolve`), then `outcome` merges the pieces.
 
     Args:
       works: The works, all of one merge; if there are several, of small tensors of one kind
@@ -223,16 +225,18 @@ class Unit:
 
     Attributes:
       works: The works.
-      bits: As above.
       merge: The merge, None if a model is copied.
-      steps: The steps of the merge.
+      name: The name of the first tensor.
+      tasks: The number of models.
+      passes: How often the inputs are read, unless they are kept in memory.
       runs: The pieces; if there are several, those of the one tensor.
+      places: What kernels are given of each piece of every tensor, stacked over tensors.
       unchecked: The pieces whose inputs have to be finite, and have not been found to be yet.
       batch: The number of tensors that there is room for in arrays.
-      wide: As above.
       dtype: The dtype that inputs are read as.
+      held: The bytes of all inputs in it.
+      room: The bytes that they take with their padding.
       weights: The weights of each tensor, `[batch, model]`.
-      names: The fingerprint of each tensor, `[batch, 4]`.
       known: The kernels of the steps resolved so far, None where one does not apply.
       own: For each of these steps and each piece the further arguments of its kernel, stacked over
         tensors.
@@ -240,44 +244,52 @@ class Unit:
 
     def __init__(self, works: Sequence[Work], bits: int, crowded: bool, wide: bool = False):
         first = works[0]
-        self.works, self.bits, self.wide = tuple(works), bits, wide
-        self.merge, self.steps = first.merge, first.steps
-        largest = max(works, key=lambda work: work.size)
+        self.works, self.merge, self.steps = tuple(works), first.merge, first.steps
+        self.name, self.tasks, self.wide = first.name, len(first.models), wide
+        self.passes, self.batch = passes(first, bits), at_a_time(first, crowded)
+        self.dtype = np.dtype(np.float64) if wide else read_as(first)
+        self.out_dtype = str(jnp.dtype(self.dtype if wide else first.dtype))
         # Tensors that are merged together share the runs of the largest; the others are padded.
+        largest = max(works, key=lambda work: work.size)
         self.runs = pieces(largest.shape, first.needs, crowded)
         # It is enough to look at outcomes where they show what the inputs hold; not all dtypes of
         # one byte have NaN.
         shown = first.dtype.itemsize > 1 and all(s.propagates_nonfinite for s in self.steps)
         self.unchecked = set() if shown else set(range(len(self.runs)))
-        self.batch = at_a_time(first, crowded)
-        self.dtype = np.dtype(np.float64) if wide else read_as(first)
+        entries = sum([work.size * len(work.inputs) for work in works])
+        self.held = entries * self.dtype.itemsize
+        width = self.batch * len(first.inputs) * self.dtype.itemsize
+        self.room = width * sum([math.prod(run.shape) for run in self.runs])
+        # (label, further axes, tensors with their sizes) of what is read of each piece.
+        starts = [(w.start, w.size) for w in works if w.start is not None]
+        models = [(x, w.size) for w in works for x in w.models]
+        self.inputs: list[tuple[str, tuple[int, ...], list[tuple[Tensor, int]]]] = [
+            *([("start", (), starts)] if starts else []),
+            ("models", (self.tasks,), models),
+        ]
         precision = np.float64 if self.dtype == np.float64 else np.float32
         # Weights were computed in float64 and are rounded once, to the precision of the inputs.
         self.weights = self._stacked([work.weights.astype(precision) for work in works])
-        self.names = self._stacked([fingerprint(work.name) for work in works])
-        self.known: Known = ()
-        self.own: list[list[tuple[Any, ...]]] = []
-
-    @property
-    def name(self) -> str:
-        """The name of the first tensor."""
-        return self.works[0].name
-
-    @property
-    def passes(self) -> int:
-        """How often the inputs are read, unless they are kept in memory."""
-        return passes(self.works[0], self.bits)
-
-    @property
-    def tasks(self) -> int:
-        """The number of models."""
-        return len(self.works[0].models)
-
-    @property
-    def count(self) -> np.int32:
-        """The number of tensors; a batch may have room for more."""
-        # An array, so that a batch that is not full runs the same program.
-        return np.int32(len(self.works))
+        # A tensor with arrays of its own is merged alone (`at_a_time`).
+        local = local_of(self.steps, self.name)
+        self.local = jax.tree.map(lambda x: np.asarray(x)[None], local)
+        # As an array: a batch that is not full runs the same program.
+        self.count = np.int32(len(works))
+        names = self._stacked([fingerprint(work.name) for work in works])
+        on_host = jax.default_backend() == "cpu"
+        self.places = [
+            Piece(
+                names,
+                np.full(self.batch, start, np.uint32),
+                None
+                if first.needs == "tensor"
+                else self._stacked([np.uint32(min(count, work.size)) for work in works]),
+                on_host,
+            )
+            for start, count, _ in self.runs
+        ]
+        self.known: list[Kernel | None] = []
+        self.own: list[list[tuple[PyTree, ...]]] = []
 
     def _stacked(self, values: Sequence[Any]) -> Any:
         """Stacks NumPy pytrees, one of each tensor, along a leading axis of the length of a batch.
@@ -292,79 +304,32 @@ class Unit:
 
         return jax.tree.map(stack, *values)
 
-    def place(self, k: int) -> Piece:
-        """Describes one piece of every tensor.
+    def arguments(self, k: int) -> tuple[Sequence[Kernel | None], Any, Piece]:
+        """Collects what programs are given of one piece besides its arrays.
 
         Args:
           k: The index of the piece in `runs`.
 
         Returns:
-          The pieces, their fields stacked over tensors.
+          The known kernels, their further arguments, and the piece.
         """
-        run = self.runs[k]
-        sizes = [np.uint32(min(run.count, work.size)) for work in self.works]
-        return Piece(
-            self.names,
-            np.full(self.batch, run.start, np.uint32),
-            None if self.works[0].needs == "tensor" else self._stacked(sizes),
-            on_host=jax.default_backend() == "cpu",
+        return (
+            tuple(self.known),
+            tuple([step[k] if step else () for step in self.own]),
+            self.places[k],
         )
-
-    def data(self, start: Array | None, models: Array) -> Data:
-        """Collects the arrays of one piece of every tensor.
-
-        Args:
-          start: The entries of the starts, `[batch, *piece]`, or None.
-          models: The entries of the models, `[batch, model, *piece]`.
-
-        Returns:
-          The arrays, stacked over tensors.
-        """
-        dtype = str(jnp.dtype(self.dtype if self.wide else self.works[0].dtype))
-        source = Proposal(start, models, self.weights, dtype)
-        leaf = Leaf(self.name, self.works[0].size, source)
-        local = data_of(self.steps, leaf).local
-        # A tensor with arrays of its own is merged alone (`at_a_time`).
-        return Data(source, jax.tree.map(lambda x: np.asarray(x)[None], local))
-
-    def parts(
-        self, summary: Kernel, keep: bool, reader: Reader, add: Callable[[Any, Any], Any] = _first
-    ) -> Iterator[tuple[int, tuple[Any, Any]]]:
-        """Computes what the pieces contribute to a statistic of the next step.
-
-        Args:
-          summary: `(piece, delta, weight) -> part`, or `(part, own)` with `keep`.
-          keep: Whether the summary returns something that pieces keep.
-          reader: Reads the pieces.
-          add: Sum of two parts, for several tensors.
-
-        Yields:
-          (index of the piece, (the part of all tensors, what each tensor keeps, stacked)).
-        """
-        for k in range(len(self.runs)):
-            args = (add, keep, self.count, self.known, self._own(k), summary)
-            place = self.place(k)
-            yield k, reader(k, lambda *x: _parts(*args, self.data(*x), place))  # noqa: B023
-
-    def _own(self, k: int) -> tuple[tuple[Any, ...], ...]:
-        """The further arguments of the known kernels for one piece."""
-        return tuple(step[k] if step else () for step in self.own)
 
     def forget(self) -> None:
         """Frees what was kept for the steps.
 
         Units stay listed until the last of them is finished, and what they keep would add up.
         """
-        self.known, self.own = (), []
+        self.known, self.own = [], []
 
-    def resolved(self, step_kernel: Kernel | None, own: Sequence[tuple[Any, ...]] = ()) -> None:
-        """Takes the kernel of the next step.
-
-        Args:
-          step_kernel: The kernel with its statistics, None if the step does not apply.
-          own: Further arguments of it for each piece.
-        """
-        self.known, self.own = (*self.known, step_kernel), [*self.own, list(own)]
+    def pass_by(self) -> None:
+        """Notes that the next step does not apply."""
+        self.known.append(None)
+        self.own.append([])
 
     def resolve(self, step: Step, reader: Reader) -> None:
         """Finds the statistics of the next step, which may not be over the tree.
@@ -374,14 +339,13 @@ class Unit:
           reader: Reads the pieces.
         """
         if not self.runs or not step.applies(self.name):
-            self.resolved(None)
+            self.pass_by()
         # Without statistics a tensor of one piece shares the program of those of many.
         elif len(self.runs) == 1 and step.statistics:
-            prepared = self._stacked([step.prepare(work.size) for work in self.works])
-            self.resolved(alone(step), [(prepared,)])
+            self.known.append(alone(step))
+            self.own.append([(self._stacked([step.prepare(work.size) for work in self.works]),)])
         else:
-            tensor = Tree([self], lambda function: function(0, self, reader), 16)
-            self.resolved(*tensor.resolve(step, step.prepare(self.works[0].size))[0])
+            Tree([self], lambda function: function(0, self, reader), 16).resolve(step)
 
     def outcome(
         self, reader: Reader, measure: bool = False
@@ -406,28 +370,27 @@ class Unit:
         for step in self.steps[len(self.known) :]:
             self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
-            if not any(reader.wants(work, k) for work in self.works):
+            if not reader.wanted(k):
                 continue
-            rows, seen = reader(k, lambda *x: self._merged(k, tail, measure, reader, *x))  # noqa: B023
+            rows, seen = reader(k, functools.partial(self._merged, k, tail, measure, reader.faint))
             bad = _not_finite(self.works, rows, count) if reader.check else None
             if bad is not None:
                 # An input is to blame, if one is not finite.
                 blamed = next((x for x in bad.inputs if not all_finite(x)), bad)
-                row = rows[next(b for b, work in enumerate(self.works) if work is bad)]
+                row = rows[self.works.index(bad)]
                 raise NotFiniteError(blamed, bool(np.isnan(row[: min(count, bad.size)]).any()))
-            for b, work in enumerate(self.works):
-                if reader.wants(work, k):
-                    mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
-                    if mine.pop("unit", None) is not None:
-                        mine["gram"] = Products(seen["unit"][b], seen["gram"][b]).plain
-                    yield work, start, rows[b, : min(count, work.size)], mine
+            for b in reader.wanted(k):
+                work = self.works[b]
+                mine = {name: np.asarray(x[b], float) for name, x in seen.items()} if seen else {}
+                if mine.pop("unit", None) is not None:
+                    mine["gram"] = Products(seen["unit"][b], seen["gram"][b]).plain
+                yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(
-        self, k: int, tail: Kernel, measure: bool, reader: Reader, start: Any, models: Any
+        self, k: int, tail: Kernel, measure: bool, faint: set[PieceOf] | None, source: Proposal
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        args = (self.count, self.known, self._own(k), tail, self.data(start, models), self.place(k))
-        out, seen = _outcomes(*args, measure)
+        out, seen = _outcomes(tail, self.count, self.local, *self.arguments(k), source, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
@@ -435,12 +398,13 @@ class Unit:
             with np.errstate(over="ignore"):
                 return rows.astype(dtype), seen
         # float64 has nothing wider to be computed in
-        if reader.faint is not None and dtype != np.float64:
+        if faint is not None and dtype != np.float64:
+            start, models = source.start, np.asarray(source.models)
             inputs = [] if start is None else [np.asarray(start)]
-            inputs += [np.asarray(models)[:, task] for task in range(self.tasks)]
+            inputs += [models[:, task] for task in range(self.tasks)]
             inputs = [x[:n].reshape(rows.shape) for x in inputs]
             found = lost(rows, inputs, entrywise=self.works[0].needs == "entry")
-            reader.faint |= {(self.works[b].name, k) for b in np.flatnonzero(found)}
+            faint |= {(self.works[b].name, k) for b in np.flatnonzero(found)}
         return rows, seen
 
 
@@ -456,29 +420,20 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
     Returns:
       The units.
     """
-    alike: dict[Any, list[Work]] = {}
-    for k, work in enumerate(works):
+    alike: dict[Any, list[list[Work]]] = {}
+    for place, work in enumerate(works):
         batch = at_a_time(work, crowded)
-        if batch == 1:
-            alike[k] = [work]
-            continue
         # Runs of entries are padded alike, whatever the shape of the tensor.
         shape = None if work.needs == "entry" else work.shape
-        inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
-        applied = tuple(step.applies(work.name) for step in work.steps)
+        inputs = (len(work.models), work.start is None, *[x.dtype for x in work.inputs])
+        applied = tuple([step.applies(work.name) for step in work.steps])
         # All that a compiled program depends on: tensors of equal keys can go through one.
         key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
-        alike.setdefault(key, []).append(work)
-    return [
-        Unit(group[i : i + step], bits, crowded, wide)
-        for group in alike.values()
-        for step in [at_a_time(group[0], crowded)]
-        for i in range(0, len(group), step)
-    ]
-
-
-Resolved = tuple[Kernel | None, list[tuple[Any, ...]]]
-"""The kernel of a step for a unit, and further arguments of it for each piece."""
+        groups = alike.setdefault(place if batch == 1 else key, [[]])
+        if len(groups[-1]) == batch:
+            groups.append([])
+        groups[-1].append(work)
+    return [Unit(x, bits, crowded, wide) for groups in alike.values() for x in groups]
 
 
 class Tree:
@@ -503,85 +458,53 @@ class Tree:
         self.units, self.visit, self.bits = units, visit, bits
         self.tasks = units[0].tasks
 
-    def resolve(self, step: Step, prepared: Any) -> list[Resolved]:
-        """Finds the statistics of a step.
+    def resolve(self, step: Step) -> None:
+        """Finds the statistics of the next step, and gives every unit its kernel.
 
         Args:
           step: The step.
-          prepared: The outcome of `step.prepare`.
-
-        Returns:
-          For each unit the kernel, with further arguments for each of its pieces.
         """
+        prepared = step.prepare(sum([work.size for unit in self.units for work in unit.works]))
         kernel, own = resolve(step, self, prepared)
-        return [
-            (kernel, [tuple(argument[place, k] for argument in own) for k in range(len(unit.runs))])
-            for place, unit in enumerate(self.units)
-        ]
+        for place, unit in enumerate(self.units):
+            unit.known.append(kernel)
+            pieces = range(len(unit.runs))
+            unit.own.append([tuple([argument[place, k] for argument in own]) for k in pieces])
 
-    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
-        """Adds up what all pieces contribute, in order; see `Visit.fold`.
-
-        Args:
-          summary: `(piece, delta, weight) -> part`.
-          add: Sum of two parts.
-
-        Returns:
-          The sum of the parts.
-        """
+    def fold(self, summary: Kernel, add: Add) -> PyTree:
+        """Adds up what all pieces contribute, in order; see `Visit.fold`."""
         return self._visit(summary, add, False)[0]
 
-    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-        """Adds up what all pieces contribute, and keeps a value of each; see `Visit.keep`.
-
-        Args:
-          summary: `(piece, delta, weight) -> (part, own)`.
-          add: Sum of two parts.
-
-        Returns:
-          The sum of the parts, and the values `own` of all pieces.
-        """
+    def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
+        """Adds up what all pieces contribute, and keeps a value of each; see `Visit.keep`."""
         return self._visit(summary, add, True)
 
-    def _visit(
-        self, summary: Kernel, add: Callable[[Any, Any], Any], keep: bool
-    ) -> tuple[Any, dict[Any, Any]]:
-        sums, own = _InOrder(add), {}
+    def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
+        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
+        on_host = jax.default_backend() == "cpu"
+        sums = _InOrder(add if on_host else functools.partial(_sum, add))
+        own: dict[tuple[int, int], PyTree] = {}
 
-        def visit_unit(place: int, unit: Unit, reader: Reader) -> None:
-            total: list[Any] = []
-            for k, (part, mine) in unit.parts(summary, keep, reader, add):
+        def visit_unit(place: int, unit: Unit, read: Reader) -> None:
+            total = None
+            for k in range(len(unit.runs)):
+                program = functools.partial(_parts, add, keep, summary, unit.count, unit.local)
+                part, mine = read(k, functools.partial(program, *unit.arguments(k)))
+                part = jax.device_get(part) if on_host else part
                 # At once: the histograms of all pieces of a large tensor would fill the memory.
-                total = [_total([*total, part], add)]
+                total = part if total is None else sums.function(total, part)
                 if keep:
                     own[place, k] = mine
             sums.add(place, total)
 
         self.visit(visit_unit)
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
-        return jax.device_get(sums.total()), own
+        return jax.device_get(sums.sum), own
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        """Applies a function to what each piece keeps; see `Visit.each`.
-
-        Args:
-          function: Function of one value from each of `own`.
-          *own: What pieces keep.
-
-        Returns:
-          What the function returns for each piece.
-        """
-        return {key: function(*(argument[key] for argument in own)) for key in own[0]}
-
-    def before(self, own: Any) -> Any:
+    def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
 
-        Args:
-          own: What pieces keep: trees of counts (`counting.Wide`).
-
-        Returns:
-          The sums for each piece. Pieces are in order of (name of the tensor, index of the first
-          entry).
+        Pieces are in order of (name of the tensor, index of the first entry).
         """
         names = {
             (place, k): [(work.name, unit.runs[k].start) for work in unit.works]
@@ -609,41 +532,15 @@ class Tree:
             for i, key in enumerate(own)
         }
 
-    def sizes(self) -> Any:
-        """Is not available: only a search bit by bit needs sizes, and `Tree` searches by digits.
-
-        Returns:
-          Nothing.
-
-        Raises:
-          NotImplementedError: Always.
-        """
-        raise NotImplementedError("files are not searched bit by bit")
-
-    def run(self, function: Kernel, *args: Any) -> Any:
-        """Calls a kernel, compiled; see `Visit.run`.
-
-        Args:
-          function: The kernel.
-          *args: Its further arguments.
-
-        Returns:
-          What the kernel returns.
-        """
+    def run(self, function: Kernel, *args: Any) -> PyTree:
+        """Calls a kernel, compiled; see `Visit.run`."""
         return _run(function, *args)
 
-    def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Applies a function to a state a number of times; see `Visit.repeat`.
-
-        Args:
-          times: How often.
-          body: `(i, state) -> state`.
-          state: The first state.
-
-        Returns:
-          The last state.
-        """
-        return functools.reduce(lambda state, i: body(i, state), range(times), state)
+    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
+        """Applies a function to a state a number of times; see `Visit.repeat`."""
+        for i in range(times):
+            state = body(i, state)
+        return state
 
 
 class _InOrder:
@@ -653,69 +550,63 @@ class _InOrder:
     model would fill the memory, since histograms are large.
     """
 
-    def __init__(self, add: Callable[[Any, Any], Any]) -> None:
-        self.function, self.lock, self.next = add, threading.Lock(), 0
-        self.sum: list[Any] = []
-        self.early: dict[int, list[Any]] = {}
+    def __init__(self, function: Add) -> None:
+        self.function, self.lock, self.next = function, threading.Lock(), 0
+        self.sum: PyTree = None
+        self.early: dict[int, PyTree] = {}
 
-    def add(self, place: int, part: list[Any]) -> None:
-        """Takes the part of a place, or none."""
+    def add(self, place: int, part: PyTree) -> None:
+        """Takes the part of a place, None if it has none."""
         with self.lock:
             self.early[place] = part
             while self.next in self.early:
-                ready = [*self.sum, *self.early.pop(self.next)]
+                part = self.early.pop(self.next)
                 self.next += 1
-                self.sum = [_total(ready, self.function)] if ready else []
-
-    def total(self) -> Any:
-        """Returns the sum of all parts."""
-        return self.sum[0]
+                if part is not None:
+                    self.sum = part if self.sum is None else self.function(self.sum, part)
 
 
 # --- compiled
-
-
-def _total(parts: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Adds parts in their order.
-
-    NumPy adds those that lie in the memory of a CPU. It need not compile, nor copy them.
-    """
-    if jax.default_backend() == "cpu":
-        return functools.reduce(add, jax.device_get(list(parts)))
-    return functools.reduce(functools.partial(_sum, add), parts)
 
 
 _sum = jax.jit(lambda add, a, b: add(a, b), static_argnums=0)
 _run = jax.jit(lambda function, *args: function(*args))
 
 
-def _bound(kernels: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
+def _bound(kernels: Known, own: tuple[tuple[PyTree, ...], ...]) -> Known:
     """Binds the kernels of the first steps to what a piece keeps of them."""
     return tuple(k and k.bind(*more) for k, more in zip(kernels, own, strict=True))
 
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
 def _parts(
-    add: Callable[[Any, Any], Any], keep: bool, count: Array, kernels: Known, own: Any,
-    summary: Kernel, data: Data, place: Piece,
-) -> tuple[Any, Any]:  # fmt: skip
+    add: Add, keep: bool, summary: Kernel, count: Array, local: PyTree,
+    kernels: Known, own: PyTree, place: Piece, source: Proposal,
+) -> tuple[PyTree, PyTree]:  # fmt: skip
     """Computes what the tensors of a batch contribute in all, and what each keeps, stacked."""
 
-    def contribute(x: Any) -> tuple[Any, Any]:
+    def contribute(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
         contribution = summarise(_bound(kernels, mine), summary, data, place)
         return contribution if keep else (contribution, ())
 
-    return _batched(contribute, count, (own, data, place), add)
+    return _batched(contribute, count, (own, Data(source, local), place), add)
 
 
 @functools.partial(jax.jit, static_argnames="measure")
 def _outcomes(
-    count: Array, kernels: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
+    tail: Kernel,
+    count: Array,
+    local: PyTree,
+    kernels: Known,
+    own: PyTree,
+    place: Piece,
+    source: Proposal,
+    measure: bool,
 ) -> tuple[Array, dict[str, Array]]:
     """Merges a piece of each tensor of a batch; with `measure` also computes sums for a report."""
 
-    def merged(x: Any) -> tuple[Any, Any]:
+    def merged(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
         steps: Any = _bound(kernels, mine)
         *first, last = steps
@@ -725,12 +616,17 @@ def _outcomes(
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
 
-    return _batched(merged, count, (own, data, place), _first)[1]
+    return _batched(merged, count, (own, Data(source, local), place), _first)[1]
+
+
+def _first(a: PyTree, b: PyTree) -> PyTree:
+    """Returns the first of two parts; stands for the sum of parts that hold nothing."""
+    return a
 
 
 def _batched(
-    body: Callable[[Any], tuple[Any, Any]], count: Array, xs: Any, add: Callable[[Any, Any], Any]
-) -> tuple[Any, Any]:
+    body: Callable[[PyTree], tuple[PyTree, PyTree]], count: Array, xs: PyTree, add: Add
+) -> tuple[PyTree, PyTree]:
     """Calls `body` for the first `count` entries of the leading axes of `xs`.
 
     Returns the sum of its first results, and a stack of its second ones.
@@ -741,7 +637,7 @@ def _batched(
         part, own = body(first)
         return part, jax.tree.map(lambda x: x[None], own)
 
-    def step(i: Array, sofar: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(i: Array, sofar: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         item = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, False), xs)
         part, own = body(item)
         put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)

@@ -8,14 +8,15 @@ where arrays are concrete, and not while they are traced.
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from sail_jax.checks import concrete, scalar
@@ -52,6 +53,10 @@ __all__ = [
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
+Checked = Float[Array | np.ndarray, "task"]
+"""Weights that are checked: arrays of NumPy if their values are known."""
+Kind = Literal["float", "number", "key", "other"]
+"""What a leaf holds: floats, which are merged; other numbers; random keys; anything else."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -96,11 +101,15 @@ class Proposal:
         return len(self.models)
 
     @property
+    def arrays(self) -> list[Array]:
+        """Those of the models, then that of the base if there is one."""
+        models = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
+        return models if self.start is None else [*models, self.start]
+
+    @property
     def wide(self) -> bool:
         """Whether an array is float64."""
-        arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
-        arrays += [] if self.start is None else [self.start]
-        return any(x.dtype == jnp.float64 for x in arrays)
+        return np.dtype(np.float64) in {x.dtype for x in self.arrays}
 
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
         """Computes the task vectors in float32, or in float64 if an array is float64.
@@ -128,14 +137,18 @@ class Matched(NamedTuple):
       start: The leaves of the base.
       models: The leaves of each model, in the same order.
       floating: Whether each leaf is merged; the others are copied.
+      merged: The indices of those that have anything to merge.
       treedef: The structure of the base.
+      traced: Whether any leaf is traced.
     """
 
     paths: list[str]
     start: list[Any]
     models: list[list[Any]]
     floating: list[bool]
+    merged: list[int]
     treedef: Any
+    traced: bool
 
     def narrow(self) -> "Matched":
         """Reads NumPy's 64-bit leaves as JAX does, for what is computed by a traced program.
@@ -149,48 +162,38 @@ class Matched(NamedTuple):
 
         return self._replace(start=read(self.start), models=[*map(read, self.models)])
 
-    def proposals(
-        self, weights: Float[ArrayLike, "task"], relative: bool
-    ) -> dict[int, tuple[str, Proposal]]:
-        """Collects the arrays of the floating leaves that have entries.
+    def leaves(self, weights: Checked, relative: bool) -> list[Leaf[Proposal]]:
+        """Collects the arrays of the leaves that have anything to merge.
 
         Args:
           weights: One for each model, shape `[task]`.
           relative: Whether task vectors are relative to the base, or to 0.
 
         Returns:
-          (path, arrays) for each such leaf, by its index.
+          Their leaves for `evaluate`; the sources are `Proposal`s.
         """
-        w: Any = weights
-        return {
-            i: (
-                path,
-                Proposal(
-                    start if relative else None,
-                    tuple(column[i] for column in self.models),
-                    w,
-                    str(start.dtype),
-                ),
-            )
-            for i, (path, start) in enumerate(zip(self.paths, self.start, strict=True))
-            if self.floating[i] and start.size
-        }
+        leaves = []
+        for i in self.merged:
+            start, models = self.start[i], tuple([column[i] for column in self.models])
+            source = Proposal(start if relative else None, models, weights, str(start.dtype))
+            leaves.append(Leaf(self.paths[i], start.size, source))
+        return leaves
 
-    def refuse(self, flags: Mapping[int, Bool[np.ndarray, "..."]]) -> None:
+    def refuse(self, flags: Sequence[Bool[np.ndarray, "..."]]) -> None:
         """Raises an error for the first leaf that is not finite.
 
         The models are looked at in their order, then the base.
 
         Args:
-          flags: By index of the leaf, whether all values are finite: one bool for each model, and
-            one more if the base takes part.
+          flags: For each leaf that is merged, whether all values are finite: one bool for each
+            model, and one more if the base takes part.
 
         Raises:
           ValueError: If a flag is False; the message names the model or the base, and the leaf.
         """
         names = [*(f"model {k}" for k in range(len(self.models))), "base"]
         for k, name in enumerate(names):
-            for i, finite in flags.items():
+            for i, finite in zip(self.merged, flags, strict=True):
                 if k < len(finite) and not finite[k]:
                     raise ValueError(
                         f"{name}, leaf {self.paths[i]!r}: expected finite values, "
@@ -226,31 +229,30 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
     if base is None:
         raise TypeError("base: expected the pytree that the models were tuned from, got None")
     paths, treedef = leaf_paths(base), jax.tree.structure(base)
-    traced = is_traced(models, base)
-    given = (
-        "model 0" if base is models[0] else "the base"
-    )  # without a base the first stands in for it
-    start = [
-        _leaf(f"{given.removeprefix('the ')}, leaf {path!r}", x, traced)
-        for path, x in zip(paths, jax.tree.leaves(base), strict=True)
-    ]
-    columns = []
-    for k, model in enumerate(models):
-        column = _column(f"model {k}", model, paths, treedef, traced)
-        for path, leaf, like in zip(paths, column, start, strict=True):
-            _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
-        columns.append(column)
     if factor := next(filter(factor_of, paths), None):
         raise ValueError(
             f"leaf {factor!r} is a factor of low rank. The product of averages is not the average "
             "of products: fold the factors into their weights first, with "
             "sail_jax.lora.fold(params, alpha)"
         )
-    floating = list(map(_floating, start))
-    for i, path in enumerate(paths):
-        if not floating[i] and (_is_numeric(start[i]) or _is_key(start[i])):
-            start[i] = _taken(path, [start[i], *(c[i] for c in columns)], integers, given)
-    return Matched(paths, start, columns, floating, treedef)
+    traced = is_traced(models, base)
+    # Without a base the first model stands in for it.
+    given = "model 0" if base is models[0] else "the base"
+    start, kinds = _column(given.removeprefix("the "), base, paths, treedef, traced)
+    columns = []
+    for k, model in enumerate(models):
+        column, own = _column(f"model {k}", model, paths, treedef, traced)
+        for path, leaf, like, kind, expected in zip(paths, column, start, own, kinds, strict=True):
+            fits = kind == expected and kind in ("float", "number") and leaf.shape == like.shape
+            if not fits:
+                _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
+        columns.append(column)
+    for i, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
+        if kind in ("number", "key"):
+            start[i] = _taken(path, [start[i], *[c[i] for c in columns]], integers, given)
+    floating = [kind == "float" for kind in kinds]
+    merged = [i for i, x in enumerate(start) if floating[i] and x.size]
+    return Matched(paths, start, columns, floating, merged, treedef, traced)
 
 
 def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:
@@ -261,8 +263,8 @@ def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: s
         raise TypeError(
             f"leaf {path!r}: expected real numbers, integers or bools, got {dtype}, which is traced"
         )
-    if rule == "max" and (_is_key(values[0]) or any(x.dtype.kind in "OSU" for x in values)):
-        what = "random keys" if _is_key(values[0]) else "text or objects"
+    if rule == "max" and (_kind(values[0]) == "key" or any(x.dtype.kind in "OSU" for x in values)):
+        what = "random keys" if _kind(values[0]) == "key" else "text or objects"
         raise ValueError(f"integers: leaf {path!r} holds {what}, which have no largest one")
     if (rule == "refuse" or integers is None) and not is_traced(*values) and differ(values):
         said = f"leaf {path!r}: {dtype} values differ between models"
@@ -316,7 +318,7 @@ def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def _on_host(x: Any) -> Any:
     """An array as NumPy's, if it has 64 bits that are known."""
-    ours = isinstance(x, jax.Array) and not _is_key(x)
+    ours = isinstance(x, jax.Array) and _kind(x) != "key"
     return np.asarray(x) if ours and x.dtype.itemsize == 8 and not is_traced(x) else x
 
 
@@ -351,9 +353,9 @@ def task_vectors(
     """
     matched = match(models, base, "first").narrow()
     w = task_weights(weights, len(models), normalize)
-    sources = matched.proposals(w, relative=True)
-    vectors = dict(zip(sources, _vectors(list(sources.values())), strict=True))
-    matched.refuse(known_finite(matched, sources))
+    leaves = matched.leaves(w, relative=True)
+    vectors = dict(zip(matched.merged, evaluate((), leaves, kernel(_as_they_are)), strict=True))
+    matched.refuse(known_finite(leaves))
 
     def pair(i: int) -> tuple[Any, Any]:
         if not matched.floating[i]:
@@ -372,37 +374,27 @@ def task_vectors(
     return TaskVectors(*(matched.treedef.unflatten(p[side] for p in pairs) for side in range(2)))
 
 
-def _vectors(sources: Sequence[tuple[str, Proposal]]) -> list[Any]:
-    """Computes delta and weight of each leaf."""
-    leaves = [Leaf(path, source.models[0].size, source) for path, source in sources]
-    return evaluate((), leaves, kernel(_as_they_are))
-
-
 def _as_they_are(source: Proposal, value: tuple[Array, Array]) -> tuple[Array, Array]:
     """Returns the task vectors of a leaf as they are."""
     return value
 
 
-def known_finite(
-    matched: Matched, sources: Mapping[int, tuple[str, Proposal]]
-) -> dict[int, Bool[np.ndarray, "..."]]:
+def known_finite(leaves: Sequence[Leaf[Proposal]]) -> list[Bool[np.ndarray, "..."]]:
     """Checks which arrays of each leaf are finite, as far as their values are known.
 
     Args:
-      matched: The matched leaves.
-      sources: (path, arrays) of the floating leaves by index (`Matched.proposals`).
+      leaves: The leaves (`Matched.leaves`).
 
     Returns:
-      By index one bool for each model, and one more for the base if it takes part; True for arrays
-      that are traced.
+      For each leaf one bool for each model, and one more for the base if it takes part; True for
+      arrays that are traced.
     """
-    flags = {}
     # Under `jit` too, arrays that are known are looked at now, not in the program.
     with jax.ensure_compile_time_eval():
-        for i, (_, source) in sources.items():
-            arrays = [*source.models, *([] if source.start is None else [source.start])]
-            flags[i] = [True if is_traced(x) else _finite(x) for x in arrays]
-    return {i: np.array(finite) for i, finite in jax.device_get(flags).items()}
+        flags = [
+            [True if is_traced(x) else _finite(x) for x in leaf.source.arrays] for leaf in leaves
+        ]
+    return [np.array(finite) for finite in jax.device_get(flags)]
 
 
 _finite = jax.jit(lambda x: jnp.isfinite(x).all())
@@ -443,8 +435,7 @@ def outcome(
     _, out = written(scale, source, update)
     if not check:
         return out
-    arrays = [*source.models, *([] if source.start is None else [source.start]), out]
-    return out, jnp.stack([jnp.isfinite(x).all() for x in arrays])
+    return out, jnp.stack([jnp.isfinite(x).all() for x in (*source.arrays, out)])
 
 
 @in_float64("base", "update")
@@ -485,7 +476,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
     return merged
 
 
-def overflow(path: str, dtype: Any) -> str:
+def overflow(path: str, dtype: DTypeLike) -> str:
     """Makes the message about a leaf whose outcome is not finite.
 
     Args:
@@ -520,9 +511,7 @@ def origin(tree: PyTree) -> PyTree:
     return jax.tree.map(zero, tree)
 
 
-def task_weights(
-    weights: Weights, tasks: int, normalize: bool = False
-) -> Float[Array | np.ndarray, "task"]:
+def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Checked:
     """Checks weights and fills in their default.
 
     Args:
@@ -562,30 +551,23 @@ def task_weights(
     return w.astype(jnp.result_type(float))
 
 
-@functools.cache
-def _real(dtype: Any) -> bool:
-    """Checks whether a dtype is one of floats, integers or bools."""
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool))
-
-
 def _is_none(x: Any) -> bool:
     return x is None
 
 
 def _floating(x: Any) -> bool:
     """Checks whether a leaf is a float or an array of floats."""
-    return isinstance(x, float) or (
-        isinstance(x, jax.Array | np.ndarray | np.generic) and _is_float(x.dtype)
-    )
+    arrays = jax.Array | np.ndarray | np.generic
+    return isinstance(x, float) or (isinstance(x, arrays) and _kind_of(x.dtype) == "float")
 
 
-@functools.cache
-def _is_float(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)
+def _column(
+    name: str, tree: PyTree, paths: Sequence[str], treedef: Any, traced: bool
+) -> tuple[list[Any], list[Kind]]:
+    """Returns the leaves of `tree` in the order of `paths`, and the kind of each.
 
-
-def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any, traced: bool) -> list[Any]:
-    """Returns the leaves of `tree` in the order of `paths`; ValueError if it has other leaves."""
+    ValueError if it has other leaves.
+    """
     leaves, structure = jax.tree.flatten(tree)
     if structure != treedef:  # other containers may have the same paths
         by_path = dict(zip(leaf_paths(tree), leaves, strict=True))
@@ -596,9 +578,11 @@ def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any, traced:
             listed = "; ".join(f"{fault} {some_paths(odd)}" for fault, odd in faults if odd)
             raise ValueError(f"{name} has other leaves than expected: {listed}")
         leaves = [by_path[path] for path in paths]
-    return [
-        _leaf(f"{name}, leaf {path!r}", x, traced) for path, x in zip(paths, leaves, strict=True)
-    ]
+    kinds: list[Kind] = []
+    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        leaves[i], kind = _leaf(f"{name}, leaf {path!r}", leaf, traced)
+        kinds.append(kind)
+    return leaves, kinds
 
 
 def too_wide(x: Any) -> bool:
@@ -644,11 +628,12 @@ def narrowed(x: Any) -> Any:
         return np.asarray(x, np.float32)
 
 
-def _leaf(where: str, leaf: Any, traced: bool) -> Any:
-    """Converts a leaf to an array if it is a number; what else a model may hold stays as it is."""
+def _leaf(where: str, leaf: Any, traced: bool) -> tuple[Any, Kind]:
+    """Converts a leaf to an array if it is a number, and returns its kind too.
+
+    What else a model may hold stays as it is.
+    """
     if isinstance(leaf, jax.Array):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
         array: Any = leaf
     elif not traced and too_wide(leaf):
         array = np.asarray(leaf)
@@ -656,29 +641,40 @@ def _leaf(where: str, leaf: Any, traced: bool) -> Any:
         try:
             array = jnp.asarray(leaf)
         except TypeError:  # strings, objects
-            return leaf
+            return leaf, _kind(leaf)
     else:
-        return leaf
-    if not (_real(array.dtype) or is_complex(array.dtype)):
+        return leaf, "other"
+    kind = _kind_of(array.dtype)
+    if kind == "other":
         raise TypeError(f"{where}: expected real numbers, integers or bools, got {array.dtype}")
-    return array
+    return array, kind
 
 
-def _is_numeric(x: Any) -> bool:
-    """Checks whether a leaf is an array of numbers and not a PRNG key."""
-    return isinstance(x, jax.Array | np.ndarray) and not _is_key(x)
+@functools.cache
+def _kind_of(dtype: Any) -> Kind:
+    """What arrays of a dtype hold; "other" for neither numbers nor random keys."""
+    numbers = (jnp.integer, jnp.bool, jnp.complexfloating)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "float"
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return "key"
+    return "number" if any(jnp.issubdtype(dtype, kind) for kind in numbers) else "other"
 
 
-def _is_key(x: Any) -> bool:
-    """Checks whether a leaf is an array of typed random keys."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+def _kind(x: Any) -> Kind:
+    """What a leaf of a matched tree holds; text in arrays counts as numbers that are not merged."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        return "other"
+    kind = _kind_of(x.dtype)
+    return "number" if kind == "other" else kind
 
 
 def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
     """Checks one leaf of a model against that of the base, which `given` names in messages."""
-    if _is_key(like) and _is_key(leaf) and (leaf.dtype, leaf.shape) == (like.dtype, like.shape):
+    kind, expected = _kind(leaf), _kind(like)
+    if kind == expected == "key" and (leaf.dtype, leaf.shape) == (like.dtype, like.shape):
         return
-    if not _is_numeric(like):
+    if expected in ("key", "other"):
         if not _same(leaf, like):
             raise ValueError(
                 f"{where}: expected what {given} has, since only numbers can be merged: "
@@ -687,11 +683,11 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
                 "eqx.is_inexact_array)"
             )
         return
-    if not _is_numeric(leaf):
+    if kind in ("key", "other"):
         raise TypeError(f"{where}: expected an array, got {type(leaf).__name__}")
     if leaf.shape != like.shape:
         raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
-    if _floating(leaf) != _floating(like):
+    if kind != expected:
         raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
 
 

@@ -5,14 +5,19 @@ of entries are padded to one of four lengths, so that compilation does not grow 
 shapes. The pieces do not depend on memory, threads or devices.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 
+from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.leafwise import digit_bits
-from sail_jax.merging.steps import Needs, Step
+from sail_jax.merging.reductions import weighted_sum
+from sail_jax.merging.steps import NEEDS, Needs, Step
 from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = [
@@ -47,37 +52,43 @@ PieceOf = tuple[str, int]
 """The name of a work, and the index of one of its pieces."""
 
 
-@runtime_checkable
-class Program(Protocol):
-    """What is done to tensors; `Merge` is the only one."""
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What is done to tensors, whoever they belong to: scale * reduction(transform(task vectors)).
 
-    @property
+    A `Merge` is a program with what it expects of its inputs.
+
+    Attributes:
+      transform: What is done to the task vectors.
+      reduction: How they become one update.
+      scale: A finite number by which the update is multiplied; may be traced.
+      remedy: What an error says of an outcome that holds NaN, with advice. By default it says that
+        the values do not fit.
+    """
+
+    transform: Transform = Transform()  # noqa: RUF009 - immutable
+    reduction: Reduction = weighted_sum
+    scale: Float[ArrayLike, ""] = 1.0
+    remedy: str = field(default="", kw_only=True)
+
+    @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
-        """All steps; the last reduces."""
-        ...
+        """All steps, those of the transform first; the last one reduces."""
+        return (*self.transform.steps, *self.reduction.steps)
 
-    @property
-    def scale(self) -> Any:
-        """What the update is multiplied by."""
-        ...
-
-    @property
+    @functools.cached_property
     def needs(self) -> Needs:
-        """What has to be seen of a tensor at once."""
-        ...
+        """What has to be seen of a tensor at once: single entries, rows, or all of it."""
+        return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
 
-    @property
+    @functools.cached_property
     def over_tree(self) -> bool:
-        """Whether a step has a statistic of the whole tree."""
-        ...
-
-    @property
-    def remedy(self) -> str:
-        """What is said of an outcome that holds NaN; empty, that it does not fit."""
-        ...
+        """Whether tensors depend on one another through a statistic of the whole tree."""
+        return any(step.over_tree for step in self.steps)
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Work:
     """The merge of one tensor: its inputs, their weights, and what is done with them.
 
     Attributes:
@@ -88,6 +99,10 @@ class Work(NamedTuple):
       start: The tensor that task vectors are relative to, None for 0.
       weights: One for each model, shape `[model]`, normalised if the merge does so.
       merge: What is done; None if the only model is copied.
+      steps: The steps of the merge; none of a copy.
+      needs: What has to be seen of the tensor at once.
+      inputs: All tensors that are read: the start, if there is one, then the models.
+      size: The number of entries.
     """
 
     name: str
@@ -97,26 +112,19 @@ class Work(NamedTuple):
     start: Tensor | None
     weights: np.ndarray
     merge: Program | None
+    steps: tuple[Step, ...] = field(init=False)
+    needs: Needs = field(init=False)
+    inputs: tuple[Tensor, ...] = field(init=False)
+    size: int = field(init=False)
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps of the merge; none of a copy."""
-        return self.merge.steps if self.merge else ()
-
-    @property
-    def needs(self) -> Needs:
-        """What has to be seen of the tensor at once."""
-        return self.merge.needs if self.merge else "entry"
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """All tensors that are read: the start, if there is one, then the models."""
-        return self.models if self.start is None else (self.start, *self.models)
-
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        start = () if self.start is None else (self.start,)
+        vars(self).update(
+            steps=self.merge.steps if self.merge else (),
+            needs=self.merge.needs if self.merge else "entry",
+            inputs=(*start, *self.models),
+            size=math.prod(self.shape),
+        )
 
     @property
     def reads(self) -> int:
@@ -253,14 +261,15 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
       The room in a batch; 1 for a tensor that is not small, or for which a step has arrays of its
       own.
     """
-    if work.size > FEW or any(step.local is not None for step in work.steps):
+    if work.size > FEW or [step for step in work.steps if step.local is not None]:
         return 1
     return SOME // (TINY if crowded and work.size <= TINY else FEW)
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
     """Checks whether so many tiny tensors are merged that they deserve programs of their own."""
-    return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
+    tiny = [work for work in works if 0 < work.size <= TINY and work.merge is not None]
+    return len(tiny) > CROWD
 
 
 def tree_bits(works: Sequence[Work]) -> int:
@@ -272,4 +281,4 @@ def tree_bits(works: Sequence[Work]) -> int:
     Returns:
       16 if tensors are large on average, 8 otherwise.
     """
-    return digit_bits(sum(work.size for work in works), len(works))
+    return digit_bits(sum([work.size for work in works]), len(works))

@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import Products, number
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.reductions import Vectors, combination
+from sail_jax.merging.reductions import Extent, combination
 from sail_jax.methods.registry import Compat, choose, method
 
 Average = Literal["cosine", "angle"]
@@ -103,7 +103,7 @@ def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "p
     Array([[0.5  , 0.866]], dtype=float32)
     """
     mergekit = choose(compat)(None, False, True)
-    scope: Vectors = "tensor" if flatten else "column" if row_wise else "row"
+    scope: Extent = "tensor" if flatten else "column" if row_wise else "row"
     reduction = combination(_nuslerp(mergekit), scope=scope)
     return Merge(reduction=reduction, base="optional", models=(2, 2))
 
@@ -260,7 +260,7 @@ def model_stock(
     one_of("average", average, Average)
     one_of("input_axis", input_axis, (-1, 0))
     mergekit = choose(compat)(None, False, True)
-    scope: Vectors = "tensor" if not filter_wise else "row" if input_axis == -1 else "column"
+    scope: Extent = "tensor" if not filter_wise else "row" if input_axis == -1 else "column"
     reduction = combination(_stock(average, mergekit), scope=scope)
     return Merge(reduction=reduction, normalize=True, models=(2, None))
 

@@ -31,6 +31,7 @@ from sail_jax.checkpoint.operations.running import (
     unselected,
 )
 from sail_jax.checkpoint.operations.spooling import FactorSpool
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.sources.adapted import Named, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, Pair, read_keys
@@ -45,7 +46,6 @@ from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Sc
 from sail_jax.checks import argument, nearest, one_of
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
-from sail_jax.merging.identity import identity
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sail_jax import methods
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.jobs import Job
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checkpoint.recipe.settings import Ledger, Value
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.merging import random_bits
-from sail_jax.merging.identity import identity
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 

@@ -48,6 +48,7 @@ from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.inputs import (
     Input,
     is_derived,
@@ -71,7 +72,6 @@ from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
-from sail_jax.merging.identity import identity
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Shape, Tensor, bytes_of

@@ -1,5 +1,6 @@
 """Methods streamed from tensors read piece by piece, against the same methods in memory."""
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -459,7 +460,7 @@ def test_what_a_tensor_needed_is_let_go_with_it(monkeypatch):
     assert max(alive) <= 3
     small = lambda model: {"w": model["w0"][:40, :50]}  # noqa: E731
     (one,) = merge_cases.works(della, [small(m) for m in models], small(base))
-    assert memory(one) - memory(one._replace(merge=methods.linear())) == 750
+    assert memory(one) - memory(dataclasses.replace(one, merge=methods.linear())) == 750
 
 
 @pytest.mark.parametrize("needs", ["entry", "row", "tensor"])
@@ -519,13 +520,13 @@ def test_counts_of_short_rows_are_not_kept(monkeypatch):
     """Kept until the last tensor is merged, they would take as much memory as the model; and what
     is taken at the threshold is the same without them."""
     held = []
-    before = streaming.Unit.resolved
+    before = streaming.Tree.resolve
 
-    def remember(unit, found, own=()):
-        held.extend(x.size for x in jax.tree.leaves(own))
-        before(unit, found, own)
+    def remember(tree, step):
+        before(tree, step)
+        held.extend(x.size for unit in tree.units for x in jax.tree.leaves(unit.own[-1]))
 
-    monkeypatch.setattr(streaming.Unit, "resolved", remember)
+    monkeypatch.setattr(streaming.Tree, "resolve", remember)
     rows = transforms.drop_by_magnitude(0.9, 0.05, KEY)  # whose pieces are rows
     merge = Merge(chain(rows, transforms.trim(0.4)), weighted_mean)
     models, base = problem({"w": (200, 3), "v": (30, 300)}, dtype=ml_dtypes.bfloat16)
@@ -543,7 +544,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
     merge_cases.in_small_pieces(monkeypatch)
     models, base = problem({"w": (64,)})
     (unit,) = streaming.units(merge_cases.works(methods.task_arithmetic(), models, base), False)
-    reader = streaming.Reader(unit, Buffers(), True)
+    reader = streaming.Reader(unit, Buffers(), True, threading.Event())
     lent = []
 
     class Pending:
@@ -555,24 +556,24 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
         def block_until_ready(self):
             self.value = np.array(self.models[0, 0])
 
-    def compute(start, models):
-        lent.append(models.unsafe_buffer_pointer())
-        return Pending(models)
+    def compute(piece):
+        lent.append(piece.models.unsafe_buffer_pointer())
+        return Pending(piece.models)
 
     computed = [reader(k, compute) for k in range(2)]
     for k in range(2):
         np.testing.assert_array_equal(computed[k].value, models[0]["w"][16 * k : 16 * k + 16])
     assert lent[0] == lent[1]  # the same memory: there was something to wait for
 
-    def fails(*arrays):
-        lent.append(arrays)  # which keeps it, as a computation would
+    def fails(piece):
+        lent.append(piece)  # which keeps it, as a computation would
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         reader(0, fails)
     reader(1, compute)
-    assert lent[-1] != lent[-2][1].unsafe_buffer_pointer()
-    np.testing.assert_array_equal(lent[-2][1][0, 0], models[0]["w"][:16])
+    assert lent[-1] != lent[-2].models.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(lent[-2].models[0, 0], models[0]["w"][:16])
 
 
 def stressed(monkeypatch, times):

@@ -308,7 +308,7 @@ IDENTITIES = """
 import jax
 from sail_jax import Merge, methods, transforms
 from sail_jax.merging.combining import from_function
-from sail_jax.merging.identity import identity
+from sail_jax.checkpoint.planning.identity import identity
 key = jax.random.key(3)
 merges = [
     methods.ties(), methods.ties(density=0.3), methods.ties(scope="tensor"), methods.ties(scale=2),

@@ -1,6 +1,7 @@
 """The report of a merge: its numbers against sums over all entries at once, its page as HTML."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -243,7 +244,7 @@ def test_models_are_told_apart_in_whatever_order():
     deltas, kept, update = case.arrays[first.name]
     some = [2, 0]
     first = first._replace(
-        work=first.work._replace(models=tuple(first.models[k] for k in some)),
+        work=dataclasses.replace(first.work, models=tuple(first.models[k] for k in some)),
         owners=tuple(first.owners[k] for k in some),
         weights=(0.5, 0.5),
     )
@@ -438,7 +439,9 @@ def test_hostile_names_stay_text():
     shapes = {f"{HOSTILE}.weight": (8, 4), f"model.layers.0.{HOSTILE}": (4, 4)}
     case = merged(shapes, models=(HOSTILE, "b" * 300), notes=(HOSTILE,))
     treatment = case.plan.treatments[0]
-    hostile = treatment.work._replace(merge=Merge(name=HOSTILE, options={HOSTILE: HOSTILE}))
+    hostile = dataclasses.replace(
+        treatment.work, merge=Merge(name=HOSTILE, options={HOSTILE: HOSTILE})
+    )
     treatment = treatment._replace(note=HOSTILE, work=hostile)
     case.plan = case.plan._replace(
         treatments=(treatment, *case.plan.treatments[1:]), method=HOSTILE,
@@ -488,7 +491,7 @@ def test_odd_models_have_a_page(shapes):
     for name, shape in shapes.items():
         if 0 in shape:
             empty = case.plan.treatments[0]
-            empty = empty._replace(work=empty.work._replace(name=name, shape=shape))
+            empty = empty._replace(work=dataclasses.replace(empty.work, name=name, shape=shape))
             case.plan = case.plan._replace(treatments=(*case.plan.treatments, empty))
             zeros = [0.0] * 3
             case.records[name] = Record(

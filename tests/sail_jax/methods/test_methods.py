@@ -393,7 +393,7 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
         merge = methods.linear()
         for place in ("one CPU", "elsewhere"):
             if place == "elsewhere":
-                monkeypatch.setattr("sail_jax.merging.merge.on_one_cpu", lambda leaves: False)
+                monkeypatch.setattr("sail_jax.merging.merge.on_one_cpu", lambda *trees: False)
             got = merge(models, weights=[1, 2])
             assert [(type(v), v.dtype.name) for v in (got["w"], got["n"])] == [
                 (np.ndarray, "float64"),
@@ -802,3 +802,17 @@ def test_gradient_in_leaves_that_share_a_loop(name):
         inner = jax.tree.map(np.vdot, loss(trees)[1], ahead)
         assert abs(want) > 1e-2  # the comparison is not of zeros
         np.testing.assert_allclose(sum(jax.tree.leaves(inner)), want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_merge_is_shown_in_one_line():
+    """As the call that makes it, which can be pasted where options are plain; arrays by shape."""
+    ties = methods.ties(density=0.2, scope="tensor")
+    assert repr(ties) == "ties(density=0.2, scope='tensor')"
+    assert repr(eval(repr(ties), vars(methods))) == repr(ties)
+    rescaled = methods.task_arithmetic(scale=np.full((), 0.5))
+    assert repr(rescaled) == "task_arithmetic(scale=0.5)"
+    fisher = methods.fisher(fishers=[{"w": jnp.ones((2, 3))}])
+    assert repr(fisher) == "fisher(fishers=[{'w': float32[2,3]}])"
+    mine = Merge(chain(transforms.trim(0.3), transforms.elect()), weighted_mean, scale=2.0)
+    steps = "chain(trim(density=0.3), elect())"
+    assert repr(mine) == f"Merge(transform={steps}, reduction=weighted_mean, scale=2.0)"

@@ -12,11 +12,11 @@ from fake_checkpoints import WIDTH, Array, Fake, beside, config, entries, llama
 
 from sail_jax.checkpoint.contents.layers import position, role, stacks
 from sail_jax.checkpoint.planning.cards import describe, growth_card, model_card, render
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
 from sail_jax.checkpoint.recipe.yaml_tree import Where
-from sail_jax.merging.identity import identity
 from sail_jax.merging.tensors import Tensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from sail_jax import Merge, methods
-from sail_jax.merging import identity as module
+from sail_jax.checkpoint.planning import identity as module
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.merging import random_bits
 from sail_jax.merging.combining import from_function
-from sail_jax.merging.identity import identity
 
 MINE = """
 from dataclasses import dataclass
