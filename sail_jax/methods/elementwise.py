@@ -5,6 +5,7 @@ vectors and then add them up are in `sparse`.
 """
 
 import functools
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import TieSign, elect, mask
-from sail_jax.methods.registry import Compat, choose, method
+from sail_jax.methods.registry import DENSITY, Compat, Range, Scale, choose, method
 
 Scalar = Float[ArrayLike, ""]
 Vectors = tuple[Array, Array]
@@ -86,7 +87,7 @@ def expo(*, alpha: Scalar = 0.1) -> Merge:
 
 
 @method
-def magmax(*, scale: Scalar = 1.0) -> Merge:
+def magmax(*, scale: Scale = 1.0) -> Merge:
     """Keeps, for each entry, the one change that is largest in magnitude (MagMax).
 
     The result is base + scale * w_j delta_j, where j is the model whose |w_j delta_j| is largest at
@@ -194,7 +195,12 @@ def _mask_inactive(epsilon: Array, piece: Piece, delta: Array, weight: Array) ->
 
 
 @method
-def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) -> Merge:
+def ramplus_tl(
+    *,
+    epsilon: Scalar = 1e-5,
+    r: Annotated[Scalar, Range(0.0, 0.5)] = 0.1,
+    alpha: Annotated[Scalar, Range(0.0, 1.0)] = 0.2,
+) -> Merge:
     """Averages changes as `ram` does, and amplifies those that only one model made (RAM+).
 
     Where exactly one model k is active, its change is multiplied by the factor
@@ -257,7 +263,12 @@ def _amplify(
 
 
 @method
-def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat = "paper") -> Merge:
+def sce(
+    *,
+    select_topk: Annotated[float, DENSITY] = 1.0,
+    tie: TieSign | None = None,
+    compat: Compat = "paper",
+) -> Merge:
     """Averages the entries that vary most, with weights by energy and elected signs (SCE).
 
     For each tensor by itself:
@@ -464,7 +475,7 @@ def _fuse(quartiles: tuple[Threshold, ...], piece: Piece, delta: Array, weight: 
 
 
 @method
-def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
+def pcb(*, ratio: Annotated[float, Range(0.02, 0.5)] = 0.1, scale: Scale = 1.0) -> Merge:
     """Merges the entries that win a competition within and between tasks (PCB-Merging).
 
     For each of the M models, over the whole tree:

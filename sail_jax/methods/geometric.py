@@ -7,7 +7,7 @@ and two passes over a tensor of any size, in constant memory, are enough.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import Products, number
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import Extent, combination
-from sail_jax.methods.registry import Compat, choose, method
+from sail_jax.methods.registry import Compat, Range, choose, method
 
 Average = Literal["cosine", "angle"]
 
@@ -29,7 +29,9 @@ CUT = 1e-3
 
 
 @method
-def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") -> Merge:
+def slerp(
+    *, t: Annotated[Float[ArrayLike, ""] | None, Range(0.0, 1.0)] = None, compat: Compat = "paper"
+) -> Merge:
     """Interpolates two models along the arc between their directions, tensor by tensor (slerp).
 
     The two tensors are vectors a and b with the angle theta between them; t = 0 gives the first

@@ -6,7 +6,7 @@ needs. `consensus` makes one model of the masks.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from sail_jax.merging.task_vectors import (
     task_vectors,
 )
 from sail_jax.merging.transforms import check_per_model, elect, trim
-from sail_jax.methods.registry import method
+from sail_jax.methods.registry import DENSITY, Range, Scale, method
 
 Multitask = Literal["sum", "ties"]
 Scalar = Float[ArrayLike, ""]
@@ -249,11 +249,11 @@ def best_thresholds(
 @method
 def consensus(
     *,
-    threshold: PerModel = 0.4,
+    threshold: Annotated[PerModel, Range(0.1, 0.9)] = 0.4,
     agree: int = 2,
     multitask: Multitask = "sum",
-    density: float = 0.2,
-    scale: Scalar = 1.0,
+    density: Annotated[float, DENSITY] = 0.2,
+    scale: Scale = 1.0,
 ) -> Merge:
     """Keeps the entries of the multi-task vector that several tasks need (consensus merging).
 

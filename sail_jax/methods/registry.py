@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
 from typing import (
+    Annotated,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -21,6 +22,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from jaxtyping import ArrayLike, Float
 
 from sail_jax.checks import nearest, one_of
 from sail_jax.merging import random_bits
@@ -32,6 +35,24 @@ Plain = bool | int | float | str
 """A value that a recipe can hold."""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Range(NamedTuple):
+    """The range of a hyperparameter that is worth searching, as metadata of its annotation.
+
+    Attributes:
+      low: The least value.
+      high: The largest value.
+    """
+
+    low: float
+    high: float
+
+
+DENSITY = Range(0.05, 1.0)
+"""From where a method keeps few entries to where it keeps all."""
+Scale = Annotated[Float[ArrayLike, ""], Range(0.1, 2.0)]
+"""The factor of an update."""
 
 METHODS: dict[str, Callable[..., Merge]] = {}
 """The functions that make the merges of all published methods, by the name of the method."""
@@ -195,6 +216,31 @@ def takes(name: str) -> Mapping[str, Takes]:
     (('none', 'positive', 'majority'), True)
     """
     return _takes(get(name))
+
+
+def ranges(name: str) -> Mapping[str, Range]:
+    """Reads the ranges of hyperparameters that a method states in its annotations.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The range of each hyperparameter that has one.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> from sail_jax import methods  # registers them
+    >>> dict(ranges("task_arithmetic"))
+    {'scale': Range(low=0.1, high=2.0)}
+    """
+    hints = get_type_hints(get(name), include_extras=True)
+    return {
+        option: found
+        for option, hint in hints.items()
+        for found in getattr(hint, "__metadata__", ())
+        if isinstance(found, Range)
+    }
 
 
 @functools.cache

@@ -4,6 +4,7 @@ Each method is one expression: transforms of `merging.transforms`, then the weig
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
@@ -25,7 +26,7 @@ from sail_jax.merging.transforms import (
     rescale_l1,
     trim,
 )
-from sail_jax.methods.registry import Compat, choose, method
+from sail_jax.methods.registry import DENSITY, Compat, Range, Scale, choose, method
 
 Scalar = Float[ArrayLike, ""]
 
@@ -57,7 +58,7 @@ def linear(*, normalize: bool = True) -> Merge:
 
 
 @method
-def task_arithmetic(*, normalize: bool = False, scale: Scalar = 1.0) -> Merge:
+def task_arithmetic(*, normalize: bool = False, scale: Scale = 1.0) -> Merge:
     """Adds the weighted task vectors to the base (task arithmetic).
 
     The result is base + scale * sum_k w_k delta_k. A negative weight removes a task. With models
@@ -87,13 +88,13 @@ def task_arithmetic(*, normalize: bool = False, scale: Scalar = 1.0) -> Merge:
 @method
 def ties(
     *,
-    density: float | Sequence[float] | None = None,
+    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
     scope: Scope | None = None,
     rescale: bool = False,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool = True,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Averages the large changes that agree with an elected sign (TIES-Merging).
@@ -170,10 +171,10 @@ def _elected(by: ElectBy | None, tie: TieSign | None, compat: Compat) -> Transfo
 def dare_linear(
     *,
     key: Array,
-    density: PerModel | None = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
     rescale: bool = True,
     normalize: bool = False,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Drops changes at random, rescales the others, and adds them up (DARE, then task arithmetic).
@@ -217,12 +218,12 @@ def dare_linear(
 def dare_ties(
     *,
     key: Array,
-    density: PerModel | None = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
     rescale: bool = True,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool | None = None,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Drops changes at random, then elects signs and averages what agrees (DARE with TIES).
@@ -278,12 +279,12 @@ def _dare(density: PerModel | None, key: Array, compat: Compat, rescale: bool) -
 def della_linear(
     *,
     key: Array,
-    density: PerModel | None = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
     epsilon: PerModel | None = None,
     rank_by: RankBy = "rank",
     rescale: bool = True,
     normalize: bool = False,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Drops changes at random, small ones more often, and adds up the others (DELLA, no election).
@@ -334,14 +335,14 @@ def della_linear(
 def della(
     *,
     key: Array,
-    density: PerModel | None = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
     epsilon: PerModel | None = None,
     rank_by: RankBy = "rank",
     rescale: bool = True,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool = True,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Drops changes at random, small ones more often, then elects signs and averages (DELLA).
@@ -399,12 +400,12 @@ def _della(
 @method
 def breadcrumbs(
     *,
-    density: float | Sequence[float] | None = None,
-    gamma: float | Sequence[float] | None = None,
+    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
+    gamma: Annotated[float | Sequence[float] | None, Range(0.0, 0.2)] = None,
     scope: Scope = "tensor",
     rescale: bool = False,
     normalize: bool = False,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Adds up task vectors without their largest and their smallest entries (breadcrumbs).
@@ -451,14 +452,14 @@ def breadcrumbs(
 @method
 def breadcrumbs_ties(
     *,
-    density: float | Sequence[float] | None = None,
-    gamma: float | Sequence[float] | None = None,
+    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
+    gamma: Annotated[float | Sequence[float] | None, Range(0.0, 0.2)] = None,
     scope: Scope = "tensor",
     rescale: bool = False,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool | None = None,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
     """Masks the largest and smallest changes, then elects signs and averages (breadcrumbs, TIES).

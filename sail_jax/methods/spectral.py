@@ -13,7 +13,7 @@ noise: for tensors that did not move, deltas of low rank, and copies.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import Scope
-from sail_jax.methods.registry import method
+from sail_jax.methods.registry import Range, Scale, method
 
 Scalar = Float[ArrayLike, ""]
 Matrices = str | Callable[[str], bool] | None
@@ -49,7 +49,7 @@ Vectors = tuple[Array, Array]
 
 
 @method
-def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
+def tsv_m(*, ratio: float | None = None, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
     """Adds up low-rank task matrices after making their singular vectors orthogonal (TSV-M).
 
     Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m). Next to each other,
@@ -91,7 +91,7 @@ def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices
 
 
 @method
-def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
+def iso_c(*, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
     """Adds up the task matrices and makes all singular values of the sum equal (Iso-C).
 
     Of the sum of deltas the singular value decomposition U diag(S) V^T is taken. The result is
@@ -127,9 +127,9 @@ def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
 @method
 def iso_cts(
     *,
-    common_fraction: float = 0.8,
+    common_fraction: Annotated[float, Range(0.0, 1.0)] = 0.8,
     input_axis: Literal[-1, 0] = -1,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
     """Equalises singular values in a common subspace and in one subspace per task (Iso-CTS).
@@ -179,7 +179,7 @@ def wudi(
     rate: Scalar = 1e-5,
     damping: Scalar = 1e-6,
     input_axis: Literal[-1, 0] = -1,
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
     """Finds the update that interferes least with the task matrices (WUDI).
@@ -240,9 +240,9 @@ def wudi(
 @method
 def opcm(
     *,
-    alpha: Scalar = 0.5,
+    alpha: Annotated[Scalar, Range(0.0, 1.0)] = 0.5,
     scope: Scope = "tree",
-    scale: Scalar = 1.0,
+    scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
     """Adds one model after the other, each orthogonally to the sum so far (OPCM).

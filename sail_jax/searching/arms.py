@@ -14,10 +14,9 @@ from jaxtyping import Float, PyTree
 
 from sail_jax import methods
 from sail_jax.checks import nearest
-from sail_jax.merging import merge as registry
 from sail_jax.merging import random_bits
 from sail_jax.merging.merge import Merge
-from sail_jax.methods.ranges import ranges
+from sail_jax.methods import registry
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Arm", "affine", "arms", "usual"]
@@ -255,7 +254,7 @@ def _unfit(name: str, count: int, base: bool) -> str:
 def _arm(name: str, seed: int) -> Arm:
     """The arm of a method, which begins at the method's defaults where these are numbers."""
     make = registry.get(name)
-    bounds = ranges(make)
+    bounds = registry.ranges(name)
     options = registry.options_of(name)
     fixed = {"key": random_bits.key(seed)} if "key" in options else {}
     defaults = {key: options[key].default for key in bounds}
