@@ -20,6 +20,7 @@ from sail_jax.merging.arithmetic import (
     add_products,
     beside,
     common_unit,
+    computed_once,
     number,
     task_sum,
     unit_of,
@@ -357,9 +358,15 @@ def _variance_keys(
 
     As a sum over pairs a variance is 0 only where all models are equal.
     """
-    unit = varying[1].astype(delta.dtype)
-    pairs = [x * (1 / unit) for x in _differences(delta, weight)]
-    variance = sum((x * x for x in pairs), jnp.zeros_like(delta[0]))[None] / len(delta) ** 2
+
+    def variances() -> Array:
+        unit = varying[1].astype(delta.dtype)
+        pairs = [x * (1 / unit) for x in _differences(delta, weight)]
+        return sum((x * x for x in pairs), jnp.zeros_like(delta[0]))[None] / len(delta) ** 2
+
+    # What counts keys and what takes them have to see the same ones. Fused with either, the sums
+    # would be rounded in different ways.
+    variance = computed_once(variances, weight)
     return ranking.magnitude(variance, jnp.ones_like(variance))
 
 
