@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sail_jax.searching import search
     from sail_jax.tracing import Checked, Inferred, check_spec, spec_of, stack, unstack
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "": "align architectures checkpoint distances growth lora methods probe proximal trajectory",
