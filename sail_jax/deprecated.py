@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ["UNTIL", "former", "renamed"]
 
 UNTIL: dict[str, str] = {}
 """The release in which each former name goes. A test fails as soon as that release is this one."""

@@ -6,8 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["lazily", "listed"]
-
 
 def listed(package: str) -> Callable[[], list[str]]:
     """Makes the `__dir__` of a package: the names it hands on, without those it only uses itself.

@@ -15,8 +15,6 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete, integer
 
-__all__ = ["Learned", "check_batches", "learn"]
-
 
 class Learned(NamedTuple):
     """What was learned, with the network that it makes.

@@ -13,8 +13,6 @@ import sys
 import threading
 import time
 
-__all__ = ["STOP", "Relay", "main"]
-
 STOP, LOST, BYE, HELLO = b"stop\n", b"lost\n", b"bye\n", b"hello\n"
 # Seconds without an answer after which a machine counts as gone, and those that are left to the
 # others to end when the first process has.

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-__all__ = ["Normal", "between", "distance", "fit", "normal"]
-
 
 class Normal(NamedTuple):
     """A normal distribution, in float64.

@@ -20,8 +20,6 @@ from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.trying import MOST, Examples, Running
 from sail_jax.merging.tensors import read_whole
 
-__all__ = ["HeldOut", "Kind", "examples", "read", "score"]
-
 Kind = Literal["arrays", "texts", "questions"]
 IGNORED = -100
 """The label of a token that takes no part."""

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["attend", "check_length", "dropped"]
-
 
 def attend(
     q: Float[Array, "*batch t h k"],

@@ -18,8 +18,6 @@ from experiments.models.sit import SiT
 from experiments.models.vit import ViT
 from sail_jax.checks import nearest
 
-__all__ = ["MODULES", "PRESETS", "build", "config", "describe", "of_type"]
-
 MODULES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {
         "flax_gpt": GPT,

@@ -19,8 +19,6 @@ from sail_jax.architectures.table import Config, count, divided, flag
 from sail_jax.checkpoint import load_checkpoint
 from sail_jax.trees import path_str
 
-__all__ = ["Pretrained", "convert", "export", "load_pretrained", "module_of", "read_config"]
-
 _BLOCK = r"block_(\d+)/"
 
 # Their name of each of our leaves, with {} for the number of the block. Where a tensor of theirs is

@@ -10,8 +10,6 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 from sail_jax.growth import networks
 from sail_jax.methods.sparse import linear
 
-__all__ = ["between", "brought", "mean", "merged"]
-
 
 def brought(
     models: Sequence[tuple[PyTree, Mapping[str, Any]]],

@@ -44,20 +44,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "Axis",
-    "Factor",
-    "Patterns",
-    "Role",
-    "blocks",
-    "end_to_end",
-    "format_axes",
-    "parse_axes",
-    "parts",
-    "path_pattern",
-    "times",
-]
-
 Role = Literal["write", "read", "gain"]
 """What an axis does with a space: it writes it, it reads it (a star), or it multiplies it unit by
 unit (`diag`).

@@ -21,8 +21,6 @@ from sail_jax.basis.spaces import Spec, table
 from sail_jax.checks import as_array
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Certificate", "Report", "SpaceReport", "Verdict", "certificate", "exactness"]
-
 
 class SpaceReport(NamedTuple):
     """What `exactness` found of one mapped space.

@@ -24,8 +24,6 @@ from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
-__all__ = ["by_block", "change_basis", "unfuse", "unfused"]
-
 Kind = Literal["params", "gradients", "second_moments"]
 
 

@@ -7,8 +7,6 @@ ordered from more to less: a ReLU allows positive scales but no rotation, RMSNor
 
 import enum
 
-__all__ = ["NONLINEARITIES", "Family"]
-
 
 class Family(enum.Flag):
     """A set of maps, described by the properties that all its members share.

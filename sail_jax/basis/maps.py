@@ -17,19 +17,6 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from sail_jax.basis.families import Family
 from sail_jax.checks import as_array, concrete
 
-__all__ = [
-    "Selection",
-    "SpaceMap",
-    "along",
-    "classify",
-    "compose",
-    "defect",
-    "identity",
-    "invert",
-    "measure",
-    "select",
-]
-
 
 @partial(jax.tree_util.register_dataclass, data_fields=("index", "scale"), meta_fields=("old",))
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,6 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import escaped, nearest
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Leaf", "Space", "Spec", "Use", "spec"]
-
 
 class Leaf(NamedTuple):
     """A parameter array and the spaces of its axes.

@@ -30,17 +30,6 @@ from sail_jax.growth.width import lift
 from sail_jax.learning import Learned, learn
 from sail_jax.trees import leaf_paths
 
-__all__ = [
-    "learn_maps",
-    "ligo_init",
-    "ligo_maps",
-    "ligo_spec",
-    "sail_init",
-    "sail_maps",
-    "sail_spec",
-    "width_gradients",
-]
-
 Free = dict[str, dict[str, Array]]
 """Learned coefficients: named arrays for each space."""
 

@@ -35,18 +35,6 @@ from sail_jax.architectures.table import Config, count, divided, flag, setting
 from sail_jax.checks import argument, nearest, one_of
 from sail_jax.trees import factor_of, leaf_paths, some_paths
 
-__all__ = [
-    "Found",
-    "Link",
-    "check_placed",
-    "from_hugging_face",
-    "links",
-    "links_of",
-    "matched",
-    "to_hugging_face",
-    "tree_config",
-]
-
 Shape = tuple[int, ...]
 
 # No network has as many layers; a number in a file may be any.

@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["jax_function", "on_arrays"]
-
 # Values that a later call would start from: they are no result.
 _CACHES = ("past_key_values", "cache_params")
 _LOCK = threading.Lock()

@@ -27,15 +27,6 @@ from sail_jax.interop.settings import Network, table_by_probing
 from sail_jax.interop.torch import jax_function, on_arrays
 from sail_jax.tracing import Inferred, spec_of
 
-__all__ = [
-    "available",
-    "name_of",
-    "outputs_of_config",
-    "probe_config",
-    "rules_of_config",
-    "spec_of_config",
-]
-
 LENGTH = 8  # of the tokens that are traced
 _TABLES = 64 << 20  # bytes of tables that are kept
 _SMALL = 1 << 20  # parameters of a network that is built in memory

@@ -19,30 +19,6 @@ from jaxtyping import Array, ArrayLike, Float, Num
 from sail_jax.checks import concrete
 from sail_jax.merging.counting import numpy_of
 
-__all__ = [
-    "Norms",
-    "PerModel",
-    "Products",
-    "add_norms",
-    "add_products",
-    "at_unit_scale",
-    "automatic",
-    "beside",
-    "common_unit",
-    "computed_once",
-    "gram",
-    "l1_norms",
-    "norm",
-    "number",
-    "per_task",
-    "products",
-    "sums",
-    "task_sum",
-    "total_products",
-    "unit_of",
-    "units_of",
-]
-
 PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
 """One number for all models, or one number for each model."""
 

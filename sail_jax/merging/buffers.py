@@ -9,8 +9,6 @@ from jaxtyping import Array
 
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["Buffers"]
-
 SPARE = 32 << 20
 """Bytes that a worker may keep beside what it holds of a tensor."""
 

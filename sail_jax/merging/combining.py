@@ -23,18 +23,6 @@ from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, called
 from sail_jax.merging.task_vectors import TaskVectors, in_float64
 from sail_jax.trees import leaf_paths
 
-__all__ = [
-    "Reduction",
-    "Transform",
-    "chain",
-    "from_function",
-    "masked",
-    "matching",
-    "reduce",
-    "shown",
-    "transform",
-]
-
 Made = TypeVar("Made", "Transform", "Reduction")
 P = ParamSpec("P")
 T = TypeVar("T")

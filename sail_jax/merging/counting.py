@@ -14,26 +14,6 @@ from jaxtyping import Array, Bool, UInt
 
 from sail_jax.merging.steps import Kernel, kernel
 
-__all__ = [
-    "Numbers",
-    "Wide",
-    "add",
-    "carry",
-    "check_size",
-    "for_each",
-    "fraction",
-    "less",
-    "narrow_to_wide",
-    "numpy_of",
-    "occurrences",
-    "pick",
-    "rest",
-    "row_sums",
-    "running",
-    "subtract",
-    "wide",
-]
-
 HALF = 1 << 16
 """The base of a `Wide`: 16 bits."""
 MANY = 1 << 15

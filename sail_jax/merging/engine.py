@@ -27,8 +27,6 @@ from sail_jax.merging.task_vectors import Proposal
 from sail_jax.merging.tensors import Shape, aligned
 from sail_jax.merging.work import PieceOf, Work, is_crowd, tree_bits
 
-__all__ = ["Engine", "InMemory", "merge_arrays"]
-
 Item = TypeVar("Item")
 SEVERAL = 1 << 22
 """The total number of entries of arrays above which several threads merge them."""

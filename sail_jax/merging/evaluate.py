@@ -38,8 +38,6 @@ from sail_jax.merging.leafwise import (
 )
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
-__all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu"]
-
 SHORT = 60
 """The largest number of operations of a leaf for which its program is repeated for every leaf."""
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["FAINT", "finite", "lost"]
-
 # The bit pattern of infinity, by the bytes of a float; larger patterns are NaN.
 _EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
 _BFLOAT16 = 0x7F80

@@ -19,8 +19,6 @@ from jaxtyping import ArrayLike
 
 from sail_jax.checks import one_of
 
-__all__ = ["Integers", "check_integers", "differ", "is_complex", "one_of", "remedy", "rule_for"]
-
 Integers = Literal["first", "last", "max", "refuse"]
 """Whose values are taken where models differ: those of the base or else the first model, of the
 last model, or the largest, entry by entry. "refuse" makes a difference an error."""

@@ -17,26 +17,6 @@ from sail_jax.merging import counting
 from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
-__all__ = [
-    "Add",
-    "Data",
-    "Known",
-    "Leaf",
-    "Source",
-    "Traced",
-    "Whole",
-    "alone",
-    "barrier",
-    "check_chosen",
-    "check_paths",
-    "digit_bits",
-    "local_of",
-    "map_counts",
-    "naming",
-    "summarise",
-    "through",
-]
-
 SMALL, LARGE = 1 << 15, 1 << 16
 """Numbers of entries above which a leaf, on a CPU, is searched by counting its keys in bins, and
 above which digits of 16 bits pay.

@@ -10,8 +10,6 @@ from jaxtyping import Array, Float
 
 from sail_jax.merging.arithmetic import unit_of
 
-__all__ = ["matmul", "polar", "rounding", "svd"]
-
 Matrix = Float[Array, "a b"]
 
 

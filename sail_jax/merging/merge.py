@@ -36,8 +36,6 @@ from sail_jax.merging.task_vectors import (
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Program, Work
 
-__all__ = ["Base", "Merge", "with_base"]
-
 Base = Literal["required", "optional", "unused", "merged"]
 """What a base is to a merge; see `Merge`."""
 

@@ -10,8 +10,6 @@ from sail_jax.checks import one_of
 from sail_jax.merging.selection import Select, check_weights, selection
 from sail_jax.trees import leaf_paths, some_paths
 
-__all__ = ["Parted", "Rest", "part"]
-
 Rest = Literal["last", "first", "error"]
 """Whose leaves are taken that are not selected: those of the last model, or those of the base or
 else the first model. "error" makes it an error that there are any."""

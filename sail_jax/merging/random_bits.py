@@ -33,8 +33,6 @@ from jaxtyping import Array, ArrayLike, Float, UInt
 
 from sail_jax.checks import concrete
 
-__all__ = ["STREAM", "key", "key_words", "mix", "stream", "uniform"]
-
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 """The 64 bits of state of one or more streams, in two words (low, high)."""
 STREAM = 1

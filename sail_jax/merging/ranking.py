@@ -50,16 +50,6 @@ from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
-__all__ = [
-    "MAGNITUDES",
-    "Order",
-    "Threshold",
-    "float_of_key",
-    "key_of_float",
-    "magnitude",
-    "take",
-]
-
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
 COLUMNS = 1 << 14

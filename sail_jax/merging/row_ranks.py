@@ -16,8 +16,6 @@ from jaxtyping import Array, Float, UInt
 
 from sail_jax.merging.arithmetic import automatic
 
-__all__ = ["row_ranks"]
-
 IN_CACHE = 1 << 15
 """The number of entries that are sorted at a time."""
 

@@ -12,8 +12,6 @@ import ml_dtypes
 
 from sail_jax.checks import nearest
 
-__all__ = ["Select", "Selection", "check_weights", "of_optimiser", "selection"]
-
 Select = str | Callable[[str], bool] | None
 """Patterns with "," between them, a function of a leaf's path, or None for what the tree shows."""
 

@@ -25,25 +25,6 @@ from jaxtyping import Array, ArrayLike, Bool, UInt
 from sail_jax.checks import nearest
 from sail_jax.trees import some_paths
 
-__all__ = [
-    "NEEDS",
-    "STATIC",
-    "Fold",
-    "Kernel",
-    "Needs",
-    "PerLeaf",
-    "Piece",
-    "Scope",
-    "Statistic",
-    "Step",
-    "Visit",
-    "brief",
-    "called",
-    "fingerprint",
-    "kernel",
-    "resolve",
-]
-
 Needs = Literal["entry", "row", "tensor"]
 """What a kernel has to see of a leaf at once; see `Step`."""
 NEEDS: tuple[Needs, ...] = ("entry", "row", "tensor")

@@ -54,8 +54,6 @@ from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import ENTRIES, PieceOf, Work, at_a_time, passes, pieces, read_as
 
-__all__ = ["NotFiniteError", "Reader", "Tree", "Unit", "all_finite", "units"]
-
 Computed = TypeVar("Computed")
 Shaped = TypeVar("Shaped", Tensor, Work)
 

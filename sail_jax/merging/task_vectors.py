@@ -33,24 +33,6 @@ from sail_jax.merging.integers import (
 from sail_jax.merging.steps import STATIC, kernel
 from sail_jax.trees import factor_of, leaf_paths, some_paths
 
-__all__ = [
-    "Matched",
-    "Proposal",
-    "TaskVectors",
-    "Weights",
-    "apply",
-    "as_given",
-    "in_float64",
-    "match",
-    "narrowed",
-    "origin",
-    "outcome",
-    "task_vectors",
-    "task_weights",
-    "too_wide",
-    "written",
-]
-
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
 Checked = Float[Array | np.ndarray, "task"]

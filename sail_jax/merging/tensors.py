@@ -11,21 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = [
-    "LastBlock",
-    "Like",
-    "OnDemand",
-    "Shape",
-    "Tensor",
-    "Tensors",
-    "aligned",
-    "bytes_of",
-    "check_read",
-    "held",
-    "read_whole",
-    "same_entries",
-]
-
 Shape = tuple[int, ...]
 
 

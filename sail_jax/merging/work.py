@@ -20,27 +20,6 @@ from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.steps import NEEDS, Needs, Step
 from sail_jax.merging.tensors import Shape, Tensor
 
-__all__ = [
-    "CROWD",
-    "ENTRIES",
-    "FEW",
-    "SOME",
-    "TINY",
-    "PieceOf",
-    "Program",
-    "Run",
-    "Work",
-    "at_a_time",
-    "copy",
-    "is_crowd",
-    "kept_bytes",
-    "passes",
-    "pieces",
-    "read_as",
-    "tree_bits",
-    "visiting_bytes",
-]
-
 ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
 """The lengths to which runs of entries are padded. Small tensors that are merged together have
 about SOME entries in all.

@@ -19,8 +19,6 @@ from sail_jax.merging.merge import Merge
 from sail_jax.methods import registry
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Arm", "affine", "arms", "usual"]
-
 Bounds = tuple[float, float] | tuple[tuple[float, float], ...]
 
 

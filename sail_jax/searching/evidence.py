@@ -16,8 +16,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import special
 
-__all__ = ["LEVEL", "POWER", "Comparison", "compare", "examples_needed", "means", "task_numbers"]
-
 LEVEL = 0.05
 """The probability with which a merge that is not better is recommended, at most."""
 POWER = 0.8

@@ -14,8 +14,6 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.searching.outcome import Trial
 
-__all__ = ["Journal", "plain"]
-
 _MOST = 1 << 30
 
 

@@ -10,8 +10,6 @@ from sail_jax.searching.arms import Arm
 from sail_jax.searching.evidence import LEVEL, Comparison
 from sail_jax.searching.prediction import Prediction, agreement
 
-__all__ = ["Outcome", "Trial", "front"]
-
 
 class Trial(NamedTuple):
     """One candidate, scored on some examples.

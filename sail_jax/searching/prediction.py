@@ -22,8 +22,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, stats
 
-__all__ = ["Prediction", "Quadratic", "agreement", "fit"]
-
 
 class Quadratic(NamedTuple):
     """A quadratic score of weighted means.

@@ -39,8 +39,6 @@ from sail_jax.searching.evidence import LEVEL, compare, means, task_numbers
 from sail_jax.searching.outcome import Outcome, Trial, front
 from sail_jax.searching.prediction import Prediction, Quadratic, fit
 
-__all__ = ["InMemory", "Measure", "Refine", "Score", "listed", "search", "search_with"]
-
 Score = Callable[[PyTree, PyTree], Float[Array, "n"]]
 """`score(params, batch)` returns a number for each example of a batch; larger is better."""
 

@@ -15,8 +15,6 @@ from theory import deep_linear as dl
 from theory import problems
 from theory.two_layer import fine_tuning, modes, perturbation
 
-__all__ = ["PRETRAINING_ROWS", "TRANSFER_ROWS", "WAYS", "pretraining", "transfer"]
-
 WAYS = (
     "scratch", "linear transfer", "ridge transfer", "fine-tuning", "ridge from scratch", "L2-SP",
 )  # fmt: skip

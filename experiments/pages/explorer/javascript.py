@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike
 
 from sail_jax.checks import concrete
 
-__all__ = ["PRELUDE", "javascript"]
-
 # Elementwise steps: what JavaScript has for them. Truth values are the numbers 0 and 1.
 ELEMENTWISE = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",

@@ -18,8 +18,6 @@ from jaxtyping import Array
 from experiments.lab.progress import Stage
 from theory import deep_linear as dl
 
-__all__ = ["AXES", "TINY", "Grid", "compute"]
-
 
 class Grid(NamedTuple):
     """Where estimators are simulated: all combinations, by the names of the page's controls.

@@ -28,8 +28,6 @@ from experiments.pages.explorer.simulated import AXES, Grid
 from sail_jax.drawing import style
 from theory.claims import all_claims
 
-__all__ = ["GENERATOR", "render"]
-
 GENERATOR = "sail-jax explore"
 ANGLES = 92  # rows of the map, from 0 to 180 degrees: no other multiple of 30 is one of them
 # Okabe and Ito's, by way: their lightness differs, too.

@@ -43,13 +43,6 @@ from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
 
-__all__ = [
-    "Growing",
-    "Grown",
-    "grow_checkpoint",
-    "growing",
-]
-
 Path_ = str | PathLike[str]
 
 

@@ -34,15 +34,6 @@ from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
-__all__ = [
-    "Merged",
-    "Prepared",
-    "merge_checkpoints",
-    "merge_recipe",
-    "prepared",
-    "previewed",
-]
-
 Path_ = str | PathLike[str]
 
 

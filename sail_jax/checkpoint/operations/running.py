@@ -39,18 +39,6 @@ from sail_jax.merging.work import Work
 from sail_jax.provenance import versions
 from sail_jax.trees import some_paths
 
-__all__ = [
-    "DEFAULTS",
-    "Ready",
-    "RunOptions",
-    "bounds",
-    "carried_out",
-    "check_options",
-    "opened",
-    "state_of",
-    "unselected",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:

@@ -32,20 +32,6 @@ from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import read_whole
 from sail_jax.searching.arms import Arm
 
-__all__ = [
-    "InFolders",
-    "Scorer",
-    "Scores",
-    "WithRecipes",
-    "by_command",
-    "by_function",
-    "loaded",
-    "models_of",
-    "recipe_arm",
-    "recipe_of",
-    "search_checkpoints",
-]
-
 MOST_TEXT = 1 << 24
 """The most bytes of a recipe."""
 Path_ = str | Path

@@ -19,8 +19,6 @@ import numpy as np
 
 from sail_jax.merging.merge import Merge
 
-__all__ = ["identity"]
-
 _CONSTANT = (bool, int, float, complex, str, bytes, type(None))
 _ARRAY = (jax.Array, np.ndarray, np.generic)
 _HERE = __name__.partition(".")[0]
