@@ -5,6 +5,7 @@ the best with the models themselves on another part, which no choice has seen. `
 the same function.
 """
 
+from sail_jax.lazy import listed
 from sail_jax.searching.arms import Arm, arms
 from sail_jax.searching.evidence import Comparison, compare, examples_needed
 from sail_jax.searching.outcome import Outcome, Trial
@@ -23,3 +24,5 @@ __all__ = [
     "search",
     "search_with",
 ]
+
+__dir__ = listed(__name__)
