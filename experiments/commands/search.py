@@ -218,8 +218,9 @@ def _ready(args: Namespace, folder: Path) -> _Search:
     names = [Path(x).name for x in models]
     names = names if len({*names, "base"}) > len(names) else models
     methods = None if args.methods is None else args.methods.split(",")
-    arms = list(searching.listed(methods, len(models), base is not None, args.groups, args.seed))
-    arms += [operations.recipe_arm(name) for name in recipes]
+    arms = list(
+        searching.arms(len(models), base is not None, methods, groups=args.groups, seed=args.seed)
+    )
     options = RunOptions(
         max_memory=args.max_memory, allow_pickle=args.allow_pickle, offline=args.offline
     )

@@ -9,7 +9,7 @@ from sail_jax.lazy import listed
 from sail_jax.searching.arms import Arm, arms
 from sail_jax.searching.evidence import Comparison, compare, examples_needed
 from sail_jax.searching.outcome import Outcome, Trial
-from sail_jax.searching.searches import InMemory, listed, search, search_with
+from sail_jax.searching.searches import InMemory, search, search_with
 
 __all__ = [
     "Arm",
@@ -20,7 +20,6 @@ __all__ = [
     "arms",
     "compare",
     "examples_needed",
-    "listed",
     "search",
     "search_with",
 ]

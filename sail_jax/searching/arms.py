@@ -187,7 +187,7 @@ def affine(
 def arms(
     count: int,
     base: bool,
-    names: Iterable[str] | None = None,
+    names: Iterable[str | Arm] | None = None,
     *,
     groups: Sequence[str] = (),
     seed: int = 0,
@@ -197,7 +197,7 @@ def arms(
     Args:
       count: The number of models.
       base: Whether there is a base.
-      names: The methods; by default all that fit, and that state a range or need none.
+      names: The methods, and arms of one's own; by default all methods that fit, and "weights".
       groups: Patterns of leaf paths. If there are any, the last arm is task arithmetic (without a
         base the uniform soup) with a scale for each group.
       seed: The seed of methods that draw at random.
@@ -216,6 +216,9 @@ def arms(
     found = []
     known = [*registry.METHODS, "weights"]
     for name in known if names is None else names:
+        if isinstance(name, Arm):
+            found.append(name)
+            continue
         if name not in known:
             raise ValueError(f"methods: no merging method {name!r}{nearest(name, known)}")
         if name == "weights":
@@ -252,7 +255,7 @@ def _unfit(name: str, count: int, base: bool) -> str:
 def _arm(name: str, seed: int) -> Arm:
     """The arm of a method, which begins at the method's defaults where these are numbers."""
     make = registry.get(name)
-    bounds = registry.ranges(name)
+    bounds = {option: tuple(pair) for option, pair in registry.ranges(name).items()}
     options = registry.options_of(name)
     fixed = {"key": random_bits.key(seed)} if "key" in options else {}
     defaults = {key: options[key].default for key in bounds}

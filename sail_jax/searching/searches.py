@@ -248,7 +248,7 @@ def search(
     return search_with(
         measure,
         n,
-        listed(candidates, len(models), base is not None, groups, seed),
+        arms(len(models), base is not None, candidates, groups=groups, seed=seed),
         names or [f"model {k}" for k in range(len(models))],
         with_base=base is not None,
         tasks=tasks,
@@ -260,29 +260,6 @@ def search(
         history=history,
         on_trial=on_trial,
     )
-
-
-def listed(
-    given: Iterable[str | Arm] | None, count: int, base: bool, groups: Sequence[str], seed: int
-) -> tuple[Arm, ...]:
-    """Makes arms of the names of methods, in their order.
-
-    Args:
-      given: Names, and arms of one's own; by default all methods that fit the models.
-      count: The number of models.
-      base: Whether there is a base.
-      groups: As in `arms`.
-      seed: The seed of methods that draw at random.
-
-    Returns:
-      The arms.
-    """
-    if given is None:
-        return arms(count, base, groups=groups, seed=seed)
-    found: list[Arm] = []
-    for one in given:
-        found += [one] if isinstance(one, Arm) else arms(count, base, [one], seed=seed)
-    return (*found, *arms(count, base, [], groups=groups, seed=seed))
 
 
 def search_with(

@@ -309,7 +309,7 @@ def search_checkpoints(
       ValueError: As `sail_jax.search` does.
       CheckpointError: If a checkpoint cannot be read or merged, or a score is not as expected.
     """
-    listed = searching.listed(candidates, len(models), base is not None, (), seed)
+    listed = searching.arms(len(models), base is not None, candidates, seed=seed)
     # Nothing of a candidate is kept, so that it need not reach the disk.
     quick = replace(run, sync=False, write_model_card=False, force=False, resume=False)
     with tempfile.TemporaryDirectory(prefix="sail-jax-search-", dir=folder) as made:
