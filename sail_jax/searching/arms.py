@@ -255,7 +255,7 @@ def _unfit(name: str, count: int, base: bool) -> str:
 def _arm(name: str, seed: int) -> Arm:
     """The arm of a method, which begins at the method's defaults where these are numbers."""
     make = registry.get(name)
-    bounds = {option: tuple(pair) for option, pair in registry.ranges(name).items()}
+    bounds = {option: (x.low, x.high) for option, x in registry.ranges(name).items()}
     options = registry.options_of(name)
     fixed = {"key": random_bits.key(seed)} if "key" in options else {}
     defaults = {key: options[key].default for key in bounds}

@@ -304,7 +304,7 @@ def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
         case "too_short":  # a list or a mapping
             return f"{context['min_length']} or more {last}"
         case "dict_type":
-            return f"{last}, a mapping"
+            return "a mapping"
         case other:
             return _TYPES.get(other.partition("_")[0], other.replace("_", " "))
 

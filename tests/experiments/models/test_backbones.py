@@ -240,7 +240,9 @@ def test_what_cannot_be_used_is_named(files, tmp_path):
         small(files, centre={"steps": 3, "batch": 4, "rate": 0.01, "tasks": 2})
     with pytest.raises(ValueError, match=r"^experts.swept.tasks must be at most .* 2; got"):
         small(files, data={"names": ("svhn", "dtd")})
-    with pytest.raises(ValueError, match=r"^experts.group must be different tasks of .* got cars"):
+    with pytest.raises(
+        ValueError, match=r"^experts.group must be different tasks of .* got \('cars'"
+    ):
         small(files, group=("cars", NAMES[0]))
     with pytest.raises(ValueError, match=r"^experts.group must be centre.tasks = 2 tasks; got 1"):
         small(files, group=NAMES[:1])

@@ -424,7 +424,7 @@ def rows():
 
 
 BAD = {
-    "type": ({}, {"peft_type": "IA3"}, "peft_type: expected 'LORA', got 'IA3'"),
+    "type": ({}, {"peft_type": "IA3"}, "peft_type: expected LORA, got 'IA3'"),
     "dora": ({}, {"use_dora": True}, "has no lora_magnitude_vector, but .*'use_dora': True"),
     "dora's shape": (
         {f"{Q}.lora_magnitude_vector": A[0]}, {"use_dora": True}, r"expected 6 magnitudes, got.*5"
@@ -454,10 +454,10 @@ BAD = {
     "modules as a number": ({}, {"modules_to_save": 5}, "modules_to_save: expected .*list, got 5"),
     "modules as text": ({}, {"modules_to_save": "score"}, "modules_to_save: .*, got 'score'"),
     "a module as a number": ({}, {"modules_to_save": [5]}, "modules_to_save.0: expected .* got 5"),
-    "flag as text": ({}, {"use_rslora": "false"}, "use_rslora: expected .*boolean, got 'false'"),
+    "flag as text": ({}, {"use_rslora": "false"}, "use_rslora: expected true or false, got 'false'"),
     "orientation as text": ({}, {"fan_in_fan_out": "no"}, "fan_in_fan_out: expected .*got 'no'"),
     "bias as a number": ({}, {"bias": 3}, "bias: expected .* got 3"),
-    "start as a list": ({}, {"peft_type": []}, "peft_type: expected 'LORA', got an empty list"),
+    "start as a list": ({}, {"peft_type": []}, "peft_type: expected LORA, got an empty list"),
     "key": ({"model.w": A}, {}, "expected keys 'base_model.model"),
     "unknown": ({"base_model.model.score.weight": A}, {}, "unknown key .*modules_to_save"),
     "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "has a lora_magnitude_vector, but"),
