@@ -454,7 +454,7 @@ BAD = {
     "modules as a number": ({}, {"modules_to_save": 5}, "modules_to_save: expected .*list, got 5"),
     "modules as text": ({}, {"modules_to_save": "score"}, "modules_to_save: .*, got 'score'"),
     "a module as a number": ({}, {"modules_to_save": [5]}, "modules_to_save.0: expected .* got 5"),
-    "flag as text": ({}, {"use_rslora": "false"}, "use_rslora: expected true or false, got 'false'"),
+    "flag as text": ({}, {"use_rslora": "false"}, "use_rslora: .* true or false, got 'false'"),
     "orientation as text": ({}, {"fan_in_fan_out": "no"}, "fan_in_fan_out: expected .*got 'no'"),
     "bias as a number": ({}, {"bias": 3}, "bias: expected .* got 3"),
     "start as a list": ({}, {"peft_type": []}, "peft_type: expected LORA, got an empty list"),
