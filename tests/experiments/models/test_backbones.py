@@ -244,5 +244,5 @@ def test_what_cannot_be_used_is_named(files, tmp_path):
         ValueError, match=r"^experts.group must be different tasks of .* got \('cars'"
     ):
         small(files, group=("cars", NAMES[0]))
-    with pytest.raises(ValueError, match="experts.group must be centre.tasks = 2 tasks"):
+    with pytest.raises(ValueError, match=r"experts.group must be centre.tasks = 2 tasks"):
         small(files, group=NAMES[:1])
