@@ -9,12 +9,13 @@ from sail_jax.lazy import listed
 from sail_jax.searching.arms import Arm, arms
 from sail_jax.searching.evidence import Comparison, compare, examples_needed
 from sail_jax.searching.outcome import Outcome, Trial
-from sail_jax.searching.searches import InMemory, search, search_with
+from sail_jax.searching.searches import InMemory, Measure, search, search_with
 
 __all__ = [
     "Arm",
     "Comparison",
     "InMemory",
+    "Measure",
     "Outcome",
     "Trial",
     "arms",

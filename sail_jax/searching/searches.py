@@ -66,7 +66,7 @@ class Measure(Protocol):
         ...
 
 
-class InMemory:
+class InMemory(Measure):
     """Scores of pytrees.
 
     Args:
@@ -86,30 +86,11 @@ class InMemory:
         self.examples = len(jax.tree.leaves(self._data)[0])
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """Scores the k-th model; see `Measure`.
-
-        Args:
-          k: Its number; the base comes after the models.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         return self.scores(self._points[k], examples)
 
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
-        """Scores a merge; see `Measure`.
-
-        Args:
-          arm: The arm.
-          options: Its hyperparameters.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         return self.scores(arm.apply(self._models, self._base, options), examples)
 
     def descend(

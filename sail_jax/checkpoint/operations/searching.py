@@ -150,7 +150,7 @@ def _record(line: str) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) and {"example", "score"} <= record.keys() else None
 
 
-class InFolders:
+class InFolders(searching.Measure):
     """Scores of checkpoints in folders; a candidate is written, scored and removed.
 
     Args:
@@ -178,15 +178,6 @@ class InFolders:
         self._known[0] = first.scores
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """Scores the k-th model; see `searching.searches.Measure`.
-
-        Args:
-          k: Its number; the base comes after the models.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         if k not in self._known:
             self._known[k] = self.scored(Path(self._points[k]), str(self._points[k]))
         return self._known[k][examples]
@@ -194,16 +185,6 @@ class InFolders:
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
-        """Scores a merge; see `searching.searches.Measure`.
-
-        Args:
-          arm: The arm.
-          options: Its hyperparameters.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         key = arm.name, tuple((name, np.asarray(x).tobytes()) for name, x in options.items())
         if key not in self._known:
             merge, weights = arm.merge(options)
@@ -426,7 +407,7 @@ def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
     return [model for model in models if model != base], base
 
 
-class WithRecipes:
+class WithRecipes(searching.Measure):
     """Scores recipes by merging them into a folder, and everything else as another measure does.
 
     Args:
@@ -447,30 +428,11 @@ class WithRecipes:
         self._known: dict[str, np.ndarray] = {}
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """Scores the k-th model; see `searching.searches.Measure`.
-
-        Args:
-          k: Its number; the base comes after the models.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         return self._inner.model(k, examples)
 
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
-        """Scores a merge; see `searching.searches.Measure`.
-
-        Args:
-          arm: The arm.
-          options: Its hyperparameters.
-          examples: The places of the examples.
-
-        Returns:
-          The score of each.
-        """
         if arm.name not in self._recipes:
             return self._inner.merge(arm, options, examples)
         if arm.name not in self._known:
