@@ -365,14 +365,7 @@ def _plain(value: Any) -> Any:
 
 
 def recipe_arm(name: str) -> Arm:
-    """Makes the arm of a recipe that is tried as it is; `WithRecipes` scores it.
-
-    Args:
-      name: The name of the recipe.
-
-    Returns:
-      The arm, without hyperparameters.
-    """
+    """Makes the arm of a recipe that is tried as it is; `WithRecipes` scores it."""
     return Arm(name, _of_recipe)
 
 
