@@ -5,6 +5,7 @@ Both evaluators (`evaluate` and `streaming`) are written with these functions.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -40,7 +41,8 @@ class Source(Protocol):
 Its = TypeVar("Its", bound=Source)
 
 
-class Leaf(NamedTuple, Generic[Its]):
+@dataclass(frozen=True)
+class Leaf(Generic[Its]):
     """A leaf to be merged.
 
     Attributes:

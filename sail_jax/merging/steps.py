@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -296,7 +296,7 @@ class Statistic:
         """
         return () if self.sized is None else self.sized(size)
 
-    def compiled(self) -> Self:
+    def compiled(self) -> "Statistic":
         """Drops what only `prepare` needs.
 
         Returns:

@@ -22,7 +22,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ _LEAST = 16
 """The fewest examples on which hyperparameters are compared."""
 
 
+@runtime_checkable
 class Measure(Protocol):
     """Scores candidates on examples."""
 

@@ -694,6 +694,10 @@ COMMAND_LINES = {
         ["a", "--full"], ["a", "b", "--base", "base", "--data", "x.npz"], ["a", "--draft"],
         ["g", "--spec", "spec.yaml", "--json", "record.json"], ["a", "b", "--json", "j.json"],
     ],
+    "search": [
+        ["a", "b", "--base", "base", "--data", "x.npz", "--plan", "--budget", "9"],
+        ["a", "b", "--data", "x.npz", "--methods", "linear,slerp", "--out", "found", "--seed", "1"],
+    ],
     "run": [["ledger", "--preset", "tiny", "--out", "new"], ["--help"], ["ledger", "--seed", "1"]],
     "verify": [["--quick", "--claims", "*", "--seed", "1"], ["--json", "l.json"], ["--coverage"]],
     "quickstart": [["--quick", "--out", "page", "--seed", "1"]],
@@ -721,6 +725,7 @@ def _without_work(monkeypatch):
 
 WORK = (
     *("experiments.lab.store.complete", "experiments.studies.ledger.run.run"),
+    "sail_jax.searching.search_with",
     *(
         "experiments.data.example_checkpoints.train",
         "experiments.pages.explorer.simulated.compute",
