@@ -513,6 +513,7 @@ def paper_pages() -> dict[str, str]:
 
     papers, printed = bibliography(), figures.read()
     every = {claim.id: claim for claim in claims.all_claims()}
+    answers = coverage.answers(every.values())
     pages, overview, reach = {}, [], []
     for key, equations in coverage.EQUATIONS.items():
         own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
@@ -522,7 +523,7 @@ def paper_pages() -> dict[str, str]:
             (
                 _escaped(s.name),
                 coverage._spelt(s.equations),
-                ", ".join(f"[{_short(i)}](#{_anchor(i)})" for i in s.answers(own))
+                ", ".join(f"[{_short(i)}](#{_anchor(i)})" for i in answers[s])
                 or f"none: {_escaped(s.reason)}",
             )
             for s in statements
