@@ -85,9 +85,10 @@ def run(args: Namespace) -> None:
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
-    from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
+    from sail_jax.checkpoint.formats.open import open_checkpoint
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.checkpoint.sources.quantised import open_values
 
     saving.admit(args.json, SCHEMA)
     opening = open_values if args.draft else open_checkpoint
@@ -130,14 +131,14 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
     from sail_jax.checkpoint.formats import hub
     from sail_jax.checkpoint.formats.extras import config_of
-    from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.checkpoint.sources.quantised import how_read
 
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
     notes = [*checkpoint.about(), *notes]
-    if scheme := quantization(checkpoint.tensors, config):
-        notes = [f"quantised by {scheme}: values, shapes and counts are those of codes", *notes]
+    if read := how_read(checkpoint):
+        notes = [read, *notes]
     if args.config is None and not _adapter(checkpoint):
         vocabulary = None
         try:
