@@ -6,10 +6,16 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from small_checkpoints import CONFIG, tensors
 
 from sail_jax.checkpoint import (
     CheckpointError,
     RunOptions,
+    align_checkpoints,
+    average_checkpoints,
+    compare_checkpoints,
+    convert_checkpoint,
+    grow_checkpoint,
     load_checkpoint,
     merge_checkpoints,
     save_checkpoint,
@@ -441,3 +447,56 @@ def test_inspect_tells_how_codes_are_read(tmp_path, capsys):
     about, stored, _ = CASES["int4"]()
     assert main(["inspect", str(saved(tmp_path / "a", stored, about))]) == 0
     assert "dequantise 1 weights into bfloat16 as they read them" in capsys.readouterr().out
+
+
+COMMANDS = {
+    "convert": lambda a, b, out: convert_checkpoint(a, out, "tunix"),
+    "average": lambda a, b, out: average_checkpoints([a, b], out),
+    "grow": lambda a, b, out: grow_checkpoint(a, out, {"intermediate_size": 40}),
+    "align": lambda a, b, out: align_checkpoints(a, b, out),
+}
+SLOW = ("grow", "align")
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory):
+    """Two tiny Llamas in FP8, and the same two as weights."""
+    folder = tmp_path_factory.mktemp("llamas")
+    for seed, name in enumerate("ab"):
+        codes, weights = {}, {}
+        for key, array in tensors(seed).items():
+            array = array.astype(BF16)
+            if not key.endswith("_proj.weight"):
+                codes[key] = weights[key] = array
+                continue
+            scale = F32(np.abs(array.astype(F32)).max() / 448)
+            codes[key] = (array.astype(F32) / scale).astype(F8)
+            codes[f"{key}_scale"] = np.array([scale])
+            weights[key] = (codes[key].astype(F32) * scale).astype(BF16)
+        about = {"quantization_config": {"quant_method": "fp8"}}
+        for end, arrays, config in (("", codes, CONFIG | about), ("-plain", weights, CONFIG)):
+            extras = {"config.json": json.dumps(config).encode()}
+            save_checkpoint(folder / f"{name}{end}", arrays, extras=extras)
+    return folder
+
+
+# Growing and aligning compile programs of their own.
+@pytest.mark.parametrize(
+    "command", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in COMMANDS]
+)
+def test_commands_compute_with_the_weights(llamas, tmp_path, command):
+    outs = []
+    for end in ("", "-plain"):
+        out = tmp_path / f"out{end}"
+        COMMANDS[command](llamas / f"a{end}", llamas / f"b{end}", out)
+        outs.append((load_checkpoint(out), json.loads((out / "config.json").read_text())))
+    (arrays, config), (wanted, other) = outs
+    assert config == other
+    assert arrays.keys() == wanted.keys()
+    for name, array in arrays.items():
+        same(array, wanted[name])
+
+
+def test_codes_are_compared_as_weights(llamas):
+    found = compare_checkpoints([llamas / "a", llamas / "a-plain"])
+    assert found.equal.all()
