@@ -69,7 +69,14 @@ def _told(tensor: Like) -> str:
 
 
 def method(config: Config) -> str:
-    """Returns the scheme that a configuration names, "" if it names none."""
+    """Finds the scheme that a configuration names.
+
+    Args:
+      config: The content of config.json.
+
+    Returns:
+      The name; "" if it names none.
+    """
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):

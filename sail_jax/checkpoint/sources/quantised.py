@@ -454,17 +454,18 @@ class _Finder:
             shape = (1, 1)
         elif shape == (rows,) and not lead:
             shape = (rows, 1)
-        fits = len(shape) == 2 or shape[:-2] == tuple(lead)
+        # One matrix of scales for each matrix of the weight, or one scale for all.
+        fits = shape == (1, 1) or (len(shape) > 1 and shape[:-2] == tuple(lead))
+        sizes = None
         if grouped is not None:
             self._check(
                 group, grouped.shape == (columns,) and grouped.dtype.kind in "iu",
                 f"{columns} integers, got {grouped.dtype}{list(grouped.shape)}",
             )  # fmt: skip
-            sizes = (1, 1) if shape[0] == rows and shape[-1] else None
-        else:
+            sizes = (1, 1) if fits and shape[-2] == rows and shape[-1] else None
+        elif fits:
             sizes = _sizes((rows, columns), shape[-2:], block, exact=turned)
-        fits = fits and (len(shape) == 2) == (not lead or shape == (1, 1))
-        if not fits or sizes is None:
+        if sizes is None:
             raise CheckpointError(
                 f"'{scale}': expected scales of '{weight}' {list(codes.shape)}, got shape "
                 f"{list(given.shape)}"
