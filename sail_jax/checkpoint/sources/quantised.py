@@ -462,7 +462,7 @@ class _Finder:
                 group, grouped.shape == (columns,) and grouped.dtype.kind in "iu",
                 f"{columns} integers, got {grouped.dtype}{list(grouped.shape)}",
             )  # fmt: skip
-            sizes = (1, 1) if fits and shape[-2] == rows and shape[-1] else None
+            sizes = (1, 1) if fits and shape[-2:-1] == (rows,) and 0 not in shape else None
         elif fits:
             sizes = _sizes((rows, columns), shape[-2:], block, exact=turned)
         if sizes is None:
@@ -478,7 +478,7 @@ class _Finder:
                         f"one number, got {one.dtype}{list(one.shape)}")  # fmt: skip
         # The programs of these schemes compute weights in the type of the scales.
         own = self._named == "compressed-tensors" or codes.tensor.dtype.kind in "iu"
-        rounded = given.dtype if own and given.dtype.itemsize == 2 else None
+        rounded = given.dtype if own and given.dtype.itemsize == 2 and factor is None else None
         made = Dequantised(
             weight, self._dtype, codes, scales, Blocks(*sizes, grouped),
             zero=subtracted, factor=one, divided=divided, rounded=rounded,
@@ -496,7 +496,7 @@ class _Finder:
             return None
         zeros, bits = self._tensors[name], codes.bits
         packed = (-(-shape[0] * bits // 32), shape[-1])
-        if zeros.dtype == np.int32 and bits and zeros.shape == packed:
+        if zeros.dtype == np.int32 and bits and len(shape) == 2 and zeros.shape == packed:
             return Codes(
                 zeros, _matrices(packed), shape, integers(bits, 1 << (bits - 1)),
                 np.arange(shape[0]) * bits, bits, words_turned=True, turned=True,
