@@ -20,6 +20,7 @@ from sail_jax.checkpoint import (
     save_checkpoint,
 )
 from sail_jax.checkpoint.executor import CONSTANT
+from sail_jax.checkpoint.sources import dequantised
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.cli.main import main
 from sail_jax.merging.tensors import held, read_whole
@@ -247,13 +248,15 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_of_the_definition(tmp_path, case):
-    """Whole, and in pieces that begin and end anywhere."""
+def test_weights_are_those_of_the_definition(tmp_path, case, monkeypatch):
+    """Whole, in blocks of two rows, and in pieces that begin and end anywhere."""
     about, stored, weight = CASES[case]()
     with open_values(saved(tmp_path / "a", stored, about)) as opened:
         assert set(opened.tensors) == {"norm.weight", "q.weight"}
         tensor = opened.tensors["q.weight"]
         assert tensor.name == "q.weight"
+        same(read_whole(tensor), weight)
+        monkeypatch.setattr(dequantised, "_BLOCK", 2 * weight.shape[-1])
         same(read_whole(tensor), weight)
         flat, pieces = weight.reshape(-1), np.empty(weight.size, BF16)
         for start in range(0, weight.size, 37):
