@@ -1,6 +1,6 @@
 """Quantised checkpoints, and the weights that they state.
 
-A small model of transformers is quantised, and merged with itself by sail-jax. The weights of the
+A small model of transformers is quantised, and merged alone by sail-jax. The weights of the
 output are compared with those that transformers, or compressed-tensors, makes of the same codes.
 All have to be the same numbers, so no difference is allowed. GPTQ and AWQ are missing here:
 transformers leaves them to programs that are built for a GPU.

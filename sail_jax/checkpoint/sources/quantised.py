@@ -83,27 +83,21 @@ def open_values(
     return checkpoint
 
 
-def how_read(checkpoint: Checkpoint) -> str:
-    """Describes how the tensors of a checkpoint are read for arithmetic, if they are codes.
+def read_if_possible(checkpoint: Checkpoint) -> str:
+    """Puts weights in the place of codes, if they are read; otherwise the codes stay.
 
     Args:
-      checkpoint: A checkpoint as `open_checkpoint` opens it; a tensor of few entries may be read.
+      checkpoint: A checkpoint as `open_checkpoint` opens it, which is changed.
 
     Returns:
-      A sentence; "" if the tensors are values.
+      A sentence that the tensors are codes, and why they are not read; "" if they are values now.
     """
-    scheme = quantization(checkpoint.tensors, config_of(checkpoint.extras))
-    if not scheme:
-        return ""
     try:
-        tensors, _, dtype = _values(checkpoint, scheme)
+        _decode(checkpoint)
     except CheckpointError as error:
+        scheme = quantization(checkpoint.tensors, config_of(checkpoint.extras))
         return f"quantised by {scheme}: values, shapes and counts are those of codes; {error}"
-    count = sum(isinstance(x, Dequantised) for x in tensors.values())
-    return (
-        f"quantised by {scheme}: values, shapes and counts are those of codes; other commands "
-        f"dequantise {count} weights into {dtype} as they read them"
-    )
+    return ""
 
 
 def _decode(checkpoint: Checkpoint) -> None:

@@ -120,7 +120,8 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
 
     Args:
-      checkpoint: The checkpoint. Only a head that its config.json calls tied is read.
+      checkpoint: The checkpoint, whose codes become weights. Only a head that its config.json
+        calls tied is read.
       args: The arguments of the command line, of which --config and --spec are used.
 
     Returns:
@@ -132,13 +133,13 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     from sail_jax.checkpoint.formats import hub
     from sail_jax.checkpoint.formats.extras import config_of
     from sail_jax.checkpoint.sources.grown import read_target
-    from sail_jax.checkpoint.sources.quantised import how_read
+    from sail_jax.checkpoint.sources.quantised import read_if_possible
 
+    codes = read_if_possible(checkpoint)
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
     notes = [*checkpoint.about(), *notes]
-    if read := how_read(checkpoint):
-        notes = [read, *notes]
+    notes = [codes, *notes] if codes else notes
     if args.config is None and not _adapter(checkpoint):
         vocabulary = None
         try:

@@ -449,10 +449,12 @@ def test_eetq_is_named_without_a_configuration(tmp_path):
         open_values(saved(tmp_path / "a", stored))
 
 
-def test_inspect_tells_how_codes_are_read(tmp_path, capsys):
-    about, stored, _ = CASES["int4"]()
-    assert main(["inspect", str(saved(tmp_path / "a", stored, about))]) == 0
-    assert "dequantise 1 weights into bfloat16 as they read them" in capsys.readouterr().out
+def test_inspect_lists_weights_and_how_they_are_read(llamas, capsys):
+    assert main(["inspect", str(llamas / "a")]) == 0
+    printed = capsys.readouterr().out
+    assert "a: llama" in printed.splitlines()[0]
+    assert "note: quantised by fp8 (quantization_config" in printed
+    assert "dequantised into bfloat16 as it is read" in printed
 
 
 COMMANDS = {
