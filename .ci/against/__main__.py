@@ -18,7 +18,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PROGRAMS = ("torch", "torchax", "transformers", "peft", "safetensors", "torch-pruning", "mergekit")
+PROGRAMS = (
+    "torch",
+    "torchax",
+    "transformers",
+    "peft",
+    "safetensors",
+    "torch-pruning",
+    "mergekit",
+    "compressed-tensors",
+)
 HEAD = """# Compared with other programs
 
 `.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs

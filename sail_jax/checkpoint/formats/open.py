@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from sail_jax.checkpoint.formats import hub, runs
-from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
 from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, stored, weights
-from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, Format, of_file, suffixes
 from sail_jax.checks import argument
@@ -46,6 +44,7 @@ class Checkpoint:
         such as a model's code.
       rest: Tensors that were not selected, by name; see `select`.
       selection: Which tensors were selected; None if none were asked for.
+      decoded: How codes become weights as they are read, a sentence; "" if none do.
       step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
       snapshot: The model on the Hub that is read, at one commit; None for anything else.
     """
@@ -61,6 +60,7 @@ class Checkpoint:
         self.others: tuple[str, ...] = ()
         self.rest: dict[str, Tensor] = {}
         self.selection: Selection | None = None
+        self.decoded = ""
         self.step = ""
         self.snapshot: hub.Snapshot | None = None
         self._open: list[File] = []
@@ -97,7 +97,7 @@ class Checkpoint:
         """Lists what of the path was opened, if that is not all of it.
 
         Returns:
-          Sentences: the commit on the Hub, the step of a run, and the leaves of a state.
+          Sentences: the commit on the Hub, the step of a run, codes, and the leaves of a state.
         """
         said = []
         if self.snapshot is not None:
@@ -105,7 +105,7 @@ class Checkpoint:
         if self.snapshot is not None and self.snapshot.lacking:
             said.append(f"the cache lacks {', '.join(self.snapshot.lacking)}")
         selected = [str(self.selection)] if self.selection and self.rest else []
-        return [*said, *([self.step] if self.step else []), *selected]
+        return [*said, *(text for text in (self.step, self.decoded) if text), *selected]
 
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
@@ -275,43 +275,6 @@ def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) 
                 if not os.path.lexists(name):
                     runs.named(name)
         hub.check_there(names, offline=offline)
-
-
-def open_values(
-    path: str | PathLike[str],
-    *,
-    allow_pickle: bool = False,
-    offline: bool = False,
-    select: Select = None,
-) -> Checkpoint:
-    """Opens a checkpoint for arithmetic, and refuses one whose tensors are quantised.
-
-    Of a state of training only the weights are in `tensors`, unless others are selected.
-
-    Args:
-      path: As `open_checkpoint` takes it.
-      allow_pickle: As `open_checkpoint` takes it.
-      offline: As `open_checkpoint` takes it.
-      select: Which tensors are taken; see `sail_jax.merging.selection`.
-
-    Returns:
-      The open checkpoint.
-
-    Raises:
-      CheckpointError: As `open_checkpoint` does, and if the tensors are codes of a quantisation,
-        whose sums and means say nothing.
-      ValueError: If nothing is selected.
-    """
-    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
-    with closed_on_error(checkpoint):
-        checkpoint.select(select)
-        if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
-            raise CheckpointError(
-                f"{path} is quantised by {scheme}: its numbers are codes. Dequantise it first (in "
-                "transformers model.dequantize(), then save_pretrained), or use what it was "
-                "quantised from"
-            )
-    return checkpoint
 
 
 def load_checkpoint(

@@ -17,6 +17,8 @@ _PAIRS = (
     ("bitsandbytes", "weight", ("SCB",)),
     ("compressed-tensors", "weight_packed", ("weight_scale",)),
     ("MXFP4", "_blocks", ("_scales",)),
+    ("EETQ", "weight", ("weight_scales",)),
+    ("NVFP4", "weight", ("weight_scale_2",)),
     ("quanto", "_data", ("_scale",)),
     ("HQQ", "W_q", ("scale",)),
 )
@@ -38,9 +40,9 @@ def quantization(tensors: Mapping[str, Like], config: Config) -> str:
       The scheme and how it shows, for messages; "" if the tensors are values.
     """
     narrow = {name: tensor for name, tensor in tensors.items() if _narrow(tensor)}
-    method = _method(config)
-    if method and narrow:
-        return f"{method} (quantization_config, and {_told(next(iter(narrow.values())))})"
+    named = method(config)
+    if named and narrow:
+        return f"{named} (quantization_config, and {_told(next(iter(narrow.values())))})"
     for name, tensor in narrow.items():
         for scheme, end, others in _PAIRS:
             if not name.endswith(end):
@@ -66,8 +68,15 @@ def _told(tensor: Like) -> str:
     return f"{tensor.dtype} in '{tensor.name}'"
 
 
-def _method(config: Config) -> str:
-    """The scheme that a configuration names, "" if it names none."""
+def method(config: Config) -> str:
+    """Finds the scheme that a configuration names.
+
+    Args:
+      config: The content of config.json.
+
+    Returns:
+      The name; "" if it names none.
+    """
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):

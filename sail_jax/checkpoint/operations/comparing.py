@@ -20,8 +20,9 @@ from sail_jax.checkpoint.contents.relations import contradictions_of
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint, check_there, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
+from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.configurations import differences
 from sail_jax.merging.arithmetic import Products
 from sail_jax.merging.selection import Select

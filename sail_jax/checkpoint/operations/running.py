@@ -29,10 +29,10 @@ from sail_jax.checkpoint.formats.open import (
     changed,
     closed_on_error,
     open_checkpoint,
-    open_values,
 )
 from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.output.writer import DiffersError, create
+from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work

@@ -23,11 +23,11 @@ from jaxtyping import Float, Int
 
 from sail_jax import disk, searching
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import open_values
 from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import parse_all
+from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import read_whole
 from sail_jax.searching.arms import Arm

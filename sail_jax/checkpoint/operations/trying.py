@@ -13,9 +13,10 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import check_there, open_checkpoint, open_values
+from sail_jax.checkpoint.formats.open import check_there, open_checkpoint
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.planning.inputs import config_of
+from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import read_whole
 

@@ -179,8 +179,8 @@ def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:
 def _plan(args: Namespace, spec: "Rules | None", config: Mapping[str, Any] | None) -> None:
     """Prints the spaces that would be matched; no tensor is read."""
     from sail_jax import align
-    from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.sources import aligned
+    from sail_jax.checkpoint.sources.quantised import open_values
 
     with open_values(
         args.b, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select

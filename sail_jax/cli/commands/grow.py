@@ -190,9 +190,9 @@ def _methods() -> None:
 
 def _draft(args: Namespace) -> None:
     """Prints a table of spaces to start from."""
-    from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.checkpoint.sources.quantised import open_values
 
     config = None if args.config is None else read_target(args.config)
     with open_values(

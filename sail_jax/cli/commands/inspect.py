@@ -85,9 +85,10 @@ def run(args: Namespace) -> None:
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
-    from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
+    from sail_jax.checkpoint.formats.open import open_checkpoint
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.checkpoint.sources.quantised import open_values
 
     saving.admit(args.json, SCHEMA)
     opening = open_values if args.draft else open_checkpoint
@@ -119,7 +120,8 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
 
     Args:
-      checkpoint: The checkpoint. Only a head that its config.json calls tied is read.
+      checkpoint: The checkpoint, whose codes become weights. Only a head that its config.json
+        calls tied is read.
       args: The arguments of the command line, of which --config and --spec are used.
 
     Returns:
@@ -130,14 +132,14 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
     from sail_jax.checkpoint.formats import hub
     from sail_jax.checkpoint.formats.extras import config_of
-    from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.checkpoint.sources.quantised import read_if_possible
 
+    codes = read_if_possible(checkpoint)
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
     notes = [*checkpoint.about(), *notes]
-    if scheme := quantization(checkpoint.tensors, config):
-        notes = [f"quantised by {scheme}: values, shapes and counts are those of codes", *notes]
+    notes = [codes, *notes] if codes else notes
     if args.config is None and not _adapter(checkpoint):
         vocabulary = None
         try:

@@ -1,4 +1,4 @@
-"""Quantised checkpoints are refused by name wherever numbers are counted with; others never are."""
+"""Quantised checkpoints are recognised; those of schemes that are not read are refused by name."""
 
 import json
 
@@ -15,8 +15,9 @@ from sail_jax.checkpoint import (
     merge_checkpoints,
     save_checkpoint,
 )
-from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
+from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.formats.quantized import quantization
+from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.cli.main import main
 
 F8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
@@ -56,8 +57,10 @@ CODES = {
     ),
     "quanto": (None, "quanto", {"q.weight._data": np.int8, "q.weight._scale": np.float16}),
     "hqq": (None, "HQQ", {"q.W_q": np.uint8, "q.scale": np.float16, "q.zero": np.float16}),
+    "eetq": ("eetq", "eetq", {"q.weight": np.int8, "q.weight_scales": np.float16}),
     "a scheme of its own": ("torchao", "torchao", {"q.weight": np.int8, "norm.weight": BF16}),
 }
+NOT_READ = ("4 bits", "8 bits", "quanto", "hqq", "eetq", "a scheme of its own")
 VALUES = {
     "plain float8": ({}, {"q.weight": F8, "norm.weight": F8}),
     "float8 with its own scales": ({}, {"norm.weight": F8, "norm.scale": F8}),
@@ -95,8 +98,18 @@ def refused(tmp_path, types, config):
 
 
 @pytest.mark.parametrize("case", CODES)
-def test_codes_are_refused_by_name(tmp_path, case):
+def test_codes_are_recognised(tmp_path, case):
     """By the configuration, and where there is one to be named by it, by names and types alone."""
+    method, told, types = CODES[case]
+    config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": method}}}
+    with open_checkpoint(saved(tmp_path, types, config if method else {})) as checkpoint:
+        found = quantization(checkpoint.tensors, config if method else {})
+        assert found.startswith(f"{told} (")
+        assert bool(quantization(checkpoint.tensors, {})) == (case != "a scheme of its own")
+
+
+@pytest.mark.parametrize("case", NOT_READ)
+def test_codes_that_are_not_read_are_refused_by_name(tmp_path, case):
     method, told, types = CODES[case]
     config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": method}}}
     message = refused(tmp_path, types, config if method else {"model_type": "x"})
@@ -104,9 +117,6 @@ def test_codes_are_refused_by_name(tmp_path, case):
     assert "Dequantise it first" in message
     assert len(message) < 250
     assert "\n" not in message
-    if case != "a scheme of its own":
-        with open_checkpoint(tmp_path / "a") as checkpoint:
-            assert quantization(checkpoint.tensors, {})
 
 
 @pytest.mark.parametrize("case", VALUES)

@@ -1,0 +1,191 @@
+"""Quantised checkpoints, and the weights that they state.
+
+A small model of transformers is quantised, and merged alone by sail-jax. The weights of the
+output are compared with those that transformers, or compressed-tensors, makes of the same codes.
+All have to be the same numbers, so no difference is allowed. GPTQ and AWQ are missing here:
+transformers leaves them to programs that are built for a GPU.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cases
+import torch
+import transformers
+from checkpoints import SIZES, merge
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
+FP8 = torch.float8_e4m3fn
+
+
+def model(folder: Path, seed: int = 1) -> Tensors:
+    """Saves a small Llama in bfloat16 and returns its tensors."""
+    torch.manual_seed(seed)
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 64}
+    config = transformers.LlamaConfig(**sizes, initializer_range=0.2, tie_word_embeddings=False)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def linear(name: str) -> bool:
+    """Whether a tensor is the weight of a linear layer that is quantised."""
+    return name.endswith("_proj.weight")
+
+
+def write(folder: Path, tensors: Tensors, about: dict[str, Any]) -> None:
+    """Writes tensors and what is stated about their codes over a saved model."""
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": about}
+    path.write_text(json.dumps(config))
+
+
+def ours(folder: Path) -> Tensors:
+    """The tensors of sail-jax's output for a model alone."""
+    return load_file(merge(folder, folder / "a") / "model.safetensors")
+
+
+def compared(found: Tensors, wanted: Tensors, note: str = "") -> cases.Outcome:
+    """Compares all tensors; another dtype or shape is an error."""
+    if unlike := found.keys() ^ wanted.keys():
+        raise RuntimeError(f"only one side has {sorted(unlike)[:3]}")
+    worst, scale = 0.0, 0.0
+    for name, tensor in wanted.items():
+        got = found[name]
+        if (got.dtype, got.shape) != (tensor.dtype, tensor.shape):
+            raise RuntimeError(f"{name}: {got.dtype}{list(got.shape)}, not {tensor.dtype}")
+        worst = max(worst, float((got.double() - tensor.double()).abs().max()))
+        scale = max(scale, float(tensor.abs().max()))
+    return cases.Outcome(worst, scale, 0.0, note)
+
+
+def theirs(folder: Path, **options: Any) -> Tensors:
+    """The tensors of the model as transformers loads it from codes."""
+    kind = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    loaded = kind.from_pretrained(folder, dtype=torch.bfloat16, **options)
+    return {name: x.detach().contiguous() for name, x in loaded.state_dict().items()}
+
+
+def fp8(folder: Path, *, block: int | None) -> cases.Outcome:
+    """FP8 with a scale for each block, or for each tensor, that transformers dequantises."""
+    tensors, codes = model(folder / "a"), {}
+    for name, tensor in tensors.items():
+        if not linear(name):
+            codes[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        height, width = (block, block) if block else (rows, columns)
+        grid = tensor.float().reshape(rows // height, height, columns // width, width)
+        scale = grid.abs().amax((1, 3)) / 448
+        codes[name] = (grid / scale[:, None, :, None]).reshape(rows, columns).to(FP8)
+        codes[f"{name}_scale_inv"] = scale.contiguous()
+    about = {
+        **{"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": True},
+        **({"weight_block_size": [block, block]} if block else {}),
+    }
+    write(folder / "a", codes, about)
+    return compared(ours(folder), theirs(folder / "a"))
+
+
+def compressed(folder: Path, form: str, **stated: Any) -> cases.Outcome:
+    """A format of compressed-tensors, whose own program makes the codes and the weights."""
+    arguments = QuantizationArgs(**stated)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    program = BaseCompressor.get_value_from_registry(form)
+    tensors, codes, wanted = model(folder / "a"), {}, {}
+    for name, tensor in tensors.items():
+        if not linear(name):
+            codes[name] = wanted[name] = tensor
+            continue
+        parts = program.compress({"weight": tensor, **calibrated(tensor, arguments)}, scheme)
+        stem = name.removesuffix("weight")
+        codes |= {f"{stem}{key}": part.contiguous() for key, part in parts.items()}
+        weight = program.decompress(dict(parts), scheme)["weight"]
+        wanted[name] = weight.to(torch.bfloat16).contiguous()
+    groups = {"group_0": {"targets": ["Linear"], "weights": arguments.model_dump(mode="json")}}
+    about = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    write(folder / "a", codes, about)
+    return compared(ours(folder), wanted)
+
+
+def calibrated(tensor: torch.Tensor, arguments: QuantizationArgs) -> Tensors:
+    """The scales of a weight, and its zeros, as compressed-tensors wants them."""
+    size = arguments.group_size or tensor.shape[1]
+    groups = tensor.float().unflatten(1, (-1, size))
+    if arguments.type == "float" and arguments.num_bits == 4:
+        scale = groups.abs().amax(-1) / 6
+        if size == 32:
+            return {"weight_scale": torch.exp2(scale.log2().ceil()).to(torch.bfloat16)}
+        one = 448 / scale.max()
+        return {"weight_scale": (scale * one).to(FP8).float(), "weight_global_scale": one.view(1)}
+    if arguments.type == "float":
+        return {"weight_scale": (groups.abs().amax(-1) / 448).to(torch.bfloat16)}
+    most = 1 << (arguments.num_bits - 1)
+    if arguments.symmetric:
+        scale = (groups.abs().amax(-1) / most).to(torch.bfloat16)
+        return {"weight_scale": scale, "weight_zero_point": torch.zeros(scale.shape).char()}
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / (2 * most - 1)).to(torch.bfloat16)
+    zero = (-most - low / scale.float()).round().clamp(-most, most - 1)
+    return {"weight_scale": scale, "weight_zero_point": zero.char()}
+
+
+def gpt_oss(folder: Path) -> cases.Outcome:
+    """MXFP4 as gpt-oss has it, which transformers dequantises."""
+    torch.manual_seed(1)
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=3, num_experts_per_tok=2,
+        vocab_size=64, layer_types=["full_attention"],
+    )  # fmt: skip
+    transformers.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "a")
+    codes = {}
+    for name, tensor in load_file(folder / "a" / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            codes[name] = tensor
+            continue
+        experts, inputs, rows = tensor.shape
+        shape = (experts, rows, inputs // 32)
+        codes[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        codes[f"{name}_scales"] = torch.randint(110, 130, shape, dtype=torch.uint8)
+    write(folder / "a", codes, {"quant_method": "mxfp4"})
+    found = ours(folder)
+    loaded = theirs(folder / "a", quantization_config=transformers.Mxfp4Config(dequantize=True))
+    return compared(found, loaded)
+
+
+GROUPS = {"strategy": "group", "group_size": 32}
+_CASES: dict[str, tuple[str, Callable[[Path], cases.Outcome]]] = {
+    "FP8 of blocks": ("`weight_scale_inv` of 32x32 blocks", partial(fp8, block=32)),
+    "FP8 of tensors": ("`weight_scale_inv` of one number", partial(fp8, block=None)),
+    "MXFP4": ("experts of gpt-oss", gpt_oss),
+}
+for form, what, arguments in (
+    ("pack-quantized", "int4, groups", {"num_bits": 4, **GROUPS}),
+    ("pack-quantized", "int4, groups and zeros", {"num_bits": 4, "symmetric": False, **GROUPS}),
+    ("pack-quantized", "int8 in words, channels", {"num_bits": 8, "strategy": "channel"}),
+    ("pack-quantized", "int3, groups", {"num_bits": 3, **GROUPS}),
+    ("int-quantized", "int8, channels", {"num_bits": 8, "strategy": "channel"}),
+    (
+        *("int-quantized", "int8, channels and zeros"),
+        {"num_bits": 8, "strategy": "channel", "symmetric": False},
+    ),
+    ("float-quantized", "FP8, channels", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    (
+        *("nvfp4-pack-quantized", "NVFP4"),
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    ),
+    ("mxfp4-pack-quantized", "MXFP4", {"num_bits": 4, "type": "float", **GROUPS}),
+):
+    _CASES[f"compressed-tensors, {what}"] = (
+        f"`{form}`",
+        partial(compressed, form=form, **arguments),
+    )
+
+CASES = [cases.Case(name, what, run) for name, (what, run) in _CASES.items()]
