@@ -94,8 +94,7 @@ class Transplanted(OnDemand):
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
         parts = (self._targets, self._anchors, self._own)
-        # The anchors, in memory of NumPy and once more where they are copied to a device.
-        anchors = 2 * sum(math.prod(x.shape) for x in parts[1:]) * self._wide.itemsize
+        anchors = sum(math.prod(x.shape) for x in parts[1:]) * self._wide.itemsize
         batch = BATCH * sum(x.shape[1] for x in (*parts, self)) * self._wide.itemsize
         read = _READ * max(x.shape[1] * x.dtype.itemsize for x in parts)
         return temporary + anchors + batch + read + max(map(held, parts))

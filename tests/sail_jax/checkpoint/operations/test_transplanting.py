@@ -21,6 +21,7 @@ from sail_jax.transplant import transplant
 
 EPS = np.finfo(np.float32).eps
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BIAS = "lm_head.bias"
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
 BASE = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in (10, 65)), *(f"▁{w}" for w in WORDS)]
 DONOR = ["\u010a", "<|end|>", *(f"Ġ{w}" for w in reversed(WORDS)), "Ġnew", "Ġother", "Ġthird", "A"]
@@ -66,6 +67,8 @@ def pair(tmp_path):
                     base[name][BASE.index(same)] = row.astype(dtype)
         if tied:
             del base[HEAD], donor[HEAD]
+        else:
+            base[BIAS] = np.arange(1, len(BASE) + 1).astype(dtype)
         config = {"tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2}
         roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         save(tmp_path / "base", base, BASE, ["<unk>", "<s>", "</s>"], roles, config)
@@ -97,8 +100,11 @@ def test_rows_are_recovered_and_all_else_stays(pair, tmp_path, monkeypatch):
     assert cli.main(["transplant", "base", "donor", "out", "--k", "8", "--quiet"]) == 0
     made = load_checkpoint("out")
     assert made.keys() == base.keys()
-    for name in base.keys() - M.keys():
+    for name in base.keys() - {*M, BIAS}:
         np.testing.assert_array_equal(made[name], base[name])
+    # A number is no combination of others: the bias of a new token is 0.
+    np.testing.assert_array_equal(made[BIAS][KEPT], kept_rows(base[BIAS]))
+    np.testing.assert_array_equal(made[BIAS][NEW], 0)
     for name, map_ in M.items():
         assert made[name].shape == (len(DONOR), 16)
         np.testing.assert_array_equal(made[name][KEPT], kept_rows(base[name]))
