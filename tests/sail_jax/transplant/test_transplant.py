@@ -46,6 +46,7 @@ def test_pursuit_is_what_defines_it(k):
         np.testing.assert_allclose(found.coefficients[i], coefficients, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_pursuit_is_that_of_scikit_learn():
     linear_model = pytest.importorskip("sklearn.linear_model")
     targets, anchors = (x.astype(np.float64) for x in rows(1))
@@ -76,15 +77,34 @@ def test_a_linear_image_is_recovered_but_for_the_image_of_what_is_left(k):
 
 
 def test_anchors_beyond_the_rank_are_not_used():
-    """Here 3 dimensions hold all rows: coefficients stay those of 3 anchors, and no noise."""
+    """Three dimensions hold all anchors, and not the rows: what is left is large, and none is used
+    to meet it, though each differs from the others by rounding."""
     rng = np.random.default_rng(4)
     basis = rng.normal(size=(3, WIDTH))
     anchors = (rng.normal(size=(ANCHORS, 3)) @ basis).astype(np.float32)
-    targets = (rng.normal(size=(ROWS, 3)) @ basis).astype(np.float32)
+    targets, _ = rows()
     many, few = pursue(targets, anchors, 20), pursue(targets, anchors, 3)
-    assert (np.count_nonzero(many.coefficients, axis=1) <= 4).all()
+    assert (np.count_nonzero(many.coefficients, axis=1) == 3).all()
     size = np.abs(few.coefficients).max()
     np.testing.assert_allclose(many.coefficients[:, :3], few.coefficients, rtol=0, atol=1e-4 * size)
+
+
+def test_anchors_that_are_nearly_parallel():
+    """What the sum leaves is as short as least squares can make it, but for rounding of the sum.
+
+    Such a rounding is orthogonal to what is left, so that its square is added to the square.
+    """
+    targets, _ = rows()
+    near = np.random.default_rng(7).normal(size=(ANCHORS, WIDTH))
+    anchors = (1 + 1e-3 * near).astype(np.float32)
+    found = pursue(targets, anchors, 8)
+    for i, target in enumerate(targets.astype(np.float64)):
+        chosen = anchors[found.indices[i]].astype(np.float64)
+        coefficients = np.asarray(found.coefficients[i], np.float64)
+        best, *_ = np.linalg.lstsq(chosen.T, target, rcond=None)
+        least = np.linalg.norm(target - chosen.T @ best)
+        rounding = 8 * EPS * np.abs(best) @ np.linalg.norm(chosen, axis=1)
+        assert np.linalg.norm(target - chosen.T @ coefficients) <= np.hypot(least, rounding)
 
 
 def test_rows_that_are_anchors_or_zero():
@@ -94,6 +114,10 @@ def test_rows_that_are_anchors_or_zero():
     found = np.asarray(transplant(np.stack([twice[1], 0 * twice[1]]), twice, twice, k=6))
     np.testing.assert_allclose(found[0], twice[1], rtol=8 * EPS)
     np.testing.assert_array_equal(found[1], 0)
+    # Once a row is met, others that are independent of it are not used for what rounding left.
+    _, others = rows(6)
+    met = pursue(3 * others[:1], others, 6)
+    assert np.count_nonzero(met.coefficients) == 1
 
 
 @pytest.mark.parametrize("scale", [2.0**-70, 2.0**60])

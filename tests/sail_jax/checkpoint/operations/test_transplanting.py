@@ -15,6 +15,9 @@ from sail_jax.checkpoint import (
     transplant_checkpoint,
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, byte_table, counterparts
+from sail_jax.checkpoint.operations.merging import prepared
+from sail_jax.checkpoint.recipe.parts import Ref
+from sail_jax.checkpoint.recipe.recipes import simple
 from sail_jax.checkpoint.sources import transplanted
 from sail_jax.cli import main as cli
 from sail_jax.transplant import transplant
@@ -167,6 +170,12 @@ def test_runs_are_resumed_and_told_apart(pair, tmp_path):
     assert transplant_checkpoint(*paths, k=4, run=less).unchanged
     with pytest.raises(ValueError, match="out"):
         transplant_checkpoint(*paths, k=3, run=less)
+    marks = set()
+    for k in (3, 4):
+        tokenizer = {"source": Ref(str(paths[1])), "transplant": "omp", "k": k}
+        with prepared(simple([paths[0]], method="passthrough", tokenizer=tokenizer)) as ready:
+            marks.add(ready.fingerprint)
+    assert len(marks) == 2
     transplant_checkpoint(*paths[:2], tmp_path / "again", k=4, run=RunOptions(threads=1))
     for name, array in load_checkpoint(tmp_path / "again").items():
         np.testing.assert_array_equal(array, first[name])
