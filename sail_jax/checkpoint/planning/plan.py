@@ -639,6 +639,14 @@ class _Planner:
         rows = {}
         for ref, rowing in self.rowings[key].items():
             made = [Transplanted(pool[ref], tables[donor], making) for donor, making in rowing.made]
+            for donor, making in rowing.made:
+                width = tables[donor].shape[1]
+                # Measured: sums that meet a donor's rows exactly may be worse than a mean.
+                if making.method == "omp" and making.k >= width:
+                    self.notes.append(
+                        f"transplant: k {making.k} is not below the {width} columns of {donor}, so"
+                        " sums meet its rows exactly; a smaller k may give better ones"
+                    )
             rows[ref] = Rows([*parts, *made], rowing.part, rowing.row, rowing.means)
         if base is None or job.base is None:
             return [rows[ref] for ref in refs], None

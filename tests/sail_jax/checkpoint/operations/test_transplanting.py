@@ -197,7 +197,8 @@ parameters: {{weight: 1}}
 models: [{{model: {tmp_path}/base}}, {{model: {tmp_path}/other}}]
 tokenizer: {{source: union, transplant: omp}}
 """
-    merge_recipe(text, tmp_path / "merged")
+    notes = merge_recipe(text, tmp_path / "merged").notes
+    assert sum("k 64 is not below the 16 columns of" in note for note in notes) == 1
     merged = load_checkpoint(tmp_path / "merged")[EMBEDDING]
     theirs = other[EMBEDDING]
     own = np.asarray(transplant(theirs[-1:], theirs[:-1], base[EMBEDDING]))
