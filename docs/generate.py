@@ -33,6 +33,7 @@ PACKAGES = (
     "sail_jax.interop.torch",
     "sail_jax.interop.transformers",
     "sail_jax.lora",
+    "sail_jax.transplant",
     "sail_jax.probe",
     "sail_jax.proximal",
     "sail_jax.distances",

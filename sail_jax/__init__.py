@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         probe,
         proximal,
         trajectory,
+        transplant,
     )
     from sail_jax.basis.certificate import Certificate, Report, Verdict, certificate, exactness
     from sail_jax.basis.change_basis import change_basis, unfuse
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "": "align architectures checkpoint distances growth lora methods probe proximal trajectory",
+    "": "align architectures checkpoint distances growth lora methods probe proximal trajectory "
+    "transplant",
     "merging.": "reductions transforms",
     "basis.certificate": "Certificate Report Verdict certificate exactness",
     "basis.change_basis": "change_basis unfuse",
@@ -129,6 +131,7 @@ __all__ = [
     "task_vectors",
     "trajectory",
     "transforms",
+    "transplant",
     "unfuse",
     "unstack",
 ]

@@ -25,14 +25,30 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         help="replace examples that are there already, and nothing else",
     )
     add(
+        "--texts",
+        action="store_true",
+        help="make two networks that read text, with different tokenizers, in place of all others",
+    )
+    add(
         "--evaluate",
         metavar="CHECKPOINT",
         type=Path,
-        help="only measure how many held-out digits this checkpoint reads",
+        help="only measure how many held-out digits this checkpoint reads, or how many bits it "
+        "needs for a byte of held-out text",
     )
     args = parser.read(argv)
     from experiments.data import example_checkpoints as examples
+    from experiments.data import example_texts as texts
 
+    if args.texts and args.evaluate is None:
+        with examples.filled(args.dir, args.force) as part:
+            texts.save(part)
+        for name in texts.MODELS:
+            show(f"{args.dir / name}: {texts.bits_per_byte(args.dir / name):.3f} bits per byte")
+        return 0
+    if args.evaluate is not None and texts.is_one(args.evaluate):
+        show(f"{args.evaluate}: {texts.bits_per_byte(args.evaluate):.3f} bits per byte")
+        return 0
     if args.evaluate is not None:
         fields = {"seed": int, "tasks": list}
         record = disk.read_record(args.dir / examples.RECORD, fields)

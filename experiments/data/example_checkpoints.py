@@ -12,6 +12,7 @@ Beside them are held-out digits of each task, and a function that scores a netwo
     DIR/held_out/TASK.npz  DIR/digits.py
 """
 
+import contextlib
 import functools
 import io
 import itertools
@@ -19,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,7 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
         then.
       StoreError: If a file cannot be written.
     """
-    _admit(folder, force)
-    part = folder / f".examples.{os.getpid()}.part"
-    try:
-        with disk.explained("write to", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            part.mkdir()
+    with filled(folder, force) as part:
         models = dict(zip(MODELS, train(seed), strict=True))
         for name, tensors in models.items():
             save(part / name, tensors)
@@ -73,14 +69,39 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             # The record goes first and comes back last: in between the folder holds a mixture of
             # old and new.
             (folder / RECORD).unlink(missing_ok=True)
+    record = {"format": disk.FORMAT, "seed": seed, "tasks": list(TASKS)}
+    disk.write_record(folder / RECORD, record)
+    return {name: evaluate(folder / name, seed=seed) for name in MODELS}
+
+
+@contextlib.contextmanager
+def filled(folder: Path, force: bool) -> Iterator[Path]:
+    """Makes a folder of examples, as a context manager: what it holds appears when all is written.
+
+    Args:
+      folder: The folder, which is made if it is missing.
+      force: Whether it may hold something already. What is made replaces what has its name.
+
+    Yields:
+      Another folder, to write them into.
+
+    Raises:
+      RefusedError: If `folder` is a file, or holds anything and `force` is false.
+      StoreError: If a file cannot be written.
+    """
+    _admit(folder, force)
+    part = folder / f".examples.{os.getpid()}.part"
+    try:
+        with disk.explained("write to", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            part.mkdir()
+        yield part
+        with disk.explained("write to", folder):
             for made in sorted(part.iterdir()):
                 shutil.rmtree(folder / made.name, ignore_errors=True)
                 os.replace(made, folder / made.name)
-        record = {"format": disk.FORMAT, "seed": seed, "tasks": list(TASKS)}
-        disk.write_record(folder / RECORD, record)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return {name: evaluate(folder / name, seed=seed) for name in MODELS}
 
 
 def _admit(folder: Path, force: bool) -> None:

@@ -19,6 +19,7 @@ from jaxtyping import Int32
 
 from experiments.data.files import DataError, reading
 from sail_jax import disk
+from sail_jax.checkpoint.contents.vocabulary import byte_table
 from sail_jax.checkpoint.formats.files import strict_json
 
 # The most bytes of a file of the vocabulary.
@@ -95,22 +96,6 @@ def load(path: str | Path) -> Encode:
         return np.array(out, np.int32)
 
     return encode
-
-
-def byte_table() -> dict[int, str]:
-    """Returns the character that stands for each byte in a vocabulary of GPT-2's kind.
-
-    A byte that is a visible character of Latin-1 stands for itself. The others, such as the space,
-    have the characters from 256 on, in order.
-
-    Returns a dictionary from bytes, 0 to 255, to characters.
-
-    >>> byte_table()[ord("a")], byte_table()[ord(" ")]
-    ('a', 'Ġ')
-    """
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in seen]
-    return {b: chr(b) for b in seen} | {b: chr(256 + k) for k, b in enumerate(hidden)}
 
 
 def words(text: str) -> Iterator[str]:

@@ -3,9 +3,10 @@
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
 `merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
 run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
-`convert_checkpoint` changes names and layouts, and `compare_checkpoints` says how far networks
-disagree. `extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank.
-These read tensors as they are needed, so models may be larger than the memory.
+`convert_checkpoint` changes names and layouts, `transplant_checkpoint` the tokenizer, and
+`compare_checkpoints` says how far networks disagree. `extract_adapter`, `merge_adapters` and
+`apply_adapter` are for adapters of low rank. These read tensors as they are needed, so models may
+be larger than the memory.
 """
 
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
     from sail_jax.checkpoint.operations.running import RunOptions
+    from sail_jax.checkpoint.operations.transplanting import transplant_checkpoint
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -45,6 +47,7 @@ __getattr__, __dir__ = lazily(
         "merge_checkpoints": "operations.merging",
         "merge_recipe": "operations.merging",
         "RunOptions": "operations.running",
+        "transplant_checkpoint": "operations.transplanting",
     },
 )
 
@@ -68,4 +71,5 @@ __all__ = [
     "merge_recipe",
     "open_checkpoint",
     "save_checkpoint",
+    "transplant_checkpoint",
 ]

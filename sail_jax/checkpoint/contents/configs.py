@@ -4,7 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sail_jax.checkpoint.contents.vocabulary import ROLES
 from sail_jax.configurations import LAYER_KEYS
+
+_SPECIAL = {f"{role}_id" for role in ROLES}
 
 
 def patched_config(
@@ -14,6 +17,7 @@ def patched_config(
     rows: int | None = None,
     layers: Sequence[int] | None = None,
     tied: bool | None = None,
+    special: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Copies a config, with what a merge changes in it.
 
@@ -24,6 +28,8 @@ def patched_config(
       layers: For each layer of the output, the number of the old layer that it was; None to leave
         them. It decides the number of layers, and the entries of `layer_types`.
       tied: Whether the head is the embedding; None to leave it.
+      special: The ids of special tokens by their keys, such as "eos_token_id", in the place of all
+        that the config states; None to leave them.
 
     Returns:
       The new config; `config` itself is not changed.
@@ -41,6 +47,8 @@ def patched_config(
     for part in parts:
         if rows is not None and "vocab_size" in part:
             part["vocab_size"] = rows
+        if special is not None:
+            part |= {key: special.get(key) for key in part if key in _SPECIAL}
         if tied is not None and "tie_word_embeddings" in part:
             part["tie_word_embeddings"] = tied
         key = next((key for key in LAYER_KEYS if key in part), None)

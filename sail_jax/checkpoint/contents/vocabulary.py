@@ -1,8 +1,9 @@
-"""The vocabulary of a model, read from the files of its tokenizer."""
+"""The vocabulary of a model, read from the files of its tokenizer; which tokens are the same."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sail_jax.checkpoint.formats.extras import config_of
 
@@ -88,3 +89,131 @@ def _checked(vocabulary: Vocabulary) -> Vocabulary:
     if not vocabulary.ids:
         raise ValueError(f"{vocabulary.source}: an empty vocabulary")
     return vocabulary
+
+
+ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""What special tokens are for, as the files of a tokenizer call it."""
+
+Style = Literal["bytes", "words", ""]
+
+
+def roles(extras: Mapping[str, Path | bytes]) -> dict[str, str]:
+    """Reads which special tokens the files of a tokenizer name.
+
+    Args:
+      extras: The files, by name.
+
+    Returns:
+      The text of each token, by its role, such as "eos_token".
+
+    Raises:
+      ValueError: If a file is no JSON object.
+    """
+    found: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        stated = config_of(extras, file)
+        for role in ROLES:
+            token = stated.get(role)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def counterparts(
+    tokens: Vocabulary,
+    own: Vocabulary,
+    names: Mapping[str, str],
+    own_names: Mapping[str, str],
+) -> dict[str, int]:
+    """Finds the tokens of one vocabulary that stand for the same as those of another.
+
+    Tokens of one text are the same, unless one vocabulary spells bytes (as GPT-2's) and the other
+    words with a mark before them (as SentencePiece's): then the same bytes are. A special token
+    without one of its text is the one with its role.
+
+    Args:
+      tokens: The vocabulary.
+      own: The one that is searched.
+      names: The special tokens of `tokens`, by their roles.
+      own_names: Those of `own`.
+
+    Returns:
+      The ids in `own` of those of `tokens` that it has, by text.
+    """
+    # A token of several roles stands for the first of them.
+    named = {names[role]: role for role in reversed(ROLES) if role in names}
+    styles = {_style(tokens), _style(own)}
+    spelled: dict[bytes, int] = {}
+    if styles == {"bytes", "words"}:
+        for text, i in own.ids.items():
+            if text not in own.added:
+                word = _bytes(text, _style(own))
+                # A letter comes before the token of its byte.
+                if word not in spelled or not _BYTE.fullmatch(text):
+                    spelled[word] = i
+    found: dict[str, int] = {}
+    for text in tokens.ids:
+        special = text in named or text in tokens.added
+        if spelled and not special:
+            i = spelled.get(_bytes(text, _style(tokens)))
+        else:
+            i = own.ids.get(text)
+        if i is None and text in named:
+            i = own.ids.get(own_names.get(named[text], ""))
+        if i is not None:
+            found[text] = i
+    return found
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def byte_table() -> dict[int, str]:
+    """Lists the character that stands for each byte in a vocabulary of GPT-2's kind.
+
+    A byte that is a visible character of Latin-1 stands for itself. The others, such as the space,
+    have the characters from 256 on, in order.
+
+    Returns:
+      The characters by bytes, 0 to 255.
+
+    >>> byte_table()[ord("a")], byte_table()[ord(" ")]
+    ('a', 'Ġ')
+    """
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in seen]
+    return {b: chr(b) for b in seen} | {b: chr(256 + k) for k, b in enumerate(hidden)}
+
+
+_LETTERS = {letter: byte for byte, letter in byte_table().items()}
+
+
+def _bytes(text: str, style: Style) -> bytes:
+    """The bytes that a token of a core stands for."""
+    if style == "bytes" and all(letter in _LETTERS for letter in text):
+        return bytes(_LETTERS[letter] for letter in text)
+    if style == "words" and (byte := _BYTE.fullmatch(text)):
+        return bytes([int(byte[1], 16)])
+    return text.replace("\u2581", " ").encode("utf-8", "surrogatepass")
+
+
+def _style(vocabulary: Vocabulary) -> Style:
+    """How a core spells: GPT-2's bytes, or words behind the mark of a space; "" if unknown."""
+    document = vocabulary.document or {}
+    steps = [document.get(key) for key in ("pre_tokenizer", "decoder", "normalizer")]
+    kinds = {kind for step in steps for kind in _kinds(step)}
+    if "ByteLevel" in kinds:
+        return "bytes"
+    return "words" if any(text.startswith("\u2581") for text in vocabulary.ids) else ""
+
+
+def _kinds(step: object) -> Iterator[object]:
+    """The types of a step of a tokenizer, and of those in a sequence of steps."""
+    if isinstance(step, dict):
+        yield step.get("type")
+        for key in ("pretokenizers", "decoders", "normalizers"):
+            inner = step.get(key)
+            for part in inner if isinstance(inner, list) else []:
+                if isinstance(part, dict):
+                    yield part.get("type")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 
-from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.layers import Role, role
 from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -97,6 +97,20 @@ class Input:
             if role(name) == "embedding" and fits:
                 return tensor
         return None
+
+    def table(self, part: Role) -> Tensor | None:
+        """Returns the matrix over tokens for an input or an output, whatever it is called.
+
+        Args:
+          part: "embedding", or "head" for a head of its own or else the embedding.
+
+        Returns:
+          A tensor `[tokens, width]`, None if there is none.
+        """
+        for name, tensor in self.tensors.items():
+            if part == "head" == role(name) and len(tensor.shape) == 2 and self.has_own(name):
+                return tensor
+        return self.embedding()
 
     def has_own(self, head: str) -> bool:
         """Tells whether a head is stored and is not merely a copy of a tied embedding."""

@@ -27,7 +27,7 @@ No entry of a tensor is read. The rules by which tensors are matched:
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +43,8 @@ from sail_jax.checkpoint.contents.relations import (
     contradictions_of,
     following,
 )
-from sail_jax.checkpoint.contents.vocabulary import Vocabulary
-from sail_jax.checkpoint.formats.extras import carried
+from sail_jax.checkpoint.contents.vocabulary import Vocabulary, roles
+from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
@@ -63,13 +63,19 @@ from sail_jax.checkpoint.planning.meaning import (
 )
 from sail_jax.checkpoint.planning.openings import Openings, located
 from sail_jax.checkpoint.planning.templates import chat_template
-from sail_jax.checkpoint.planning.tokenizers import OutputVocabulary, Rowing, output_vocabulary
+from sail_jax.checkpoint.planning.tokenizers import (
+    OutputVocabulary,
+    Rowing,
+    dump,
+    output_vocabulary,
+)
 from sail_jax.checkpoint.recipe.declared import Note
 from sail_jax.checkpoint.recipe.parts import Recipe, Ref
 from sail_jax.checkpoint.recipe.recipes import merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
+from sail_jax.checkpoint.sources.transplanted import Transplanted
 from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.integers import rule_for
@@ -292,7 +298,7 @@ class _Planner:
         self.merged = recipe.merged()
         self.groups: dict[int | None, int] = {}
         self.aliases: dict[str, str] = {}
-        self.rowings: dict[tuple[tuple[Ref, int], ...], dict[Ref, Rowing]] = {}
+        self.rowings: dict[tuple[tuple[Ref, int] | None, ...], dict[Ref, Rowing]] = {}
         for note in (*recipe.notes, *_revisions(recipe)):
             if strict:
                 raise RecipeError(note.where, note.text)
@@ -623,15 +629,40 @@ class _Planner:
             shapes = ", ".join(f"{list(x.shape)} in {x.source}" for x in pool.values())
             raise RecipeError(job.part.where, f"{job.name} is of several widths: {shapes}")
         sizes = {ref: x.shape[0] for ref, x in pool.items()}
-        key = tuple(sizes.items())
+        tables = self._tables(job, pool)
+        donors = None if tables is None else {ref: x.shape[0] for ref, x in tables.items()}
+        key = (*sizes.items(), *([None] if donors is None else donors.items()))
         # The embedding and the head have the same sizes, and share what is expensive here.
         if key not in self.rowings:
-            self.rowings[key] = self.vocabulary.rowings(sizes)
-        parts = list(pool.values())
-        rows = {ref: Rows(parts, *rowing) for ref, rowing in self.rowings[key].items()}
+            self.rowings[key] = self.vocabulary.rowings(sizes, donors)
+        parts, tables = list(pool.values()), {**pool, **(tables or {})}
+        rows = {}
+        for ref, rowing in self.rowings[key].items():
+            made = [Transplanted(pool[ref], tables[donor], making) for donor, making in rowing.made]
+            for donor, making in rowing.made:
+                width = tables[donor].shape[1]
+                # Measured: sums that meet a donor's rows exactly may be worse than a mean.
+                if making.method == "omp" and making.k >= width:
+                    self.notes.append(
+                        f"transplant: k {making.k} is not below the {width} columns of {donor}, so"
+                        " sums meet its rows exactly; a smaller k may give better ones"
+                    )
+            rows[ref] = Rows([*parts, *made], rowing.part, rowing.row, rowing.means)
         if base is None or job.base is None:
             return [rows[ref] for ref in refs], None
         return [rows[ref] for ref in refs] or [rows[job.base[0].ref]], rows[job.base[0].ref]
+
+    def _tables(self, job: Job, pool: Mapping[Ref, Tensor]) -> dict[Ref, Tensor] | None:
+        """Finds the matrix of a donor that is not merged; None where no rows can be made."""
+        assert self.vocabulary is not None
+        donor = self.inputs[self.vocabulary.donor]
+        if any(len(x.shape) != 2 for x in pool.values()):
+            return None
+        if self.vocabulary.spec.transplant is None or donor.ref in pool:
+            return {}
+        table = donor.table(role(job.name))
+        assert table is not None  # without an embedding it would be no donor
+        return {donor.ref: table}
 
     def _output_vocabulary(self) -> OutputVocabulary | None:
         """Makes the output's vocabulary, if the recipe asks for a tokenizer."""
@@ -649,7 +680,10 @@ class _Planner:
         extras = self.inputs[donor].opened.extras
         base = self.recipe.base_model
         refs = [ref for ref in self.inputs if ref in self.merged]
-        vocabulary = output_vocabulary(spec, refs, base, vocabularies, sizes, extras)
+        names: dict[Ref, dict[str, str]] = {}
+        if spec.transplant is not None:
+            names = {ref: roles(m.opened.extras) for ref, m in self.inputs.items()}
+        vocabulary = output_vocabulary(spec, refs, base, vocabularies, sizes, extras, names)
         self.notes += vocabulary.notes
         return vocabulary
 
@@ -672,6 +706,11 @@ class _Planner:
             extras |= chat_template(self.recipe, sources, extras)
         elif self.recipe.chat_template is not None:
             self.notes.append("chat_template is not written, as no tokenizer is")
+        special = self._special_ids(donor)
+        if special is not None and "generation_config.json" in extras:
+            stated = config_of(extras, "generation_config.json")
+            special |= config_of(donor.opened.extras, "generation_config.json")
+            extras["generation_config.json"] = dump(patched_config(stated, special=special))
         if donor.opened.others:
             names = donor.opened.others
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -680,10 +719,17 @@ class _Planner:
         if config:
             new = self._config(treatments, donor)
             if new != config:
-                extras["config.json"] = (
-                    json.dumps(new, indent=2, ensure_ascii=False).encode() + b"\n"
-                )
+                extras["config.json"] = dump(new)
         return extras
+
+    def _special_ids(self, donor: Input) -> dict[str, Any] | None:
+        """The ids of the donor's special tokens by their keys; None if those of the first stay."""
+        if donor is self.first or self.vocabulary is None or self.vocabulary.same:
+            return None
+        ids = self.vocabulary.ids
+        named = {f"{role}_id": ids.get(text) for role, text in roles(donor.opened.extras).items()}
+        inner = donor.config.get("text_config")
+        return {**named, **(inner if isinstance(inner, dict) else {}), **donor.config}
 
     def _config(self, treatments: Sequence[Treatment], donor: Input) -> dict[str, Any]:
         """Makes the output's config.json of the first input's: it follows the tensors."""
@@ -697,6 +743,7 @@ class _Planner:
             self.notes.append(
                 "config.json: the numbers of layers of the towers are left as they are"
             )
+        changes["special"] = self._special_ids(donor)
         # A head that is not written is the embedding, whatever the first input says of its own.
         if self.aliases and self.first.tied is False:
             changes["tied"] = True

@@ -15,9 +15,14 @@ if none has. A token whose id is beyond a model's embedding has no row there. If
 donor has a row nowhere, it is left out if it was added, and the merge is refused if it belongs to
 the core.
 
+With `transplant` such a row is made for the model instead: from those of tokens that it shares with
+a donor that has one, or as the mean of its own rows, or as zeros. The donor may then be a network
+of another width that takes no part in the merge. Tokens are matched by what they stand for; see
+`vocabulary.counterparts`.
+
 Rows that belong to no token (padding to a round number) are kept, unless `pad_to_multiple_of` is
 given: then there are as many rows after the last token as it takes, each the mean of the model's
-others. mergekit always drops them.
+others. mergekit always drops them. Those of a donor that takes no part are not in the output.
 """
 
 import json
@@ -27,11 +32,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.contents.vocabulary import PLAIN, Vocabulary
+from sail_jax.checkpoint.contents.vocabulary import PLAIN, Vocabulary, counterparts
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipe.parts import Ref, Tokenizer
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
+from sail_jax.checkpoint.sources.transplanted import Making
 
 
 class Rowing(NamedTuple):
@@ -42,11 +48,14 @@ class Rowing(NamedTuple):
         `FILL`; `[rows]`.
       row: For each output row, the row in that tensor; `[rows]`.
       means: The output rows that are instead the mean of several (part, row).
+      made: What is made of rows of a donor, with the donor. It is a part as the models are, with
+        numbers after theirs.
     """
 
     part: np.ndarray
     row: np.ndarray
     means: Mapping[int, tuple[tuple[int, int], ...]]
+    made: tuple[tuple[Ref, Making], ...] = ()
 
 
 class OutputVocabulary(NamedTuple):
@@ -61,7 +70,8 @@ class OutputVocabulary(NamedTuple):
       same: Whether all vocabularies agree and nothing was asked for, so that every row stays where
         it is.
       vocabularies: The vocabulary of each model.
-      tokens: What the recipe says about the rows of single tokens.
+      found: The ids that the tokens of the output have in each model.
+      spec: What the recipe says about the tokenizer.
       files: The tokenizer files of the output that are not the donor's own, by name.
       notes: What the user should know, a sentence each.
     """
@@ -73,29 +83,37 @@ class OutputVocabulary(NamedTuple):
     base: Ref | None
     same: bool
     vocabularies: Mapping[Ref, Vocabulary]
-    tokens: Mapping[str, Token]
+    found: Mapping[Ref, Mapping[str, int]]
+    spec: Tokenizer
     files: Mapping[str, bytes]
     notes: tuple[str, ...]
 
-    def rowings(self, sizes: Mapping[Ref, int]) -> dict[Ref, Rowing]:
+    def rowings(
+        self, sizes: Mapping[Ref, int], donors: Mapping[Ref, int] | None = None
+    ) -> dict[Ref, Rowing]:
         """Says for each model which rows make up its tensor over the output's vocabulary.
 
         Args:
           sizes: How many rows each model's tensor has; `Rowing.part` counts the models in this
             order.
+          donors: The same of models that only have rows made of theirs. None if no rows can be
+            made, as of tensors that are no matrices.
 
         Returns:
           The rows of each model.
 
         Raises:
           RecipeError: If the recipe takes a token's row from a model that is not among them, or
-            that has no such row.
+            that has no such row; or if a row is to be made and no token is shared.
         """
+        merged = list(sizes)
+        transplanted = self.spec.transplant is not None and donors is not None
+        sizes = {**sizes, **(donors or {})}
         keys = list(sizes)
         # own[k, i]: the row of model k for row i of the output, -1 where it has none.
         own = np.full((len(keys), self.rows), -1, np.int64)
         for k, key in enumerate(keys):
-            ids = self.vocabularies[key].ids
+            ids = self.found[key]
             for token, i in self.ids.items():
                 j = ids.get(token, -1)
                 own[k, i] = j if j < sizes[key] else -1
@@ -108,19 +126,51 @@ class OutputVocabulary(NamedTuple):
             free = np.setdiff1d(pads[pads < sizes[key]], taken)
             own[k, free] = free
         part, row, means = self._defaults(own, keys)
-        chosen, everywhere = self._chosen(own, keys, sizes)
+        chosen, everywhere = self._chosen(merged, sizes)
         rowings = {}
-        for k, key in enumerate(keys):
+        for k, key in enumerate(merged):
             present = own[k] >= 0
             parts, rows = np.where(present, k, part), np.where(present, own[k], row)
             mine = {i: m for i, m in means.items() if not present[i]}
+            made: list[tuple[Ref, Making]] = []
+            if transplanted:
+                # Padding that a model lacks has nothing that it could be made of.
+                lacks, mine = ~present & token_rows, {}
+                made = self._made(own, k, keys, len(merged), lacks, part, row, parts, rows)
             for i, (p, r) in chosen.items():
                 if not present[i] or i in everywhere:
                     parts[i], rows[i] = p, r
                     mine.pop(i, None)
             parts[self.fill :] = FILL
-            rowings[key] = Rowing(parts, rows, mine)
+            rowings[key] = Rowing(parts, rows, mine, tuple(made))
         return rowings
+
+    def _made(
+        self, own: np.ndarray, k: int, keys: list[Ref], count: int, lacks: np.ndarray,
+        part: np.ndarray, row: np.ndarray, parts: np.ndarray, rows: np.ndarray,
+    ) -> list[tuple[Ref, Making]]:  # fmt: skip
+        """Puts rows that are made in the place of those that model k lacks, and lists the makings.
+
+        `part` and `row` have where a token has a row, and `parts` and `rows` become the model's.
+        """
+        method, made = self.spec.transplant, []
+        if method in ("mean", "zero"):
+            parts[lacks] = FILL if method == "mean" else ZERO
+            return made
+        assert method is not None
+        for donor in np.unique(part[lacks & (part >= 0)]):
+            new = np.flatnonzero(lacks & (part == donor))
+            # Padding that both have is no token.
+            shared = np.intersect1d(
+                np.flatnonzero((own[k] >= 0) & (own[donor] >= 0)), list(self.ids.values())
+            )
+            if not len(shared):
+                who = f"{keys[k]} has no row of a token in common with {keys[donor]}"
+                raise RecipeError(self.spec.where, f"transplant: {who}")
+            making = Making(row[new], own[donor, shared], own[k, shared], method, self.spec.k)
+            parts[new], rows[new] = count + len(made), np.arange(len(new))
+            made.append((keys[donor], making))
+        return made
 
     def _defaults(
         self, own: np.ndarray, keys: list[Ref]
@@ -150,11 +200,12 @@ class OutputVocabulary(NamedTuple):
         return part, row, means
 
     def _chosen(
-        self, own: np.ndarray, keys: list[Ref], sizes: Mapping[Ref, int]
+        self, keys: list[Ref], sizes: Mapping[Ref, int]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
         """Finds the rows that the recipe names for tokens, and which replace a model's own."""
         chosen: dict[int, tuple[int, int]] = {}
-        for text, token in self.tokens.items():
+        tokens = self.spec.tokens
+        for text, token in tokens.items():
             i = self.ids[text]
             source = token.source
             if source.kind == "zero":
@@ -171,7 +222,7 @@ class OutputVocabulary(NamedTuple):
                 name = repr(source.token or text) if source.token_id is None else f"id {row}"
                 raise RecipeError(token.where, f"{source.model} has no row for the token {name}")
             chosen[i] = (k, row)
-        return chosen, {self.ids[text] for text, token in self.tokens.items() if token.force}
+        return chosen, {self.ids[text] for text, token in tokens.items() if token.force}
 
 
 def output_vocabulary(
@@ -181,6 +232,7 @@ def output_vocabulary(
     vocabularies: Mapping[Ref, Vocabulary | None],
     sizes: Mapping[Ref, int],
     extras: Mapping[str, Path | bytes],
+    names: Mapping[Ref, Mapping[str, str]],
 ) -> OutputVocabulary:
     """Makes the vocabulary of the output from those of the models.
 
@@ -192,6 +244,7 @@ def output_vocabulary(
         that of the donor.
       sizes: How many rows the embedding of each model has.
       extras: The files beside the donor, by name.
+      names: The special tokens of each model by their roles; read with `transplant` alone.
 
     Returns:
       The vocabulary, the files that hold it and the means to match rows.
@@ -227,16 +280,29 @@ def output_vocabulary(
             _add(ids, added, text, {"content": text, **PLAIN}, start)
         elif not token.force and all(text in resolved[ref].ids for ref in models):
             notes.append(f"{token.where}: every model has {text!r}; without force no effect")
+    found = {ref: vocabulary.ids for ref, vocabulary in resolved.items()}
+    if spec.transplant is not None:
+        output = Vocabulary(ids, added, start.document, start.source)
+        found = {
+            ref: counterparts(output, vocabulary, names[donor], names[ref])
+            for ref, vocabulary in resolved.items()
+        }
     for ref in models:
-        common = sum(text in ids for text in resolved[ref].ids)
+        common = len({found[ref][text] for text in ids if text in found[ref]})
         if not common:
             raise RecipeError(spec.where, f"{ref} has no token in common with {donor}")
         if common < len(resolved[ref].ids):
             lost = len(resolved[ref].ids) - common
             notes.append(f"tokenizer: {lost} tokens of {ref} are not in the output")
+        lacks = sum(text not in found[ref] for text in ids)
+        if lacks and spec.transplant is not None:
+            how = spec.transplant + f", k {spec.k}" * (spec.transplant in ("omp", "nearest"))
+            notes.append(f"tokenizer: {ref} gets rows for {lacks} tokens ({how}); {common} shared")
     used = max(ids.values()) + 1
     if spec.pad_to_multiple_of is None:
-        rows = fill = max(used, sizes.get(donor, 0))
+        # The padding of a network that is not merged stands for nothing in those that are.
+        own = spec.transplant is None or donor in models
+        rows = fill = max(used, sizes.get(donor, 0) if own else 0)
     else:
         fill, multiple = used, spec.pad_to_multiple_of
         rows = -(-used // multiple) * multiple  # rounded up
@@ -247,7 +313,7 @@ def output_vocabulary(
     changed = ids != start.ids
     files = _files(ids, added, start, extras, spec.where) if changed else {}
     return OutputVocabulary(
-        ids, rows, fill, donor, base, same, resolved, spec.tokens, files, tuple(notes)
+        ids, rows, fill, donor, base, same, resolved, found, spec, files, tuple(notes)
     )
 
 

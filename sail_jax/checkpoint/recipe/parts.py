@@ -528,12 +528,18 @@ class Tokenizer(Published, Placed):
       tokens: The rows of single tokens, by token.
       pad_to_multiple_of: What the number of embedding rows is rounded up to a multiple of; None to
         keep rows that belong to no token.
+      transplant: How a model gets the rows of tokens that it lacks: by "omp" or "nearest", both of
+        `sail_jax.transplant`, the "mean" of its other rows, or "zero". None for copies of the rows
+        of others.
+      k: How many rows one is made from at most, by "omp" and "nearest".
       where: Its place in the recipe.
     """
 
     source: Annotated[str | Ref, PlainValidator(_tokenizer_source)] = "union"
     tokens: dict[str, Token] = Field(default_factory=dict)
     pad_to_multiple_of: Annotated[Integer, Field(ge=1, le=1 << 20)] | None = None
+    transplant: Literal["omp", "nearest", "mean", "zero"] | None = None
+    k: Annotated[Integer, Field(ge=1, le=1 << 12)] = 64
 
 
 def _modules(given: object) -> list[object]:

@@ -175,7 +175,7 @@ def simple(
       **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
         value or, where models may have their own (such as density), a sequence with one per model.
         And keys of the recipe: dtype, out_dtype, scope, seed, rename, rest, missing, extra,
-        integers, tokenizer ("union", "base" or a model), chat_template.
+        integers, tokenizer ("union", "base", a model, or a mapping as in YAML), chat_template.
 
     Returns:
       The recipe, checked as far as it can be without its checkpoints.
@@ -199,7 +199,7 @@ def simple(
     if weights is not None:
         options["weight"] = list(weights)
     top = {key: _node(options.pop(key), key) for key in _TOP if key in options}
-    if "tokenizer" in top:
+    if "tokenizer" in top and not isinstance(top["tokenizer"].value, Mapping):
         top["tokenizer_source"] = top.pop("tokenizer")
     by_option = {p.option: p.name for p in entry.parameters.values() if p.option is not None}
     given: dict[str, Node] = {}

@@ -6,8 +6,7 @@ to end computes it once.
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +19,12 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.programs import Function, Programs
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.configurations import Config
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, bytes_of, held, read_whole
-
-Function = Callable[..., Array]
 
 
 class Computed(OnDemand):
@@ -43,7 +41,7 @@ class Computed(OnDemand):
         parts: Sequence[Tensor],
         function: Function,
         operands: Any,
-        programs: "Programs",
+        programs: Programs,
         *,
         how: str,
         mark: str,
@@ -109,39 +107,6 @@ class Computed(OnDemand):
         """Computes in 64 bits if, and only if, a tensor has them, whatever the thread is set to."""
         with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts))):
             yield
-
-
-class Programs:
-    """A cache of compiled functions, one for each function and shapes of its arguments.
-
-    The layers of a network share functions and shapes, so they share a program. It may be used from
-    several threads.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._compiled: dict[tuple[Hashable, ...], jax.stages.Compiled] = {}
-
-    def __call__(
-        self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
-    ) -> jax.stages.Compiled:
-        """Returns a compiled function, to be called as `program(operands, *arrays)`.
-
-        Args:
-          function: The function, hashable.
-          operands: Its first argument, a pytree of arrays.
-          shapes: The shapes and dtypes of the other arguments.
-
-        Returns:
-          The compiled function.
-        """
-        leaves, structure = jax.tree.flatten(operands)
-        key = function, structure, *map(jax.typeof, leaves), *shapes
-        # Compiled under the lock: threads that need the same program wait for one compilation.
-        with self._lock:
-            if key not in self._compiled:
-                self._compiled[key] = jax.jit(function).lower(operands, *shapes).compile()
-            return self._compiled[key]
 
 
 @dataclass(frozen=True)

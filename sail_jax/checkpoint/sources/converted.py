@@ -14,7 +14,8 @@ from jaxtyping import Array
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.computed import Computed
+from sail_jax.checkpoint.sources.programs import Programs
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.configurations import Config
 from sail_jax.interop import layouts

@@ -26,8 +26,9 @@ from sail_jax.checkpoint.sources.agreement import (
     verdict,
     wanted,
 )
-from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.computed import Computed
 from sail_jax.checkpoint.sources.nearness import Unread
+from sail_jax.checkpoint.sources.programs import Programs
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.configurations import Config

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import jax
@@ -238,3 +239,18 @@ def test_parity_of_random_methods_compares_distributions(rate, agrees):
 
     case = _case(random=True)
     assert parity.compare(case, drawn(0.5), drawn(rate), models)["agrees"] is agrees
+
+
+@pytest.mark.slow
+def test_networks_that_read_text(tmp_path, capsys):
+    """A network without its embedding's rows reads worse; other tokenizers leave fewer tokens."""
+    assert main(["examples", str(tmp_path / "ex"), "--texts"]) == 0
+    few, many = map(float, re.findall(r": ([\d.]+) bits per byte", capsys.readouterr().out))
+    # The entropy of single bytes of such text is above 4.5 bits.
+    assert many < few < 4.2
+    paths = [str(tmp_path / name) for name in ("ex/few", "ex/many", "out")]
+    assert main(["transplant", *paths, "--method", "zero", "--quiet"]) == 0
+    assert main(["examples", str(tmp_path / "ex"), "--evaluate", paths[2]]) == 0
+    assert float(re.findall(r": ([\d.]+) bits", capsys.readouterr().out)[0]) > few + 1
+    assert main(["examples", str(tmp_path / "ex"), "--texts"]) == 2
+    assert "not empty" in capsys.readouterr().err

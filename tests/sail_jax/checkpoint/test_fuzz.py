@@ -407,7 +407,7 @@ EVERY_KEY = {
     "tokenizer": {
         "source": "union",
         "tokens": {"t1": {"source": "a", "force": True}, "new": {"source": {"kind": "zero"}}},
-        "pad_to_multiple_of": 8,
+        **{"pad_to_multiple_of": 8, "transplant": "nearest", "k": 3},
     },
 }
 SLICES = {
@@ -486,6 +486,10 @@ def _stock(folder):
         extras |= {"tokenizer_config.json": {"chat_template": "{{ messages }}"}}
         extras = {name: json.dumps(tree).encode() for name, tree in extras.items()}
         save_checkpoint(folder / name, llama(seed), extras=extras)
+    even = {"type": "BPE", "vocab": {f"t{2 * i}": i for i in range(19)}, "merges": []}
+    words = {"config.json": config, "tokenizer.json": TOKENIZER | {"model": even}}
+    words = {name: json.dumps(tree).encode() for name, tree in words.items()}
+    save_checkpoint(folder / "words", llama(3), extras=words)
     q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     factors = {f"{q}A.weight": np.ones((2, 16), np.float32)}
     factors |= {f"{q}B.weight": np.ones((16, 2), np.float32)}
@@ -678,6 +682,10 @@ COMMAND_LINES = {
     "convert": [
         ["a", "out.npz", "--to", "maxtext", "--param-scan-axis", "0", "--vocab-size", "24"],
         ["a", "out.npz", "--to", "tunix", "--dtype", "float32", "--config", "b", "--quiet"],
+    ],
+    "transplant": [
+        ["a", "words", "out", "--k", "3", "--quiet"], ["words", "a", "out.npz", "--method", "mean"],
+        ["a", "words", "out", "--method", "nearest", "--pad-to-multiple-of", "8", "--threads", "1"],
     ],
     "average": [
         ["a", "b", "--plan", "--shape", "cosine"], ["a", "b", "out", "--as", "params", "--quiet"],

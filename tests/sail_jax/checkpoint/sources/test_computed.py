@@ -16,8 +16,9 @@ from sail_jax import change_basis, growth, spec
 from sail_jax.checkpoint.executor import MergeError, execute, limits, memory
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.computed import Computed, Programs, rebased
+from sail_jax.checkpoint.sources.computed import Computed, rebased
 from sail_jax.checkpoint.sources.grown import grown
+from sail_jax.checkpoint.sources.programs import Programs
 from sail_jax.growth import networks
 from sail_jax.merging.tensors import Tensor
 

@@ -1,0 +1,58 @@
+"""A checkpoint with another's tokenizer, and rows made for the tokens that it lacks."""
+
+from os import PathLike
+from typing import Literal
+
+from sail_jax.checkpoint.operations.merging import Merged, merge_checkpoints
+from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
+from sail_jax.checkpoint.recipe.parts import Ref
+from sail_jax.checks import argument, integer, one_of
+
+Path_ = str | PathLike[str]
+METHODS = ("omp", "nearest", "mean", "zero")
+
+
+def transplant_checkpoint(
+    base: Path_,
+    donor: Path_,
+    out: Path_,
+    *,
+    method: Literal["omp", "nearest", "mean", "zero"] = "omp",
+    k: int = 64,
+    pad_to_multiple_of: int | None = None,
+    run: RunOptions = DEFAULTS,
+) -> Merged:
+    """Writes a checkpoint with the tokenizer of another one.
+
+    Tokens that both have keep their rows of the embedding and of the head. Rows of the donor's
+    other tokens are made for the base. All other tensors stay as they are, bit for bit. It is the
+    passthrough of one model with `tokenizer: {source: DONOR, transplant: METHOD}` in a recipe.
+
+    Args:
+      base: The checkpoint.
+      donor: The checkpoint that has the tokenizer, of any width and architecture. Its embedding is
+        read, and its head if both have one of their own.
+      out: Where the output goes; see `merge_recipe`.
+      method: How rows are made: "omp" and "nearest" of `sail_jax.transplant`, "mean" of the rows
+        that stay, or "zero".
+      k: Of how many rows one is made at most, by "omp" and "nearest".
+      pad_to_multiple_of: What the number of rows is rounded up to a multiple of. The rows behind
+        the last token are means of the others. None for as many rows as it takes.
+      run: How it runs, and into which files it writes.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: If a checkpoint has no tokenizer or no embedding, they share no token, or an
+        argument is none of these; RecipeError, CheckpointError and MergeError.
+
+    References:
+      Goddard and Fernandes Neto, Training-Free Tokenizer Transplantation via Orthogonal Matching
+      Pursuit, 2025 (arXiv 2506.06607).
+    """
+    one_of(argument("method"), method, METHODS)
+    tokenizer = {"source": Ref(str(donor)), "transplant": method, "k": integer("k", k)}
+    if pad_to_multiple_of is not None:
+        tokenizer["pad_to_multiple_of"] = integer("pad_to_multiple_of", pad_to_multiple_of)
+    return merge_checkpoints([base], out, method="passthrough", tokenizer=tokenizer, run=run)

@@ -1,0 +1,43 @@
+"""Compiled functions, kept for the tensors that share them."""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+Function = Callable[..., Array]
+
+
+class Programs:
+    """A cache of compiled functions, one for each function and shapes of its arguments.
+
+    The layers of a network share functions and shapes, so they share a program. It may be used from
+    several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiled: dict[tuple[Hashable, ...], jax.stages.Compiled] = {}
+
+    def __call__(
+        self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
+    ) -> jax.stages.Compiled:
+        """Returns a compiled function, to be called as `program(operands, *arrays)`.
+
+        Args:
+          function: The function, hashable.
+          operands: Its first argument, a pytree of arrays.
+          shapes: The shapes and dtypes of the other arguments.
+
+        Returns:
+          The compiled function.
+        """
+        leaves, structure = jax.tree.flatten(operands)
+        key = function, structure, *map(jax.typeof, leaves), *shapes
+        # Compiled under the lock: threads that need the same program wait for one compilation.
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled[key] = jax.jit(function).lower(operands, *shapes).compile()
+            return self._compiled[key]

@@ -1,0 +1,69 @@
+"""Give a checkpoint another one's tokenizer."""
+
+from argparse import Namespace
+
+from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.options import (
+    Parser,
+    add_copying,
+    add_input,
+    add_output,
+    arguments,
+    natural,
+    on_inputs,
+    outcome,
+    run_options,
+)
+from sail_jax.cli.progress import Meter, fitted, say, show
+
+
+def add_arguments(parser: Parser) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
+    add_input(parser, "base", "BASE", "the checkpoint")
+    add_input(parser, "donor", "DONOR", "the checkpoint that has the tokenizer")
+    add_output(parser, "the result")
+    parser.add_argument(
+        "--method",
+        metavar="NAME",
+        help="how rows of tokens that BASE lacks are made: omp (orthogonal matching pursuit), "
+        "nearest, mean or zero; default: omp",
+    )
+    parser.add_argument(
+        "--k",
+        metavar="N",
+        type=natural,
+        help="of how many rows of shared tokens one is made at most; default: 64",
+    )
+    parser.add_argument(
+        "--pad-to-multiple-of",
+        metavar="N",
+        type=natural,
+        help="round the number of rows up to a multiple of N",
+    )
+    add_copying(parser)
+
+
+def run(args: Namespace) -> None:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Raises:
+      ValueError: As `transplant_checkpoint` does.
+    """
+    remember_kernels()
+    from sail_jax.checkpoint import transplant_checkpoint
+
+    with Meter(args.quiet) as meter, compiled_for([args.base], offline=args.offline):
+        done = transplant_checkpoint(**arguments(args), run=run_options(args, meter))
+    for note in done.notes:
+        say(fitted(f"note: {note}"))
+    show(outcome(done))
+
+
+main = on_inputs(add_arguments, run)

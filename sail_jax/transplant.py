@@ -1,0 +1,255 @@
+"""Rows of embeddings for tokens that a network lacks, made of rows that it has.
+
+Two networks share some tokens. A *donor* also has tokens that the *base* lacks. Each of the donor's
+new rows is written as a combination of its own rows of shared tokens, the *anchors*. The same
+combination of the base's rows of these tokens is the new row of the base.
+
+If the base's shared rows are a linear image of the donor's, b = a M, then a new row is off by r M:
+r is what the combination leaves of the donor's row. So it is recovered up to rounding where r is 0,
+as it is for as many independent anchors as the donor's rows have entries.
+"""
+
+import functools
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from sail_jax.checks import integer, one_of
+from sail_jax.lazy import listed
+from sail_jax.merging.arithmetic import unit_of
+from sail_jax.merging.matrices import matmul
+from sail_jax.merging.task_vectors import in_float64
+
+__all__ = ["Combination", "Method", "neighbours", "pursue", "transplant"]
+__dir__ = listed(__name__)
+
+Method = Literal["omp", "nearest"]
+"""How a row is written by anchors: see `pursue` and `neighbours`."""
+
+_NEAR = 1e-6  # of the largest entry: rows that are nearer than this count as this near
+
+
+class Combination(NamedTuple):
+    """Rows written as sums of anchors.
+
+    Attributes:
+      indices: The anchors of each row, `[row, k]`.
+      coefficients: What each is multiplied by, `[row, k]`; 0 for an anchor that is not used.
+    """
+
+    indices: Int[Array, "row k"]
+    coefficients: Float[Array, "row k"]
+
+    def of(self, anchors: Float[Array, "anchor width"]) -> Float[Array, "row width"]:
+        """Computes the same sums of other anchors."""
+        picked = anchors[self.indices]
+        return jnp.einsum("bk,bkd->bd", self.coefficients, picked, precision=lax.Precision.HIGHEST)
+
+
+@in_float64("targets", "anchors")
+def pursue(
+    targets: Float[ArrayLike, "row width"], anchors: Float[ArrayLike, "anchor width"], k: int = 64
+) -> Combination:
+    """Writes rows by k anchors each: orthogonal matching pursuit.
+
+    An anchor after the other is chosen, the one with the largest inner product with what is left of
+    the row. After each, the coefficients of all that are chosen are those of least squares. Anchors
+    are not normalised, as in mergekit.
+
+    Least squares are solved by a QR factorisation that grows by a column at a time, each
+    orthogonalised twice. An anchor that depends on those before it, and all anchors once nothing
+    but rounding is left of a row, get the coefficient 0.
+
+    Args:
+      targets: The rows.
+      anchors: The anchors, at least one.
+      k: How many anchors at most, an integer >= 1, static.
+
+    Returns:
+      The anchors and coefficients, with min(k, number of anchors) for each row.
+
+    Raises:
+      ValueError: If shapes do not fit, or k is no such integer.
+
+    References:
+      Pati, Rezaiifar and Krishnaprasad, Orthogonal Matching Pursuit, 1993; Goddard and Fernandes
+      Neto, Training-Free Tokenizer Transplantation via Orthogonal Matching Pursuit, 2025 (arXiv
+      2506.06607).
+
+    >>> found = pursue(jnp.array([[0.0, 6.0]]), jnp.array([[1.0, 1.0], [0.0, 2.0], [0.0, 2.0]]), 2)
+    >>> found.indices[0, 0].item(), found.coefficients.tolist()
+    (1, [[3.0, 0.0]])
+    """
+    return _pursue(*_checked(targets, anchors, k))
+
+
+@in_float64("targets", "anchors")
+def neighbours(
+    targets: Float[ArrayLike, "row width"], anchors: Float[ArrayLike, "anchor width"], k: int = 64
+) -> Combination:
+    """Writes rows by the k nearest anchors, weighted by the inverse of their distances.
+
+    The weights of a row sum to 1. With k = 1 it is the nearest anchor itself.
+
+    Args:
+      targets: The rows.
+      anchors: The anchors, at least one.
+      k: How many anchors at most, an integer >= 1, static.
+
+    Returns:
+      The anchors and weights, with min(k, number of anchors) for each row.
+
+    Raises:
+      ValueError: If shapes do not fit, or k is no such integer.
+
+    >>> neighbours(jnp.array([[0.0]]), jnp.array([[1.0], [-3.0], [9.0]]), 2).coefficients.tolist()
+    [[0.75, 0.25]]
+    """
+    return _neighbours(*_checked(targets, anchors, k))
+
+
+@in_float64("targets", "anchors", "own")
+def transplant(
+    targets: Float[ArrayLike, "row theirs"],
+    anchors: Float[ArrayLike, "anchor theirs"],
+    own: Float[ArrayLike, "anchor width"],
+    method: Method = "omp",
+    k: int = 64,
+) -> Float[Array, "row width"]:
+    """Makes rows for new tokens from those of shared tokens.
+
+    Every row is made by itself, so that rows may come in batches of any size.
+
+    Args:
+      targets: The donor's rows of the new tokens.
+      anchors: The donor's rows of the shared tokens, at least one.
+      own: The base's rows of the shared tokens, in the same order.
+      method: "omp" for `pursue`, "nearest" for `neighbours`.
+      k: How many anchors a row is made from at most, an integer >= 1, static.
+
+    Returns:
+      The base's rows of the new tokens.
+
+    Raises:
+      ValueError: If shapes do not fit, or an argument is none of these.
+
+    >>> donor, base = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0], [5.0]])
+    >>> transplant(jnp.array([[3.0, 1.0]]), donor, base).tolist()
+    [[11.0]]
+    """
+    one_of("method", method, get_args(Method))
+    targets, anchors, k = _checked(targets, anchors, k)
+    own = _matrix("own", own)
+    if len(own) != len(anchors):
+        raise ValueError(f"own: expected {len(anchors)} rows, one for each anchor; got {len(own)}")
+    return combined(targets, anchors, own, method, k)
+
+
+@functools.partial(jax.jit, static_argnames=("method", "k"))
+def combined(
+    targets: Float[Array, "row theirs"],
+    anchors: Float[Array, "anchor theirs"],
+    own: Float[Array, "anchor width"],
+    method: Method,
+    k: int,
+) -> Float[Array, "row width"]:
+    """Computes `transplant` of arguments that are checked, as one program.
+
+    Args:
+      targets: The donor's rows of the new tokens.
+      anchors: The donor's rows of the shared tokens.
+      own: The base's rows of the shared tokens.
+      method: How a row is written by anchors.
+      k: How many anchors a row is made from, at most as many as there are.
+
+    Returns:
+      The base's rows of the new tokens.
+    """
+    find = {"omp": _pursue, "nearest": _neighbours}[method]
+    return find(targets, anchors, k).of(own)
+
+
+@functools.partial(jax.jit, static_argnames="k")
+def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
+    # Units are powers of two: divided by them, neither squares nor sums overflow, and every digit
+    # stays.
+    unit, units = unit_of(anchors), unit_of(targets, [1])[:, None]
+    anchors, targets = anchors / unit, targets / units
+    (batch, width), eps = targets.shape, jnp.finfo(targets.dtype).eps
+    size = jnp.linalg.norm(targets, axis=1)
+    rows = jnp.arange(batch)[:, None]
+    # Columns of Q and R beyond the t-th are 0: products with all of them are of the first t.
+    start = (
+        targets,
+        jnp.full((batch, k), len(anchors)),  # no index of an anchor
+        jnp.zeros((batch, k, width), targets.dtype),
+        jnp.broadcast_to(jnp.eye(k, dtype=targets.dtype), (batch, k, k)),
+        jnp.zeros((batch, k), targets.dtype),
+    )
+
+    def step(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        left, indices, Q, R, z = state
+        products = jnp.abs(matmul(left, anchors.T))
+        chosen = products.at[rows, indices].set(-1, mode="drop").argmax(1)
+        anchor = anchors[chosen]
+        new, along = anchor, jnp.zeros_like(z)
+        # One pass leaves what rounding made of the columns; the second removes it.
+        for _ in range(2):
+            part = jnp.einsum("bkd,bd->bk", Q, new, precision=lax.Precision.HIGHEST)
+            new = new - jnp.einsum("bkd,bk->bd", Q, part, precision=lax.Precision.HIGHEST)
+            along = along + part
+        length = jnp.linalg.norm(new, axis=1)
+        counts = length > max(width, k) * eps * jnp.linalg.norm(anchor, axis=1)
+        counts &= jnp.linalg.norm(left, axis=1) > 4 * width**0.5 * eps * size
+        q = jnp.where(counts[:, None], new / jnp.where(counts, length, 1)[:, None], 0)
+        share = (q * left).sum(1)
+        column = jnp.where(counts[:, None], along.at[:, t].set(length), R[:, :, t])
+        return (
+            left - share[:, None] * q,
+            indices.at[:, t].set(chosen),
+            Q.at[:, t].set(q),
+            R.at[:, :, t].set(column),
+            z.at[:, t].set(share),
+        )
+
+    _, indices, _, R, z = lax.fori_loop(0, k, step, start)
+    coefficients = lax.linalg.triangular_solve(R, z[..., None], left_side=True, lower=False)
+    return Combination(indices, coefficients[..., 0] * (units / unit))
+
+
+@functools.partial(jax.jit, static_argnames="k")
+def _neighbours(targets: Array, anchors: Array, k: int) -> Combination:
+    unit = unit_of(anchors)
+    anchors, targets = anchors / unit, targets / unit
+    # Half the square of the distance, but for what all anchors have in common.
+    _, indices = lax.top_k(matmul(targets, anchors.T) - (anchors**2).sum(1) / 2, k)
+    # Differences of rows, since those of squares would lose the digits of small distances.
+    apart = jnp.linalg.norm(anchors[indices] - targets[:, None], axis=2)
+    weights = 1 / jnp.maximum(apart, _NEAR)
+    return Combination(indices, weights / weights.sum(1, keepdims=True))
+
+
+def _checked(targets: ArrayLike, anchors: ArrayLike, k: int) -> tuple[Array, Array, int]:
+    """The arguments as arrays of one dtype, and k as far as there are anchors."""
+    integer("k", k)
+    targets, anchors = _matrix("targets", targets), _matrix("anchors", anchors)
+    if targets.shape[1] != anchors.shape[1]:
+        raise ValueError(
+            f"anchors: expected rows of {targets.shape[1]} entries, as those of targets; "
+            f"got {anchors.shape[1]}"
+        )
+    if not len(anchors):
+        raise ValueError("anchors: expected at least one row, got none")
+    dtype = jnp.promote_types(targets.dtype, anchors.dtype)
+    return targets.astype(dtype), anchors.astype(dtype), min(int(k), len(anchors))
+
+
+def _matrix(name: str, x: ArrayLike) -> Array:
+    """A matrix in float32, or wider if it is; ValueError for anything else."""
+    x = jnp.asarray(x)
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: expected a matrix of floats, got {x.dtype}{list(x.shape)}")
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
