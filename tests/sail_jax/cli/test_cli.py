@@ -740,7 +740,8 @@ def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
     assert (tmp_path / "mine.tex").read_text() == "my thesis"
 
 
-def test_bench_hands_over(monkeypatch, call):
+def test_bench_hands_over(monkeypatch, call, tmp_path):
+    monkeypatch.chdir(tmp_path)
     listed = dict(line.split(maxsplit=1) for line in call("bench")[1].splitlines()[2:])
     assert listed.keys() == set(bench.benchmarks())
     assert all(about.endswith(".") for about in listed.values())
