@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.commands._options import add_seed
 from sail_jax import disk
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, add_seed
 from sail_jax.cli.progress import show
 
 
@@ -18,7 +17,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         type=Path,
         help="the folder of the examples, which is made if it is not there",
     )
-    add_seed(parser, "the networks' training")
+    add_seed(parser, "the networks' training", 0)
     add(
         "--force",
         action="store_true",

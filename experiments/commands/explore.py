@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments.commands._options import add_seed
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, add_seed
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -15,7 +14,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         default="explorer.html",
         help="where the page is written; default: %(default)s",
     )
-    add_seed(parser, "the simulations")
+    add_seed(parser, "the simulations", 0)
     parser.add_argument("--quick", action="store_true", help="compute coarse grids and few draws")
     args = parser.read(argv)
     from experiments.pages import explorer

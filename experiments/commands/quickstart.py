@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments.commands._options import add_seed
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, add_seed
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -15,7 +14,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         default="quickstart",
         help="folder of the results; default: %(default)s",
     )
-    add_seed(parser, "all parts")
+    add_seed(parser, "all parts", 0)
     parser.add_argument("--quick", action="store_true", help="use smaller grids and fewer draws")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.commands._options import add_seed
 from experiments.lab.progress import reporting
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError, numbers
+from sail_jax.cli.options import Parser, UsageError, add_seed, numbers
 from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         type=Path,
         help="also write it as a table, to a name in .csv or .tex",
     )
-    add_seed(parser, "the simulations")
+    add_seed(parser, "the simulations", 0)
     parser.add_argument(
         "--quick", action="store_true", help="simulate with about a tenth of the work"
     )

@@ -290,14 +290,16 @@ def add_output(parser: Parser, what: str, **options: Any) -> None:
     )
 
 
-def add_seed(parser: Parser, what: str) -> None:
+def add_seed(parser: Parser, what: str, default: int | None = None) -> None:
     """Adds --seed.
 
     Args:
       parser: The parser of the command.
       what: What is drawn under it.
+      default: The value without the option; None where the function that is called has 0 itself.
     """
-    parser.add_argument("--seed", metavar="N", type=seed, help=f"seed of {what}; default: 0")
+    about = f"seed of {what}; default: 0"
+    parser.add_argument("--seed", metavar="N", type=seed, default=default, help=about)
 
 
 def add_set(parser: Parser) -> None:
