@@ -228,7 +228,7 @@ class Merge(Program):
         try:
             return self._merged(models, base, weights, integers, select, rest)
         except (TypeError, ValueError) as error:
-            raise _named(self.name, error) from error
+            raise named(self.name, error) from error
 
     def _merged(
         self,
@@ -342,8 +342,16 @@ def _as_given(
     return {i: np.asarray(x) for i, x in merged.items()} | dict(zip(ours, arrays, strict=True))
 
 
-def _named(name: str, error: Exception) -> Exception:
-    """Puts the name of the merge in front of the message of a TypeError or ValueError."""
+def named(name: str, error: Exception) -> Exception:
+    """Puts the name of a merge in front of the message of a TypeError or ValueError.
+
+    Args:
+      name: The name.
+      error: The error.
+
+    Returns:
+      An error with the name; the error itself if it is of any other class.
+    """
     # Subclasses, such as JAX's own errors, mean more than their message.
     return type(error)(f"{name}: {error}") if type(error) in (TypeError, ValueError) else error
 

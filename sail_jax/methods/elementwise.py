@@ -32,11 +32,10 @@ from sail_jax.merging.merge import Merge
 from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
-from sail_jax.merging.transforms import TieSign, elect, mask
+from sail_jax.merging.transforms import TieSign, Vectors, elect, mask
 from sail_jax.methods.registry import DENSITY, Compat, Range, Scale, choose, method
 
 Scalar = Float[ArrayLike, ""]
-Vectors = tuple[Array, Array]
 
 
 @method

@@ -27,7 +27,7 @@ from jaxtyping import ArrayLike, Float
 
 from sail_jax.checks import nearest, one_of
 from sail_jax.merging import random_bits
-from sail_jax.merging.merge import Merge
+from sail_jax.merging.merge import Merge, named
 
 Compat = Literal["paper", "mergekit"]
 """Whose defaults and conventions a method follows: those of its paper, or those of mergekit."""
@@ -100,10 +100,7 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
         try:
             merge = factory(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            # Subclasses, such as JAX's own errors, mean more than their message.
-            if type(error) not in (TypeError, ValueError):
-                raise
-            raise type(error)(f"{name}: {error}") from error
+            raise named(name, error) from error
         return replace(merge, name=name, options=kwargs)
 
     METHODS[name] = make

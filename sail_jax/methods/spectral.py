@@ -38,14 +38,13 @@ from sail_jax.merging.matrices import matmul, polar, rounding, svd
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
-from sail_jax.merging.transforms import Scope
+from sail_jax.merging.transforms import Scope, Vectors
 from sail_jax.methods.registry import Range, Scale, method
 
 Scalar = Float[ArrayLike, ""]
 Matrices = str | Callable[[str], bool] | None
 Matrix = Float[Array, "a b"]
 Stack = Float[Array, "task a b"]
-Vectors = tuple[Array, Array]
 
 
 @method
