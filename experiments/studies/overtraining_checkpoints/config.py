@@ -8,8 +8,8 @@ from annotated_types import Ge
 from experiments.data.registry import TextData
 from experiments.lab.config import Count, Different, Natural, Positive, Rising, Seed, config, varied
 from experiments.studies.shared.language_config import Memory, Model
-from experiments.studies.shared.language_training import Shard
 from experiments.training.groups import Epochs
+from experiments.training.sharding import Several
 from experiments.training.step import Compute
 
 QUESTIONS = "questions"  # the task that is generated, as `Tuning.tasks` names it
@@ -116,7 +116,7 @@ class Config:
     """Floating-point type that training computes with."""
     save_every: Natural = 1000
     """Steps between two states of fine-tuning that are stored, from which a killed one goes on."""
-    shard: Shard = "members"
+    shard: Several = "members"
     """What several devices share: the networks that are trained side by side ('members'), the
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 

@@ -25,7 +25,7 @@ from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_checkpoints.data import Data, Task, seeded
 from experiments.studies.shared import language_training as training
 from experiments.studies.shared.language_tasks import Batch
-from experiments.training import Optimizer, Schedule, Training
+from experiments.training import Optimizer, Schedule, Training, sharding
 from sail_jax.trees import path_str
 
 
@@ -155,7 +155,7 @@ def _distance(a: PyTree, b: PyTree) -> Array:
 def fine_tune(
     config: Config,
     net: nn.Module,
-    where: training.Layout,
+    where: sharding.Layout,
     data: Data,
     task: Task,
     path: str,

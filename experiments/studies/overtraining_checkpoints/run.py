@@ -24,6 +24,7 @@ from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+from experiments.training import sharding
 
 T = TypeVar("T")
 Arrays = Mapping[str, np.ndarray]
@@ -51,7 +52,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """
     with contextlib.ExitStack() as stack:
         with refused():
-            where = training.layout(config.shard)
+            where = sharding.layout(config.shard)
             parts = config.memory.micro_batches
             where.check(**{"tune.batch": config.tune.batch // parts})
         paths = _given(config) if config.checkpoints is not None else _trained(config, stage, stack)
@@ -109,7 +110,7 @@ def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Seque
     with refused():
         # Without dropout, which a config.json as `export` writes it does not state.
         shape = config.model.network(dropout=0.0)
-        where, net = training.layout(config.shard), presets.build(shape)
+        where, net = sharding.layout(config.shard), presets.build(shape)
         corpus = tasks.load(config.data, shape["vocab"], config.model.context, ())
     stacked = stage("series of checkpoints", partial(series.train, config, net, corpus, where))
     folder = config.series.folder or stack.enter_context(tempfile.TemporaryDirectory())

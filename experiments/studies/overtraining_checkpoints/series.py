@@ -19,7 +19,7 @@ from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_checkpoints.data import seeded
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
-from experiments.training import Optimizer, Schedule, Training
+from experiments.training import Optimizer, Schedule, Training, sharding
 from experiments.training.fit import Fit
 from sail_jax.checkpoint import save_checkpoint
 
@@ -31,7 +31,7 @@ def train(
     config: Config,
     net: nn.Module,
     corpus: tasks.Corpus,
-    where: training.Layout,
+    where: sharding.Layout,
 ) -> PyTree:
     """Trains a network once and keeps its parameters after each budget of tokens.
 

@@ -9,9 +9,9 @@ from experiments.data.registry import TextData
 from experiments.lab.config import Different, Natural, Positive, Rising, Seed, config, varied
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared.language_config import Memory, Model
-from experiments.studies.shared.language_training import Shard
 from experiments.training.groups import Epochs
 from experiments.training.schedules import Decay
+from experiments.training.sharding import Several
 from experiments.training.step import Compute
 
 Warmup = Annotated[float, Interval(ge=0, lt=1)]
@@ -123,7 +123,7 @@ class Config:
     """Floating-point type that training computes with."""
     save_every: Natural = 1000
     """Steps between two checkpoints of a training, from which a killed one goes on."""
-    shard: Shard = "members"
+    shard: Several = "members"
     """What several devices share: the networks that are trained side by side ('members'), the
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 

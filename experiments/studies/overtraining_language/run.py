@@ -19,6 +19,7 @@ from experiments.studies.overtraining_language import stages
 from experiments.studies.overtraining_language.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+from experiments.training import sharding
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -39,7 +40,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     config has one.
     """
     with refused():
-        where = training.layout(config.shard)
+        where = sharding.layout(config.shard)
         batches = {"pretrain.batch": config.pretrain.batch, "tune.batch": config.tune.batch}
         parts = config.memory.micro_batches
         where.check(**{name: size // parts for name, size in batches.items()})

@@ -62,7 +62,7 @@ def pre_train(
     config: Config,
     net: nn.Module,
     corpus: tasks.Corpus,
-    where: training.Layout,
+    where: sharding.Layout,
     budget: int,
     some: Sequence[int],
     folder: Path | None,
@@ -114,7 +114,7 @@ def pre_train(
 def perturb(
     config: Config,
     net: nn.Module,
-    where: training.Layout,
+    where: sharding.Layout,
     held_out: tasks.Batch,
     bases: Sequence[PyTree],
     some: Sequence[int],
@@ -177,7 +177,7 @@ def _perturbed(net, draws, at_once, data, scales, params, deviations, keys) -> p
 def fine_tune(
     config: Config,
     net: nn.Module,
-    where: training.Layout,
+    where: sharding.Layout,
     held_out: tasks.Batch,
     task: tasks.Task,
     bases: Sequence[PyTree],

@@ -23,9 +23,6 @@ from experiments.studies.shared.language_tasks import Batch
 from experiments.training import Training, sharding
 from experiments.training.fit import Fit
 from experiments.training.sharding import Layout
-from experiments.training.sharding import layout as layout
-
-Shard = sharding.Several
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:

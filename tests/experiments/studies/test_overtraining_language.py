@@ -23,7 +23,7 @@ from experiments.studies.overtraining_language import findings as of
 from experiments.studies.overtraining_language import stages
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
-from experiments.training import Optimizer, Schedule, Training
+from experiments.training import Optimizer, Schedule, Training, sharding
 
 ol = registry.load("overtraining_language")
 
@@ -84,7 +84,7 @@ def test_the_loss_is_the_mean_of_what_is_scored():
 def test_networks_side_by_side_train_as_each_alone():
     """Rates from 0 on: float32 sums in another order, which a few steps of Adam enlarge."""
     rates, steps = (0.0, 0.004, 0.01), 4
-    many, where = _batch(2, 8, 3), training.layout("members")
+    many, where = _batch(2, 8, 3), sharding.layout("members")
     schedule = Schedule(0.01, steps, 1)
     shares = tuple(rate / 0.01 for rate in rates)
     optimizer = Optimizer(schedule, members=shares, weight_decay=0.1)
@@ -125,7 +125,7 @@ def _alone(params, batch, rate, steps):
 def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path):
     """Which stop is least differs by member; equal scores are the first's."""
     scores = np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 2.0], [2.0, 0.5, 3.0]])
-    stops, many, where = (2, 4, 6), _batch(2, 8, 3), training.layout("no")
+    stops, many, where = (2, 4, 6), _batch(2, 8, 3), sharding.layout("no")
     how = Training(Optimizer(Schedule(0.01, 6, 1), members=(1.0, 0.5, 0.2)))
     start, key = [_params(k) for k in range(3)], jax.random.key(0)
     train = partial(training.together, NET, how, start, lambda _: many, key=key, where=where)
@@ -154,7 +154,7 @@ def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, mon
     task = tasks.task(name, corpus, (10, 8, 8), 0)
     seen, own = [], stages._validation
     monkeypatch.setattr(stages, "_validation", lambda *a: seen.append(own(*a)) or seen[-1])
-    where, held_out = training.layout("no"), corpus.held_out(8, 0)
+    where, held_out = sharding.layout("no"), corpus.held_out(8, 0)
     bases, runs = [_params(k) for k in range(3)], [(0, 0), (1, 1), (2, 0)]
     found = stages.fine_tune(config, NET, where, held_out, task, bases, runs, None)
     validation = np.stack(seen)
@@ -174,13 +174,13 @@ sys.path[:0] = sys.argv[1].split(":")
 import jax, numpy as np
 import test_overtraining_language as t
 from experiments.studies.shared import language_training as training
-from experiments.training import Optimizer, Schedule, Training
+from experiments.training import Optimizer, Schedule, Training, sharding
 assert jax.device_count() == 2
 how = Training(Optimizer(Schedule(0.01, 4, 1), members=(0.2, 1.0, 0.5)))
 start, batch = [t._params(k) for k in range(3)], t._batch(2, 8, 3)
 found = []
 for shard in ("no", "members", "data"):
-    where = training.layout(shard)
+    where = sharding.layout(shard)
     where.check(batch=8)
     key = jax.random.key(0)
     ended = training.together(t.NET, how, start, lambda _: batch, 4, key=key, where=where)
@@ -190,7 +190,7 @@ for other in found[1:]:
     gap = max(np.abs(a - b).max() for a, b in zip(found[0], other))
     assert gap < 10 * np.finfo(np.float32).eps ** 0.5 * 0.01, gap
 try:
-    training.layout("data").check(tune_batch=3)
+    sharding.layout("data").check(tune_batch=3)
 except ValueError as error:
     assert "tune_batch must be a multiple of the 2 devices" in str(error), error
 else:
