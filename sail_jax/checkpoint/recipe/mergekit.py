@@ -81,6 +81,11 @@ class Entry(NamedTuple):
     merge: Merge | None = None
 
     @property
+    def keys(self) -> dict[str, str]:
+        """The parameter in YAML of each hyperparameter, by the name of the latter."""
+        return {x.option: x.name for x in self.parameters.values() if x.option is not None}
+
+    @property
     def published(self) -> bool:
         """Whether the method is one of mergekit's, which published recipes may name."""
         return self.merge is None and self.name in MERGEKIT

@@ -34,6 +34,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from sail_jax import disk
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Note, kind, read
@@ -124,6 +125,26 @@ def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
     return tuple(ordered)
 
 
+# The most bytes of a file of recipes.
+_MOST = 1 << 20
+
+
+def read_file(path: str | PathLike[str]) -> tuple[Recipe, ...]:
+    """Reads the recipes in a file.
+
+    Args:
+      path: A YAML file of at most 1 MiB.
+
+    Returns:
+      The recipes, as `parse_all` orders them.
+
+    Raises:
+      RecipeError: If the file holds no valid recipe.
+      StoreError: If it cannot be read, or is too long.
+    """
+    return parse_all(disk.read_bytes(Path(path), _MOST), str(path))
+
+
 # One part of a path, without what stands for something else in the name of a model.
 _NAME = re.compile(r"[^\\/@+*?\[\]\0.][^\\/@+*?\[\]\0]{0,199}")
 
@@ -201,11 +222,10 @@ def simple(
     top = {key: _node(options.pop(key), key) for key in _TOP if key in options}
     if "tokenizer" in top and not isinstance(top["tokenizer"].value, Mapping):
         top["tokenizer_source"] = top.pop("tokenizer")
-    by_option = {p.option: p.name for p in entry.parameters.values() if p.option is not None}
     given: dict[str, Node] = {}
     by_model: list[dict[str, Node]] = [{} for _ in models]
     for key, value in options.items():
-        own = key if key in entry.parameters else by_option.get(key)
+        own = key if key in entry.parameters else entry.keys.get(key)
         if own is None:
             names = sorted(p.option or p.name for p in entry.parameters.values())
             hint = nearest(key, [*names, *_TOP])

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.recipe.recipes import Recipe
 
 # The most bytes of a recipe.
-LARGEST_RECIPE = 1 << 20
 # The most lines of one kind that a run prints about its outcome.
 MOST = 5
 
@@ -61,25 +60,6 @@ def add_arguments(parser: Parser) -> None:
     mergekit.add_options(parser)
 
 
-def read_recipes(path: Path) -> "tuple[Recipe, ...]":
-    """Reads the recipes in a file.
-
-    Args:
-      path: A YAML file of at most `LARGEST_RECIPE` bytes.
-
-    Returns:
-      The recipes, as `parse_all` orders them.
-
-    Raises:
-      RecipeError: If the file holds no valid recipe.
-      StoreError: If it cannot be read, or is too long.
-    """
-    from sail_jax import disk
-    from sail_jax.checkpoint.recipe.recipes import parse_all
-
-    return parse_all(disk.read_bytes(path, LARGEST_RECIPE), str(path))
-
-
 def run(args: Namespace) -> None:
     """Runs the command.
 
@@ -92,13 +72,14 @@ def run(args: Namespace) -> None:
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
+    from sail_jax.checkpoint.recipe.recipes import read_file
 
     if args.methods:
         show(cards.methods(), end="")
         return
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_recipes(args.recipe)]
+    recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_file(args.recipe)]
     if args.plan:
         _plan(args, recipes)
         return
