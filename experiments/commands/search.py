@@ -1,20 +1,19 @@
 """Search for a merge on held-out examples, with the evidence for it."""
 
 import contextlib
-import hashlib
 import math
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sail_jax.cli.options import Parser, add_offline, function, natural, on_inputs, seed, size
+from sail_jax.cli.options import Parser, add_offline, add_seed, function, natural, on_inputs, size
 from sail_jax.cli.progress import say, show
 
 if TYPE_CHECKING:
-    from sail_jax.searching import Arm, Trial
+    from sail_jax.searching import Arm, Outcome, Trial
 
 JOURNAL, RECORD, PAGE, RECIPE = "trials.jsonl", "answer.json", "answer.html", "recipe.yaml"
 
@@ -80,7 +79,7 @@ def add_arguments(parser: Parser) -> None:
         default=0.5,
         help="the fraction of examples that only the final comparison sees; default: %(default)s",
     )
-    add("--seed", metavar="N", type=seed, default=0, help="seed of all draws; default: %(default)s")
+    add_seed(parser, "all draws", 0)
     add("--out", metavar="DIR", type=Path, help=f"write {PAGE}, {RECORD} and {RECIPE} there")
     add("--resume", action="store_true", help="go on with the search in --out")
     add("--plan", action="store_true", help="print what would be tried, and stop")
@@ -125,9 +124,7 @@ def run(args: Namespace) -> None:
       ValueError: If the options do not fit one another, or a checkpoint or a file of examples
         cannot be read or scored.
     """
-    from experiments.pages import search as pages
     from sail_jax import disk, searching
-    from sail_jax.checkpoint.operations import searching as operations
     from sail_jax.searching.journal import Journal
 
     _check(args)
@@ -136,11 +133,12 @@ def run(args: Namespace) -> None:
         if args.plan:
             show(_plan(ready, args))
             return
-        journal = None
+        journal, identity = None, {}
         if args.out is not None:
+            identity = _identity(args, ready)
             with disk.explained("write to", args.out):
                 args.out.mkdir(parents=True, exist_ok=True)
-            journal = Journal(args.out / JOURNAL, _identity(args, ready))
+            journal = Journal(args.out / JOURNAL, identity)
             if args.resume:
                 journal.resume()
             elif any(args.out.iterdir()):
@@ -164,28 +162,34 @@ def run(args: Namespace) -> None:
             on_trial=seen,
         )
     show(str(outcome))
-    if args.out is None:
-        return
+    if args.out is not None:
+        _write(args.out, ready, outcome, identity, args.seed)
+
+
+def _write(
+    out: Path, ready: _Search, outcome: "Outcome", identity: Mapping[str, Any], seed: int
+) -> None:
+    """Writes the recipe of the best merge, the record and the page."""
+    from experiments.pages import search as pages
+    from sail_jax import disk
+    from sail_jax.checkpoint.operations import searching as operations
+
     recipe = None
     if outcome.found.name in ready.recipes:
         recipe = ready.recipes[outcome.found.name].read_text()
     else:
         with contextlib.suppress(ValueError):  # scales of groups have no recipe
             recipe = operations.recipe_of(
-                outcome.arm,
-                outcome.found.options,
-                ready.models,
-                ready.base,
-                seed=args.seed,
+                outcome.arm, outcome.found.options, ready.models, ready.base, seed=seed
             )
-    record = pages.record(outcome, _identity(args, ready))
+    record = pages.record(outcome, identity)
     if recipe is not None:
-        disk.write_atomic(args.out / RECIPE, recipe.encode())
-    disk.write_atomic(args.out / RECORD, pages.as_json(record))
-    disk.write_atomic(args.out / PAGE, pages.page(outcome, record, recipe).encode())
-    show(args.out / PAGE)
+        disk.write_atomic(out / RECIPE, recipe.encode())
+    disk.write_atomic(out / RECORD, pages.as_json(record))
+    disk.write_atomic(out / PAGE, pages.page(outcome, record, recipe).encode())
+    show(out / PAGE)
     if recipe is not None and outcome.is_merge:
-        show(f"sail-jax merge {args.out / RECIPE} OUT")
+        show(f"sail-jax merge {out / RECIPE} OUT")
 
 
 def _check(args: Namespace) -> None:
@@ -198,9 +202,13 @@ def _check(args: Namespace) -> None:
         raise ValueError("expected --data, --score or --command, which score the models")
     if args.resume and args.out is None:
         raise ValueError("--resume: give --out, the folder of the search")
-    recipes = any(x.endswith((".yaml", ".yml")) for x in args.models)
+    recipes = any(map(_is_recipe, args.models))
     if (args.groups or args.refine == "gradient") and (recipes or not args.data):
         raise ValueError("--groups and --refine gradient need --data, and no recipes")
+
+
+def _is_recipe(path: str) -> bool:
+    return path.endswith((".yaml", ".yml"))
 
 
 def _ready(args: Namespace, folder: Path) -> _Search:
@@ -209,8 +217,8 @@ def _ready(args: Namespace, folder: Path) -> _Search:
     from sail_jax.checkpoint.operations import searching as operations
     from sail_jax.checkpoint.operations.running import RunOptions
 
-    recipes = {Path(x).stem: Path(x) for x in args.models if x.endswith((".yaml", ".yml"))}
-    models = [x for x in args.models if not x.endswith((".yaml", ".yml"))]
+    recipes = {Path(x).stem: Path(x) for x in args.models if _is_recipe(x)}
+    models = [x for x in args.models if not _is_recipe(x)]
     base = args.base
     if recipes:
         named, of_recipes = operations.models_of(recipes.values())
@@ -292,12 +300,14 @@ class _Seen:
 
 def _plan(ready: _Search, args: Namespace) -> str:
     """What would be tried, as text."""
-    judged = round(args.judge * ready.n)
-    tasks = sorted(set(ready.tasks or ()))
+    from sail_jax import searching
+
+    numbers, tasks = searching.task_numbers(ready.tasks, ready.n)
+    first, second = searching.parts(numbers, args.judge, args.seed)
     lines = [
         f"models: {', '.join(ready.names)}; base: {ready.base or 'none'}",
-        f"examples: {ready.n - judged} to choose a merge, {judged} to judge it",
-        f"budget: {args.budget} scores of {ready.n - judged} examples",
+        f"examples: {len(first)} to choose a merge, {len(second)} to judge it",
+        f"budget: {args.budget} scores of {len(first)} examples",
         f"methods: {len(ready.arms)}",
     ]
     if len(tasks) > 1:
@@ -310,12 +320,26 @@ def _plan(ready: _Search, args: Namespace) -> str:
 
 def _identity(args: Namespace, ready: _Search) -> dict[str, Any]:
     """What a search that is resumed has to have in common with its beginning."""
-    given = (*ready.models, *([] if ready.base is None else [ready.base]), *args.data)
+    from sail_jax import disk
+    from sail_jax.checkpoint.formats.open import open_checkpoint
+    from sail_jax.checkpoint.operations.running import state_of
+    from sail_jax.checkpoint.operations.trying import MOST
+
+    read = [*args.data, *ready.recipes.values()]
+    with contextlib.ExitStack() as stack:
+        inputs = [
+            stack.enter_context(
+                open_checkpoint(path, allow_pickle=args.allow_pickle, offline=args.offline)
+            )
+            for path in (*ready.models, *([] if ready.base is None else [ready.base]))
+        ]
+        files = state_of(inputs)
     return {
         "models": ready.models,
         "base": ready.base,
         "data": list(args.data),
-        "files": _digest([*given, *map(str, ready.recipes.values())]),
+        "files": files
+        | {str(path): disk.sha256(disk.read_bytes(Path(path), MOST)) for path in read},
         "score": None if args.score is None else f"{args.score.__module__}:{args.score.__name__}",
         "command": args.command,
         "arms": [arm.name for arm in ready.arms],
@@ -325,23 +349,6 @@ def _identity(args: Namespace, ready: _Search) -> dict[str, Any]:
         "judge": args.judge,
         "seed": args.seed,
     }
-
-
-def _digest(paths: Sequence[str]) -> str:
-    """A digest of the names, sizes and times of files, and of all files in folders."""
-    digest = hashlib.sha256()
-    for path in paths:
-        for file in _files(Path(path)):
-            stat = file.stat()
-            digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:32]
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from sorted(file for file in path.iterdir() if file.is_file())
-    elif path.is_file():
-        yield path
 
 
 main = on_inputs(add_arguments, run)

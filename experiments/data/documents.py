@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.data import choices
 from experiments.data.files import DataError, Source, json_lines
 from experiments.data.instructions import MAX_LINE, Packed
 
@@ -19,6 +20,24 @@ SOURCE = Source(
     "generated questions and their answers (experiments.data.choices)",
 )
 _LAYOUTS = (("text",), ("content",), ("question", "answer"))
+
+
+def holds(path: str | Path) -> bool:
+    """Says whether a file holds texts, by the fields of its first line.
+
+    Args:
+      path: The file of JSON lines.
+
+    Returns:
+      Whether `read` knows these fields, and they are not those of a question with choices. What
+      they hold is not looked at.
+
+    Raises:
+      DataError: If the file is missing, or its first line is no object.
+    """
+    first = next((record for _, record in json_lines(Path(path), SOURCE, MAX_LINE)), {})
+    known = any(set(fields) <= first.keys() for fields in _LAYOUTS)
+    return known and not choices.understood(first)
 
 
 def read(path: str | Path) -> tuple[str, ...]:

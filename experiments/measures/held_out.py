@@ -15,10 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from experiments.data import choices, documents, gpt2_tokens
 from experiments.data.files import DataError
 from experiments.measures.choice_scores import normalised
-from sail_jax.checkpoint.formats.files import reading
-from sail_jax.checkpoint.formats.open import open_checkpoint
-from sail_jax.checkpoint.operations.trying import MOST, Examples, Running
-from sail_jax.merging.tensors import read_whole
+from sail_jax.checkpoint.operations.trying import Examples, Running, read_arrays
 
 Kind = Literal["arrays", "texts", "questions"]
 IGNORED = -100
@@ -99,11 +96,7 @@ def _arrays(path: Path) -> tuple[Kind, dict[str, np.ndarray]]:
     """Reads the arrays of an .npz file, which all have an entry for each example."""
     if path.suffix != ".npz":
         raise DataError(f"{path}: expected .npz, or .jsonl with a tokenizer")
-    with reading(path), open_checkpoint(path) as opened:
-        total = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in opened.tensors.values())
-        if total > MOST:
-            raise DataError(f"{path}: expected at most {MOST >> 20} MiB of arrays")
-        data = {name: read_whole(tensor) for name, tensor in opened.tensors.items()}
+    data = read_arrays(path)
     counts = {x.shape[:1] for x in data.values()}
     if len(counts) != 1 or counts == {()}:
         raise DataError(f"{path}: expected arrays [n, ...] of one length n, got {sorted(counts)}")
@@ -114,19 +107,13 @@ def _lines(
     path: Path, encode: Callable[[bytes], Any], length: int
 ) -> tuple[Kind, dict[str, np.ndarray]]:
     """Reads questions or texts, and encodes them."""
-    try:
-        items = choices.read(path)
-    except DataError as refused:
-        try:
-            texts = documents.read(path)
-        except DataError:
-            raise refused from None
-        packed = documents.pack(texts, encode, length)
+    if documents.holds(path):
+        packed = documents.pack(documents.read(path), encode, length)
         labels = np.full_like(packed.tokens, IGNORED)
         labels[:, :-1] = np.where(packed.scored, packed.tokens[:, 1:], IGNORED)
         used = int(packed.scored.sum(1).max()) + 1
         return "texts", {"inputs": packed.tokens[:, :used], "labels": labels[:, :used]}
-    asked = choices.pack(items, encode, length)
+    asked = choices.pack(choices.read(path), encode, length)
     used = int(np.flatnonzero(asked.scored.any((0, 1))).max()) + 1
     cut = asked._replace(tokens=asked.tokens[..., :used], scored=asked.scored[..., :used])
     return "questions", cut._asdict()

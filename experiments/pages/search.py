@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from sail_jax.cli.merge_report.record import plain as as_plain
 from sail_jax.drawing import style
 from sail_jax.drawing.pages import Section
 from sail_jax.drawing.pages import page as rendered
@@ -63,15 +64,7 @@ def as_json(data: Mapping[str, Any]) -> bytes:
     Returns:
       The text; numbers that are not finite become null.
     """
-    return json.dumps(_finite(data), indent=2, allow_nan=False).encode() + b"\n"
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not np.isfinite(data) else data
+    return json.dumps(as_plain(data), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:

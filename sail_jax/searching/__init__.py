@@ -7,9 +7,9 @@ the same function.
 
 from sail_jax.lazy import listed
 from sail_jax.searching.arms import Arm, arms
-from sail_jax.searching.evidence import Comparison, compare, examples_needed
+from sail_jax.searching.evidence import Comparison, compare, examples_needed, task_numbers
 from sail_jax.searching.outcome import Outcome, Trial
-from sail_jax.searching.searches import InMemory, Measure, search, search_with
+from sail_jax.searching.searches import InMemory, Measure, parts, search, search_with
 
 __all__ = [
     "Arm",
@@ -21,8 +21,10 @@ __all__ = [
     "arms",
     "compare",
     "examples_needed",
+    "parts",
     "search",
     "search_with",
+    "task_numbers",
 ]
 
 __dir__ = listed(__name__)

@@ -44,7 +44,11 @@ class Quadratic(NamedTuple):
         return float(weights @ self.scores + weights @ self.curvature @ weights / 4)
 
     def best(self) -> Float[np.ndarray, "p"]:
-        """Finds the weights of the best mean, none of them negative."""
+        """Finds the weights of the best mean, none of them negative.
+
+        `proximal.simplex_weights` is exact, but refuses a score that rises away from its points, as
+        where there is a barrier. Here such a score has its best mean at a corner.
+        """
         count = len(self.scores)
         starts = [np.full(count, 1 / count), *(0.9 * np.eye(count) + 0.1 / count)]
         found = [

@@ -35,7 +35,7 @@ from sail_jax.checks import integer, one_of, static
 from sail_jax.learning import learn
 from sail_jax.methods.evolution import search as evolve
 from sail_jax.searching.arms import Arm, affine, arms, usual
-from sail_jax.searching.evidence import LEVEL, compare, means, task_numbers
+from sail_jax.searching.evidence import LEVEL, Comparison, compare, means, task_numbers
 from sail_jax.searching.outcome import Outcome, Trial, front
 from sail_jax.searching.prediction import Prediction, Quadratic, fit
 
@@ -294,32 +294,43 @@ def search_with(
             f"arms are called {', '.join(taken[len(names) :])}"
         )
     numbers, task_names = task_numbers(tasks, n)
-    first, second = _parts(numbers, judge, seed)
-    called = [*names, "base"] if with_base else list(names)
-    run = _Run(measure, called, numbers, first, history, on_trial, time.monotonic() + seconds)
+    first, second = parts(numbers, judge, seed)
     references = _references(with_base)
-    integer("budget", budget, len(called) + len(references) + 1)
+    until = time.monotonic() + seconds
+    run = _Run(measure, names, with_base, numbers, first, history, on_trial, until)
+    integer("budget", budget, len(run.names) + len(references) + 1)
 
-    for k in range(len(called)):
+    for k in range(len(run.names)):
         run.model(k, first)
     for arm in references:
         run.merge(arm, {}, first)
-    quadratic = _fitted(run, len(names), with_base, budget)
+    quadratic = _fitted(run, budget)
     if quadratic is not None:
-        _try_optimum(run, quadratic, len(names), with_base)
-    ready = [(arm, arm.first()) for arm in _in_order(candidates, quadratic, len(names), with_base)]
-    tried = _halve(run, ready, budget, seed, whole)
+        _try_optimum(run, quadratic)
+    tried = _halve(run, _in_order(run, candidates, quadratic), budget, seed, whole)
     _refine(run, budget, seed, descend)
 
-    complete = [trial for trial in run.trials if len(trial.examples) == len(first)]
-    merges = [trial for trial in complete if trial.name in run.arms]
+    merges = [trial for trial in run.complete if trial.name in run.arms]
     best = max(merges, key=lambda trial: trial.score)
-    predictions = () if quadratic is None else _predicted(run, quadratic, merges, with_base)
-    outcome = _judged(run, best, references, second)
-    return outcome._replace(
+    predictions = () if quadratic is None else _predicted(run, quadratic, merges)
+    on_front, evaluations = front(run.complete), run.evaluations
+    p, single, comparisons, models = _judged(run, best, references, second)
+    better = p <= LEVEL
+    return Outcome(
+        recommended=best.name if better else single,
+        options=best.options if better else {},
+        found=best,
+        arm=run.arms[best.name],
+        p=p,
+        comparisons=comparisons,
+        models=models,
         predictions=predictions,
-        front=front(complete),
+        front=on_front,
         tasks=task_names,
+        trials=tuple(run.trials),
+        searched=len(first),
+        judged=len(second),
+        evaluations=evaluations,
         untried=tuple(arm.name for arm in candidates if arm.name not in tried),
     )
 
@@ -330,13 +341,24 @@ def _references(with_base: bool) -> tuple[Arm, ...]:
     return (soup, usual(True)) if with_base else (soup,)
 
 
-def _parts(
+def parts(
     tasks: Int[np.ndarray, "n"], judge: float, seed: int
 ) -> tuple[Int[np.ndarray, "a"], Int[np.ndarray, "b"]]:
     """Divides the examples: those on which merges are chosen, and those that judge.
 
     Each task is divided in the same proportion. The order within the first part takes turns between
     tasks, so that its beginnings are small versions of it.
+
+    Args:
+      tasks: The number of each example's task, from 0.
+      judge: The fraction of the examples that judge.
+      seed: The seed of the division.
+
+    Returns:
+      The places of both.
+
+    Raises:
+      ValueError: If a part has fewer than two examples of a task.
     """
     rng = np.random.default_rng([seed, 0])
     first, second = [], []
@@ -361,18 +383,26 @@ class _Run:
         self,
         measure: Measure,
         names: Sequence[str],
+        with_base: bool,
         tasks: Int[np.ndarray, "n"],
         first: Int[np.ndarray, "a"],
         history: Sequence[Trial],
         on_trial: Callable[[Trial], None] | None,
         until: float,
     ):
-        self.measure, self.names, self.tasks = measure, names, tasks
+        self.measure, self.tasks = measure, tasks
+        self.count, self.with_base = len(names), with_base
+        self.names = [*names, "base"] if with_base else list(names)
         self.first, self.until = first, until
         self.trials: list[Trial] = []
         self.spent = 0.0  # by gradients, which are no trials
         self.arms: dict[str, Arm] = {}
         self._history, self._on_trial = history, on_trial
+
+    @property
+    def complete(self) -> list[Trial]:
+        """The trials on the whole first part."""
+        return [trial for trial in self.trials if len(trial.examples) == len(self.first)]
 
     @property
     def evaluations(self) -> float:
@@ -434,9 +464,7 @@ def _same(trial: Trial, options: Mapping[str, Any], examples: Int[np.ndarray, "n
     )
 
 
-def _halve(
-    run: _Run, ready: Sequence[tuple[Arm, dict[str, Any]]], budget: int, seed: int, whole: bool
-) -> set[str]:
+def _halve(run: _Run, ready: Sequence[Arm], budget: int, seed: int, whole: bool) -> set[str]:
     """Compares many hyperparameters on few examples, and fewer on more; names of arms tried."""
     n = len(run.first)
     rungs = [n]
@@ -446,8 +474,8 @@ def _halve(
     # Half of what is left: each rung costs as much as each other one, count x its examples.
     rounds = (budget - run.evaluations) / 2 / len(rungs)
     count = max(1, int(rounds * n / rungs[0]))
-    points = list(ready[:count])
-    searched = [arm for arm, _ in ready if arm.bounds]
+    points = [(arm, arm.first()) for arm in ready[:count]]
+    searched = [arm for arm in ready if arm.bounds]
     more = max(0, count - len(points)) // max(len(searched), 1)
     rng = np.random.default_rng([seed, 1])
     for arm in searched:
@@ -466,9 +494,7 @@ def _halve(
     return tried
 
 
-def _in_order(
-    candidates: Sequence[Arm], quadratic: Quadratic | None, count: int, base: bool
-) -> list[Arm]:
+def _in_order(run: _Run, candidates: Sequence[Arm], quadratic: Quadratic | None) -> list[Arm]:
     """Puts weighted means first, or last where there is a barrier between the models.
 
     The order matters where the budget does not suffice for all arms. Half-way between two models
@@ -476,13 +502,14 @@ def _in_order(
     """
     if quadratic is None:
         return list(candidates)
+    count = run.count
     barrier = (quadratic.curvature[:count, :count] < 0).sum() > count * (count - 1) / 2
-    means = [affine(arm, arm.first(), count, base) is not None for arm in candidates]
+    means = [affine(arm, arm.first(), count, run.with_base) is not None for arm in candidates]
     ranked = sorted(zip(means, candidates, strict=True), key=lambda one: one[0] == barrier)
     return [arm for _, arm in ranked]
 
 
-def _fitted(run: _Run, count: int, base: bool, budget: int) -> Quadratic | None:
+def _fitted(run: _Run, budget: int) -> Quadratic | None:
     """Fits a quadratic score to the models, and what is half-way between each two.
 
     Only if that takes at most a fifth of the budget.
@@ -497,35 +524,28 @@ def _fitted(run: _Run, count: int, base: bool, budget: int) -> Quadratic | None:
             return None
         weights = np.zeros(points)
         weights[[i, j]] = 0.5
-        arm, options = _mean(f"half of {run.names[i]}, {run.names[j]}", weights, count, base)
-        middle = run.merge(arm, options, run.first).score
+        middle = _mean(run, f"half of {run.names[i]}, {run.names[j]}", weights).score
         gains[i, j] = gains[j, i] = middle - (scores[i] + scores[j]) / 2
     return fit(scores, gains)
 
 
-def _mean(
-    name: str, weights: Float[np.ndarray, "p"], count: int, base: bool
-) -> tuple[Arm, dict[str, Any]]:
-    """The arm of a weighted mean of models, and of the base if there is one."""
-    make = methods.task_arithmetic if base else methods.linear
-    return Arm(name, make), {"weights": weights[:count]}
+def _mean(run: _Run, name: str, weights: Float[np.ndarray, "p"]) -> Trial:
+    """Scores a weighted mean of models, and of the base if there is one."""
+    make = methods.task_arithmetic if run.with_base else methods.linear
+    return run.merge(Arm(name, make), {"weights": weights[: run.count]}, run.first)
 
 
-def _try_optimum(run: _Run, quadratic: Quadratic, count: int, base: bool) -> None:
+def _try_optimum(run: _Run, quadratic: Quadratic) -> None:
     """Tries the weighted mean that is best by the quadratic score."""
-    arm, options = _mean("quadratic optimum", quadratic.best(), count, base)
     if not run.over:
-        run.merge(arm, options, run.first)
+        _mean(run, "quadratic optimum", quadratic.best())
 
 
-def _predicted(
-    run: _Run, quadratic: Quadratic, merges: Sequence[Trial], base: bool
-) -> tuple[Prediction, ...]:
+def _predicted(run: _Run, quadratic: Quadratic, merges: Sequence[Trial]) -> tuple[Prediction, ...]:
     """Predicts the score of each weighted mean that was measured, but those that were fitted."""
-    count = len(run.names) - base
     found = []
     for trial in merges:
-        weights = affine(run.arms[trial.name], trial.options, count, base)
+        weights = affine(run.arms[trial.name], trial.options, run.count, run.with_base)
         # The mean of two points was fitted, whatever it is called.
         if weights is not None and not np.isin(weights, (0.0, 0.5)).all():
             found.append(Prediction(trial.name, quadratic.at(weights), trial.score))
@@ -534,9 +554,7 @@ def _predicted(
 
 def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
     """Refines the best arm that has hyperparameters, with what is left of the budget."""
-    n = len(run.first)
-    whole = [trial for trial in run.trials if len(trial.examples) == n]
-    open_ones = [t for t in whole if t.name in run.arms and run.arms[t.name].bounds]
+    open_ones = [t for t in run.complete if t.name in run.arms and run.arms[t.name].bounds]
     left = int(budget - run.evaluations)
     if not open_ones or left < 2:
         return
@@ -556,13 +574,14 @@ def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
 
 
 def _judged(
-    run: _Run,
-    best: Trial,
-    references: Sequence[Arm],
-    second: Int[np.ndarray, "b"],
-) -> Outcome:
-    """Compares the merge that was chosen with the models and the references, on other examples."""
-    spent, tasks = run.evaluations, run.tasks[second]
+    run: _Run, best: Trial, references: Sequence[Arm], second: Int[np.ndarray, "b"]
+) -> tuple[float, str, tuple[Comparison, ...], dict[str, float]]:
+    """Compares the merge that was chosen with the models and the references, on other examples.
+
+    Returns the p value of the merge against all models, the best model, the comparisons, and the
+    score of each model.
+    """
+    tasks = run.tasks[second]
     models = [run.model(k, second) for k in range(len(run.names))]
     others = [run.merge(arm, {}, second) for arm in references]
     same = [other for other in others if other.name == best.name]
@@ -580,21 +599,4 @@ def _judged(
     comparisons = tuple(
         compare(one.name, merge.scores, one.scores, tasks, confidence=confidence) for one in against
     )
-    better = p <= LEVEL
-    return Outcome(
-        recommended=best.name if better else single.name,
-        options=best.options if better else {},
-        found=best,
-        arm=run.arms[best.name],
-        p=p,
-        comparisons=comparisons,
-        models={m.name: m.score for m in models},
-        predictions=(),
-        front=(),
-        tasks=(),
-        trials=tuple(run.trials),
-        searched=len(run.first),
-        judged=len(second),
-        evaluations=spent,
-        untried=(),
-    )
+    return p, single.name, comparisons, {m.name: m.score for m in models}

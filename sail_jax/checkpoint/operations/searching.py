@@ -16,24 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import yaml
 from jaxtyping import Float, Int
 
-from sail_jax import disk, searching
+from sail_jax import searching
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
+from sail_jax.checkpoint.operations.trying import in_float32
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.recipes import parse_all
+from sail_jax.checkpoint.recipe.recipes import read_file
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import read_whole
 from sail_jax.searching.arms import Arm
+from sail_jax.searching.journal import plain
 
-MOST_TEXT = 1 << 24
-"""The most bytes of a recipe."""
 Path_ = str | Path
 
 
@@ -150,6 +148,11 @@ def _record(line: str) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) and {"example", "score"} <= record.keys() else None
 
 
+def _passing(run: RunOptions) -> RunOptions:
+    """Options for outputs of which nothing is kept, so that they need not reach the disk."""
+    return replace(run, sync=False, write_model_card=False, force=False, resume=False)
+
+
 class InFolders(searching.Measure):
     """Scores of checkpoints in folders; a candidate is written, scored and removed.
 
@@ -169,7 +172,7 @@ class InFolders(searching.Measure):
         run: RunOptions,
         folder: Path,
     ):
-        self._models, self._base, self._run = models, base, run
+        self._models, self._base, self._run = models, base, _passing(run)
         self._points = [*models] if base is None else [*models, base]
         self._scorer, self._folder = scorer, folder
         self._known: dict[Any, np.ndarray] = {}
@@ -240,11 +243,7 @@ def loaded(path: Path_, *, run: RunOptions = DEFAULTS) -> dict[str, Any]:
       CheckpointError: As `open_checkpoint` does, and for tensors that are quantised.
     """
     with open_values(path, allow_pickle=run.allow_pickle, offline=run.offline) as opened:
-        tensors = {name: jnp.asarray(read_whole(x)) for name, x in opened.tensors.items()}
-    return {
-        name: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        for name, x in tensors.items()
-    }
+        return in_float32(opened)
 
 
 def search_checkpoints(
@@ -291,10 +290,8 @@ def search_checkpoints(
       CheckpointError: If a checkpoint cannot be read or merged, or a score is not as expected.
     """
     listed = searching.arms(len(models), base is not None, candidates, seed=seed)
-    # Nothing of a candidate is kept, so that it need not reach the disk.
-    quick = replace(run, sync=False, write_model_card=False, force=False, resume=False)
     with tempfile.TemporaryDirectory(prefix="sail-jax-search-", dir=folder) as made:
-        measure = InFolders(models, base, scorer, quick, Path(made))
+        measure = InFolders(models, base, scorer, run, Path(made))
         return searching.search_with(
             measure,
             len(measure.examples),
@@ -339,9 +336,8 @@ def recipe_of(
     entry = mergekit.entry(merge.name)
     if arm.groups:
         raise ValueError(f"{arm.name}: scales of groups have no recipe")
-    by_option = {p.option: p.name for p in entry.parameters.values() if p.option is not None}
-    parameters = {
-        by_option.get(name, name): _plain(value)
+    chosen = {
+        entry.keys.get(name, name): value
         for name, value in merge.options.items()
         if value is not None and name not in ("key", "compat")
     }
@@ -353,15 +349,9 @@ def recipe_of(
         recipe["base_model"] = str(base)
     if "key" in merge.options:
         recipe["seed"] = seed
-    if parameters:
-        recipe["parameters"] = parameters
+    if chosen:
+        recipe["parameters"] = plain(chosen)
     return yaml.safe_dump(recipe, sort_keys=False)
-
-
-def _plain(value: Any) -> Any:
-    """A hyperparameter as YAML has it."""
-    array = np.asarray(value)
-    return array.item() if array.ndim == 0 else array.tolist()
 
 
 def recipe_arm(name: str) -> Arm:
@@ -390,7 +380,7 @@ def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
     models: dict[str, None] = {}
     bases: dict[str, None] = {}
     for file in files:
-        for recipe in parse_all(disk.read_bytes(file, MOST_TEXT), str(file)):
+        for recipe in read_file(file):
             if recipe.base_model is not None:
                 bases[recipe.base_model.path] = None
             models |= dict.fromkeys(ref.path for ref in recipe.models())
@@ -417,7 +407,8 @@ class WithRecipes(searching.Measure):
         run: RunOptions,
         folder: Path,
     ):
-        self._inner, self._recipes, self._run, self._folder = inner, recipes, run, folder
+        self._inner, self._recipes, self._folder = inner, recipes, folder
+        self._run = _passing(run)
         self._known: dict[str, np.ndarray] = {}
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
@@ -431,8 +422,7 @@ class WithRecipes(searching.Measure):
         if arm.name not in self._known:
             # On all examples at once: the merge takes longer than its scores as a rule.
             out = self._folder / "recipe"
-            file = self._recipes[arm.name]
-            merge_recipe(disk.read_bytes(file, MOST_TEXT).decode(), out, run=self._run)
+            merge_recipe(read_file(self._recipes[arm.name]), out, run=self._run)
             try:
                 self._known[arm.name] = self._whole(out, arm.name)
             finally:

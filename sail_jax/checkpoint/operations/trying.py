@@ -1,6 +1,5 @@
 """Trial of a merge: the average of some models, run on a few examples before any is written."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,12 +12,12 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import check_there, open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there, open_checkpoint
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checks import argument
-from sail_jax.merging.tensors import read_whole
+from sail_jax.merging.tensors import bytes_of, read_whole
 
 Params = Mapping[str, Array]
 # The most bytes of examples.
@@ -104,22 +103,16 @@ def read_examples(path: str | PathLike[str]) -> Examples:
       CheckpointError: If the file cannot be read, is too large, holds other arrays, or arrays of
         other shapes and types; if there are fewer than two examples, or inputs that are not finite.
     """
-    path = Path(path)
-    with reading(path), open_checkpoint(path) as opened:
-        tensors = opened.tensors
-        total = sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors.values())
-        if path.suffix != ".npz" or total > MOST:
-            raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
-        names = [n for n in ("inputs", "tokens") if n in tensors]
-        # Images have four axes. Beside them, "tokens" say what their classes are called, for CLIP;
-        # otherwise there is one of the two arrays.
-        with_texts = len(names) == 2 and len(tensors["inputs"].shape) == 4
-        if len(names) - with_texts != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
-            raise CheckpointError(
-                f"{path}: expected 'tokens' or 'inputs', and 'labels' if there are any; found "
-                f"{', '.join(sorted(tensors)) or 'nothing'}"
-            )
-        arrays = {name: read_whole(tensor) for name, tensor in tensors.items()}
+    arrays = read_arrays(path)
+    names = [n for n in ("inputs", "tokens") if n in arrays]
+    # Images have four axes. Beside them, "tokens" say what their classes are called, for CLIP;
+    # otherwise there is one of the two arrays.
+    with_texts = len(names) == 2 and arrays["inputs"].ndim == 4
+    if len(names) - with_texts != 1 or arrays.keys() - {"tokens", "inputs", "labels"}:
+        raise CheckpointError(
+            f"{path}: expected 'tokens' or 'inputs', and 'labels' if there are any; found "
+            f"{', '.join(sorted(arrays)) or 'nothing'}"
+        )
     inputs, labels = arrays[names[0]], arrays.get("labels")
     texts = arrays["tokens"] if with_texts else None
     integral = np.issubdtype(inputs.dtype, np.integer)
@@ -146,6 +139,42 @@ def read_examples(path: str | PathLike[str]) -> Examples:
             f"{list(texts.shape)}"
         )
     return Examples(inputs, labels, texts)
+
+
+def read_arrays(path: str | PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads the arrays of an .npz file; no pickles.
+
+    Args:
+      path: The file, of at most 256 MiB.
+
+    Returns:
+      The arrays by name.
+
+    Raises:
+      CheckpointError: If the file cannot be read, is too large, or no .npz.
+    """
+    path = Path(path)
+    with reading(path), open_checkpoint(path) as opened:
+        total = sum(map(bytes_of, opened.tensors.values()))
+        if path.suffix != ".npz" or total > MOST:
+            raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
+        return {name: read_whole(tensor) for name, tensor in opened.tensors.items()}
+
+
+def in_float32(checkpoint: Checkpoint) -> dict[str, Array]:
+    """Reads all tensors of an open checkpoint.
+
+    Args:
+      checkpoint: The checkpoint.
+
+    Returns:
+      The tensors by name, floating ones in float32.
+    """
+    tensors = {name: jnp.asarray(read_whole(x)) for name, x in checkpoint.tensors.items()}
+    return {
+        name: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        for name, x in tensors.items()
+    }
 
 
 def try_average(
@@ -333,11 +362,7 @@ def _load(
     for path in paths:
         with open_values(path, allow_pickle=run.allow_pickle, offline=run.offline) as opened:
             config = config_of(opened.extras) if config is None else config
-            params = {}
-            for name, tensor in opened.tensors.items():
-                x = jnp.asarray(read_whole(tensor))
-                params[name] = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-            models.append(params)
+            models.append(in_float32(opened))
     if not config:
         raise CheckpointError(
             f"{paths[0]}: without a config.json it cannot be run; give {argument('config', '...')}"
