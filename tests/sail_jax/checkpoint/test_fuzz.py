@@ -503,7 +503,7 @@ def _stock(folder):
     gemma = {"config.json": json.dumps(GEMMA).encode()}
     for name in "gh":
         save_checkpoint(folder / name, other, extras=gemma)
-    np.savez(folder / "x.npz", tokens=np.arange(12).reshape(3, 4) % 20, labels=np.ones((3, 4), int))
+    np.savez(folder / "x.npz", tokens=np.arange(24).reshape(6, 4) % 20, labels=np.ones((6, 4), int))
     recipes = {"r": _recipe_of("linear"), "t": _recipe_of("ties"), "steps": STEPS}
     recipes |= {"union": _recipe_of("linear") | {"tokenizer_source": "union"}}
     recipes |= {
