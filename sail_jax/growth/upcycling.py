@@ -135,15 +135,17 @@ class Edit:
         self, drawn: tuple[Key[Array, ""], UInt[Array, "3"]], x: Float[Array, "n m"]
     ) -> Float[Array, "n m"]:
         """Changes a weight; `drawn` is a key, and the numbers of layer, expert and weight."""
-        key, (layer, expert, weight) = drawn
-        of_expert = jax.random.fold_in(jax.random.fold_in(key, layer), expert)
-        of_weight = jax.random.fold_in(of_expert, weight)
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if self.drop:
-            y = redrawn(y, dropped(of_expert, y.shape[self.axis], self.drop), of_weight, self.axis)
-        if self.noise:
-            noise = jax.random.normal(jax.random.fold_in(of_weight, 1), y.shape, y.dtype)
-            y = y + self.noise * noise
+        if self.drop or self.noise:
+            key, (layer, expert, weight) = drawn
+            of_expert = jax.random.fold_in(jax.random.fold_in(key, layer), expert)
+            of_weight = jax.random.fold_in(of_expert, weight)
+            if self.drop:
+                lost = dropped(of_expert, y.shape[self.axis], self.drop)
+                y = redrawn(y, lost, of_weight, self.axis)
+            if self.noise:
+                noise = jax.random.normal(jax.random.fold_in(of_weight, 1), y.shape, y.dtype)
+                y = y + self.noise * noise
         return (y * self.residual).astype(x.dtype)
 
 
@@ -201,7 +203,8 @@ class Part(NamedTuple):
         arrays = [models[k][name] for k, name in self.sources]
         if self.function is None:
             return arrays[0]
-        return self.function(self.operands, *map(jnp.asarray, arrays))
+        # Tensors of which the same is done share the program: their functions are equal.
+        return jax.jit(self.function)(self.operands, *map(jnp.asarray, arrays))
 
 
 class Plan(NamedTuple):

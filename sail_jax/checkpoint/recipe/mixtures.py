@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sail_jax.checkpoint.recipe.declared import Placed, kind, read
 from sail_jax.checkpoint.recipe.parts import Document, Dtype, Ref, Reference
-from sail_jax.checkpoint.recipe.settings import Integer, Natural, Number, between
+from sail_jax.checkpoint.recipe.settings import Integer, Natural, Number
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where, compose
 
 Mode = Literal[
@@ -48,8 +48,8 @@ def _prompt(given: object) -> str | tuple[int, ...]:
 
 
 Prompt = Annotated[Any, BeforeValidator(_prompt)]
-Scale = Annotated[float, between(0)]
-Share = Annotated[float, between(0, 1)]
+Scale = Annotated[Number, Field(ge=0, lt=1e6)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 class Expert(Placed):
