@@ -2,7 +2,8 @@
 
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
 `merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
-run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
+run, `grow_checkpoint` makes a larger network, `upcycle_checkpoint` a mixture of experts,
+`align_checkpoints` brings one network near another,
 `convert_checkpoint` changes names and layouts, and `compare_checkpoints` says how far networks
 disagree. `extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank.
 These read tensors as they are needed, so models may be larger than the memory.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
     from sail_jax.checkpoint.operations.running import RunOptions
+    from sail_jax.checkpoint.operations.upcycling import upcycle_checkpoint
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -45,6 +47,7 @@ __getattr__, __dir__ = lazily(
         "merge_checkpoints": "operations.merging",
         "merge_recipe": "operations.merging",
         "RunOptions": "operations.running",
+        "upcycle_checkpoint": "operations.upcycling",
     },
 )
 
@@ -68,4 +71,5 @@ __all__ = [
     "merge_recipe",
     "open_checkpoint",
     "save_checkpoint",
+    "upcycle_checkpoint",
 ]

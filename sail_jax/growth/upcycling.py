@@ -173,38 +173,31 @@ def redrawn(
     )
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The router, of which all entries are given."""
-
-    dtype: str
-
-    def __call__(self, rows: Float[Array, "e n"]) -> Float[Array, "e n"]:
-        return rows.astype(self.dtype)
-
-
 class Part(NamedTuple):
-    """A tensor of a mixture: those that it is made of, and how.
+    """A tensor of a mixture: the one that it is made of, and how.
 
     Attributes:
       like: Its shape and dtype.
-      sources: The number of a network, and a tensor of it; none of a router.
-      function: Makes it as `function(operands, *arrays)`; None if the one source stays as it is.
-      operands: What differs between tensors of which the same is done, a pytree of arrays.
+      source: The number of a network, and the name of its tensor; None for a router.
+      function: Makes it as `function(operands, array)`; None if the source stays as it is.
+      operands: What differs between tensors of which the same is done, a pytree of arrays; for a
+        router the rows themselves.
     """
 
     like: jax.ShapeDtypeStruct
-    sources: tuple[tuple[int, str], ...]
+    source: tuple[int, str] | None
     function: Callable[..., Array] | None = None
     operands: Any = ()
 
     def of(self, models: Sequence[Tree]) -> Any:
         """Returns the tensor for these networks: theirs, or one that is computed."""
-        arrays = [models[k][name] for k, name in self.sources]
+        if self.source is None:
+            return self.operands
+        model, name = self.source
         if self.function is None:
-            return arrays[0]
+            return models[model][name]
         # Tensors of which the same is done share the program: their functions are equal.
-        return jax.jit(self.function)(self.operands, *map(jnp.asarray, arrays))
+        return jax.jit(self.function)(self.operands, jnp.asarray(models[model][name]))
 
 
 class Plan(NamedTuple):
@@ -341,12 +334,12 @@ def plan(
     if key is None and any(expert.noise or expert.drop for expert in experts):
         raise TypeError("key: expected a PRNG key, for what is drawn, got None")
     changed = {name for names in layers.values() for name in names.values()}
-    parts = {name: Part(_like(x), ((0, name),)) for name, x in base.items() if name not in changed}
+    parts = {name: Part(_like(x), (0, name)) for name, x in base.items() if name not in changed}
     for layer, (prefix, names) in enumerate(layers.items()):
         like = _like(base[names[_DOWN]])
         at = f"{prefix}{target.router}.weight"
-        shape = jax.ShapeDtypeStruct(rows.shape[1:], like.dtype)
-        parts[at] = Part(shape, (), _Rows(str(like.dtype)), rows[layer])
+        own = rows[layer].astype(like.dtype)
+        parts[at] = Part(_like(own), None, operands=own)
         for e, expert in enumerate(experts):
             for place, (dense, name) in enumerate(names.items()):
                 source = _source(models, expert, e, name, _like(base[name]))
@@ -389,6 +382,9 @@ def upcycle(
     Raises:
       ValueError: As `plan` does.
       TypeError: As `plan` does.
+
+    References:
+      Komatsuzaki et al., Sparse Upcycling, 2022 (arXiv 2212.05055).
     """
     planned = plan(models, config, experts, router, used=used, kind=kind, key=key)
     return {name: part.of(models) for name, part in planned.parts.items()}, planned.config
@@ -451,8 +447,8 @@ def _edited(
     residual = float(expert.residual) if dense == _DOWN else 1.0
     edit = Edit(float(expert.noise), residual, float(expert.drop), int(dense == _DOWN))
     if edit == Edit(0.0, 1.0, 0.0, edit.axis):
-        return Part(like, (place,))
-    return Part(like, (place,), edit, drawn)
+        return Part(like, place)
+    return Part(like, place, edit, drawn)
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:

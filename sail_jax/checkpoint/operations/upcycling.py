@@ -53,6 +53,7 @@ from sail_jax.checks import argument
 from sail_jax.configurations import Config
 from sail_jax.growth import routers, upcycling
 from sail_jax.merging import random_bits
+from sail_jax.merging.engine import InMemory
 from sail_jax.merging.tensors import Tensor, read_whole
 
 Path_ = str | PathLike[str]
@@ -360,8 +361,8 @@ def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
     about = [mixture.seed, mixture.dtype, made.config]
     mark = hashlib.sha256(json.dumps(about, default=repr).encode())
     for name, part in made.parts.items():
-        mark.update(repr([name, part.like, part.sources, part.function]).encode())
-        if not part.sources:
+        mark.update(repr([name, part.like, part.source, part.function]).encode())
+        if part.source is None:
             mark.update(np.ascontiguousarray(part.operands).tobytes())
     return mark.hexdigest()
 
@@ -372,14 +373,16 @@ def _view(
     """The mixture as a checkpoint, in the dtype that it is written in."""
     programs, tensors = Programs(), {}
     for name, part in made.parts.items():
-        sources = [models[k].tensors[source] for k, source in part.sources]
-        if part.function is None:
-            tensors[name] = sources[0]
+        if part.source is None:
+            tensors[name] = InMemory.of(name, "the routers", part.operands)
             continue
-        tensors[name] = Computed(
-            name, part.like, sources, part.function, part.operands, programs, how="upcycled",
-            mark=mark, allow_nonfinite=run.allow_nonfinite,
-        )  # fmt: skip
+        model, source = part.source
+        tensors[name] = tensor = models[model].tensors[source]
+        if part.function is not None:
+            tensors[name] = Computed(
+                name, part.like, [tensor], part.function, part.operands, programs, how="upcycled",
+                mark=mark, allow_nonfinite=run.allow_nonfinite,
+            )  # fmt: skip
     dtype = None if mixture.dtype is None else DTYPES[mixture.dtype]
     config = dict(made.config)
     view = View(models, tensors, config, dtype)

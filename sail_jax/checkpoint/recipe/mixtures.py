@@ -186,6 +186,13 @@ def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
 
 
 def models(mixture: Mixture) -> Sequence[Ref]:
-    """Lists the networks of a mixture, each once, the base first."""
+    """Lists the networks of a mixture, each once, the base first.
+
+    Args:
+      mixture: The mixture.
+
+    Returns:
+      The networks.
+    """
     refs = (mixture.base_model, *(expert.source_model for expert in mixture.experts))
     return tuple(dict.fromkeys(refs))
