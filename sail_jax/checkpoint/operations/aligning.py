@@ -187,7 +187,7 @@ def _about(
         "exact": preserved.exact,
         "exactness": str(preserved),
         "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),
-        "spaces": [{**m._asdict(), "lost": lost.get(m.space, "")} for m in aligned.matches],
+        "spaces": [{**m._asdict(), "lost": lost[m.space]} for m in aligned.matches],
         "within": aligned.within,
         "notes": list(aligned.notes),
         "agreement": [agreement.record() for agreement in agreed],

@@ -28,7 +28,7 @@ from sail_jax.align.experts import (
 from sail_jax.align.matching import Matching, families, match_weights
 from sail_jax.align.problem import recurrent
 from sail_jax.architectures import Rules
-from sail_jax.basis.certificate import Report
+from sail_jax.basis.certificate import Report, SpaceReport
 from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
@@ -269,6 +269,9 @@ def align_maps(
     if orders:
         distance = apart, distance[1]
         matches = (*(_match(name, found) for name, found in ordered.items()), *matches)
+        # Tensors change places, and no entry changes.
+        own = (SpaceReport(name, Family.PERMUTATION, 0.0, "") for name in orders)
+        report = Report((*own, *report.spaces))
     if not match.converged:
         notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
     return Aligned(
