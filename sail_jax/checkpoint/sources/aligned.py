@@ -285,9 +285,10 @@ def _chosen(
 ) -> tuple[tuple[Experts, ...], list[str]]:
     """The layers whose experts are put in order, and the spaces that are matched then."""
     layers = experts_of(spec, checkpoint.tensors)
-    if patterns is None:
-        return layers, matchable(spec)
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    # What is no list of patterns is refused there.
+    if not layers or not isinstance(patterns, Sequence):
+        return layers, matchable(spec, patterns)
     names = [layer.space for layer in layers]
     own = [p for p in patterns if isinstance(p, str) and fnmatch.filter(names, p)]
     inner = [s.name for s in spec.spaces]
