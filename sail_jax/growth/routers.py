@@ -32,8 +32,8 @@ mean of all tokens, or of embeddings.
 
 Rows = Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n width"]]
 """Looks up the embeddings of some tokens."""
-States = Callable[[Sequence["Tokens"]], Float[np.ndarray, "layer width"]]
-"""The state of some prompts in front of each layer."""
+States = Callable[[Sequence["Tokens"]], Float[np.ndarray, "prompt layer width"]]
+"""The state of each of some prompts in front of each layer."""
 Tokens = Sequence[int]
 """A prompt: the numbers of its tokens."""
 
@@ -83,32 +83,38 @@ def drawn(
 
 
 def of_prompts(
-    experts: Sequence[Prompts], states: States
+    experts: Sequence[Prompts], states: States, *, unit: bool = False
 ) -> Float[np.ndarray, "layer expert width"]:
     """Makes the rows of routers that point where the prompts of experts lie.
 
     Args:
       experts: The prompts of each expert.
-      states: The state of some prompts in front of each layer, such as those of `hidden`.
+      states: The state of each prompt in front of each layer, such as those of `hidden`.
+      unit: Whether the states of positive and of negative prompts get length 1 before they are
+        subtracted, as mergekit-moe does with embeddings.
 
     Returns:
-      The rows, float32, each of length 1: the state of the positive prompts, less that of the
+      The rows, float32, each of length 1: the mean state of the positive prompts, less that of the
       negative ones.
 
     Raises:
       ValueError: If an expert has no prompts, or a prompt no tokens.
     """
-    rows = []
     for e, prompts in enumerate(experts):
         if not prompts.positive:
             raise ValueError(f"experts[{e}].positive_prompts: expected at least one, got none")
         for name, given in prompts._asdict().items():
             if any(not len(prompt) for prompt in given):
                 raise ValueError(f"experts[{e}].{name}_prompts: expected tokens, got none")
-        row = states(prompts.positive)
-        if prompts.negative:
-            row = row - states(prompts.negative)
-        rows.append(_direction(row))
+    groups = [group for prompts in experts for group in prompts]
+    # All at once: a network that is read from a file is read once.
+    found = states([prompt for group in groups for prompt in group])
+    ends = np.cumsum([len(group) for group in groups])
+    means = []
+    for group, end in zip(groups, ends, strict=True):
+        mean = found[end - len(group) : end].mean(0) if group else np.zeros(found.shape[1:])
+        means.append(_direction(mean) if unit else mean)
+    rows = [_direction(a - b) for a, b in zip(means[::2], means[1::2], strict=True)]
     return np.stack(rows, axis=1).astype(np.float32)
 
 
@@ -118,7 +124,7 @@ def _direction(x: Float[np.ndarray, "*n width"]) -> Float[np.ndarray, "*n width"
 
 
 def embedded(rows: Rows, layers: int) -> States:
-    """Makes the states of prompts that are sums of their embeddings, of length 1.
+    """Makes the states of prompts that are sums of their embeddings.
 
     Args:
       rows: Looks up embeddings.
@@ -128,10 +134,9 @@ def embedded(rows: Rows, layers: int) -> States:
       The function.
     """
 
-    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "layer width"]:
-        tokens = np.concatenate([np.asarray(prompt, np.int64) for prompt in prompts])
-        total = _direction(rows(tokens).astype(np.float32).sum(0))
-        return np.broadcast_to(total, (layers, len(total)))
+    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
+        sums = [rows(np.asarray(prompt, np.int64)).astype(np.float32).sum(0) for prompt in prompts]
+        return np.repeat(np.stack(sums)[:, None], layers, axis=1)
 
     return states
 
@@ -157,7 +162,7 @@ def hidden(
       mean: Whether the mean of all tokens is taken, and not the last token.
 
     Returns:
-      The function. Of several prompts it returns the mean of their states.
+      The function.
 
     Raises:
       ValueError: If no forward pass of the network is known, or it is not causal.
@@ -173,7 +178,7 @@ def hidden(
     # What the last layer computes is no input of a layer, and no head is needed.
     short: Config = {**config, "num_hidden_layers": layers - 1, "architectures": ["Model"]}
 
-    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "layer width"]:
+    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
         lengths = np.array([len(prompt) for prompt in prompts])
         # Padding stands behind the prompts: no token of a causal network sees what comes after it.
         padded = np.zeros((len(prompts), lengths.max()), np.int64)
@@ -188,12 +193,12 @@ def hidden(
             real = np.arange(padded.shape[1]) < lengths[:, None]
             last = np.arange(padded.shape[1]) == lengths[:, None] - 1
             weights = real / lengths[:, None] if mean else last
-            found.append(np.einsum("bt,btn->n", weights, np.asarray(x)) / len(prompts))
+            found.append(np.einsum("bt,btn->bn", weights, np.asarray(x)))
             return x
 
         see("embeddings", table[tokens])
         run(_Body(tensors, embeddings, table), stated(short), tokens, see=see)
-        return np.stack(found)
+        return np.stack(found, axis=1)
 
     return states
 
@@ -205,10 +210,15 @@ class _Body(Mapping[str, Any]):
         self._tensors, self._embeddings, self._table = tensors, embeddings, table
         prefix = embeddings.rpartition("embed_tokens.")[0]
         self._names = [name for name in tensors if name.startswith(prefix)]
+        # Without it, asking whether a tensor is there would read it.
+        self._known = frozenset(self._names)
 
     def __getitem__(self, name: str) -> Array:
         own = self._table if name == self._embeddings else self._tensors[name]
         return jnp.asarray(own, jnp.float32)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

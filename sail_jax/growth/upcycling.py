@@ -132,12 +132,13 @@ class Edit:
     axis: int
 
     def __call__(
-        self, drawn: tuple[Key[Array, ""], UInt[Array, "3"]], x: Float[Array, "n m"]
+        self, drawn: tuple[Key[Array, ""] | None, UInt[Array, "3"]], x: Float[Array, "n m"]
     ) -> Float[Array, "n m"]:
         """Changes a weight; `drawn` is a key, and the numbers of layer, expert and weight."""
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.drop or self.noise:
             key, (layer, expert, weight) = drawn
+            assert key is not None, "`plan` asks for a key"
             of_expert = jax.random.fold_in(jax.random.fold_in(key, layer), expert)
             of_weight = jax.random.fold_in(of_expert, weight)
             if self.drop:

@@ -293,7 +293,7 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
         return out.astype(np.float32)
 
     if mode == "cheap_embed":
-        return routers.of_prompts(prompts, routers.embedded(rows, layers))
+        return routers.of_prompts(prompts, routers.embedded(rows, layers), unit=True)
     states = routers.hidden(_Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg")
     return routers.of_prompts(prompts, states)
 

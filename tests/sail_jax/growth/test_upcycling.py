@@ -217,20 +217,28 @@ def test_router_of_fewer_rows_than_experts_that_are_used_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", [False, True])
 def test_rows_of_hidden_states_are_what_layers_read(mean):
-    """Prompts of several lengths, which are padded when they run together."""
-    params = dense()
+    """Prompts of several lengths are padded and run together, and each tensor is read once."""
+    params, read = dense(), []
+
+    class Stored(dict):
+        def __getitem__(self, name):
+            read.append(name)
+            return super().__getitem__(name)
+
     table = params["model.embed_tokens.weight"]
     states = routers.hidden(
-        params, CONFIG, table.__getitem__, "model.embed_tokens.weight", mean=mean
+        Stored(params), CONFIG, table.__getitem__, "model.embed_tokens.weight", mean=mean
     )
     prompts = routers.Prompts(((3, 5, 0, 7), (2,)), ((1, 1),))
     found = routers.of_prompts([prompts], states)
 
-    def read(prompt):
+    assert len(read) == len({*read}) == 10
+
+    def state(prompt):
         inputs = mixture_reference.run(params, CONFIG, np.array(prompt))[0]
         return inputs.mean(1) if mean else inputs[:, -1]
 
-    positive, negative = (np.mean([read(x) for x in group], 0) for group in prompts)
+    positive, negative = (np.mean([state(x) for x in group], 0) for group in prompts)
     wanted = positive - negative
     wanted /= np.linalg.norm(wanted, axis=-1, keepdims=True)
     assert found.shape == (2, 1, 16)
@@ -241,7 +249,7 @@ def test_rows_of_embeddings_are_their_sums():
     """mergekit-moe's cheap_embed: all prompts of an expert together, the same for all layers."""
     table = dense()["model.embed_tokens.weight"].astype(np.float64)
     experts = [routers.Prompts(((3, 5, 3), (1,))), routers.Prompts(((4,),), ((5, 6),))]
-    found = routers.of_prompts(experts, routers.embedded(table.__getitem__, 2))
+    found = routers.of_prompts(experts, routers.embedded(table.__getitem__, 2), unit=True)
 
     def unit(x):
         return x / np.linalg.norm(x)
