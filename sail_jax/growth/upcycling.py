@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key, UInt
 
 from sail_jax import architectures
+from sail_jax.architectures.table import count, stated
 from sail_jax.checks import integer, nearest, one_of, static
 from sail_jax.configurations import Config, class_of
 from sail_jax.trees import some_paths
@@ -269,19 +270,22 @@ def mixture_config(config: Config, kind: str, experts: int, used: int) -> dict[s
     Raises:
       ValueError: If the mixture cannot compute what the configuration asks for.
     """
-    target, own = TARGETS[kind], str(config.get("model_type"))
-    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
+    target, own, known = TARGETS[kind], str(config.get("model_type")), stated(config)
+    kinds = known.get("layer_types", ())
+    if known.get("use_sliding_window") or (
+        not isinstance(kinds, list | tuple) or "sliding_attention" in kinds
+    ):
         raise ValueError(
             f"the layers of {own} that look back through a window have no place in {target.label}"
         )
     out = {**_SHARED, **_DEFAULTS[own], **config}
-    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    if "rope_theta" not in {**rope, **config}:
+    rope = {**known.get("rope_parameters", {}), **known.get("rope_scaling", {})}
+    if "rope_theta" not in {**rope, **known}:
         out["rope_theta"] = 10000.0
     if out.get("num_key_value_heads") is None:
-        out["num_key_value_heads"] = config["num_attention_heads"]
+        out["num_key_value_heads"] = count(config, "num_attention_heads")
     for entry, value in target.states.items():
-        out[entry] = config[value] if isinstance(value, str) else value
+        out[entry] = count(config, value) if isinstance(value, str) else value
     out |= {target.count: experts, "num_experts_per_tok": used, "model_type": kind}
     # Qwen3's list of its layers' kinds is one that mixtures do not read.
     out.pop("layer_types", None)
@@ -326,7 +330,7 @@ def plan(
     target, layers = TARGETS[kind], _layers(base)
     new = mixture_config(config, kind, len(experts), used)
     rows = np.asarray(router, np.float32)
-    width = int(config["hidden_size"])
+    width = count(config, "hidden_size")
     if rows.shape != (len(layers), len(experts), width):
         raise ValueError(
             f"router: expected an array {[len(layers), len(experts), width]} of layers, experts "
