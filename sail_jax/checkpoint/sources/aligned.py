@@ -230,7 +230,7 @@ def align_maps(
     _check_alike(reference, other)
     resolved = spec_of(other, config, spec)
     flat, _ = unfused(resolved)
-    layers, chosen = _chosen(resolved, other, spaces)
+    layers, chosen = to_match(resolved, other, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
     # A map would enter such a tensor twice, so its part in the distance is not linear in the map.
@@ -259,7 +259,7 @@ def align_maps(
         orders = {name: found.order for name, found in ordered.items()}
         _, (apart, _) = compared(first, second, resolved, {}, {}) if orders else ((), (0.0, 0.0))
         second = permute_experts(second, layers, orders)
-        match = Matching({}, (), True) if not kinds else match_weights(
+        match = Matching({}, (0.0,), True) if not kinds else match_weights(
             first, second, resolved, family=kinds, spaces=list(kinds), within=inside,
             weights=weights, key=random_bits.key(seed), max_sweeps=max_sweeps,
             keep=_kept(resolved, inside, kinds, max_memory), progress=progress,
@@ -280,10 +280,22 @@ def align_maps(
     )  # fmt: skip
 
 
-def _chosen(
-    spec: Spec, checkpoint: Checkpoint, patterns: Sequence[str] | str | None
+def to_match(
+    spec: Spec, checkpoint: Checkpoint, patterns: Sequence[str] | str | None = None
 ) -> tuple[tuple[Experts, ...], list[str]]:
-    """The layers whose experts are put in order, and the spaces that are matched then."""
+    """Lists the layers whose experts are put in order, and the spaces that are matched then.
+
+    Args:
+      spec: The spaces of a network.
+      checkpoint: Its checkpoint, of which shapes are looked at.
+      patterns: Shell patterns of names, also those of experts, such as "expert.*". None for all.
+
+    Returns:
+      The layers, and the names of the spaces.
+
+    Raises:
+      ValueError: As `matchable` does.
+    """
     layers = experts_of(spec, checkpoint.tensors)
     patterns = [patterns] if isinstance(patterns, str) else patterns
     # What is no list of patterns is refused there.
