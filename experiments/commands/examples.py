@@ -29,6 +29,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         help="make two networks that read text, with different tokenizers, in place of all others",
     )
     add(
+        "--llama",
+        action="store_true",
+        help="make three small Llamas with random weights instead, and a file about a mixture of "
+        "experts of them",
+    )
+    add(
         "--evaluate",
         metavar="CHECKPOINT",
         type=Path,
@@ -53,6 +59,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         record = disk.read_record(args.dir / examples.RECORD, fields)
         grades = examples.evaluate(args.evaluate, seed=record["seed"])
         examples.print_grades({args.evaluate.name: grades})
+        return 0
+    if args.llama:
+        examples.make_llamas(args.dir, seed=args.seed, force=args.force)
+        show(f"Next:\n  sail-jax upcycle {args.dir / 'mixture.yaml'} {args.dir / 'mixture'}")
         return 0
     grades = examples.make(args.dir, seed=args.seed, force=args.force)
     examples.print_grades(grades)

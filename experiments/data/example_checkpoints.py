@@ -104,6 +104,61 @@ def filled(folder: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def make_llamas(folder: Path, *, seed: int = 0, force: bool = False) -> None:
+    """Writes three small Llamas, a base and two that are near it, and a file for `upcycle`.
+
+    Their weights are random: they show what happens to tensors, and read no text. The prompts in
+    the file are lists of tokens, as there is no tokenizer.
+
+    Args:
+      folder: The folder, which is made if it is missing.
+      seed: The seed of the weights.
+      force: Whether the folder may hold something already.
+
+    Raises:
+      RefusedError: If `folder` is a file, or holds anything and `force` is false.
+      StoreError: If a file cannot be written.
+    """
+    from sail_jax.checkpoint.output.writer import save_checkpoint
+
+    _admit(folder, force)
+    width, hidden, vocab = 32, 48, 64
+    block = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (width, width))
+    shapes = {f"self_attn.{name}": shape for name, shape in block.items()}
+    shapes |= {f"mlp.{name}_proj": (hidden, width) for name in ("gate", "up")}
+    shapes |= {"mlp.down_proj": (width, hidden)}
+    shapes |= {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in shapes.items()}
+    shapes |= dict.fromkeys(("model.embed_tokens", "lm_head"), (vocab, width))
+    shapes["model.norm"] = (width,)
+    rng = np.random.default_rng(seed)
+    base = {
+        f"{name}.weight": np.ones(shape, np.float32)
+        if len(shape) == 1
+        else rng.standard_normal(shape, np.float32) / np.float32(width**0.5)
+        for name, shape in shapes.items()
+    }
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocab}
+    config |= {"hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "torch_dtype": "float32"}
+    for name in ("base", "expert-0", "expert-1"):
+        far = np.float32(0 if name == "base" else 0.02)
+        tensors = {k: x + far * rng.standard_normal(x.shape, np.float32) for k, x in base.items()}
+        text = json.dumps(config, indent=2).encode() + b"\n"
+        save_checkpoint(folder / name, tensors, extras={"config.json": text})
+    place = folder.resolve()
+    (folder / "mixture.yaml").write_text(
+        f"base_model: {place / 'base'}\n"
+        "gate_mode: hidden\n"
+        "experts:\n"
+        f"- source_model: {place / 'expert-0'}\n"
+        "  positive_prompts: [[1, 17, 4, 9], [1, 23]]\n"
+        f"- source_model: {place / 'expert-1'}\n"
+        "  positive_prompts: [[1, 40, 41, 42]]\n"
+        "  negative_prompts: [[1, 17]]\n"
+    )
+
+
 def _admit(folder: Path, force: bool) -> None:
     """Refuses a file, and a folder that holds anything unless `force` is given."""
     if folder.exists() and not folder.is_dir():

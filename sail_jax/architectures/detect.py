@@ -43,6 +43,7 @@ _BY_TYPE: dict[str, Architecture] = {}
 _FORWARD: dict[str, tuple[str, Callable[..., dict[str, Any]], Inputs, bool]] = {
     "gpt2": ("gpt2", forward.gpt2, tokens, True),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llama", forward.llama, tokens, True)),
+    **{name: (name, forward.llama, tokens, True) for name in ("mixtral", "qwen3_moe")},
     "bert": ("bert", forward.bert, tokens, False),
     **dict.fromkeys(("roberta", "xlm-roberta"), ("roberta", forward.roberta, tokens, False)),
     "vit": ("vit", forward.vit, images, False),

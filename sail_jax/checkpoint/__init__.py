@@ -2,11 +2,11 @@
 
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
 `merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
-run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
-`convert_checkpoint` changes names and layouts, `transplant_checkpoint` the tokenizer, and
-`compare_checkpoints` says how far networks disagree. `extract_adapter`, `merge_adapters` and
-`apply_adapter` are for adapters of low rank. These read tensors as they are needed, so models may
-be larger than the memory.
+run, `grow_checkpoint` makes a larger network, `upcycle_checkpoint` a mixture of experts,
+`align_checkpoints` brings one network near another, `convert_checkpoint` changes names and layouts,
+`transplant_checkpoint` the tokenizer, and `compare_checkpoints` prints how far networks disagree.
+`extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank. These read
+tensors as they are needed, so models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
     from sail_jax.checkpoint.operations.running import RunOptions
     from sail_jax.checkpoint.operations.transplanting import transplant_checkpoint
+    from sail_jax.checkpoint.operations.upcycling import upcycle_checkpoint
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -48,6 +49,7 @@ __getattr__, __dir__ = lazily(
         "merge_recipe": "operations.merging",
         "RunOptions": "operations.running",
         "transplant_checkpoint": "operations.transplanting",
+        "upcycle_checkpoint": "operations.upcycling",
     },
 )
 
@@ -72,4 +74,5 @@ __all__ = [
     "open_checkpoint",
     "save_checkpoint",
     "transplant_checkpoint",
+    "upcycle_checkpoint",
 ]

@@ -1,6 +1,7 @@
 """Makers: maps that permute, prune, rotate, widen and deepen, and the published growth methods.
 
-`grow` and `plan` grow a whole network of a known architecture by a method of `METHODS`. Below them,
+`grow` and `plan` grow a whole network of a known architecture by a method of `METHODS`. `upcycle`
+makes a mixture of experts of dense networks. Below them,
 a maker returns the map of one space and never sees a parameter; `change_basis` applies it, and
 `exactness` finds from its family what is lost. Fresh units, noise, masks and the rules for
 norms and layers are functions of parameters, applied after the maps. Learned maps (LiGO, SAIL) are
@@ -48,6 +49,7 @@ from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.networks import Growth, grow, plan
 from sail_jax.growth.optimizer import change_state, learning_rates
 from sail_jax.growth.pruning import magnitude, unit_scores
+from sail_jax.growth.upcycling import Expert, upcycle
 from sail_jax.growth.width import (
     compensate,
     each_space,
@@ -71,6 +73,7 @@ __getattr__, __dir__ = lazily(__name__, {"learned": ""})
 __all__ = [
     "METHODS",
     "ORDERS",
+    "Expert",
     "Growth",
     "Method",
     "aki",
@@ -118,5 +121,6 @@ __all__ = [
     "tile",
     "unit_scores",
     "unstack_layers",
+    "upcycle",
     "widen",
 ]

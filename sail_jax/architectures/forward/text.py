@@ -1,12 +1,13 @@
 """Forward passes of language models, from the tensors of a checkpoint.
 
-They are GPT-2, the Llama family, BERT, RoBERTa and T5.
+They are GPT-2, the Llama family with its mixtures of experts, BERT, RoBERTa and T5.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -24,7 +25,7 @@ from sail_jax.architectures.forward.layers import (
     rotary,
     unseen,
 )
-from sail_jax.architectures.table import Config, setting
+from sail_jax.architectures.table import Config, count, flag, setting
 from sail_jax.configurations import class_of
 
 Params = Mapping[str, Any]
@@ -79,10 +80,10 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
-    """Runs Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
+    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Mixtral or Qwen3-MoE.
 
     Args:
-      params: The tensors by name.
+      params: The tensors by name, those of each expert by itself.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`.
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
@@ -99,7 +100,7 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
     body = t.maybe("model.").maybe("transformer.")
     heads = config["num_attention_heads"]
     shared = setting(config, "num_key_value_heads", default=heads)
-    eps, act = config.get("rms_norm_eps", 1e-6), activation(config.get("hidden_act", "silu"))
+    eps = config.get("rms_norm_eps", 1e-5 if _is_mixtral(config) else 1e-6)
     table = body["embed_tokens.weight"]
     time = np.arange(tokens.shape[-1])
     # [query, key]: how many places back each key lies; negative in the future.
@@ -122,10 +123,46 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
         y = attend(q, k, v, scale=size**-0.5, mask=jnp.asarray(mask))
         x = x + linear(h, "self_attn.o_proj", y)
         y = rms_norm(h, "post_attention_layernorm", x, eps)
-        y = act(linear(h, "mlp.gate_proj", y)) * linear(h, "mlp.up_proj", y)
-        x = see(f"layers.{i}", x + linear(h, "mlp.down_proj", y))
+        x = see(f"layers.{i}", x + _feed_forward(h, config, y))
     stream = {"last_hidden_state": rms_norm(body, "norm", x, eps)}
     return outputs("llama", t, config, States(stream, tokens, table))
+
+
+def _is_mixtral(config: Config) -> bool:
+    return config.get("model_type") == "mixtral"
+
+
+def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
+    """The feed-forward part of a layer: a gated one, or a router and such experts.
+
+    The router gives each token a share for each expert, by a softmax over all of them. The largest
+    shares count. Mixtral divides them by their sum, and Qwen3-MoE does if `norm_topk_prob` is true.
+    """
+    act = activation(config.get("hidden_act", "silu"))
+
+    def gated(t: Tensors, gate: str, up: str, down: str) -> Array:
+        return linear(t, down, act(linear(t, gate, y)) * linear(t, up, y))
+
+    if "block_sparse_moe.gate.weight" in h:
+        mixture, names = h / "block_sparse_moe.", ("w1", "w3", "w2")
+    else:
+        mixture, names = h / "mlp.", ("gate_proj", "up_proj", "down_proj")
+    if "gate.weight" not in mixture:
+        return gated(mixture, *names)
+    shares = jax.nn.softmax(linear(mixture, "gate", y).astype(jnp.float32), axis=-1)
+    experts = shares.shape[-1]
+    used = count(config, "num_experts_per_tok", default=2 if _is_mixtral(config) else 8)
+    if used > experts:
+        raise ValueError(
+            f"the configuration's 'num_experts_per_tok' is {used}, and a router has {experts} rows"
+        )
+    largest, which = jax.lax.top_k(shares, used)
+    if _is_mixtral(config) or flag(config, "norm_topk_prob", default=False):
+        largest = largest / largest.sum(-1, keepdims=True)
+    # [batch, time, expert]: 0 for an expert that the token does not use.
+    weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
+    outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
+    return sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
 
 
 def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
@@ -134,7 +171,8 @@ def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
     # the older one of "rope_type".
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    usual = 1e6 if _is_mixtral(config) else 1e4
+    base = rope.get("rope_theta", config.get("rope_theta", usual))
     f = 1 / base ** (np.arange(0, size, 2) / size)
     if kind == "linear":
         f = f / setting(rope, "factor")

@@ -23,6 +23,7 @@ def carried(file: str) -> bool:
     return not file.endswith(".index.json") and file not in (
         "align.json",
         "growth.json",
+        "upcycling.json",
         "trainer_state.json",
         "adapter_config.json",
     )

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from sail_jax.align.blocks import change_blocks
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, limits, resident
 from sail_jax.checkpoint.formats import hub
@@ -126,7 +125,7 @@ def align_checkpoints(
         own = config or config_of(other.extras) or {}
 
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-            return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
+            return aligned.moved(arrays), own
 
         # Both networks: as it was, and as it is moved.
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
@@ -142,7 +141,8 @@ def align_checkpoints(
         of_a = [f"{hub.called(a)}: {x}" for x in reference.about() if x not in own_lines]
         aligned = aligned._replace(notes=(*own_lines, *of_a, *aligned.notes, *failed))
         if out is not None:
-            maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
+            found = (aligned.maps, dict(aligned.orders))
+            maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
             # Tensors of the view are known by their maps: a resumed run with other maps is another
             # output.
             mark = hashlib.sha256(repr(maps).encode()).hexdigest()

@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -351,6 +351,43 @@ def growth_card(
         f"Exactness: {_text(about['exactness'])}.",
         *(f"- lost by the axes of {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
     ]
+    return _made(front, tag, [*body, *_agreement(about)])
+
+
+def mixture_card(about: Mapping[str, Any], name: str) -> str:
+    """Writes the model card (README.md) of a mixture of experts.
+
+    Args:
+      about: What was done, as `Upcycling.about` in `sail_jax.checkpoint.operations.upcycling` has
+        it, with "agreement" and "exactness".
+      name: The title of the card.
+
+    Returns:
+      Markdown with the networks, the routers, and whether a run shows that the function of the
+      dense network is preserved.
+    """
+
+    def called(path: str) -> str:
+        return _code(Path(path).name if os.path.isabs(path) else path)
+
+    of = f"{about['experts_per_token']} of {len(about['experts'])}"
+    drawn = f"{about['gate_mode']}, seed {about['seed']}"
+    body = [
+        f"# {_text(name)}",
+        "",
+        "A mixture of experts made of dense networks with sail-jax.",
+        "",
+        f"Base: {called(about['base'])}. Each token uses {of} experts. Routers: {drawn}.",
+        "",
+        *(f"- expert {k}: {called(e['source_model'])}" for k, e in enumerate(about["experts"])),
+        "",
+        f"Exactness: {_text(about['exactness'])}.",
+    ]
+    return _made(["library_name: transformers"], "moe", [*body, *_agreement(about)])
+
+
+def _agreement(about: Mapping[str, Any]) -> Iterator[str]:
+    """Lines about runs of both networks, and notes."""
     for run in about["agreement"]:
         found = "not finite, or of another size"
         if run["largest"] is not None:
@@ -358,9 +395,13 @@ def growth_card(
                 f"max difference {run['largest']:.3g}, mean {run['mean']:.3g}, of outputs up to "
                 f"{run['scale']:.3g} (rounding allows {run['tolerance']:.3g})"
             )
-        body.append(f"- outputs on probe inputs in {run['dtype']}: {found}")
+        yield f"- outputs on probe inputs in {run['dtype']}: {found}"
     if about["notes"]:
-        body += ["", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"])]
+        yield from ("", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"]))
+
+
+def _made(front: Iterable[str], tag: str, body: Iterable[str]) -> str:
+    """A card of a network that was made from others, with its front matter."""
     return "\n".join(["---", *front, "tags:", f"- {tag}", "- sail-jax", "---", "", *body]) + "\n"
 
 

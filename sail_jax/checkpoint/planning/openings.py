@@ -84,7 +84,14 @@ class Openings:
         return self._made[ref]
 
     def rest(self, ref: Ref) -> Mapping[str, Tensor]:
-        """Returns the tensors of a model that were not selected, as they are stored."""
+        """Returns the tensors of a model that were not selected, as they are stored.
+
+        Args:
+          ref: The checkpoint as the recipe names it.
+
+        Returns:
+          The tensors by name.
+        """
         return self._path(ref.path, ref.revision).rest
 
     def about(self, ref: Ref) -> list[str]:

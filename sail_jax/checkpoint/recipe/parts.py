@@ -38,7 +38,7 @@ from sail_jax.checkpoint.recipe.declared import (
     remark,
 )
 from sail_jax.checkpoint.recipe.patterns import renaming
-from sail_jax.checkpoint.recipe.published import PARAMETERS, without_effect
+from sail_jax.checkpoint.recipe.published import OF_MIXTURES, PARAMETERS, without_effect
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
@@ -632,6 +632,12 @@ class Recipe(Published):
         if "tokenizer_source" in given:
             given["tokenizer"] = given.within("tokenizer_source", "source")
         return given
+
+    @classmethod
+    def hint(cls, key: str, keys: Collection[str]) -> str:
+        if key in OF_MIXTURES:
+            return "; a file of mergekit-moe is for sail-jax upcycle"
+        return super().hint(key, keys)
 
     @classmethod
     def here(cls) -> str:

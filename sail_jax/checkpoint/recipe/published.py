@@ -28,6 +28,9 @@ KEYS = {
 }
 """The keys of mergekit's mappings, by the place where they are read."""
 
+OF_MIXTURES = ("gate_mode", "experts", "experts_per_token", "shared_experts")
+"""The keys that only mergekit-moe's files have."""
+
 PARAMETERS = (
     *("alpha", "density", "eps", "epsilon", "filter_wise", "gamma", "int8_mask", "lambda"),
     *("max_iter", "normalize", "normalize_weights", "nuslerp_flatten", "nuslerp_row_wise", "r"),

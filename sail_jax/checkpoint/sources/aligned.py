@@ -9,17 +9,26 @@ import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from sail_jax import architectures
-from sail_jax.align.blocks import block_exactness, nested
-from sail_jax.align.matching import families, match_weights
+from sail_jax.align.blocks import block_exactness, change_blocks, nested
+from sail_jax.align.experts import (
+    Experts,
+    Order,
+    Ordered,
+    experts_of,
+    match_experts,
+    permute_experts,
+)
+from sail_jax.align.matching import Matching, families, match_weights
 from sail_jax.align.problem import recurrent
 from sail_jax.architectures import Rules
-from sail_jax.basis.certificate import Report
+from sail_jax.basis.certificate import Report, SpaceReport
 from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
@@ -28,7 +37,7 @@ from sail_jax.checkpoint.executor import CONSTANT
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.computed import rebased
+from sail_jax.checkpoint.sources.computed import Computed, Programs, rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument, nearest
@@ -36,6 +45,7 @@ from sail_jax.configurations import Config, differences
 from sail_jax.growth.targets import check_stated, layer_count
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
+from sail_jax.merging.tensors import Tensor
 
 FAMILIES = {
     "permutation": Family.PERMUTATION,
@@ -58,6 +68,9 @@ class Aligned(NamedTuple):
       matches: For each matched space how much moved, and how near its tensors are.
       distance: |a - b| / |a| over all floating tensors, before and after.
       notes: What a user should know, a sentence each.
+      experts: The experts of each layer of a mixture.
+      orders: The order of a layer's experts, by the name of their space; they are put into it
+        first. The maps are of the network in this order.
     """
 
     spec: Spec
@@ -68,6 +81,14 @@ class Aligned(NamedTuple):
     matches: tuple[Match, ...]
     distance: tuple[float, float]
     notes: tuple[str, ...]
+    experts: tuple[Experts, ...] = ()
+    orders: Mapping[str, Order] = MappingProxyType({})
+
+    def moved(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Moves the parameters of the second network, arrays by name."""
+        return change_blocks(
+            permute_experts(params, self.experts, self.orders), self.spec, self.maps, self.within
+        )
 
 
 def spec_of(
@@ -209,7 +230,7 @@ def align_maps(
     _check_alike(reference, other)
     resolved = spec_of(other, config, spec)
     flat, _ = unfused(resolved)
-    chosen = matchable(resolved, spaces)
+    layers, chosen = to_match(resolved, other, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
     # A map would enter such a tensor twice, so its part in the distance is not linear in the map.
@@ -234,18 +255,64 @@ def align_maps(
     # Without 64 bits JAX would read float64 tensors as float32.
     wide = any(x.dtype == np.float64 for x in (*first.values(), *second.values()))
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        match = match_weights(
+        ordered = match_experts(first, second, resolved, layers)
+        orders = {name: found.order for name, found in ordered.items()}
+        _, (apart, _) = compared(first, second, resolved, {}, {}) if orders else ((), (0.0, 0.0))
+        second = permute_experts(second, layers, orders)
+        match = Matching({}, (0.0,), True) if not kinds else match_weights(
             first, second, resolved, family=kinds, spaces=list(kinds), within=inside,
             weights=weights, key=random_bits.key(seed), max_sweeps=max_sweeps,
             keep=_kept(resolved, inside, kinds, max_memory), progress=progress,
         )  # fmt: skip
         matches, distance = compared(first, second, resolved, match.maps, inside)
         report = block_exactness(resolved, match.maps, inside)
+    if orders:
+        distance = apart, distance[1]
+        matches = (*(_match(name, found) for name, found in ordered.items()), *matches)
+        # Tensors change places, and no entry changes.
+        own = (SpaceReport(name, Family.PERMUTATION, 0.0, "") for name in orders)
+        report = Report((*own, *report.spaces))
     if not match.converged:
         notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
     return Aligned(
-        resolved, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
-    )
+        resolved, match.maps, report, match.distance, inside, matches, distance, tuple(notes),
+        layers, orders,
+    )  # fmt: skip
+
+
+def to_match(
+    spec: Spec, checkpoint: Checkpoint, patterns: Sequence[str] | str | None = None
+) -> tuple[tuple[Experts, ...], list[str]]:
+    """Lists the layers whose experts are put in order, and the spaces that are matched then.
+
+    Args:
+      spec: The spaces of a network.
+      checkpoint: Its checkpoint, of which shapes are looked at.
+      patterns: Shell patterns of names, also those of experts, such as "expert.*". None for all.
+
+    Returns:
+      The layers, and the names of the spaces.
+
+    Raises:
+      ValueError: As `matchable` does.
+    """
+    layers = experts_of(spec, checkpoint.tensors)
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    # What is no list of patterns is refused there.
+    if not layers or not isinstance(patterns, Sequence):
+        return layers, matchable(spec, patterns)
+    names = [layer.space for layer in layers]
+    own = [p for p in patterns if isinstance(p, str) and fnmatch.filter(names, p)]
+    inner = [s.name for s in spec.spaces]
+    rest = [p for p in patterns if p not in own or fnmatch.filter(inner, p)]
+    named = tuple(x for x in layers if any(fnmatch.fnmatchcase(x.space, p) for p in own))
+    return named, matchable(spec, rest) if rest or not own else []
+
+
+def _match(space: str, found: Ordered) -> Match:
+    """The row of a layer's experts."""
+    moved = int(np.sum(found.order != np.arange(len(found.order))))
+    return Match(space, "permutation", len(found.order), moved, found.before, found.after)
 
 
 def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
@@ -363,4 +430,18 @@ def aligned_view(
     Returns:
       The view. Closing it closes `other`.
     """
+    if aligned.orders:
+        programs = Programs()
+
+        def take(tensor: Tensor, order: Order) -> Computed:
+            like = jax.ShapeDtypeStruct(tensor.shape, tensor.dtype)
+            return Computed(tensor.name, like, [tensor], _rows, order, programs, how=how, mark=mark)
+
+        ordered = permute_experts(other.tensors, aligned.experts, aligned.orders, take)
+        other = View([other], ordered)
     return rebased(other, aligned.spec, aligned.maps, within=aligned.within, how=how, mark=mark)
+
+
+def _rows(order: jax.Array, x: jax.Array) -> jax.Array:
+    """Takes rows of a router."""
+    return x[order]

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Tensor
@@ -23,6 +25,7 @@ class View(Checkpoint):
         sources: Sequence[Checkpoint],
         tensors: Mapping[str, Tensor],
         config: Config | None = None,
+        dtype: np.dtype | None = None,
     ) -> None:
         """Puts tensors in the place of a checkpoint's own.
 
@@ -30,11 +33,12 @@ class View(Checkpoint):
           sources: The checkpoints that the tensors are made of; closing the view closes them.
           tensors: The tensors of the view, by name.
           config: What replaces config.json. None keeps that of the first source.
+          dtype: The dtype that tensors are copied in; None for that of each.
         """
         first = sources[0]
         super().__init__(first.path)
         self.base, self._sources = first, tuple(sources)
-        self.tensors = dict(tensors)
+        self.tensors, self._dtype = dict(tensors), dtype
         self.metadata = dict(first.metadata)
         self.snapshot = first.snapshot
         self.extras = dict(first.extras)
@@ -43,7 +47,8 @@ class View(Checkpoint):
 
     def works(self) -> tuple[Work, ...]:
         """Lists the works that copy all tensors, for an executor."""
-        return tuple(copy(x.name, x.dtype, x) for x in self.tensors.values())
+        # A tensor may stand under several names, none of which is its own.
+        return tuple(copy(name, self._dtype or x.dtype, x) for name, x in self.tensors.items())
 
     def close(self) -> None:
         """Closes all checkpoints that the view is made of."""

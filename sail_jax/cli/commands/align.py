@@ -186,9 +186,13 @@ def _plan(args: Namespace, spec: "Rules | None", config: Mapping[str, Any] | Non
         args.b, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
     ) as checkpoint:
         resolved = aligned.spec_of(checkpoint, config, spec)
-    chosen = aligned.matchable(resolved, args.spaces)
+        layers, chosen = aligned.to_match(resolved, checkpoint, args.spaces)
     within = align.nested(resolved)
     rows = [("space", "size", "each", "tensors")]
+    experts = {layer.space: layer for layer in layers}
+    for label, names in _grouped(experts, args.full).items():
+        moved = sum(len(experts[n].routers) + sum(map(len, experts[n].parts)) for n in names)
+        rows.append((label, str(len(experts[names[0]].parts)), "", str(moved)))
     for label, names in _grouped(chosen, args.full).items():
         first = names[0]
         block = "" if first not in within else f"of {resolved.space(within[first]).size} alone"

@@ -511,6 +511,13 @@ def _stock(folder):
         | {"models": [{"model": "a+lora"}], "parameters": {"weight": 1}}
     }
     documents = {f"{name}.yaml": recipe for name, recipe in recipes.items()}
+    documents |= {
+        "m.yaml": {
+            "base_model": "a",
+            "gate_mode": "cheap_embed",
+            "experts": [{"source_model": m, "positive_prompts": [[k]]} for k, m in enumerate("ab")],
+        }
+    }
     documents |= {"spec.yaml": TABLE, "lora/adapter_config.json": LORA}
     documents |= {"to.json": config | {"hidden_size": 32, "intermediate_size": 48}}
     for file, tree in documents.items():
@@ -686,6 +693,11 @@ COMMAND_LINES = {
     "transplant": [
         ["a", "words", "out", "--k", "3", "--quiet"], ["words", "a", "out.npz", "--method", "mean"],
         ["a", "words", "out", "--method", "nearest", "--pad-to-multiple-of", "8", "--threads", "1"],
+    ],
+    "upcycle": [
+        ["a", "--plan", "--experts", "3", "--experts-per-token", "1", "--router", "zero"],
+        ["a", "out", "--drop", "0.5", "--noise", "0.1", "--seed", "1", "--quiet"],
+        ["m.yaml", "out", "--max-memory", "1GB", "--no-certify"],
     ],
     "average": [
         ["a", "b", "--plan", "--shape", "cosine"], ["a", "b", "out", "--as", "params", "--quiet"],

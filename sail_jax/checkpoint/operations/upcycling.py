@@ -1,0 +1,430 @@
+"""Mixtures of experts made of dense checkpoints: planned from shapes, certified, written.
+
+What stays as it is becomes a copy, and so is read once for each expert that has it. What is drawn
+is computed when it is read. Routers that are made of prompts are computed before anything is
+written, from one tensor of the base at a time.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sail_jax.basis.certificate import Verdict
+from sail_jax.checkpoint.contents.relations import following
+from sail_jax.checkpoint.formats.extras import carried, config_of, content
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there
+from sail_jax.checkpoint.operations.results import Result
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    Ready,
+    RunOptions,
+    bounds,
+    carried_out,
+    opened,
+    unselected,
+)
+from sail_jax.checkpoint.planning import cards
+from sail_jax.checkpoint.planning.openings import Openings, paths
+from sail_jax.checkpoint.recipe import mixtures
+from sail_jax.checkpoint.recipe.mixtures import Mixture
+from sail_jax.checkpoint.sources.agreement import (
+    Agreement,
+    Arrays,
+    Certify,
+    certified,
+    verdict,
+    wanted,
+)
+from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.view import View
+from sail_jax.checks import argument
+from sail_jax.configurations import Config
+from sail_jax.growth import routers, upcycling
+from sail_jax.merging import random_bits
+from sail_jax.merging.engine import InMemory
+from sail_jax.merging.tensors import Tensor, read_whole
+
+Path_ = str | PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upcycling(Ready):
+    """A mixture of which everything but the values of its experts is known.
+
+    Its inputs are open until the context of `planned` is left.
+
+    Attributes:
+      mixture: What was asked for.
+      plan: Which tensor becomes which.
+      view: The mixture as a checkpoint, computed as it is read.
+      inputs: The open checkpoints, the base first.
+      about: What upcycling.json will say.
+    """
+
+    mixture: Mixture
+    plan: upcycling.Plan
+    view: View
+    inputs: tuple[Checkpoint, ...]
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Upcycled(Result):
+    """What `upcycle_checkpoint` did.
+
+    Attributes:
+      config: The configuration of the mixture.
+      agreement: How far its outputs agree with those of the dense network; empty if they were not
+        compared.
+      verdict: Whether the function of the dense network is preserved, and how that is known.
+    """
+
+    config: Config
+    agreement: tuple[Agreement, ...]
+    verdict: Verdict
+
+
+@contextlib.contextmanager
+def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]:
+    """Opens the networks of a mixture and plans it, as a context manager.
+
+    Tensors are read only if the routers are made of prompts.
+
+    Args:
+      mixture: What is asked for.
+      run: How it will run.
+
+    Yields:
+      The mixture, ready to be written.
+
+    Raises:
+      ValueError: If a network cannot be opened or does not fit, or `run` does not give enough
+        memory.
+    """
+    refs = mixtures.models(mixture)
+    check_there([*paths(refs)], offline=run.offline)
+    with contextlib.ExitStack() as stack:
+        notes: list[str] = []
+
+        def open(path: str) -> Checkpoint:
+            return stack.enter_context(opened(path, run, adapters=True))
+
+        openings = Openings(open, run.select, notes)
+        models = {ref: openings(ref) for ref in refs}
+        base = models[mixture.base_model]
+        notes += unselected(base)
+        config = config_of(base.extras)
+        if not config:
+            raise CheckpointError(f"{base.path} has no config.json, which says what network it is")
+        for ref, model in models.items():
+            _check_alike(config, config_of(model.extras), base.path, str(ref))
+        places = {ref: k for k, ref in enumerate(refs)}
+        experts = [
+            upcycling.Expert(places[e.source_model], e.noise_scale, e.residual_scale, e.drop)
+            for e in mixture.experts
+        ]
+        try:
+            rows = _rows(mixture, base, config)
+            made = upcycling.plan(
+                [model.tensors for model in models.values()], config, experts, rows,
+                used=mixture.experts_per_token, kind=mixture.architecture,
+                key=random_bits.key(mixture.seed),
+            )  # fmt: skip
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{base.path}: {error}") from error
+        if mixture.gate_mode in mixtures.PROMPTED and (near := routers.dependent(rows)):
+            notes.append(
+                f"in {len(near)} of {len(rows)} layers the rows of the router nearly depend on one "
+                "another, so that some experts will hardly be used: choose prompts that differ more"
+            )
+        first = experts[0]
+        if experts.count(first) == len(experts) and not (first.noise or first.drop):
+            notes.append("all experts are made alike: they stay so unless training sets them apart")
+        mark = _mark(mixture, made)
+        view = _view([*models.values()], made, mixture, mark, run)
+        works = view.works()
+        about = {
+            "base": str(mixture.base_model),
+            "experts": [
+                {name: str(x) if name == "source_model" else x for name, x in expert if x != ()}
+                for expert in (e.model_copy(update={"where": ()}) for e in mixture.experts)
+            ],
+            "experts_per_token": mixture.experts_per_token,
+            "gate_mode": mixture.gate_mode,
+            "seed": mixture.seed,
+            "architecture": made.config["model_type"],
+            "notes": notes,
+        }  # fmt: skip
+        yield Upcycling(
+            works=works, limits=bounds(works, run), fingerprint=mark, mixture=mixture, plan=made,
+            view=view, inputs=tuple(models.values()), about=about,
+        )  # fmt: skip
+
+
+def upcycle_checkpoint(
+    mixture: Mixture | str,
+    out: Path_,
+    *,
+    certify: Certify = None,
+    run: RunOptions = DEFAULTS,
+    before: Callable[[Upcycling], None] | None = None,
+) -> Upcycled:
+    """Makes a mixture of experts of dense checkpoints, tensor by tensor.
+
+    The output has a config.json, the files beside the tensors of the base, a model card, and an
+    upcycling.json that says what was done and whether a run of both networks shows that they
+    compute the same.
+
+    Args:
+      mixture: What is made of what: the text of a file as mergekit-moe reads it, or what
+        `sail_jax.checkpoint.recipe.mixtures` makes.
+      out: Where the mixture goes.
+      certify: Whether the base and the mixture are run on probe inputs, and how; see
+        `grow_checkpoint`. By default they are if all experts are the base's own and both fit in
+        1 GiB: other experts compute something else.
+      run: How it runs, and into which files it writes.
+      before: Called once everything but the values is known, before experts are read.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: If a network is missing or does not fit, CheckpointError and MergeError; or if a
+        run was asked for that could not agree.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    >>> tensors = {f"model.layers.0.{name}.weight": np.ones((4, 4), np.float32) for name in names}
+    >>> tensors |= {f"model.layers.0.mlp.{name}_proj.weight": np.ones((4, 4), np.float32)
+    ...             for name in ("gate", "up", "down")}
+    >>> norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
+    >>> tensors |= {f"model.{name}.weight": np.ones(4, np.float32) for name in norms}
+    >>> tensors |= {name: np.ones((5, 4), np.float32)
+    ...             for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    >>> config = (b'{"model_type": "llama", "hidden_size": 4, "intermediate_size": 4, '
+    ...           b'"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 5}')
+    >>> folder = tempfile.mkdtemp()
+    >>> save_checkpoint(f"{folder}/dense", tensors, extras={"config.json": config})
+    >>> made = upcycle_checkpoint(mixtures.copies(f"{folder}/dense", 4), f"{folder}/mixture")
+    >>> made.config["model_type"], made.config["num_local_experts"], made.tensors
+    ('mixtral', 4, 22)
+    """
+    began = time.monotonic()
+    mixture = mixtures.parse(mixture) if isinstance(mixture, str) else mixture
+    admit(Path(out), [*paths(mixtures.models(mixture))], run.resume, run.force)
+    with planned(mixture, run) as ready:
+        if before is not None:
+            before(ready)
+        agreed, failed = _measured(ready, certify, run.max_memory)
+        preserved = verdict(agreed)
+        notes = [*ready.about["notes"], *failed]
+        about = {
+            **ready.about,
+            "notes": notes,
+            "exactness": str(preserved),
+            "agreement": [one.record() for one in agreed],
+        }
+        _, unchanged = carried_out(
+            ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
+            lambda: _extras(ready, about, Path(out).name, run), run,
+        )  # fmt: skip
+    return Upcycled(
+        config=ready.plan.config, agreement=agreed, verdict=preserved, out=Path(out),
+        tensors=len(ready.works), notes=tuple(notes), seconds=time.monotonic() - began,
+        unchanged=unchanged,
+    )  # fmt: skip
+
+
+def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
+    """CheckpointError if the experts of a network are not computed as those of the base."""
+    for entry, default in (("model_type", None), ("hidden_act", "silu")):
+        a, b = base.get(entry, default), own.get(entry, default)
+        if own and a != b:
+            raise CheckpointError(f"{name} has {entry} {b!r}, and the base {path} has {a!r}")
+
+
+def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
+    """The rows of the routers, `(layer, expert, width)`."""
+    layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
+    for name, value in (("num_hidden_layers", layers), ("hidden_size", width)):
+        if type(value) is not int or not 1 <= value < 1 << 24:
+            raise CheckpointError(f"{base.path}: config.json states {name} as {value!r}")
+    assert isinstance(layers, int)
+    assert isinstance(width, int)
+    count, mode = len(mixture.experts), mixture.gate_mode
+    if mode not in mixtures.PROMPTED:
+        key = jax.random.fold_in(random_bits.key(mixture.seed), 1)
+        return routers.drawn(mode, layers, count, width, key)
+    tables = [name for name in base.tensors if name.split(".")[-2:] == ["embed_tokens", "weight"]]
+    if len(tables) != 1 or base.tensors[tables[0]].shape[1:] != (width,):
+        raise CheckpointError(f"{base.path}: expected one table embed_tokens.weight, {width} wide")
+    table = base.tensors[tables[0]]
+    encode = _encoder(base)
+    prompts = [
+        routers.Prompts(
+            *(
+                tuple(_tokens(prompt, encode, table.shape[0]) for prompt in given)
+                for given in (expert.positive_prompts, expert.negative_prompts)
+            )
+        )
+        for expert in mixture.experts
+    ]
+
+    def rows(tokens: np.ndarray) -> np.ndarray:
+        out = np.empty((len(tokens), width), table.dtype)
+        for row, token in zip(out, tokens, strict=True):
+            table.read(row, int(token) * width)
+        return out.astype(np.float32)
+
+    if mode == "cheap_embed":
+        return routers.of_prompts(prompts, routers.embedded(rows, layers), unit=True)
+    states = routers.hidden(_Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg")
+    return routers.of_prompts(prompts, states)
+
+
+class _Read(Mapping[str, np.ndarray]):
+    """Tensors by name, read when they are asked for and not kept."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return read_whole(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+Encode = Callable[[str], list[int]]
+
+
+def _encoder(base: Checkpoint) -> Encode:
+    """What makes tokens of text, by the tokenizer of the base; it is read when it is needed."""
+
+    def encode(text: str) -> list[int]:
+        remedy = "give prompts as lists of tokens"
+        if "tokenizer.json" not in base.extras:
+            raise CheckpointError(f"{base.path} has no tokenizer.json: {remedy}")
+        try:
+            tokenizers = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise CheckpointError(
+                f"the package tokenizers reads text (pip install tokenizers): or {remedy}"
+            ) from error
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(
+                content(base.extras["tokenizer.json"]).decode()
+            )
+        # It raises Exception itself.
+        except Exception as error:
+            raise CheckpointError(f"{base.path}: tokenizer.json cannot be read: {error}") from error
+        # mergekit-moe writes the token that begins a text in front of each prompt.
+        first = config_of(base.extras, "tokenizer_config.json").get("bos_token") or ""
+        first = first.get("content", "") if isinstance(first, dict) else first
+        return tokenizer.encode(f"{first}{text}", add_special_tokens=False).ids
+
+    return encode
+
+
+def _tokens(prompt: str | tuple[int, ...], encode: Encode, vocabulary: int) -> list[int]:
+    """The tokens of a prompt, all of which have an embedding."""
+    tokens = encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if far := [token for token in tokens if token >= vocabulary]:
+        raise CheckpointError(
+            f"the prompt {prompt!r:.80} has the token {far[0]}, and there are {vocabulary} "
+            "embeddings"
+        )
+    return tokens
+
+
+def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
+    """What tells this mixture from others: a resumed run must find the same mark."""
+    about = [mixture.seed, mixture.dtype, made.config]
+    mark = hashlib.sha256(json.dumps(about, default=repr).encode())
+    for name, part in made.parts.items():
+        mark.update(repr([name, part.like, part.source, part.function]).encode())
+        if part.source is None:
+            mark.update(np.ascontiguousarray(part.operands).tobytes())
+    return mark.hexdigest()
+
+
+def _view(
+    models: list[Checkpoint], made: upcycling.Plan, mixture: Mixture, mark: str, run: RunOptions
+) -> View:
+    """The mixture as a checkpoint, in the dtype that it is written in."""
+    programs, tensors = Programs(), {}
+    for name, part in made.parts.items():
+        if part.source is None:
+            tensors[name] = InMemory.of(name, "the routers", part.operands)
+            continue
+        model, source = part.source
+        tensors[name] = tensor = models[model].tensors[source]
+        if part.function is not None:
+            tensors[name] = Computed(
+                name, part.like, [tensor], part.function, part.operands, programs, how="upcycled",
+                mark=mark, allow_nonfinite=run.allow_nonfinite,
+            )  # fmt: skip
+    dtype = None if mixture.dtype is None else DTYPES[mixture.dtype]
+    config = dict(made.config)
+    view = View(models, tensors, config, dtype)
+    # The dtype, and what else the tensors show.
+    config, _ = following(config, {work.name: work for work in view.works()})
+    view.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
+    return view
+
+
+def _measured(
+    ready: Upcycling, certify: Certify, max_memory: int | None
+) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
+    """Runs the base and the mixture, if that is asked for or cheap and both should agree."""
+    base, plan = ready.inputs[0], ready.plan
+    if not plan.alike:
+        if certify:
+            raise CheckpointError(
+                f"{base.path}: {argument('certify')}: the experts differ from the base's own, so "
+                "the mixture computes something else"
+            )
+        return (), ()
+
+    def renew(arrays: Arrays) -> tuple[Arrays, Config]:
+        return {name: part.of([arrays]) for name, part in plan.parts.items()}, plan.config
+
+    # The experts are the base's own arrays, which are held once.
+    entries = 2 * sum(int(np.prod(x.shape)) for x in base.tensors.values())
+    own = config_of(base.extras)
+    return wanted(
+        certify, entries, base.path, lambda: certified(base.tensors, own, renew, certify),
+        max_memory,
+    )  # fmt: skip
+
+
+def _extras(
+    ready: Upcycling, about: Mapping[str, Any], name: str, run: RunOptions
+) -> dict[str, bytes | Path]:
+    """The files beside the tensors of the output."""
+    extras = {n: data for n, data in ready.view.extras.items() if carried(n)}
+    extras["upcycling.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
+    if run.write_model_card:
+        extras["README.md"] = cards.mixture_card(about, name).encode()
+        if ready.mixture.text:
+            extras["mergekit_moe_config.yml"] = ready.mixture.text.encode()
+    return extras

@@ -1,0 +1,243 @@
+"""Routers of mixtures of experts, before any training: drawn, zero, or made of prompts.
+
+A router has a row for each expert. A token's state is multiplied by the rows, and the experts with
+the largest products are used. So a row that points where the states of some prompts lie sends text
+like these prompts to its expert:
+
+    row = (s - t) / |s - t|,    s the state of positive prompts, t that of negative ones
+
+The states are embeddings (`embedded`), or what each layer of the dense network reads (`hidden`).
+mergekit-moe makes the same rows of the same prompts, and runs the network in bfloat16.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from sail_jax import architectures
+from sail_jax.architectures.table import stated
+from sail_jax.checks import one_of
+from sail_jax.configurations import Config
+
+Drawn = Literal["random", "uniform_random", "zero"]
+"""Routers that no prompt is needed for."""
+Read = Literal["hidden", "hidden_avg", "hidden_last", "cheap_embed"]
+"""Routers that are made of prompts: of states of the last token (which "hidden" means, too), of the
+mean of all tokens, or of embeddings.
+"""
+
+Rows = Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n width"]]
+"""Looks up the embeddings of some tokens."""
+States = Callable[[Sequence["Tokens"]], Float[np.ndarray, "prompt layer width"]]
+"""The state of each of some prompts in front of each layer."""
+Tokens = Sequence[int]
+"""A prompt: the numbers of its tokens."""
+
+_LEAST = 1e-8
+
+
+class Prompts(NamedTuple):
+    """What an expert is for.
+
+    Attributes:
+      positive: Prompts that it should answer, at least one.
+      negative: Prompts that others should answer.
+    """
+
+    positive: tuple[Tokens, ...]
+    negative: tuple[Tokens, ...] = ()
+
+
+def drawn(
+    kind: Drawn, layers: int, experts: int, width: int, key: Key[Array, ""]
+) -> Float[np.ndarray, "layer expert width"]:
+    """Makes the rows of routers that nothing is known of.
+
+    Args:
+      kind: "random" draws from the standard normal distribution, and "uniform_random" uniformly up
+        to 1 / sqrt(width), as a linear layer of PyTorch begins. "zero" gives every expert the same
+        share.
+      layers: The number of layers.
+      experts: The number of experts.
+      width: The width of the network.
+      key: A PRNG key.
+
+    Returns:
+      The rows, float32.
+
+    Raises:
+      ValueError: If there is no such kind.
+    """
+    one_of("gate_mode", kind, Drawn)
+    shape = (layers, experts, width)
+    if kind == "zero":
+        return np.zeros(shape, np.float32)
+    if kind == "random":
+        return np.asarray(jax.random.normal(key, shape, jnp.float32))
+    most = width**-0.5
+    return np.asarray(jax.random.uniform(key, shape, jnp.float32, -most, most))
+
+
+def of_prompts(
+    experts: Sequence[Prompts], states: States, *, unit: bool = False
+) -> Float[np.ndarray, "layer expert width"]:
+    """Makes the rows of routers that point where the prompts of experts lie.
+
+    Args:
+      experts: The prompts of each expert.
+      states: The state of each prompt in front of each layer, such as those of `hidden`.
+      unit: Whether the states of positive and of negative prompts get length 1 before they are
+        subtracted, as mergekit-moe does with embeddings.
+
+    Returns:
+      The rows, float32, each of length 1: the mean state of the positive prompts, less that of the
+      negative ones.
+
+    Raises:
+      ValueError: If an expert has no prompts, or a prompt no tokens.
+    """
+    for e, prompts in enumerate(experts):
+        if not prompts.positive:
+            raise ValueError(f"experts[{e}].positive_prompts: expected at least one, got none")
+        for name, given in prompts._asdict().items():
+            if any(not len(prompt) for prompt in given):
+                raise ValueError(f"experts[{e}].{name}_prompts: expected tokens, got none")
+    groups = [group for prompts in experts for group in prompts]
+    # All at once: a network that is read from a file is read once.
+    found = states([prompt for group in groups for prompt in group])
+    ends = np.cumsum([len(group) for group in groups])
+    means = []
+    for group, end in zip(groups, ends, strict=True):
+        mean = found[end - len(group) : end].mean(0) if group else np.zeros(found.shape[1:])
+        means.append(_direction(mean) if unit else mean)
+    rows = [_direction(a - b) for a, b in zip(means[::2], means[1::2], strict=True)]
+    return np.stack(rows, axis=1).astype(np.float32)
+
+
+def _direction(x: Float[np.ndarray, "*n width"]) -> Float[np.ndarray, "*n width"]:
+    """x divided by its length, which counts as 1e-8 at least."""
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _LEAST)
+
+
+def embedded(rows: Rows, layers: int) -> States:
+    """Makes the states of prompts that are sums of their embeddings.
+
+    Args:
+      rows: Looks up embeddings.
+      layers: The number of layers, which all get one state.
+
+    Returns:
+      The function.
+    """
+
+    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
+        sums = [rows(np.asarray(prompt, np.int64)).astype(np.float32).sum(0) for prompt in prompts]
+        return np.repeat(np.stack(sums)[:, None], layers, axis=1)
+
+    return states
+
+
+def hidden(
+    tensors: Mapping[str, Any],
+    config: Config,
+    rows: Rows,
+    embeddings: str,
+    *,
+    mean: bool = False,
+) -> States:
+    """Makes the states of prompts that are what each layer of a network reads.
+
+    The network runs layer by layer, and each of its tensors is asked for once. So `tensors` may
+    read them from a file when they are asked for.
+
+    Args:
+      tensors: The tensors of the dense network by name; the table of embeddings is not asked for.
+      config: Its configuration.
+      rows: Looks up embeddings.
+      embeddings: The name of their table.
+      mean: Whether the mean of all tokens is taken, and not the last token.
+
+    Returns:
+      The function.
+
+    Raises:
+      ValueError: If no forward pass of the network is known, or it is not causal.
+    """
+    family = architectures.of(config)
+    run = family.outputs
+    if run is None or not family.causal:
+        raise ValueError(
+            f"gate_mode: no causal forward pass of {family.name!r} is known, so that hidden states "
+            "of prompts cannot be computed; 'cheap_embed' needs none"
+        )
+    layers = int(config["num_hidden_layers"])
+    # What the last layer computes is no input of a layer, and no head is needed.
+    short: Config = {**config, "num_hidden_layers": layers - 1, "architectures": ["Model"]}
+
+    def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
+        lengths = np.array([len(prompt) for prompt in prompts])
+        # Padding stands behind the prompts: no token of a causal network sees what comes after it.
+        padded = np.zeros((len(prompts), lengths.max()), np.int64)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        used, tokens = np.unique(padded, return_inverse=True)
+        table = jnp.asarray(rows(used), jnp.float32)
+        tokens, found = tokens.reshape(padded.shape), []
+
+        def see(name: str, x: Float[Array, "b t n"]) -> Float[Array, "b t n"]:
+            del name
+            real = np.arange(padded.shape[1]) < lengths[:, None]
+            last = np.arange(padded.shape[1]) == lengths[:, None] - 1
+            weights = real / lengths[:, None] if mean else last
+            found.append(np.einsum("bt,btn->bn", weights, np.asarray(x)))
+            return x
+
+        see("embeddings", table[tokens])
+        run(_Body(tensors, embeddings, table), stated(short), tokens, see=see)
+        return np.stack(found, axis=1)
+
+    return states
+
+
+class _Body(Mapping[str, Any]):
+    """The tensors of a network without its heads, in float32, each asked for when it is needed."""
+
+    def __init__(self, tensors: Mapping[str, Any], embeddings: str, table: Array) -> None:
+        self._tensors, self._embeddings, self._table = tensors, embeddings, table
+        prefix = embeddings.rpartition("embed_tokens.")[0]
+        self._names = [name for name in tensors if name.startswith(prefix)]
+        # Without it, asking whether a tensor is there would read it.
+        self._known = frozenset(self._names)
+
+    def __getitem__(self, name: str) -> Array:
+        own = self._table if name == self._embeddings else self._tensors[name]
+        return jnp.asarray(own, jnp.float32)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def dependent(rows: Float[np.ndarray, "layer expert width"], most: float = 5.0) -> list[int]:
+    """Lists the layers whose rows nearly depend on one another, so that some experts go unused.
+
+    Args:
+      rows: The rows of routers.
+      most: The condition number from which on a layer is listed.
+
+    Returns:
+      The numbers of the layers.
+    """
+    if rows.shape[1] > rows.shape[2]:
+        return list(range(len(rows)))
+    lengths = np.linalg.svd(rows.astype(np.float64), compute_uv=False)
+    return [k for k, x in enumerate(lengths) if x[0] > most * x[-1]]

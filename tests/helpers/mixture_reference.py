@@ -1,0 +1,71 @@
+"""Llama, and its mixtures of experts, token by token in NumPy and in float64."""
+
+import numpy as np
+
+
+def norm(x, scale):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def rotated(x, base=1e4):
+    """`[time, head, unit]`; unit i is paired with unit i + half."""
+    half = x.shape[-1] // 2
+    angle = np.arange(len(x))[:, None] / base ** (np.arange(half) / half)
+    turn = np.exp(1j * angle)[:, None] * (x[..., :half] + 1j * x[..., half:])
+    return np.concatenate([turn.real, turn.imag], axis=-1)
+
+
+def gated(x, gate, up, down):
+    z = gate @ x
+    return down @ (z / (1 + np.exp(-z)) * (up @ x))
+
+
+def mixed(x, router, experts, used, normalised):
+    """The mixture at one token: a loop over the experts of the largest shares."""
+    logits = router @ x
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    chosen = np.argsort(-shares, kind="stable")[:used]
+    total = shares[chosen].sum() if normalised else 1.0
+    return sum(shares[e] / total * gated(x, *experts[e]) for e in chosen)
+
+
+def run(params, config, tokens):
+    """What each layer reads, `[layer, time, width]`, and the logits, for one text."""
+    p = {name: np.asarray(x, np.float64) for name, x in params.items()}
+    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+    x, inputs = p["model.embed_tokens.weight"][tokens], []
+    for i in range(config["num_hidden_layers"]):
+        inputs.append(x)
+        h = f"model.layers.{i}."
+        y = norm(x, p[h + "input_layernorm.weight"])
+        q, k, v = (
+            (y @ p[f"{h}self_attn.{name}_proj.weight"].T).reshape(len(y), n, -1)
+            for name, n in (("q", heads), ("k", shared), ("v", shared))
+        )
+        if h + "self_attn.q_norm.weight" in p:
+            q, k = (norm(z, p[f"{h}self_attn.{n}_norm.weight"]) for n, z in (("q", q), ("k", k)))
+        q, k = rotated(q), rotated(k)
+        out = np.zeros_like(q)
+        for head in range(heads):
+            own = head // (heads // shared)
+            for t in range(len(y)):
+                scores = k[: t + 1, own] @ q[t, head] / np.sqrt(q.shape[-1])
+                shares = np.exp(scores - scores.max())
+                out[t, head] = shares / shares.sum() @ v[: t + 1, own]
+        x = x + out.reshape(len(y), -1) @ p[h + "self_attn.o_proj.weight"].T
+        y = norm(x, p[h + "post_attention_layernorm.weight"])
+        x = x + np.stack([_feed_forward(p, h, config, token) for token in y])
+    return np.stack(inputs), norm(x, p["model.norm.weight"]) @ p["lm_head.weight"].T
+
+
+def _feed_forward(p, h, config, x):
+    if h + "mlp.gate_proj.weight" in p:
+        return gated(x, *(p[f"{h}mlp.{n}_proj.weight"] for n in ("gate", "up", "down")))
+    mixtral = config["model_type"] == "mixtral"
+    at = h + ("block_sparse_moe." if mixtral else "mlp.")
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    router = p[at + "gate.weight"]
+    experts = [[p[f"{at}experts.{e}.{n}.weight"] for n in names] for e in range(len(router))]
+    normalised = mixtral or config["norm_topk_prob"]
+    return mixed(x, router, experts, config["num_experts_per_tok"], normalised)
