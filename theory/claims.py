@@ -41,6 +41,7 @@ ROOMS = (
     "theory.two_layer.recursion_claims",
     "theory.two_layer.batch_claims",
     "theory.two_layer.theorem_claims",
+    "theory.two_layer.low_rank_claims",
     "theory.linearity.lemma_claims",
     "theory.linearity.arithmetic_claims",
     "theory.linearity.theorem_claims",

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy.optimize import brentq, minimize_scalar
 
 import theory
 from theory import (
@@ -45,7 +46,7 @@ from theory.merging import averaging
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import fine_tuning, modes, perturbation, riccati, sharpness
+from theory.two_layer import fine_tuning, low_rank, modes, perturbation, riccati, sharpness
 from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
@@ -1438,6 +1439,23 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.fine_tuning.unaligned_losses": over(
         lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
     ),
+    "two_layer.low_rank.degradation": over(
+        lambda t, a: low_rank.degradation(
+            t, jnp.array([1.5, 0.0]), [2.0, 1.0], [3.0, 0.5], 1.0, b=0.0, a=a
+        ),
+        (0.0, 1.0, 1e9, np.inf),
+        (0.0, 1e-9, 1.0, 100.0),
+    ),
+    "two_layer.low_rank.flow": over(
+        lambda t, s: two_layer.theta(
+            low_rank.flow(aligned(0.1), jnp.diag(jnp.array([2.0, 1.0, 0.0])), [0.0, t], scale=s)
+        ),
+        (0.0, 1.0, 20.0),
+        (0.0, 0.5, 2.0),
+    ),
+    "two_layer.low_rank.update": over(
+        lambda r: low_rank.update(layers(), normal(3, 3, 3), r), (-1, 0, 2, 5)
+    ),
     "two_layer.modes.crossing": over(
         lambda lacking: modes.crossing(jnp.array(1.0), lacking, jnp.array(0.5), jnp.array(1.0)),
         (1e-30, 1e-9, 0.1),
@@ -1554,6 +1572,40 @@ def retrained(pre: Sequence[float], ft: Sequence[float], anchor: float) -> list[
     return [sum(moved[:n]) + sum(a * a for a in pre[n:]) for n in range(len(pre) + 1)]
 
 
+def moved_by_adapter(time: float, rho: float, gain: float, b: float, a: float) -> float:
+    """By the roots of its equation, with digits for what cancels."""
+    with mp.workdps(400):
+        plus, minus = (mp.mpf(gain) * (mp.mpf(b) + sign * mp.mpf(a)) ** 2 / 4 for sign in (1, -1))
+        if rho == 0 and plus * minus == 0:
+            return float((plus - minus) / (1 + 4 * gain * (plus + minus) * time))
+        root = mp.sqrt(mp.mpf(rho) ** 2 + 4 * plus * minus)
+        parts = []
+        for start, pull in ((plus, rho), (minus, -rho)):
+            high, low = (pull + root) / 2, (pull - root) / 2
+            odds = (start - high) / (start - low) if start != low else mp.inf
+            left = odds * mp.exp(-4 * gain * root * time) if start != low else None
+            parts.append(low if left is None else (high - low * left) / (1 - left))
+        return float(parts[0] - parts[1])
+
+
+def kept_by_adapter(pre: Sequence[float], ft: Sequence[float], rank: int) -> list[list[float]]:
+    """The squares of what an adapter moves and what it leaves, for n learned modes."""
+    squares = [(b - a) ** 2 for a, b in zip(pre, ft, strict=True)]
+    split = [sorted(squares[:n], reverse=True) for n in range(len(pre) + 1)]
+    return [[sum(s[:rank]), sum(s[rank:])] for s in split]
+
+
+def no_harm(pre: Sequence[float], ft: Sequence[float], rank: int, n: int) -> float:
+    """The ratio at which mode n leaves the loss as it is, by search."""
+    before = kept_by_adapter(pre, ft, rank)[n - 1][0] + pre[n - 1] ** 2
+
+    def rise(ratio: float) -> float:
+        target = (*ft[: n - 1], ratio * pre[n - 1])
+        return kept_by_adapter(pre[:n], target, rank)[n][0] - before
+
+    return float(brentq(rise, 1.0, 99.0, xtol=1e-15))
+
+
 def stepped(g: np.ndarray, b1: float, b2: float, eps: float) -> np.ndarray:
     """Adam's effective steps: each gradient's share of every later update, added up."""
     sizes = np.zeros_like(g)
@@ -1576,6 +1628,8 @@ COMPLEX_RIDGE = jax.jit(training_time.complex_ridge)
 RIDGES = np.array([1e-3j, 0.1 + 0.1j, -0.5 + 0.2j, 1 + 2j, -3 + 1e-2j])
 LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 2.0), (1.0, 2.0, 1.0, 3.0), (1.0, 1.0), (1.0, 2.0))
 SPECTRA = ((3.0, 2.0, 1.0), (9.0, 7.0, 4.5)), ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0))
+
+STARTS = ((0.0, 0.5), (0.5, 0.5), (-0.5, 0.5), (0.25, -1.0), (0.0, 0.0), (2.0**-20, 2.0**-20))
 
 # Pairs of what is computed and what it should be, relative to the largest entry.
 REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
@@ -1624,6 +1678,54 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
         )
         for pair in SPECTRA
         for r in range(4)
+    ],
+    "two_layer.low_rank.displacement": [
+        (
+            lambda rho=rho, g=g, t=t: low_rank.displacement(
+                t, rho, g, b=np.array([b for b, _ in STARTS]), a=np.array([a for _, a in STARTS])
+            ),
+            lambda rho=rho, g=g, t=t: np.array([moved_by_adapter(t, rho, g, *s) for s in STARTS]),
+        )
+        for rho in (-2.0, 0.0, 2.0**-40, 1.5)
+        for g in (0.0, 0.5, 4.0)
+        for t in (0.0, 2.0**-30, 0.25, 2.0, 1024.0)
+    ],
+    "two_layer.low_rank.fastest_rate": [
+        (
+            lambda f=f, s=s: low_rank.fastest_rate(f, s),
+            lambda f=f, s=s: (
+                -minimize_scalar(
+                    lambda y: -4 * s * np.sqrt(y) * (f - y), bounds=(0, f), options={"xatol": 1e-12}
+                ).fun
+            ),
+        )
+        for f in (0.5, 3.0, 100.0)
+        for s in (0.25, 2.0)
+    ],
+    "two_layer.low_rank.losses": [
+        (
+            lambda pair=pair, r=r: low_rank.losses(*pair, r),
+            lambda pair=pair, r=r: np.transpose(
+                [
+                    (
+                        moved,
+                        moved + sum(a * a for a in pair[0][n:]),
+                        left + sum(b * b for b in pair[1][n:]),
+                    )
+                    for n, (moved, left) in enumerate(kept_by_adapter(*pair, r))
+                ]
+            ),
+        )
+        for pair in SPECTRA
+        for r in range(5)
+    ],
+    "two_layer.low_rank.harm_thresholds": [
+        (
+            lambda pair=pair, r=r: low_rank.harm_thresholds(*pair, r),
+            lambda pair=pair, r=r: [no_harm(*pair, r, n) for n in range(1, len(pair[0]) + 1)],
+        )
+        for pair in SPECTRA
+        for r in range(1, 5)
     ],
     "two_layer.modes.inflection": [
         (
@@ -1717,6 +1819,9 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
+    "two_layer.networks.adapted",
+    "two_layer.networks.adapter_flow",
+    "two_layer.networks.adapter_sgd",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",

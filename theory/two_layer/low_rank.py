@@ -20,7 +20,7 @@ any b and a at the start.
 On the map B and A are a two-layer network of their own with the residual as its target. So `flow`
 solves them for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and
 equally long. From a small start in general position they end at the best approximation of rank r,
-for which `pretraining_losses` and its neighbours have the losses.
+for which `losses` has the losses.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ from jaxtyping import Array, Float
 
 from theory import problems
 from theory.two_layer import riccati
-from theory.two_layer.fine_tuning import Spectrum
-from theory.two_layer.layers import Layers, check_spectrum
+from theory.two_layer.layers import Layers, check_shapes, check_spectrum, theta
+
+Spectra = Sequence[float] | Float[ArrayLike, " d"]
 
 
 @problems.defined
@@ -43,13 +44,15 @@ def displacement(
     """Computes how far an adapter has moved an aligned mode under gradient flow.
 
     With P = g (b + a)^2 / 4 and M = g (b - a)^2 / 4 the displacement is z = P - M, and P M = K^2 is
-    conserved. So P obeys dP/dt = 4 g (K^2 + rho P - P^2), whose solution for rho >= 0 is
+    conserved. So P obeys dP/dt = 4 g (K^2 + rho P - P^2), and
 
-        P(t) = (P_0 ((R + rho) S + 2 e) + 2 K^2 S) / ((R - rho + 2 P_0) S + 2 e)
+        P(t) = P_0 D_M / D_P,   M(t) = M_0 D_P / D_M
+        D_P = (R - rho + 2 P_0) S + 2 e,   D_M = (R + rho + 2 M_0) S + 2 e
 
-    with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. M has the same form with
-    -rho, and rho < 0 exchanges the two. A balanced start, b = a, has K = 0: then z is the sigmoid
-    `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K = g a^2 / 4.
+    with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. The code has P - M
+    multiplied out, so that nothing cancels where b a rho >= 0. A balanced start, b = a, has K = 0:
+    then z is the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K =
+    g a^2 / 4.
 
     Args:
       time: Times >= 0, finite.
@@ -66,7 +69,7 @@ def displacement(
 
     >>> start = {"b": 0.0, "a": 0.1}
     >>> [round(float(displacement(t, 1.0, 1.0, **start)), 4) for t in (0.0, 1.0, 2.0, 9.0)]
-    [0.0, 0.1201, 0.8818, 1.0]
+    [0.0, 0.1206, 0.8822, 1.0]
     """
     time, rho, gain, b, a = (jnp.asarray(x, float) for x in (time, residual, gain, b, a))
     problems.check("time", time, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
@@ -74,35 +77,35 @@ def displacement(
     problems.check("gain", gain, lambda g: (g >= 0) & (g < np.inf), "finite and >= 0")
     for name, value in (("b", b), ("a", a)):
         problems.check_squares(name, value)
-    # b -> -b turns the flow towards rho into that towards -rho. The fixed point 0 needs no sign.
+    # b -> -b turns the flow towards rho into that towards -rho.
     sign = jnp.where(rho < 0, -1.0, 1.0)
     rho, b = abs(rho), sign * b
     plus, minus = gain * (b + a) ** 2 / 4, gain * (b - a) ** 2 / 4
-    product = plus * minus
-    root = jnp.hypot(rho, 2 * jnp.sqrt(product))
-    still = root == 0
-    # R - rho without its cancellation: then all terms below are sums of what is not negative.
-    short = jnp.where(still, 0.0, 4 * product / jnp.where(still, 1.0, root + rho))
-    z = 4 * gain * root * time
-    early = z < 1
-    mean = jnp.where(z == 0, 1.0, -jnp.expm1(-z) / jnp.where(z == 0, 1.0, z))
-    share = jnp.where(early, 4 * gain * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, root))
-    left = 2 * jnp.exp(-z)
-    grown = plus * ((root + rho) * share + left) + 2 * product * share
-    shrunk = minus * (short * share + left) + 2 * product * share
-    below = (short + 2 * plus) * share + left
-    # Without P there is nothing that grows, and `below` may be 0 where e is.
-    none = plus == 0
-    grown = jnp.where(none, 0.0, grown / jnp.where(none, 1.0, below))
-    return sign * (grown - shrunk / ((root + rho + 2 * minus) * share + left))
+    root = jnp.hypot(rho, 2 * jnp.sqrt(plus) * jnp.sqrt(minus))
+    long, still = root + rho, root == 0
+    # R - rho = 4 K^2 / (R + rho), without the cancellation.
+    short = 4 * plus * (minus / jnp.where(still, 1.0, long))
+    x = 4 * gain * root * time
+    mean = jnp.where(x == 0, 1.0, -jnp.expm1(-x) / jnp.where(x == 0, 1.0, x))
+    late = -jnp.expm1(-x) / jnp.where(still, 1.0, root)
+    share, left = jnp.where(x < 1, 4 * gain * time * mean, late), 2 * jnp.exp(-x)
+    # Without P there is nothing that grows, and D_P = 2 e may be 0.
+    none, of_plus = plus == 0, (short + 2 * plus) * share + left
+    of_plus, of_minus = jnp.where(none, 1.0, of_plus), (long + 2 * minus) * share + left
+    s_plus, e_plus = jnp.where(none, 0.0, share / of_plus), jnp.where(none, 1.0, left / of_plus)
+    s_minus, e_minus = share / of_minus, left / of_minus
+    start = gain * b * a * e_plus * e_minus
+    middle = 2 * s_plus * e_minus * (plus * long - minus * short)
+    reached = (plus * s_plus) * (long * s_minus) + (short * s_plus) * (minus + long) * s_minus
+    return sign * (start + middle + 2 * rho * reached)
 
 
 @problems.defined
 def degradation(
     time: ArrayLike,
     start: Float[ArrayLike, "*b d"],
-    sigma_pre: Spectrum,
-    sigma_ft: Spectrum,
+    sigma_pre: Spectra,
+    sigma_ft: Spectra,
     gain: ArrayLike,
     *,
     b: ArrayLike,
@@ -174,62 +177,47 @@ def flow(
 
 
 @problems.defined
-def pretraining_losses(
-    sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int
-) -> Float[Array, " stages"]:
-    """Computes the pre-training loss after an adapter on a layer, from n = 0, ..., d modes.
+def update(frozen: Layers, target: Float[ArrayLike, "o i"], rank: int) -> Float[Array, "o i"]:
+    """Computes how far an adapter on W_1 has moved the map as t -> inf, for any target.
 
-    With S the r learned modes of largest |sigma_ft,i - sigma_pre,i|, or all if there are fewer:
-
-        sum_{i in S} (sigma_ft,i - sigma_pre,i)^2 + sum_{i > n} sigma_pre,i^2
-
-    Modes that pre-training has not learned do not pass W_2, so no adapter on W_1 moves them.
+    It is the best approximation of rank r of (A_ft - W_1 W_2) P, where P projects on the rows of
+    W_2. A start in general position does not stop at another point, which would be a saddle.
 
     Args:
-      sigma_pre: Singular values of A_pre `(d,)`, descending.
-      sigma_ft: Singular values of A_ft `(d,)`, in the order of their modes.
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`; W_2 = I for one on the map.
+      target: Target map A_ft `(o, i)`.
       rank: Rank r of the adapter, >= 0.
 
     Returns:
-      The losses `(d + 1,)` as t -> inf.
+      s B A W_2 at the end.
 
     Raises:
-      ValueError: If an argument is out of range.
-
-    >>> pretraining_losses([3.0, 2.0, 1.0], [9.0, 7.0, 4.0], 1).tolist()
-    [14.0, 41.0, 37.0, 36.0]
+      ValueError: If shapes do not conform or the rank is negative.
     """
-    moved, pre, _ = _moved(sigma_pre, sigma_ft, rank)
-    return jnp.asarray(moved.sum(1) + _after(pre**2))
+    check_shapes(frozen, target)
+    problems.check("rank", rank, lambda r: r >= 0, ">= 0")
+    _, size, rows = jnp.linalg.svd(frozen.w2, full_matrices=False)
+    few = 100 * size.size * jnp.finfo(size.dtype).eps * size[0]
+    kept = rows * (size > few)[:, None]
+    u, s, vt = jnp.linalg.svd((jnp.asarray(target) - theta(frozen)) @ kept.T @ kept)
+    n = s.size
+    return (u[:, :n] * jnp.where(jnp.arange(n) < rank, s, 0.0)) @ vt[:n]
 
 
 @problems.defined
-def degradations(sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int) -> Float[Array, " stages"]:
-    """Computes by how much an adapter on a layer raises the pre-training loss, from n modes.
+def losses(
+    sigma_pre: Spectra, sigma_ft: Spectra, rank: int
+) -> tuple[Float[Array, " stages"], Float[Array, " stages"], Float[Array, " stages"]]:
+    """Computes both losses after an adapter on a layer, trained from n = 0, ..., d learned modes.
 
-    Delta(n, r) = sum_{i in S} (sigma_ft,i - sigma_pre,i)^2, with S as for `pretraining_losses`.
-    Full fine-tuning has the sum over all learned modes (`fine_tuning.degradations`), so that the
-    difference is what the adapter leaves of the fine-tuning loss.
+    Let S be the r learned modes of largest |sigma_ft,i - sigma_pre,i|, all if there are fewer. Then
 
-    Args:
-      sigma_pre: Singular values of A_pre `(d,)`, descending.
-      sigma_ft: Singular values of A_ft `(d,)`, in the order of their modes.
-      rank: Rank r of the adapter, >= 0.
+        Delta(n, r) = sum_{i in S} (sigma_ft,i - sigma_pre,i)^2
 
-    Returns:
-      The differences `(d + 1,)` as t -> inf.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    return jnp.asarray(_moved(sigma_pre, sigma_ft, rank)[0].sum(1))
-
-
-@problems.defined
-def fine_tuning_losses(
-    sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int
-) -> Float[Array, " stages"]:
-    """Computes the fine-tuning loss |theta - A_ft|^2 after an adapter on a layer, from n modes.
+    is by how much the pre-training loss rises. Full fine-tuning has the sum over all learned modes
+    (`fine_tuning.degradations`). What the adapter spares pre-training is what it leaves of the
+    fine-tuning loss. Modes that pre-training has not learned do not pass W_2, so that no adapter on
+    W_1 moves them.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`, descending.
@@ -237,18 +225,24 @@ def fine_tuning_losses(
       rank: Rank r of the adapter, >= 0.
 
     Returns:
-      The losses `(d + 1,)` as t -> inf.
+      Delta, the pre-training losses |theta - A_pre|^2 and the fine-tuning losses |theta - A_ft|^2
+      as t -> inf, each `(d + 1,)`.
 
     Raises:
       ValueError: If an argument is out of range.
+
+    >>> [x.tolist() for x in losses([3.0, 2.0, 1.0], [5.0, 5.0, 5.0], 1)]
+    [[0.0, 4.0, 9.0, 16.0], [14.0, 9.0, 10.0, 16.0], [75.0, 50.0, 29.0, 13.0]]
     """
     moved, pre, ft = _moved(sigma_pre, sigma_ft, rank)
-    squares = np.tril(np.ones((pre.size + 1, pre.size)), -1) * (ft - pre) ** 2
-    return jnp.asarray((squares - moved).sum(1) + _after(ft**2))
+    left = _learned(pre.size) * (ft - pre) ** 2 - moved
+    raised = moved.sum(1)
+    lost, tuned = raised + _after(pre**2), left.sum(1) + _after(ft**2)
+    return jnp.asarray(raised), jnp.asarray(lost), jnp.asarray(tuned)
 
 
 @problems.defined
-def harm_thresholds(sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int) -> Float[Array, " d"]:
+def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[Array, " d"]:
     """Computes the ratios sigma_ft,n / sigma_pre,n from which on learning mode n does harm.
 
         1 + sqrt(1 + (rho / sigma_pre,n)^2)
@@ -276,24 +270,28 @@ def harm_thresholds(sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int) -> Float
     problems.check("sigma_pre", sigma_pre, lambda s: s > 0, "positive")
     moved, pre, _ = _moved(sigma_pre, sigma_ft, rank)
     # With r modes in the adapter the smallest of them makes room, with fewer none.
-    full = np.arange(pre.size) >= rank
-    least = np.where(moved > 0, moved, np.inf).min(1)[:-1] if pre.size else moved[:-1]
-    freed = np.where(full & np.isfinite(least), least, 0.0)
+    ordered = -np.sort(-moved, axis=1)[:-1]
+    freed = ordered[:, rank - 1] if rank <= pre.size else np.zeros(pre.size)
     return jnp.asarray(1 + np.sqrt(1 + freed / pre**2))
 
 
 def _moved(
-    sigma_pre: Spectrum, sigma_ft: Spectrum, rank: int
+    sigma_pre: Spectra, sigma_ft: Spectra, rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sigma_ft - sigma_pre)^2 of the modes that are in the adapter, [n, mode], and both spectra."""
+    """(sigma_ft - sigma_pre)^2 of the modes in the adapter, [n, mode], and both spectra."""
     pre, ft = check_spectrum("sigma_pre", sigma_pre), np.asarray(sigma_ft)
     if ft.shape != pre.shape:
         raise ValueError(f"sigma_ft must have shape {pre.shape}; got {ft.shape}")
     problems.check("sigma_ft", ft, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
     problems.check("rank", rank, lambda r: r >= 0, ">= 0")
-    squares = np.tril(np.ones((pre.size + 1, pre.size)), -1) * (ft - pre) ** 2
+    squares = _learned(pre.size) * (ft - pre) ** 2
     place = np.argsort(np.argsort(-squares, axis=1, kind="stable"), axis=1)
     return np.where(place < rank, squares, 0.0), pre, ft
+
+
+def _learned(d: int) -> np.ndarray:
+    """Row n has ones for the first n of d modes."""
+    return np.tril(np.ones((d + 1, d)), -1)
 
 
 def _after(squares: np.ndarray) -> np.ndarray:
