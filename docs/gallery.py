@@ -68,6 +68,13 @@ PICTURES: Mapping[str, Picture] = {
         "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
         "closed form, networks, and for each the time after which more pre-training hurts.",
     ),
+    "overtraining_lora": Picture(
+        "lora",
+        "",
+        "Pre-training and fine-tuning loss of two-layer networks after all weights or a low-rank "
+        "adapter were fine-tuned, by pre-training time and learned modes, and how long an adapter "
+        "searches: closed forms are dashed, dots are networks.",
+    ),
     "overtraining_language": Picture(
         "perturbation",
         "",
