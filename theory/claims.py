@@ -38,6 +38,7 @@ ROOMS = (
     "theory.student_teacher.claims",
     "theory.two_layer.pretraining_claims",
     "theory.two_layer.perturbation_claims",
+    "theory.two_layer.inflection_claims",
     "theory.two_layer.recursion_claims",
     "theory.two_layer.batch_claims",
     "theory.two_layer.theorem_claims",

@@ -45,7 +45,7 @@ from theory.merging import averaging
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import fine_tuning, modes, perturbation, riccati, sharpness
+from theory.two_layer import best_time, fine_tuning, modes, perturbation, riccati, sharpness
 from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
@@ -1471,6 +1471,22 @@ FEW: dict[str, list[Callable]] = {
         (1e-3, 0.5, 1e3),
         (1e-30, 1e-3, 0.5, 9.0),
     ),
+    "two_layer.best_time.power_law_index": over(
+        lambda a, g: np.array(best_time.power_law_index(9, scale=2.0, decay=a, gamma=g)),
+        (1e-9, 0.5, 1.0, 1e9, 0.0),
+        (0.0, 1e-9, 0.3, 1e9, np.nan),
+    ),
+    "two_layer.best_time.best_time": over(
+        lambda s, g, tau: best_time.best_time(s, 3, g, tau),
+        SPECTRUM[:2],
+        (1e-9, 0.3, 1.0, 1e9, -1.0),
+        (0.0, 6.0, 1e3, np.nan),
+    ),
+    "two_layer.best_time.noise_time": over(
+        lambda g, tau: best_time.noise_time(3, g, tau),
+        (0.0, 1e-3, 0.3, 1e9, -1.0),
+        (0.0, 6.0, 1e3, np.nan),
+    ),
     "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
     "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
     "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
@@ -1717,6 +1733,10 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
+    "two_layer.matrices.gradients",
+    "two_layer.matrices.least",
+    "two_layer.matrices.noisy_losses",
+    "two_layer.matrices.pre_train",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
