@@ -45,7 +45,15 @@ from theory.merging import averaging
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import best_time, fine_tuning, modes, perturbation, riccati, sharpness
+from theory.two_layer import (
+    best_time,
+    fine_tuning,
+    modes,
+    perturbation,
+    quantised,
+    riccati,
+    sharpness,
+)
 from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
@@ -1487,6 +1495,19 @@ FEW: dict[str, list[Callable]] = {
         (0.0, 1e-3, 0.3, 1e9, -1.0),
         (0.0, 6.0, 1e3, np.nan),
     ),
+    "two_layer.quantised.rounding_noise": over(
+        quantised.rounding_noise, (0.0, 1.0, 8.5, 1e9, -1.0), (1e-9, 1.0, 1e9, 0.0, np.inf)
+    ),
+    "two_layer.quantised.worthwhile_bits": over(
+        quantised.worthwhile_bits,
+        (1e-30, 1.0, 1e30, 0.0),
+        (1, 64, 2**25, 0),
+        (1e-30, 1.0, 1e30, -1.0),
+    ),
+    "two_layer.quantised.mirrored_loss": over(
+        lambda g: quantised.mirrored_loss(normal(1, 3, 2), jnp.eye(3), g),
+        (0.0, 1e-9, 1.0, 1e4, -1.0, np.inf),
+    ),
     "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
     "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
     "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
@@ -1737,6 +1758,8 @@ SIMULATED = [
     "two_layer.matrices.least",
     "two_layer.matrices.noisy_losses",
     "two_layer.matrices.pre_train",
+    "two_layer.matrices.rotations",
+    "two_layer.matrices.rounded",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",

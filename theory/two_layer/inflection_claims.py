@@ -41,7 +41,7 @@ def _noise(rng: np.random.Generator, d: int, gamma: float, draws: int) -> matric
     return first, second
 
 
-def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int) -> Callable:
+def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int = 240) -> Callable:
     """Looks for the best time of a network with any basis: matrices are trained, noise is drawn."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -53,12 +53,12 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int) -> Callable:
         )
         start = np.exp(-tau) * np.eye(d)
         run = matrices.pre_train(start, start, (basis * sigma) @ basis.T, tau / sigma[-1])
-        first, second = _noise(rng, d, gamma, draws // 4 if quick else draws)
+        first, second = _noise(rng, d, gamma, max(draws // 4, 32) if quick else draws)
 
         def after(pair: matrices.Pair, part: slice) -> np.ndarray:
             return matrices.noisy_losses(pair, run.target, (first[part], second[part]))
 
-        return matrices.least(run, after, few=min(100, draws // 12))
+        return matrices.least(run, after, points, few=min(400, draws // 8))
 
     return simulate
 
@@ -138,7 +138,7 @@ def _(decay=BLUNT):
     SOURCE,
     f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={{tau:g}}, γ={GAMMA}",
 )
-def _(decay=SHARP, tau=12.0):
+def _(decay=0.8, tau=12.0):
     """τ → ∞, distinct σ: t* → log((σ_r e^(2τ) - 1)(σ_r/(dγ²) - 1))/(4σ_r), r modes above 2dγ²"""
     sigma = _spectrum(decay)
     r = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
@@ -175,4 +175,4 @@ def _():
 def _():
     """many modes on their way at once: t* → log(2dγ²e^(2τ) - 1)/(8dγ²), for any decay"""
     gamma = sqrt(DENSE / (2 * WIDE))
-    return best_time.noise_time(WIDE, gamma, TAU), _best(_spectrum(SLOW, WIDE), gamma, TAU, 48)
+    return best_time.noise_time(WIDE, gamma, TAU), _best(_spectrum(SLOW, WIDE), gamma, TAU, 48, 120)

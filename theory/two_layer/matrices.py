@@ -1,4 +1,4 @@
-"""Simulators of pre-training and of noise after it, in NumPy: whole weight matrices, no modes.
+"""Simulators of pre-training and of what comes after it, in NumPy: whole weight matrices.
 
 They share nothing with the closed forms but the loss |W_1 W_2 - A|^2 and its two gradients.
 """
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
-from scipy.optimize import root_scalar
 
 from theory import problems
 from theory.claims import Estimate
@@ -17,7 +16,8 @@ from theory.claims import Estimate
 Pair = tuple[np.ndarray, np.ndarray]
 Path = Callable[[float], Pair]
 
-_ERROR = 1e-10  # of the integrator, relative and absolute
+_ERROR = 1e-10  # of the integrator
+WINDOW, NODES, DEGREE = 2, 13, 4  # of the fit of `least`: steps of the grid on either side
 
 
 class Run(NamedTuple):
@@ -90,12 +90,40 @@ def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
 
 
 @problems.defined
+def rounded(
+    weights: np.ndarray, bits: float, span: float, shift: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Rounds weights to the nearest of 2^b multiples of a step, those of two's complement.
+
+    Args:
+      weights: The weights.
+      bits: The number b of bits.
+      span: The range that the steps divide.
+      shift: By how much of a step the grid of each weight is shifted.
+
+    Returns:
+      The rounded weights.
+    """
+    step, levels = span / 2**bits, 2 ** (bits - 1)
+    return step * (np.clip(np.rint(weights / step + shift), -levels, levels - 1) - shift)
+
+
+@problems.defined
+def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
+    """Draws orthogonal matrices uniformly, `(count, d, d)`."""
+    q, r = np.linalg.qr(rng.standard_normal((count, d, d)))
+    # Without the signs of R's diagonal the law of Q is not uniform.
+    return q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+
+
+@problems.defined
 def least(
     run: Run, after: Callable[[Pair, slice], np.ndarray], points: int = 120, few: int = 100
 ) -> Estimate:
     """Looks for the time of least mean loss, with common random numbers.
 
-    A grid of times finds the neighbourhood, and the root of the mean slope is looked for there.
+    A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of
+    the time: rounded weights jump, so that differences over short times are useless.
 
     Args:
       run: The pre-training.
@@ -105,20 +133,26 @@ def least(
       few: How many draws are enough on the grid.
 
     Returns:
-      The time, with the standard error of the root of a mean; 0 where the loss only rises, inf
-      where the last time is the best.
+      The time, with the standard error of the root of a mean slope; 0 where the loss only rises,
+      inf where the last time is the best.
     """
     times = np.linspace(0.0, run.end, points)
     k = int(np.argmin([after(run.at(t), slice(few)).mean() for t in times]))
     if k in (0, points - 1):
         return Estimate(0.0 if k == 0 else np.inf, tolerance=times[1])
-    h, every = times[1] / 100, slice(None)
-
-    def slopes(time: float, h: float = h) -> np.ndarray:
-        return (after(run.at(time + h), every) - after(run.at(time - h), every)) / (2 * h)
-
-    low, high = max(times[k] - 3 * times[1], h), min(times[k] + 3 * times[1], run.end - h)
-    time = root_scalar(lambda t: slopes(t).mean(), bracket=(low, high), xtol=1e-3 * times[1]).root
-    found = slopes(time)
-    bend = (slopes(time + 10 * h).mean() - found.mean()) / (10 * h)
-    return Estimate(time, stderr=(Estimate.mean(found).stderr or 0.0) / bend)
+    low, high = times[max(k - WINDOW, 0)], times[min(k + WINDOW, points - 1)]
+    middle, half = (low + high) / 2, (high - low) / 2
+    x = np.cos(np.pi * (np.arange(NODES) + 0.5) / NODES)
+    losses = np.stack([after(run.at(t), slice(None)) for t in middle + half * x])
+    fits = np.polynomial.Polynomial.fit
+    mean = fits(x, losses.mean(1), DEGREE, domain=(-1, 1)).deriv()
+    roots = [r.real for r in mean.roots() if abs(r.imag) < 1e-9 and abs(r) < 1]
+    # Noise may leave no least within the window: the time is then known to the window only.
+    root = min((r for r in roots if mean.deriv()(r) > 0), key=abs, default=None)
+    if root is None:
+        return Estimate(float(middle), stderr=float(half))
+    slopes = np.polynomial.polynomial.polyfit(x, losses, DEGREE)[1:].T @ (
+        np.arange(1, DEGREE + 1) * root ** np.arange(DEGREE)
+    )
+    error = (Estimate.mean(slopes).stderr or 0.0) / mean.deriv()(root)
+    return Estimate(middle + half * root, stderr=half * error)
