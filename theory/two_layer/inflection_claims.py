@@ -27,18 +27,13 @@ def _spectrum(decay: float, d: int = D) -> np.ndarray:
 
 def _index(key: Array, sigma: np.ndarray, gamma: float) -> int:
     """The smallest r after which the loss rises, from 0 on, by noise on ideal networks."""
-    rng = generator(key)
-    noise = _noise(rng, D, gamma, 4_000)
     target = np.asarray(task(tuple(sigma)))
+    run = matrices.pre_train(np.eye(D), np.eye(D), target, 0.0)
+    after = matrices.add_noise(generator(key), run, gamma, 4_000)
     stages = [tuple(np.asarray(w) for w in ideal(target, n)) for n in range(D + 1)]
-    losses = [matrices.noisy_losses((w1, w2), target, noise).mean() for w1, w2 in stages]
+    losses = [after((w1, w2), slice(None)).mean() for w1, w2 in stages]
     found = modes.inflection(np.array(losses), first=0)
     return D if found is None else found
-
-
-def _noise(rng: np.random.Generator, d: int, gamma: float, draws: int) -> matrices.Pair:
-    first, second = gamma * rng.standard_normal((2, draws, d, d))
-    return first, second
 
 
 def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int = 240) -> Callable:
@@ -53,11 +48,8 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int =
         )
         start = np.exp(-tau) * np.eye(d)
         run = matrices.pre_train(start, start, (basis * sigma) @ basis.T, tau / sigma[-1])
-        first, second = _noise(rng, d, gamma, max(draws // 4, 32) if quick else draws)
-
-        def after(pair: matrices.Pair, part: slice) -> np.ndarray:
-            return matrices.noisy_losses(pair, run.target, (first[part], second[part]))
-
+        count = max(draws // 4, 32) if quick else draws
+        after = matrices.add_noise(rng, run, gamma, count)
         return matrices.least(run, after, points, few=min(400, draws // 8))
 
     return simulate

@@ -15,6 +15,7 @@ from theory.claims import Estimate
 
 Pair = tuple[np.ndarray, np.ndarray]
 Path = Callable[[float], Pair]
+After = Callable[[Pair, slice], np.ndarray]  # losses of a network afterwards, for some of the draws
 
 _ERROR = 1e-10  # of the integrator
 WINDOW, NODES, DEGREE = 2, 13, 4  # of the fit of `least`: steps of the grid on either side
@@ -117,9 +118,68 @@ def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
 
 
 @problems.defined
-def least(
-    run: Run, after: Callable[[Pair, slice], np.ndarray], points: int = 120, few: int = 100
-) -> Estimate:
+def add_noise(rng: np.random.Generator, run: Run, gamma: float, draws: int) -> After:
+    """Draws Gaussian noise that is added to both layers, the same for every network of a run.
+
+    Args:
+      rng: Random generator.
+      run: The pre-training.
+      gamma: Standard deviation of the noise.
+      draws: How many draws.
+
+    Returns:
+      A function of a network and a slice of the draws, which returns their losses.
+    """
+    first, second = (gamma * rng.standard_normal((draws, *w.shape)) for w in run.at(0.0))
+
+    def after(pair: Pair, part: slice) -> np.ndarray:
+        return noisy_losses(pair, run.target, (first[part], second[part]))
+
+    return after
+
+
+@problems.defined
+def round_off(
+    rng: np.random.Generator,
+    run: Run,
+    bits: float,
+    span: float,
+    draws: int,
+    *,
+    dither: bool = False,
+    mirrored: bool = False,
+) -> After:
+    """Draws other hidden units of the same network, in which it is rounded.
+
+    Args:
+      rng: Random generator.
+      run: The pre-training of square layers.
+      bits: Bits of a weight.
+      span: The range that the steps divide.
+      draws: How many rotations of the hidden units are drawn.
+      dither: Whether every weight's grid is shifted at random; round to nearest if not.
+      mirrored: Whether W_1 and the transpose of W_2 have the same shifts.
+
+    Returns:
+      A function of a network and a slice of the draws, which returns their losses.
+    """
+    d = run.target.shape[0]
+    turns = rotations(rng, draws, d)
+    shifts = rng.uniform(-0.5, 0.5, (2, draws, d, d)) * dither
+    if mirrored:
+        shifts[1] = shifts[0].swapaxes(1, 2)
+
+    def after(pair: Pair, part: slice) -> np.ndarray:
+        turn, (first, second) = turns[part], shifts[:, part]
+        w1 = rounded(pair[0] @ turn, bits, span, first)
+        w2 = rounded(turn.swapaxes(1, 2) @ pair[1], bits, span, second)
+        return np.sum((w1 @ w2 - run.target) ** 2, (1, 2))
+
+    return after
+
+
+@problems.defined
+def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate:
     """Looks for the time of least mean loss, with common random numbers.
 
     A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of

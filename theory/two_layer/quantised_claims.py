@@ -30,25 +30,6 @@ def _run(mirrored: bool = False, end: float = 6.0) -> matrices.Run:
     return matrices.pre_train(start * u, start * v.T, (u * SIGMA) @ v.T, end)
 
 
-def _rounded(
-    run: matrices.Run, bits: float, key: Array, draws: int, dither: bool, mirrored: bool = False
-) -> Callable[[matrices.Pair, slice], np.ndarray]:
-    """The losses of one network that is written in other hidden units at each draw, and rounded."""
-    rng = generator(key)
-    turns = matrices.rotations(rng, draws, D)
-    shifts = rng.uniform(-0.5, 0.5, (2, draws, D, D)) * dither
-    if mirrored:
-        shifts[1] = shifts[0].swapaxes(1, 2)
-
-    def after(pair: matrices.Pair, part: slice) -> np.ndarray:
-        turn, (first, second) = turns[part], shifts[:, part]
-        w1 = matrices.rounded(pair[0] @ turn, bits, SPAN, first)
-        w2 = matrices.rounded(turn.swapaxes(1, 2) @ pair[1], bits, SPAN, second)
-        return np.sum((w1 @ w2 - run.target) ** 2, (1, 2))
-
-    return after
-
-
 def _rise(
     time: float, bits: float, dither: bool, mirrored: bool = False
 ) -> Callable[[Array, bool], Estimate]:
@@ -57,7 +38,8 @@ def _rise(
     def simulate(key: Array, quick: bool) -> Estimate:
         run = _run(mirrored, time)
         pair = run.at(time)
-        after = _rounded(run, bits, key, 500 if quick else 4_000, dither, mirrored)
+        draws, how = 500 if quick else 4_000, {"dither": dither, "mirrored": mirrored}
+        after = matrices.round_off(generator(key), run, bits, SPAN, draws, **how)
         return Estimate.mean(
             after(pair, slice(None)) - np.sum((pair[0] @ pair[1] - run.target) ** 2)
         )
@@ -148,7 +130,8 @@ def _(bits=3, n=2):
     def simulate(key: Array, quick: bool) -> Estimate:
         """By how much the mode raises the loss of rounded networks, but for -σ_n²; it falls with
         the bits as 4^-b, and is σ_n² at the threshold."""
-        after = _rounded(_run(end=0.0), bits, key, 500 if quick else 2_000, True)
+        draws = 500 if quick else 2_000
+        after = matrices.round_off(generator(key), _run(end=0.0), bits, SPAN, draws, dither=True)
         u, v = matrices.rotations(np.random.default_rng(2), 2, D)
         stages = (np.sqrt(SIGMA * (np.arange(D) < m)) for m in (n, n - 1))
         more, fewer = (after((u * s, s[:, None] * v.T), slice(None)) for s in stages)
@@ -171,7 +154,8 @@ def _(bits, end):
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run, draws = _run(end=end), 1_000 if quick else 3_000
-        return matrices.least(run, _rounded(run, bits, key, draws, True), points=60, few=draws // 3)
+        after = matrices.round_off(generator(key), run, bits, SPAN, draws, dither=True)
+        return matrices.least(run, after, points=60, few=draws // 3)
 
     gamma = float(quantised.rounding_noise(bits, SPAN))
     return best_time.best_time(SIGMA, D, gamma, TAU), simulate
