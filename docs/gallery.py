@@ -68,6 +68,13 @@ PICTURES: Mapping[str, Picture] = {
         "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
         "closed form, networks, and for each the time after which more pre-training hurts.",
     ),
+    "overtraining_further": Picture(
+        "further",
+        "",
+        "How many modes are worth learning and when to stop pre-training, by the decay of the "
+        "spectrum under noise and by the bits of a weight under rounding, and what rounding adds "
+        "to the loss: theory dashed, whole matrices as points.",
+    ),
     "overtraining_language": Picture(
         "perturbation",
         "",

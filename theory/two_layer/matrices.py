@@ -94,24 +94,23 @@ def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
 def rounded(
     weights: np.ndarray, bits: float, span: float, shift: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Rounds weights to the nearest of 2^b multiples of a step, those of two's complement.
-
-    Args:
-      weights: The weights.
-      bits: The number b of bits.
-      span: The range that the steps divide.
-      shift: By how much of a step the grid of each weight is shifted.
-
-    Returns:
-      The rounded weights.
-    """
+    """Rounds to the nearest of 2^bits multiples of a step, on a grid shifted by some of a step."""
     step, levels = span / 2**bits, 2 ** (bits - 1)
     return step * (np.clip(np.rint(weights / step + shift), -levels, levels - 1) - shift)
 
 
 @problems.defined
 def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
-    """Draws orthogonal matrices uniformly, `(count, d, d)`."""
+    """Draws orthogonal matrices uniformly.
+
+    Args:
+      rng: Random generator.
+      count: How many.
+      d: Their size.
+
+    Returns:
+      The matrices `(count, d, d)`.
+    """
     q, r = np.linalg.qr(rng.standard_normal((count, d, d)))
     # Without the signs of R's diagonal the law of Q is not uniform.
     return q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
