@@ -53,6 +53,7 @@ from theory.two_layer import (
     quantised,
     riccati,
     sharpness,
+    sharpness_aware,
 )
 from theory.two_layer import networks as tl_networks
 
@@ -1508,6 +1509,25 @@ FEW: dict[str, list[Callable]] = {
         lambda g: quantised.mirrored_loss(normal(1, 3, 2), jnp.eye(3), g),
         (0.0, 1e-9, 1.0, 1e4, -1.0, np.inf),
     ),
+    "two_layer.sharpness_aware.flow": over(
+        lambda rho, t: sharpness_aware.flow([0.5, 0.1], [0.1, 0.1], [2.0, 1.0], rho, [0.0, t]),
+        (0.0, 1e-9, 0.1, 1.0, -1.0),
+        (0.0, 1.0, 30.0, -1.0),
+    ),
+    "two_layer.sharpness_aware.learning_time": over(
+        lambda y, rho: sharpness_aware.learning_time(0.5, y, 1.0, rho),
+        (1e-30, 1e-3, 0.5, 0.0, 0.6),
+        (0.0, 1e-9, 0.1, 0.4999, 1.0, -1.0),
+    ),
+    "two_layer.sharpness_aware.imbalance_loss": over(
+        lambda y, x, s: sharpness_aware.imbalance_loss(y, x, s),
+        (0.0, 1e-9, 0.5, 2.0),
+        (0.0, 1e-9, -1.0, 1e9),
+        (1e-9, 1.0, 1e9),
+    ),
+    "two_layer.sharpness_aware.sharpest_decay": over(
+        sharpness_aware.sharpest_decay, (0.0, 1e-9, 0.1, 1e9, -1.0), (0.0, 0.1), (0.0, 4.0, -1.0)
+    ),
     "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
     "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
     "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
@@ -1762,6 +1782,7 @@ SIMULATED = [
     "two_layer.matrices.rotations",
     "two_layer.matrices.round_off",
     "two_layer.matrices.rounded",
+    "two_layer.matrices.sharpness_aware",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
@@ -1780,6 +1801,7 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
     "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
+    "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
 }  # fmt: skip
 
 

@@ -43,7 +43,9 @@ def gradients(w1: np.ndarray, w2: np.ndarray, target: np.ndarray) -> Pair:
 
 
 @problems.defined
-def pre_train(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, end: float) -> Run:
+def pre_train(
+    w1: np.ndarray, w2: np.ndarray, target: np.ndarray, end: float, *, rho: float = 0.0
+) -> Run:
     """Integrates gradient flow by an adaptive scheme of eighth order.
 
     Args:
@@ -51,6 +53,8 @@ def pre_train(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, end: float) ->
       w2: Initial W_2 `(h, i)`.
       target: Target map A `(o, i)`.
       end: How long to train, at unit rate.
+      rho: The gradient is taken after an ascent of rho times the gradient, as by SAM without
+        normalisation.
 
     Returns:
       The run.
@@ -61,13 +65,40 @@ def pre_train(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, end: float) ->
         return flat[: o * h].reshape(o, h), flat[o * h :].reshape(h, i)
 
     def speed(_: float, flat: np.ndarray) -> np.ndarray:
-        return -np.concatenate([g.ravel() for g in gradients(*apart(flat), target)])
+        pair = apart(flat)
+        if rho:
+            found = gradients(*pair, target)
+            pair = pair[0] + rho * found[0], pair[1] + rho * found[1]
+        return -np.concatenate([g.ravel() for g in gradients(*pair, target)])
 
     start = np.concatenate([w1.ravel(), w2.ravel()])
     found = solve_ivp(
         speed, (0.0, end), start, "DOP853", dense_output=True, rtol=_ERROR, atol=_ERROR * 1e-6
     )
     return Run(lambda time: apart(found.sol(time)), target, end)
+
+
+@problems.defined
+def sharpness_aware(pair: Pair, target: np.ndarray, rho: float, rate: float, steps: int) -> Pair:
+    """Descends by SAM: the gradient is taken after an ascent of length rho along the gradient.
+
+    Args:
+      pair: Both weight matrices at the start.
+      target: The target map.
+      rho: The length of the ascent.
+      rate: Learning rate.
+      steps: How many steps.
+
+    Returns:
+      Both weight matrices at the end.
+    """
+    w1, w2 = pair
+    for _ in range(steps):
+        g1, g2 = gradients(w1, w2, target)
+        scale = rho / np.sqrt(np.sum(g1**2) + np.sum(g2**2))
+        g1, g2 = gradients(w1 + scale * g1, w2 + scale * g2, target)
+        w1, w2 = w1 - rate * g1, w2 - rate * g2
+    return w1, w2
 
 
 @problems.defined
