@@ -41,6 +41,7 @@ ROOMS = (
     "theory.two_layer.inflection_claims",
     "theory.two_layer.quantised_claims",
     "theory.two_layer.sharpness_aware_claims",
+    "theory.two_layer.label_noise_claims",
     "theory.two_layer.recursion_claims",
     "theory.two_layer.batch_claims",
     "theory.two_layer.theorem_claims",

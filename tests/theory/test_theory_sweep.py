@@ -48,6 +48,7 @@ from theory.student_teacher import transfer as st_transfer
 from theory.two_layer import (
     best_time,
     fine_tuning,
+    label_noise,
     modes,
     perturbation,
     quantised,
@@ -1528,6 +1529,19 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.sharpness_aware.sharpest_decay": over(
         sharpness_aware.sharpest_decay, (0.0, 1e-9, 0.1, 1e9, -1.0), (0.0, 0.1), (0.0, 4.0, -1.0)
     ),
+    "two_layer.label_noise.drift": over(
+        lambda d, nu, eta: label_noise.drift([d, -0.5], [2.0, 1.0], nu, [eta] * 3),
+        (0.0, 1e-9, 1.0, -1.0),
+        (0.0, 1e-9, 0.5, -1.0),
+        (0.0, 1e-9, 0.01, 0.5, -1.0),
+    ),
+    "two_layer.label_noise.annealing_rise": over(
+        label_noise.annealing_rise,
+        (0.0, 1e-9, 0.01, 0.5, -1.0),
+        (0.0, 1e-9, 1.0),
+        (0.0, 1.0, -3.0),
+        (1e-9, 1.0, 0.0),
+    ),
     "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
     "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
     "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
@@ -1776,8 +1790,10 @@ SIMULATED = [
     "student_teacher.transfer.crossing",
     "two_layer.matrices.add_noise",
     "two_layer.matrices.gradients",
+    "two_layer.matrices.label_noise",
     "two_layer.matrices.least",
     "two_layer.matrices.noisy_losses",
+    "two_layer.matrices.paired",
     "two_layer.matrices.pre_train",
     "two_layer.matrices.rotations",
     "two_layer.matrices.round_off",

@@ -3,7 +3,7 @@
 They share nothing with the closed forms but the loss |W_1 W_2 - A|^2 and its two gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -99,6 +99,44 @@ def sharpness_aware(pair: Pair, target: np.ndarray, rho: float, rate: float, ste
         g1, g2 = gradients(w1 + scale * g1, w2 + scale * g2, target)
         w1, w2 = w1 - rate * g1, w2 - rate * g2
     return w1, w2
+
+
+@problems.defined
+def label_noise(
+    rng: np.random.Generator,
+    pair: Pair,
+    target: np.ndarray,
+    noise: float,
+    rates: np.ndarray,
+) -> Iterator[Pair]:
+    """Descends with new noise on the labels at every step.
+
+    The second half of the networks has the noise of the first half with the other sign: in the mean
+    of a pair, `paired`, all that is odd in the noise cancels.
+
+    Args:
+      rng: Random generator.
+      pair: Both weight matrices at the start, of an even number of networks: `(networks, o, h)`
+        and `(networks, h, i)`.
+      target: The target map.
+      noise: Standard deviation of the noise.
+      rates: The learning rate of each step.
+
+    Yields:
+      Both weight matrices after each step.
+    """
+    w1, w2 = pair
+    for rate in rates:
+        half = noise * rng.standard_normal((len(w1) // 2, *target.shape))
+        off = w1 @ w2 - target - np.concatenate([half, -half])
+        w1, w2 = w1 - 2 * rate * off @ w2.mT, w2 - 2 * rate * w1.mT @ off
+        yield w1, w2
+
+
+@problems.defined
+def paired(values: np.ndarray) -> np.ndarray:
+    """Takes the mean over each pair of networks of `label_noise`."""
+    return np.reshape(values, (2, -1)).mean(0)
 
 
 @problems.defined
