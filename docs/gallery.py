@@ -75,6 +75,13 @@ PICTURES: Mapping[str, Picture] = {
         "adapter were fine-tuned, by pre-training time and learned modes, and how long an adapter "
         "searches: closed forms are dashed, dots are networks.",
     ),
+    "overtraining_further": Picture(
+        "further",
+        "",
+        "How many modes are worth learning and when to stop pre-training, by the decay of the "
+        "spectrum under noise and by the bits of a weight under rounding, and what rounding adds "
+        "to the loss: theory dashed, whole matrices as points.",
+    ),
     "overtraining_language": Picture(
         "perturbation",
         "",

@@ -210,6 +210,7 @@ _OVERTRAINED = {
     "Lemma A.27": "",
     "Lemma A.28": "",
     "Proposition D.1, Appendix D": "19 20",
+    _BEYOND: "",
 }
 
 _LINEARITY = {

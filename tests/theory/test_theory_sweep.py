@@ -46,7 +46,18 @@ from theory.merging import averaging
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import fine_tuning, low_rank, modes, perturbation, riccati, sharpness
+from theory.two_layer import (
+    best_time,
+    fine_tuning,
+    label_noise,
+    low_rank,
+    modes,
+    perturbation,
+    quantised,
+    riccati,
+    sharpness,
+    sharpness_aware,
+)
 from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
@@ -1489,6 +1500,67 @@ FEW: dict[str, list[Callable]] = {
         (1e-3, 0.5, 1e3),
         (1e-30, 1e-3, 0.5, 9.0),
     ),
+    "two_layer.best_time.power_law_index": over(
+        lambda a, g: np.array(best_time.power_law_index(9, scale=2.0, decay=a, gamma=g)),
+        (1e-9, 0.5, 1.0, 1e9, 0.0),
+        (0.0, 1e-9, 0.3, 1e9, np.nan),
+    ),
+    "two_layer.best_time.best_time": over(
+        lambda s, g, tau: best_time.best_time(s, 3, g, tau),
+        SPECTRUM[:2],
+        (1e-9, 0.3, 1.0, 1e9, -1.0),
+        (0.0, 6.0, 1e3, np.nan),
+    ),
+    "two_layer.best_time.noise_time": over(
+        lambda g, tau: best_time.noise_time(3, g, tau),
+        (0.0, 1e-3, 0.3, 1e9, -1.0),
+        (0.0, 6.0, 1e3, np.nan),
+    ),
+    "two_layer.quantised.rounding_noise": over(
+        quantised.rounding_noise, (0.0, 1.0, 8.5, 1e9, -1.0), (1e-9, 1.0, 1e9, 0.0, np.inf)
+    ),
+    "two_layer.quantised.worthwhile_bits": over(
+        quantised.worthwhile_bits,
+        (1e-30, 1.0, 1e30, 0.0),
+        (1, 64, 2**25, 0),
+        (1e-30, 1.0, 1e30, -1.0),
+    ),
+    "two_layer.quantised.mirrored_loss": over(
+        lambda g: quantised.mirrored_loss(normal(1, 3, 2), jnp.eye(3), g),
+        (0.0, 1e-9, 1.0, 1e4, -1.0, np.inf),
+    ),
+    "two_layer.sharpness_aware.flow": over(
+        lambda rho, t: sharpness_aware.flow([0.5, 0.1], [0.1, 0.1], [2.0, 1.0], rho, [0.0, t]),
+        (0.0, 1e-9, 0.1, 1.0, -1.0),
+        (0.0, 1.0, 30.0, -1.0),
+    ),
+    "two_layer.sharpness_aware.learning_time": over(
+        lambda y, rho: sharpness_aware.learning_time(0.5, y, 1.0, rho),
+        (1e-30, 1e-3, 0.5, 0.0, 0.6),
+        (0.0, 1e-9, 0.1, 0.4999, 1.0, -1.0),
+    ),
+    "two_layer.sharpness_aware.imbalance_loss": over(
+        lambda y, x, s: sharpness_aware.imbalance_loss(y, x, s),
+        (0.0, 1e-9, 0.5, 2.0),
+        (0.0, 1e-9, -1.0, 1e9),
+        (1e-9, 1.0, 1e9),
+    ),
+    "two_layer.sharpness_aware.sharpest_decay": over(
+        sharpness_aware.sharpest_decay, (0.0, 1e-9, 0.1, 1e9, -1.0), (0.0, 0.1), (0.0, 4.0, -1.0)
+    ),
+    "two_layer.label_noise.drift": over(
+        lambda d, nu, eta: label_noise.drift([d, -0.5], [2.0, 1.0], nu, [eta] * 3),
+        (0.0, 1e-9, 1.0, -1.0),
+        (0.0, 1e-9, 0.5, -1.0),
+        (0.0, 1e-9, 0.01, 0.5, -1.0),
+    ),
+    "two_layer.label_noise.annealing_rise": over(
+        label_noise.annealing_rise,
+        (0.0, 1e-9, 0.01, 0.5, -1.0),
+        (0.0, 1e-9, 1.0),
+        (0.0, 1.0, -3.0),
+        (1e-9, 1.0, 0.0),
+    ),
     "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
     "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
     "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
@@ -1822,6 +1894,17 @@ SIMULATED = [
     "two_layer.networks.adapted",
     "two_layer.networks.adapter_flow",
     "two_layer.networks.adapter_sgd",
+    "two_layer.matrices.add_noise",
+    "two_layer.matrices.gradients",
+    "two_layer.matrices.label_noise",
+    "two_layer.matrices.least",
+    "two_layer.matrices.noisy_losses",
+    "two_layer.matrices.paired",
+    "two_layer.matrices.pre_train",
+    "two_layer.matrices.rotations",
+    "two_layer.matrices.round_off",
+    "two_layer.matrices.rounded",
+    "two_layer.matrices.sharpness_aware",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
@@ -1840,6 +1923,7 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
     "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
+    "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
 }  # fmt: skip
 
 

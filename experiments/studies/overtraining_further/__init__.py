@@ -1,0 +1,13 @@
+"""What moves the time after which more pre-training hurts, and what comes afterwards?
+
+The study goes on from Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025
+(arXiv 2503.19206), with two-layer linear networks. Theory has the modes alone, simulations have
+whole weight matrices. There are two parts:
+
+  decay  Gaussian noise follows pre-training: how many modes are worth learning, and the best time
+         to stop, by the decay of the spectrum
+  bits   the weights are rounded to b bits: the best time, and by how much rounding raises the loss
+         along pre-training, compared with independent uniform errors
+
+The singular values are scale i^-decay. Where layers are mirrored, W_2 is the transpose of W_1.
+"""

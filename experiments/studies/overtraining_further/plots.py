@@ -1,0 +1,106 @@
+"""The figure of `overtraining_further`."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sail_jax.drawing import style
+
+LOOKS = {
+    "shifted": ("o", 0, "grids shifted at random"),
+    "nearest": ("s", 1, "to nearest"),
+    "mirrored": ("^", 2, "to nearest, mirrored layers"),
+}
+
+
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
+    """Draws the parts; dashed lines are theory, points are matrices, bars two standard errors."""
+    figure, axes = style.figure(2, 2, width=4.8, height=3.7)
+    _modes(axes[0, 0], dataset)
+    _decay(axes[0, 1], dataset)
+    _bits(axes[1, 0], dataset)
+    _rise(axes[1, 1], dataset)
+    return {"further": figure}
+
+
+def _modes(ax: Axes, dataset: xr.Dataset) -> None:
+    ax.plot(dataset.decay, dataset.decay_modes_theory, "--", label="theory")
+    ax.plot(dataset.cell_decay, dataset.decay_modes, "o", ms=4, color=style.PALETTE[0])
+    ax.set(
+        xlabel=dataset.decay.attrs["long_name"],
+        ylabel="modes",
+        ylim=(0, None),
+        title="modes worth learning if noise follows",
+    )
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _decay(ax: Axes, dataset: xr.Dataset) -> None:
+    ax.plot(dataset.decay, dataset.decay_time_theory, "--", label="theory")
+    ax.axhline(
+        dataset.attrs["noise_time"],
+        color=style.FAINT,
+        ls=":",
+        label="set by noise: $\\log(c\\,e^{2τ} - 1)/4c$",
+    )
+    bars = 2 * dataset.decay_time_error
+    ax.errorbar(
+        dataset.cell_decay, dataset.decay_time, bars, fmt="o", ms=4, lw=1, color=style.PALETTE[0]
+    )
+    ax.set(
+        xlabel=dataset.decay.attrs["long_name"],
+        ylabel="pre-training time",
+        ylim=(0, None),
+        title="best time to stop if noise follows",
+    )
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _bits(ax: Axes, dataset: xr.Dataset) -> None:
+    for law, color in (("independent", 0), ("mirrored", 2)):
+        theory = dataset.bits_time_theory.sel(law=law)
+        ax.plot(dataset.real_bits, theory, "--", color=style.PALETTE[color], label=f"theory, {law}")
+    for i, (way, (marker, color, words)) in enumerate(LOOKS.items()):
+        at = dataset.sel(way=way)
+        ax.errorbar(
+            dataset.bits + 0.04 * (i - 1),
+            at.bits_time,
+            2 * at.bits_time_error,
+            fmt=marker,
+            ms=4,
+            lw=1,
+            color=style.PALETTE[color],
+            label=words,
+        )
+    ax.set(
+        xlabel=dataset.real_bits.attrs["long_name"],
+        ylabel="pre-training time",
+        xticks=dataset.bits.values,
+        title="best time to stop if rounding follows",
+    )
+    style.logarithmic(ax, "y")
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _rise(ax: Axes, dataset: xr.Dataset) -> None:
+    ax.axhline(1, color=style.INK, ls="--", lw=1, label="independent uniform errors")
+    for k, bits in enumerate(dataset.shown_bits.values):
+        for way, line in (("nearest", "-"), ("mirrored", ":")):
+            at = dataset.sel(way=way, shown_bits=bits)
+            bars, color = 2 * at.rise_error, style.PALETTE[k]
+            words = f"{bits} bits" + (", mirrored" if way == "mirrored" else "")
+            marker = LOOKS[way][0]
+            ax.errorbar(
+                dataset.time, at.rise, bars, fmt=marker + line, ms=3, lw=0.8, color=color,
+                label=words,
+            )  # fmt: skip
+    shown = dataset.rise.sel(way=["nearest", "mirrored"]).values
+    ax.set(
+        xlabel=dataset.time.attrs["long_name"],
+        ylabel="rise / rise by uniform errors",
+        ylim=(1.1 * min(np.nanmin(shown), 0), 1.4 * np.nanmax(shown)),
+        title="what rounding to nearest adds to the loss",
+    )
+    style.logarithmic(ax, "x")
+    ax.legend(frameon=False, fontsize=8, ncols=2)

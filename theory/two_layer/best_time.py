@@ -1,0 +1,169 @@
+"""When pre-training is best if noise follows, as a function of the spectrum's decay.
+
+Springer et al., 2025 (arXiv 2503.19206), say after Proposition 4.3 that "smaller or more quickly
+decaying features will induce a smaller inflection point". That is true of the number of modes, and
+not of the time. Write c = 2 d gamma^2, and let r be the number of singular values above c. From a
+start e^{-tau} I, with tau -> inf and distinct singular values, the best time is the turning time of
+mode r (`perturbation.turning_times`),
+
+    log((sigma_r e^{2 tau} - 1) (2 sigma_r/c - 1)) / (4 sigma_r) ~ tau / (2 sigma_r) <= tau / (2 c).
+
+A quicker decay lowers sigma_r for as long as r stays, and the best time then grows. Where many
+modes are learned at once, r is large against tau times the decay, and the best time is
+`noise_time`, for every decay. `docs/explanation/overtraining_further.md` has the proofs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float
+from scipy.optimize import root_scalar
+from scipy.special import expit, log_expit
+
+from theory import problems
+from theory.two_layer.layers import check_spectrum
+from theory.two_layer.perturbation import check_gamma
+
+# Log-odds of y / sigma at which each mode is looked at, 4 to a unit.
+_ODDS = np.linspace(-16, 16, 129)
+
+
+@problems.defined
+def power_law_index(
+    d: int, *, scale: float, decay: float, gamma: float, modes: int | None = None
+) -> int:
+    """Counts the modes worth learning of the spectrum sigma_i = scale i^-decay, under noise.
+
+    It is the number of singular values above 2 d gamma^2, which for a decay > 0 is
+
+        min(modes, ceil((scale / (2 d gamma^2))^(1/decay)) - 1).
+
+    It falls with the decay, with the noise and with the width, and rises with the scale. It is
+    `perturbation.inflection_index` with `first=0`, but that has None where all modes are worth it.
+
+    Args:
+      d: Width of the square layers.
+      scale: Largest singular value, > 0.
+      decay: Exponent by which they fall, > 0.
+      gamma: Standard deviation of the noise, finite and >= 0.
+      modes: Number of singular values, at most d; d if None.
+
+    Returns:
+      The number of modes.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), after Proposition 4.3.
+
+    >>> [power_law_index(4, scale=2.0, decay=decay, gamma=0.35) for decay in (0.6, 1.0, 2.0)]
+    [3, 2, 1]
+    """
+    check_gamma(gamma)
+    modes = d if modes is None else modes
+    problems.check("d", d, lambda n: n >= 1, ">= 1")
+    problems.check("modes", modes, lambda n: (n >= 0) & (n <= d), f"a number in 0..{d}")
+    for name, value in (("scale", scale), ("decay", decay)):
+        problems.check(name, value, lambda x: (x > 0) & (x < np.inf), "finite and > 0")
+    level = 2 * d * float(gamma) ** 2
+    if level >= scale:
+        return 0
+    # In logarithms: the power overflows where the decay is small.
+    count = np.log(scale / level) / decay if level > 0 else np.inf
+    return modes if count >= np.log(modes + 1) else int(np.ceil(np.exp(count))) - 1
+
+
+@problems.defined
+def best_time(
+    sigma: Sequence[float] | Float[ArrayLike, " modes"], d: int, gamma: float, tau: float
+) -> float:
+    """Computes the pre-training time at which the mean loss under noise is least, to rounding.
+
+    The network starts as e^{-tau} I, its target is symmetric, and gradient flow trains it. The mean
+    loss under noise is a sum over modes,
+
+        sum_i (y_i - sigma_i)^2 + 2 d gamma^2 y_i + constant,
+
+    with y_i of `modes.mode`. The least of it is looked for among the times at which one of the
+    modes is on its way, and refined as a root of the derivative.
+
+    Args:
+      sigma: Singular values of the target, > 0 and descending, at most d of them.
+      d: Width of the square layers.
+      gamma: Standard deviation of the noise, finite and >= 0.
+      tau: Negative logarithm of the scale of the start; e^{-2 tau} is below all singular values.
+
+    Returns:
+      The time; inf without noise, 0 where pre-training only raises the loss.
+
+    Raises:
+      ValueError: If an argument is out of range or the singular values are not descending.
+
+    >>> [round(best_time([2.0, 1.0, 0.5], 3, gamma, 6.0), 2) for gamma in (0.2, 0.4, 0.7)]
+    [6.23, 3.02, 1.46]
+    """
+    check_gamma(gamma)
+    sigma = np.asarray(check_spectrum("sigma", sigma), float)
+    problems.check("sigma", sigma, lambda s: s > np.exp(-2 * tau), "above e^(-2 tau)")
+    if not d >= sigma.size:
+        raise ValueError(f"d must be at least the number of modes, {sigma.size}; got {d}")
+    half = d * float(gamma) ** 2
+    if half == 0:
+        return float("inf")
+    start = _log_odds(sigma, tau)
+    # A mode's log-odds grow as 4 sigma t.
+    times = (_ODDS[:, None] - start) / (4 * sigma)
+    times = np.unique(np.append(times[times > 0], 0.0))
+    share = expit(start + 4 * sigma * times[:, None])
+    losses = np.sum(sigma**2 * (share - 1) ** 2 + 2 * half * sigma * share, -1)
+    least = int(losses.argmin())
+    if least == 0:
+        return 0.0
+
+    def slope(time: float) -> float:
+        odds = start + 4 * sigma * time
+        moving = sigma**2 * np.exp(log_expit(odds) + log_expit(-odds))
+        return float(np.sum(moving * (half - sigma * expit(-odds))))
+
+    after = times[min(least + 1, times.size - 1)]
+    return float(root_scalar(slope, bracket=(times[least - 1], after), rtol=1e-14).root)
+
+
+@problems.defined
+def noise_time(d: int, gamma: float, tau: float) -> float:
+    """Computes when a mode as large as the noise's threshold c = 2 d gamma^2 is half learned.
+
+        log(c e^{2 tau} - 1) / (4 c)
+
+    It is the best time of a dense spectrum, whatever its decay: among the modes that are on their
+    way at a time t, all near tau / (2t), the mean share turns where they are near c. For any
+    spectrum with distinct singular values, one of them above c, the best time is at most this in
+    the limit tau -> inf.
+
+    Args:
+      d: Width of the square layers.
+      gamma: Standard deviation of the noise, finite and > 0.
+      tau: Negative logarithm of the scale of the start; e^{-2 tau} is below c.
+
+    Returns:
+      The time.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(noise_time(4, 0.35, 6.0), 3)
+    3.056
+    """
+    check_gamma(gamma)
+    level = 2 * d * float(gamma) ** 2
+    problems.check("2 d gamma^2", level, lambda c: c > np.exp(-2 * tau), "above e^(-2 tau)")
+    return float(_log_odds(np.array(level), tau) * -1 / (4 * level))
+
+
+def _log_odds(sigma: np.ndarray, tau: float) -> np.ndarray:
+    """log(y / (sigma - y)) at the start y = e^{-2 tau}."""
+    log = np.log(sigma) + 2 * tau
+    # log(e^log - 1) without overflow.
+    return -(log + np.log1p(-np.exp(-log)))

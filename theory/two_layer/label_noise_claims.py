@@ -1,0 +1,119 @@
+"""Label noise and schedules of the learning rate: modes against descent of whole matrices."""
+
+import numpy as np
+from jaxtyping import Array
+
+from theory.claims import Estimate, generator
+from theory.two_layer import label_noise, matrices
+from theory.two_layer.tasks import claim, rotations
+
+D = 4
+SIGMA, IMBALANCE = np.array([2.0, 1.0, 0.6, 0.3]), np.array([1.5, 1.0, 0.5, 0.8])
+RATE, NOISE, STEPS, CALM = 0.01, 0.5, 1_500, 400
+SOURCE = "Section 4.2, beyond: pre-training with label noise"
+SETTING = (
+    f"d={D}, σ={tuple(SIGMA.tolist())}, a²-b²={tuple(IMBALANCE.tolist())} at first, ν={NOISE},"
+    f" {STEPS} steps"
+)
+
+
+def _rates(schedule: str) -> np.ndarray:
+    decay = 1 - np.arange(STEPS) / STEPS if schedule == "linear" else np.ones(STEPS)
+    return RATE * decay
+
+
+def _descend(schedule: str, key: Array, quick: bool) -> matrices.Pair:
+    """Descends with many networks from one minimum, in general position."""
+    u, v = rotations()
+    turn = np.linalg.qr(np.cos(np.outer(np.arange(D), np.arange(D)) + 1.0))[0]
+    size = np.hypot(IMBALANCE, 2 * SIGMA)
+    a, b = np.sqrt((size + IMBALANCE) / 2), np.sqrt((size - IMBALANCE) / 2)
+    count = 20 if quick else 240
+    pair = (np.tile(w, (count, 1, 1)) for w in ((u * a) @ turn, turn.T @ (b[:, None] * v.T)))
+    first, second = pair
+    rng = generator(key)
+    # What the noise has left in the map is removed by steps without it, which move nothing else.
+    for noise, rates in ((NOISE, _rates(schedule)), (0.0, np.full(CALM, RATE))):
+        for last in matrices.label_noise(rng, (first, second), (u * SIGMA) @ v.T, noise, rates):
+            first, second = last
+    return first, second
+
+
+def _traces(pair: matrices.Pair) -> np.ndarray:
+    """The traces of the Hessian, 2d (|W_1|^2 + |W_2|^2): the sum of curvatures of each weight."""
+    first, second = (np.sum(w**2, (1, 2)) for w in pair)
+    return matrices.paired(2 * D * (first + second))
+
+
+def _imbalances(pair: matrices.Pair) -> np.ndarray:
+    """|W_1^T u|^2 - |W_2 v|^2 for the first pair of singular vectors."""
+    u, v = rotations()
+    left, right = pair[0].mT @ u[:, 0], pair[1] @ v[:, 0]
+    return matrices.paired(np.sum(left**2, -1) - np.sum(right**2, -1))
+
+
+def _after(schedule: str) -> np.ndarray:
+    return label_noise.drift(IMBALANCE, SIGMA, NOISE, _rates(schedule))[-1]
+
+
+@claim(
+    "LN-imbalance-{schedule}/limit",
+    SOURCE,
+    f"{SETTING}, η={RATE}, {{schedule}}",
+    each=(("constant",), ("linear",)),
+)
+def _(schedule):
+    """label noise lowers log(a²-b²) of each mode by about 4dν² Ση²: of the first mode, by how much
+
+    in the limit of small rates; predicted with the next order
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        left = Estimate.mean(_imbalances(_descend(schedule, key, quick)))
+        fall = float(np.log(IMBALANCE[0] / left.value))
+        return Estimate(fall, stderr=(left.stderr or np.nan) / left.value)
+
+    return np.log(IMBALANCE[0] / _after(schedule)[0]), simulate
+
+
+@claim(
+    "LN-schedule/limit",
+    SOURCE,
+    f"{SETTING}, η={RATE}: linear decay to 0 against a constant rate, {CALM} calm steps after both",
+)
+def _():
+    """a decay ends the drift: by how much the trace of the Hessian is higher after it"""
+
+    def trace(schedule: str) -> float:
+        return 2 * D * float(np.sum(np.hypot(_after(schedule), 2 * SIGMA)))
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        decayed, constant = (_traces(_descend(s, key, quick)) for s in ("linear", "constant"))
+        return Estimate.mean(decayed - constant)
+
+    return trace("linear") - trace("constant"), simulate
+
+
+@claim(
+    "LN-anneal/limit",
+    SOURCE,
+    "d=1, σ={sigma:g}, a=b, ν={noise:g}, η={rate}",
+)
+def _(rate=0.02, noise=1.0, sigma=1.0):
+    """once a mode is balanced, a decay raises a² + b² by ην²/(1-ηS) (8σ²-2D²)/S², D = a²-b²,
+    S² = D² + 4σ²
+
+    the noise holds ab below σ as long as the rate is high
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        """2 sigma less the mean of a^2 + b^2 at a constant rate, over networks and steps."""
+        start = np.full((100 if quick else 400, 1, 1), np.sqrt(sigma))
+        rates, sums, rng = np.full(800, rate), np.zeros(len(start)), generator(key)
+        steps = matrices.label_noise(rng, (start, start), np.eye(1) * sigma, noise, rates)
+        for k, (w1, w2) in enumerate(steps):
+            if k >= 200:
+                sums += (w1**2 + w2**2)[:, 0, 0]
+        return Estimate.mean(matrices.paired(2 * sigma - sums / 600))
+
+    return label_noise.annealing_rise(rate, noise, 0.0, sigma), simulate

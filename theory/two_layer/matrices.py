@@ -1,0 +1,286 @@
+"""Simulators of pre-training and of what comes after it, in NumPy: whole weight matrices.
+
+They share nothing with the closed forms but the loss |W_1 W_2 - A|^2 and its two gradients.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from scipy.integrate import solve_ivp
+
+from theory import problems
+from theory.claims import Estimate
+
+Pair = tuple[np.ndarray, np.ndarray]
+Path = Callable[[float], Pair]
+After = Callable[[Pair, slice], np.ndarray]  # losses of a network afterwards, for some of the draws
+
+_ERROR = 1e-10  # of the integrator
+WINDOW, NODES, DEGREE = 2, 13, 4  # of the fit of `least`: steps of the grid on either side
+
+
+class Run(NamedTuple):
+    """A network along pre-training, and its target.
+
+    Attributes:
+      at: Returns both weight matrices at a time.
+      target: The target map.
+      end: The last time.
+    """
+
+    at: Path
+    target: np.ndarray
+    end: float
+
+
+@problems.defined
+def gradients(w1: np.ndarray, w2: np.ndarray, target: np.ndarray) -> Pair:
+    """Computes the gradients of |W_1 W_2 - A|^2 by W_1 and by W_2."""
+    off = w1 @ w2 - target
+    return 2 * off @ w2.T, 2 * w1.T @ off
+
+
+@problems.defined
+def pre_train(
+    w1: np.ndarray, w2: np.ndarray, target: np.ndarray, end: float, *, rho: float = 0.0
+) -> Run:
+    """Integrates gradient flow by an adaptive scheme of eighth order.
+
+    Args:
+      w1: Initial W_1 `(o, h)`.
+      w2: Initial W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      end: How long to train, at unit rate.
+      rho: The gradient is taken after an ascent of rho times the gradient, as by SAM without
+        normalisation.
+
+    Returns:
+      The run.
+    """
+    (o, h), i = w1.shape, w2.shape[1]
+
+    def apart(flat: np.ndarray) -> Pair:
+        return flat[: o * h].reshape(o, h), flat[o * h :].reshape(h, i)
+
+    def speed(_: float, flat: np.ndarray) -> np.ndarray:
+        pair = apart(flat)
+        if rho:
+            found = gradients(*pair, target)
+            pair = pair[0] + rho * found[0], pair[1] + rho * found[1]
+        return -np.concatenate([g.ravel() for g in gradients(*pair, target)])
+
+    start = np.concatenate([w1.ravel(), w2.ravel()])
+    found = solve_ivp(
+        speed, (0.0, end), start, "DOP853", dense_output=True, rtol=_ERROR, atol=_ERROR * 1e-6
+    )
+    return Run(lambda time: apart(found.sol(time)), target, end)
+
+
+@problems.defined
+def sharpness_aware(pair: Pair, target: np.ndarray, rho: float, rate: float, steps: int) -> Pair:
+    """Descends by SAM: the gradient is taken after an ascent of length rho along the gradient.
+
+    Args:
+      pair: Both weight matrices at the start.
+      target: The target map.
+      rho: The length of the ascent.
+      rate: Learning rate.
+      steps: How many steps.
+
+    Returns:
+      Both weight matrices at the end.
+    """
+    w1, w2 = pair
+    for _ in range(steps):
+        g1, g2 = gradients(w1, w2, target)
+        scale = rho / np.sqrt(np.sum(g1**2) + np.sum(g2**2))
+        g1, g2 = gradients(w1 + scale * g1, w2 + scale * g2, target)
+        w1, w2 = w1 - rate * g1, w2 - rate * g2
+    return w1, w2
+
+
+@problems.defined
+def label_noise(
+    rng: np.random.Generator,
+    pair: Pair,
+    target: np.ndarray,
+    noise: float,
+    rates: np.ndarray,
+) -> Iterator[Pair]:
+    """Descends with new noise on the labels at every step.
+
+    The second half of the networks has the noise of the first half with the other sign: in the mean
+    of a pair, `paired`, all that is odd in the noise cancels.
+
+    Args:
+      rng: Random generator.
+      pair: Both weight matrices at the start, of an even number of networks: `(networks, o, h)`
+        and `(networks, h, i)`.
+      target: The target map.
+      noise: Standard deviation of the noise.
+      rates: The learning rate of each step.
+
+    Yields:
+      Both weight matrices after each step.
+    """
+    w1, w2 = pair
+    for rate in rates:
+        half = noise * rng.standard_normal((len(w1) // 2, *target.shape))
+        off = w1 @ w2 - target - np.concatenate([half, -half])
+        w1, w2 = w1 - 2 * rate * off @ w2.mT, w2 - 2 * rate * w1.mT @ off
+        yield w1, w2
+
+
+@problems.defined
+def paired(values: np.ndarray) -> np.ndarray:
+    """Takes the mean over each pair of networks of `label_noise`."""
+    return np.reshape(values, (2, -1)).mean(0)
+
+
+@problems.defined
+def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
+    """Computes the loss under draws of noise on the weights.
+
+    Args:
+      pair: Both weight matrices.
+      target: Target map A `(o, i)`.
+      noise: What is added to each, `(draws, o, h)` and `(draws, h, i)`. The noise is symmetric:
+        a draw's loss is the mean over both signs of either matrix.
+
+    Returns:
+      The losses `(draws,)`.
+    """
+    losses = []
+    for signs in product((1, -1), repeat=2):
+        w1, w2 = (w + sign * z for w, sign, z in zip(pair, signs, noise, strict=True))
+        losses.append(np.sum((w1 @ w2 - target) ** 2, (-2, -1)))
+    return np.mean(losses, 0)
+
+
+@problems.defined
+def rounded(
+    weights: np.ndarray, bits: float, span: float, shift: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Rounds to the nearest of 2^bits multiples of a step, on a grid shifted by some of a step."""
+    step, levels = span / 2**bits, 2 ** (bits - 1)
+    return step * (np.clip(np.rint(weights / step + shift), -levels, levels - 1) - shift)
+
+
+@problems.defined
+def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
+    """Draws orthogonal matrices uniformly.
+
+    Args:
+      rng: Random generator.
+      count: How many.
+      d: Their size.
+
+    Returns:
+      The matrices `(count, d, d)`.
+    """
+    q, r = np.linalg.qr(rng.standard_normal((count, d, d)))
+    # Without the signs of R's diagonal the law of Q is not uniform.
+    return q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+
+
+@problems.defined
+def add_noise(rng: np.random.Generator, run: Run, gamma: float, draws: int) -> After:
+    """Draws Gaussian noise that is added to both layers, the same for every network of a run.
+
+    Args:
+      rng: Random generator.
+      run: The pre-training.
+      gamma: Standard deviation of the noise.
+      draws: How many draws.
+
+    Returns:
+      A function of a network and a slice of the draws, which returns their losses.
+    """
+    first, second = (gamma * rng.standard_normal((draws, *w.shape)) for w in run.at(0.0))
+
+    def after(pair: Pair, part: slice) -> np.ndarray:
+        return noisy_losses(pair, run.target, (first[part], second[part]))
+
+    return after
+
+
+@problems.defined
+def round_off(
+    rng: np.random.Generator,
+    run: Run,
+    bits: float,
+    span: float,
+    draws: int,
+    *,
+    dither: bool = False,
+    mirrored: bool = False,
+) -> After:
+    """Draws other hidden units of the same network, in which it is rounded.
+
+    Args:
+      rng: Random generator.
+      run: The pre-training of square layers.
+      bits: Bits of a weight.
+      span: The range that the steps divide.
+      draws: How many rotations of the hidden units are drawn.
+      dither: Whether every weight's grid is shifted at random; round to nearest if not.
+      mirrored: Whether W_1 and the transpose of W_2 have the same shifts.
+
+    Returns:
+      A function of a network and a slice of the draws, which returns their losses.
+    """
+    d = run.target.shape[0]
+    turns = rotations(rng, draws, d)
+    shifts = rng.uniform(-0.5, 0.5, (2, draws, d, d)) * dither
+    if mirrored:
+        shifts[1] = shifts[0].swapaxes(1, 2)
+
+    def after(pair: Pair, part: slice) -> np.ndarray:
+        turn, (first, second) = turns[part], shifts[:, part]
+        w1 = rounded(pair[0] @ turn, bits, span, first)
+        w2 = rounded(turn.swapaxes(1, 2) @ pair[1], bits, span, second)
+        return np.sum((w1 @ w2 - run.target) ** 2, (1, 2))
+
+    return after
+
+
+@problems.defined
+def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate:
+    """Looks for the time of least mean loss, with common random numbers.
+
+    A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of
+    the time: rounded weights jump, so that differences over short times are useless.
+
+    Args:
+      run: The pre-training.
+      after: Returns the losses `(draws,)` of what is done to a network afterwards, for a slice of
+        the draws, with the same random numbers at every call.
+      points: How many times the grid has.
+      few: How many draws are enough on the grid.
+
+    Returns:
+      The time, with the standard error of the root of a mean slope; 0 where the loss only rises,
+      inf where the last time is the best.
+    """
+    times = np.linspace(0.0, run.end, points)
+    k = int(np.argmin([after(run.at(t), slice(few)).mean() for t in times]))
+    if k in (0, points - 1):
+        return Estimate(0.0 if k == 0 else np.inf, tolerance=times[1])
+    low, high = times[max(k - WINDOW, 0)], times[min(k + WINDOW, points - 1)]
+    middle, half = (low + high) / 2, (high - low) / 2
+    x = np.cos(np.pi * (np.arange(NODES) + 0.5) / NODES)
+    losses = np.stack([after(run.at(t), slice(None)) for t in middle + half * x])
+    fits = np.polynomial.Polynomial.fit
+    mean = fits(x, losses.mean(1), DEGREE, domain=(-1, 1)).deriv()
+    roots = [r.real for r in mean.roots() if abs(r.imag) < 1e-9 and abs(r) < 1]
+    # Noise may leave no least within the window: the time is then known to the window only.
+    root = min((r for r in roots if mean.deriv()(r) > 0), key=abs, default=None)
+    if root is None:
+        return Estimate(float(middle), stderr=float(half))
+    slopes = np.polynomial.polynomial.polyfit(x, losses, DEGREE)[1:].T @ (
+        np.arange(1, DEGREE + 1) * root ** np.arange(DEGREE)
+    )
+    error = (Estimate.mean(slopes).stderr or 0.0) / mean.deriv()(root)
+    return Estimate(middle + half * root, stderr=half * error)
