@@ -266,6 +266,28 @@ class Equivalent(NamedTuple):
         sigma = jnp.asarray(sigma, dtype=float)
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 
+    def moments(self, beta: Spectrum, sigma: ArrayLike) -> tuple[Spectrum, Spectrum]:
+        """Computes the mean and the variance of each component of the fit b, centred at 0.
+
+        With R = `risk(beta^2, sigma)` and n samples they are
+
+            s beta / (s + kappa)  and  s / (s + kappa)^2 (R + sigma^2) / n.
+
+        Components are uncorrelated. The spread of a fit is the one that noise as large as its own
+        error on new data would make.
+
+        Args:
+          beta: The task in the eigenbasis, `(d,)`.
+          sigma: Standard deviation of the label noise.
+
+        Returns:
+          The means and the variances `(d,)`, where n and ridge are one number each.
+        """
+        s, share = self.eigenvalues, self._share()
+        beta, sigma = jnp.asarray(beta, dtype=float), jnp.asarray(sigma, dtype=float)
+        error = self.risk(beta**2, sigma) + sigma**2
+        return share * beta, share**2 / jnp.where(s > 0, s, 1.0) * error / self.n
+
     def _share(self) -> Array:
         """s / (s + kappa); 0 where s = 0, at kappa = 0 too."""
         s = self.eigenvalues
