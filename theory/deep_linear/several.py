@@ -176,29 +176,38 @@ class Several(NamedTuple):
             np.cos(s.theta) * self.target(d) + np.sin(s.theta) * ways[s.way] for s in self.sources
         ]
 
-    def draw(self, rng: np.random.Generator, d: int, draws: int, *, tune: bool = True) -> Missed:
+    def draw(
+        self, rng: np.random.Generator, d: int, draws: int, batch: int = 2_000
+    ) -> tuple[Missed, Missed]:
         """Fits the sources, and fine-tunes each on the target's samples.
 
         Args:
           rng: Random generator.
           d: The dimension.
           draws: How many sources and data sets.
-          tune: Whether the target's samples are used.
+          batch: How many are solved at a time.
 
         Returns:
-          What is missed.
+          What is missed before fine-tuning, and after it; the same without target samples.
         """
+        counts = [min(batch, draws - start) for start in range(0, draws, batch)]
+        both = zip(*(self._draw(rng, d, count) for count in counts), strict=True)
+        before, after = (Missed(*map(np.concatenate, zip(*parts, strict=True))) for parts in both)
+        return before, after
+
+    def _draw(self, rng: np.random.Generator, d: int, draws: int) -> tuple[Missed, Missed]:
         target, root = self.target(d), self.inputs.root(d)
         fits = np.stack(
             [s.fit(rng, b, draws) for s, b in zip(self.sources, self.tasks(d), strict=True)], 1
         )
         rest = np.broadcast_to(target, (draws, d))
-        n = round(self.load * d) if tune else 0
-        if n:
-            x = rng.standard_normal((draws, n, d)) @ root
-            y = x @ target + self.sigma * rng.standard_normal((draws, n))
-            # Least squares from a start: the start, and the fit to what it leaves.
-            seen = x @ fits.swapaxes(1, 2)
-            solved = pseudoinverse(x, np.concatenate([y[..., None], seen], -1)).swapaxes(1, 2)
-            rest, fits = rest - solved[:, 0], fits - solved[:, 1:]
-        return Missed(rest @ root.T, fits @ root.T)
+        before = Missed(rest @ root.T, fits @ root.T)
+        n = round(self.load * d)
+        if not n:
+            return before, before
+        x = rng.standard_normal((draws, n, d)) @ root
+        y = x @ target + self.sigma * rng.standard_normal((draws, n))
+        # Least squares from a start: the start, and the fit to what it leaves.
+        seen = x @ fits.swapaxes(1, 2)
+        solved = pseudoinverse(x, np.concatenate([y[..., None], seen], -1)).swapaxes(1, 2)
+        return before, Missed((rest - solved[:, 0]) @ root.T, (fits - solved[:, 1:]) @ root.T)

@@ -76,9 +76,7 @@ class Mixture(NamedTuple):
 
 
 @problems.in_float64
-def wishart_fit(
-    beta_s: Vector, n: int, sigma: ArrayLike, inputs: Matrix | None = None
-) -> Fit:
+def wishart_fit(beta_s: Vector, n: int, sigma: ArrayLike, inputs: Matrix | None = None) -> Fit:
     """Computes the moments of least squares of minimum norm, exactly at any n and d.
 
     For n >= d + 2 the mean is beta_s and the covariance sigma^2 Sigma^-1 / (n - d - 1). For
@@ -165,9 +163,7 @@ def ridge_fit(
 
 
 @problems.in_float64
-def best_weights(
-    fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = None
-) -> Mixture:
+def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = None) -> Mixture:
     """Finds the weights a that minimise the mean of (beta_t - b_0)^T Q (beta_t - b_0).
 
     They solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t.
@@ -322,9 +318,7 @@ def tuned_risk(inputs: Matrix, moments: Matrix, n: ArrayLike, sigma: ArrayLike) 
     return covariance.equivalent(eigenvalues, n).risk(missed2, sigma)
 
 
-def _products(
-    fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None
-) -> tuple[Array, Array]:
+def _products(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None) -> tuple[Array, Array]:
     """G and g of `best_weights`."""
     beta_t = jnp.asarray(beta_t, dtype=float)
     _check_fits(fits, beta_t, metric)

@@ -38,7 +38,7 @@ class Overlap(NamedTuple):
 
     explained: Array
     missed: Array
-    k: int
+    k: int | Array
     m: int
 
 
