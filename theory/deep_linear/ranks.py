@@ -207,8 +207,13 @@ def rank_risks(
     covariance.check_vectors(s, offset=offset)
     problems.check_sigma(sigma)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
-    sigma, n, d = jnp.asarray(sigma, dtype=float), jnp.asarray(n, dtype=float), s.size
     offset2 = jnp.asarray(offset, dtype=float) ** 2
+    return _rank_risks(s, offset2, jnp.asarray(n, dtype=float), jnp.asarray(sigma, dtype=float))
+
+
+@jax.jit  # operation by operation it compiles for two seconds
+def _rank_risks(s: Array, offset2: Array, n: Array, sigma: Array) -> Array:
+    d = s.size
     k = jnp.arange(d + 1)
     missed = jnp.append(jnp.cumsum((s * offset2)[::-1])[::-1], 0.0)
     noise2 = missed + sigma**2
