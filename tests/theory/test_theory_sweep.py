@@ -1165,6 +1165,17 @@ FEW: dict[str, list[Callable]] = {
         SIGMAS,
         (0, 1, 6, 9),
     ),
+    "deep_linear.ranks.recovered_share": over(
+        ranks.recovered_share, (0.0, 1e-15, 1.0, 2.0, 1e15), (1e-15, 1.0, 4.0, 1e15)
+    ),
+    "deep_linear.ranks.source_rank_risks": over(
+        lambda x, n, sigma: ranks.source_rank_risks(
+            jnp.array([1.0, -0.5]), 0.25, jnp.array([x, 1.0]), 2.0, n, sigma
+        ),
+        (0.0, 1.0, 2.0, 1e15),
+        (2, 4, 10**6),
+        SIGMAS[:3],
+    ),
     "deep_linear.ranks.best_random_rank": over(
         lambda n, distance, sigma: tuple(ranks.best_random_rank(n, 9, distance, sigma)),
         (0, 1, 8, 9, 12, 10**6),

@@ -26,6 +26,11 @@ An example: d = 100, n = 50, distance 1, sigma = 0.5, and the squares of the off
 The square of direction 6 is 0.017, and 0.105 are missed without it: the threshold is
 (0.105 + 0.25) / 44 = 0.0081, and it pays. Direction 9 has 0.0075 and the threshold is 0.0077:
 rank 8 is best, with a risk of 0.127. All directions have 0.76, none 1.
+
+Directions that sources show. m noisy sources span a subspace near the one of their true tasks, and
+its first directions are the leading singular vectors of the sources. Each is found to a share that
+the noise decides (`recovered_share`). Below a strength of sqrt(d / m) nothing is found, and its
+direction is one more at random: it never pays.
 """
 
 from typing import NamedTuple
@@ -256,6 +261,91 @@ def best_rank(eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: Arra
     values = rank_risks(eigenvalues, offset, n, sigma)
     rank = jnp.argmin(values)
     return Rank(rank.astype(float), values[rank])
+
+
+@problems.in_float64
+def recovered_share(strength: ArrayLike, d_over_m: ArrayLike) -> Array:
+    """Computes how well a leading singular vector of noisy sources finds the true one.
+
+    The sources are the columns of a `(d, m)` matrix of finite rank, plus errors of variance v. With
+    x = (singular value)^2 / (m v) and c = d / m the squared cosine tends to
+
+        (1 - c / x^2) / (1 + c / x) where x > sqrt(c), else to 0.
+
+    Args:
+      strength: x, >= 0.
+      d_over_m: c, dimensions per source, > 0.
+
+    Returns:
+      The limit of the squared cosine for d, m -> inf, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Benaych-Georges and Nadakuditi, The singular values and vectors of low rank perturbations of
+      large rectangular random matrices, 2012 (arXiv 1103.2221).
+
+    >>> [round(float(share), 3) for share in recovered_share(jnp.array([1.0, 2.0, 6.0]), 4.0)]
+    [0.0, 0.0, 0.533]
+    """
+    problems.check("strength", strength, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
+    problems.check("d_over_m", d_over_m, lambda c: (c > 0) & (c < np.inf), "finite and > 0")
+    x, c = jnp.asarray(strength, dtype=float), jnp.asarray(d_over_m, dtype=float)
+    some = x > jnp.sqrt(c)
+    ratio = c / jnp.where(some, x, 1.0)
+    return jnp.where(some, (1 - ratio / jnp.where(some, x, 1.0)) / (1 + ratio), 0.0)
+
+
+@problems.in_float64
+def source_rank_risks(
+    parts: Float[Array, " r"],
+    outside: ArrayLike,
+    strengths: Float[Array, " r"],
+    d_over_m: ArrayLike,
+    n: ArrayLike,
+    sigma: ArrayLike,
+) -> Float[Array, " rank"]:
+    """Computes the risk of fine-tuning in the leading k singular vectors of noisy sources.
+
+    It is m_k + (m_k + sigma^2) k / (n - k - 1), where m_k is what of the offset the k vectors miss.
+
+    Args:
+      parts: The offset's components along the r true singular vectors, strongest first, `(r,)`.
+      outside: The norm of the offset outside of them, >= 0.
+      strengths: As for `recovered_share`, one for each of the vectors, descending, `(r,)`.
+      d_over_m: Dimensions per source, > 0.
+      n: Number of target samples, > r + 1.
+      sigma: Standard deviation of the label noise of the target, >= 0.
+
+    Returns:
+      The limits of the risk for k = 0, ..., r as d, m -> inf, where n stays as it is.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+
+    >>> risks = source_rank_risks(jnp.array([0.7, 0.5]), 0.4, jnp.array([6.0, 3.0]), 2.0, 12, 0.3)
+    >>> [round(float(r), 3) for r in risks]
+    [0.9, 0.617, 0.553]
+    """
+    parts, strengths = jnp.asarray(parts, dtype=float), jnp.asarray(strengths, dtype=float)
+    if parts.ndim != 1 or parts.shape != strengths.shape:
+        raise ValueError(
+            f"parts and strengths must be vectors of one length; got {parts.shape} and "
+            f"{strengths.shape}"
+        )
+    problems.check_squares("parts", parts)
+    problems.check("outside", outside, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
+    problems.check_sigma(sigma)
+    least = parts.size + 1
+    problems.check("n", n, lambda n: (n > least) & (n < np.inf), "a number of samples > r + 1")
+    n, sigma, outside = (jnp.asarray(v, dtype=float) for v in (n, sigma, outside))
+    # Each vector takes its share from what the others have left: none cancels.
+    left = parts**2 * (1 - recovered_share(strengths, d_over_m))
+    k = jnp.arange(parts.size + 1)
+    taken = jnp.arange(parts.size) < k[:, None]
+    missed = jnp.where(taken, left, parts**2).sum(-1) + outside**2
+    return missed + (missed + sigma**2) * k / (n - k - 1)
 
 
 def _check(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> None:

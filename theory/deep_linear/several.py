@@ -1,4 +1,4 @@
-"""Several sources and a target in NumPy: what claims about weights and covariances simulate.
+"""Several sources and a target in NumPy: what claims about weights, covariances and ranks simulate.
 
 Data sets are drawn, and least squares is solved on each. The weights are found by least squares as
 well: over all draws, the target is regressed on the fits of the sources. No moment, mean or limit
@@ -211,3 +211,59 @@ class Several(NamedTuple):
         seen = x @ fits.swapaxes(1, 2)
         solved = pseudoinverse(x, np.concatenate([y[..., None], seen], -1)).swapaxes(1, 2)
         return before, Missed((rest - solved[:, 0]) @ root.T, (fits - solved[:, 1:]) @ root.T)
+
+
+def in_random(
+    rng: np.random.Generator, offset: np.ndarray, k: int, n: int, sigma: float, draws: int
+) -> np.ndarray:
+    """Fine-tunes in subspaces that are drawn anew for each data set; inputs are N(0, I).
+
+    Args:
+      rng: Random generator.
+      offset: beta_t - b_0 `[d]`.
+      k: Dimension of the subspaces.
+      n: Number of samples.
+      sigma: Standard deviation of the label noise.
+      draws: How many data sets.
+
+    Returns:
+      The risks `[draws]`.
+    """
+    basis, _ = np.linalg.qr(rng.standard_normal((draws, offset.size, k)))
+    x = rng.standard_normal((draws, n, offset.size))
+    y = x @ offset + sigma * rng.standard_normal((draws, n))
+    fit = (basis @ pseudoinverse(x @ basis, y[..., None]))[..., 0]
+    return np.sum((fit - offset) ** 2, -1)
+
+
+def in_first(
+    rng: np.random.Generator,
+    s: np.ndarray,
+    offset: np.ndarray,
+    counts: Sequence[int],
+    n: int,
+    sigma: float,
+    draws: int,
+) -> list[np.ndarray]:
+    """Fine-tunes in the first directions of the inputs, on the same data for all numbers of them.
+
+    Args:
+      rng: Random generator.
+      s: Eigenvalues of the covariance of the inputs `[d]`.
+      offset: beta_t - b_0 in its eigenbasis `[d]`.
+      counts: Numbers of directions, at least 1.
+      n: Number of samples.
+      sigma: Standard deviation of the label noise.
+      draws: How many data sets.
+
+    Returns:
+      The risks `[draws]` for each of the numbers.
+    """
+    x = rng.standard_normal((draws, n, s.size)) * np.sqrt(s)
+    y = (x @ offset + sigma * rng.standard_normal((draws, n)))[..., None]
+    found = []
+    for k in counts:
+        fit = np.zeros((draws, s.size))
+        fit[:, :k] = pseudoinverse(x[..., :k], y)[..., 0]
+        found.append(np.sum(s * (fit - offset) ** 2, -1))
+    return found
