@@ -60,9 +60,9 @@ PICTURES: Mapping[str, Picture] = {
     "several_sources": Picture(
         "sources",
         "",
-        "Risk of fine-tuning by the weights of two sources, by the covariance of a source's inputs, "
-        "and by the number of directions that move: closed forms (dashed), and least squares on "
-        "random data.",
+        "Risk of fine-tuning by the weights of two sources, by the covariance of a source's "
+        "inputs, and by the number of directions that move: closed forms (dashed), and least "
+        "squares on random data.",
     ),
     "divergences": Picture(
         "divergences",

@@ -15,14 +15,7 @@ from theory.adversary import Box, Domain, Problem, quadrature
 
 
 def inverse_mean(dim: Any) -> Any:
-    """Computes E[1 / chi^2_dim] from the mean of exp(-t chi^2), v = (1 + 2 t)^(-1/2).
-
-    Args:
-      dim: The degrees of freedom, at least 3.
-
-    Returns:
-      The mean.
-    """
+    """Computes E[1 / chi^2_dim], dim >= 3, from the mean of exp(-t chi^2), v = (1 + 2 t)^(-1/2)."""
     v, dv = quadrature(64)
     return jnp.sum(dv * jnp.power(v, dim - 3))
 

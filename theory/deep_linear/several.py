@@ -107,14 +107,7 @@ class Missed(NamedTuple):
     parts: np.ndarray
 
     def risks(self, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Computes the risks of some weights.
-
-        Args:
-          weights: One per source.
-
-        Returns:
-          The risks `[draws]`.
-        """
+        """Computes the risks `[draws]` of some weights, one per source."""
         return np.sum((self.rest - np.asarray(weights) @ self.parts) ** 2, -1)
 
     def best(self, *, affine: bool = False) -> tuple[list[Estimate], Estimate]:

@@ -56,13 +56,13 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     n = dataset.attrs["n"]
     right.axvline(n, color=style.FAINT, lw=1, ls=":", label=f"$k = n$ = {n}")
     right.set(
-        ylim=(None, 30),
         xlabel="directions that move, $k$",
         ylabel="risk",
         title="(c) fine-tuning of rank $k$",
     )
     style.logarithmic(left, "x")
     style.logarithmic(right, "y")
+    right.set_ylim(0.1, 30)
     for ax in (left, middle, right):
         ax.legend(frameon=False, fontsize=8)
     figure.suptitle(
