@@ -999,6 +999,13 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.covariance.diagonalise": each(
         lambda: covariance.diagonalise(jnp.diag(jnp.array([3.0, 0.0, 1.0])), jnp.ones(3))
     ),
+    "deep_linear.covariance.eigenbasis": over(
+        # Signs, and directions of one eigenvalue, are any.
+        lambda s: (lambda values, basis: (basis * values) @ basis.T)(
+            *covariance.eigenbasis(jnp.diag(jnp.array(s)))
+        ),
+        SPECTRUM,
+    ),
     "deep_linear.covariance.effective_ridge": over(
         lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
         SPECTRUM,

@@ -129,10 +129,6 @@ def best_random_rank(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: Arr
 
     Raises:
       ValueError: If an argument is out of range.
-
-    >>> found = best_random_rank(50, 100, 1.0, jnp.array([0.5, 0.8]))
-    >>> found.rank.tolist(), [round(float(r), 3) for r in found.risk]
-    ([100.0, 0.0], [0.755, 1.0])
     """
     full = random_rank_risk(n, d, distance, sigma, d, allow_infinite=True)
     still = jnp.asarray(distance, dtype=float) ** 2
@@ -203,10 +199,6 @@ def rank_risks(
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
-
-    >>> white, offset = jnp.ones(4), jnp.array([1.0, 0.5, 0.0, 0.0])
-    >>> [round(float(r), 4) for r in rank_risks(white, offset, 12, 0.0)]
-    [1.25, 0.275, 0.0, 0.0, 0.0]
     """
     s = covariance.check_spectrum(eigenvalues)
     covariance.check_vectors(s, offset=offset)
@@ -252,11 +244,6 @@ def best_rank(eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: Arra
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
-
-    >>> offset = 1 / jnp.arange(1.0, 101.0)
-    >>> found = best_rank(jnp.ones(100), offset / jnp.linalg.norm(offset), 50, 0.5)
-    >>> int(found.rank), round(float(found.risk), 3)
-    (8, 0.127)
     """
     values = rank_risks(eigenvalues, offset, n, sigma)
     rank = jnp.argmin(values)
@@ -323,10 +310,6 @@ def source_rank_risks(
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
-
-    >>> risks = source_rank_risks(jnp.array([0.7, 0.5]), 0.4, jnp.array([6.0, 3.0]), 2.0, 12, 0.3)
-    >>> [round(float(r), 3) for r in risks]
-    [0.9, 0.617, 0.553]
     """
     parts, strengths = jnp.asarray(parts, dtype=float), jnp.asarray(strengths, dtype=float)
     if parts.ndim != 1 or parts.shape != strengths.shape:

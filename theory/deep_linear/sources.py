@@ -38,6 +38,7 @@ and of any covariance, for n_s and d large.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -149,14 +150,10 @@ def ridge_fit(
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
-
-    >>> found = ridge_fit(jnp.eye(20), jnp.eye(20)[0], 30, 0.5)  # n - d for n - d - 1
-    >>> float(found.mean[0]), round(float(jnp.trace(found.covariance)), 4)
-    (1.0, 0.5)
     """
     beta_s = jnp.asarray(beta_s, dtype=float)
     problems.check_sigma(sigma)
-    eigenvalues, basis = _eigenbasis(_covariance(inputs, beta_s))
+    eigenvalues, basis = covariance.eigenbasis(_covariance(inputs, beta_s))
     at = covariance.equivalent(eigenvalues, n, ridge)
     mean, variance = at.moments(basis.T @ beta_s, sigma)
     return Fit(basis @ mean, (basis * variance) @ basis.T)
@@ -186,15 +183,14 @@ def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = No
     >>> [round(float(a), 3) for a in found.weights], round(float(found.risk), 3)
     ([0.17, 0.736], 0.094)
     """
-    G, g = _products(fits, beta_t, metric)
-    spread = concrete(jnp.linalg.eigvalsh(G))
-    if spread is not None and not spread[0] > 10 * len(G) * jnp.finfo(G.dtype).eps * spread[-1]:
+    found, values = _best(_stacked(fits, beta_t, metric))
+    spread, slack = concrete(values), 10 * len(fits) * jnp.finfo(values.dtype).eps
+    if spread is not None and not spread[0] > slack * spread[-1]:
         raise ValueError(
             "fits must have weights that are unique; the eigenvalues of their mean products are "
             f"{spread[0]:.3g} to {spread[-1]:.3g}"
         )
-    weights = jnp.linalg.solve(G, g)
-    return Mixture(weights, _mean(metric, start_moments(fits, weights, beta_t)))
+    return found
 
 
 @problems.in_float64
@@ -216,21 +212,8 @@ def expected_distances(
 
     Raises:
       ValueError: If shapes do not conform.
-
-    >>> fits = [wishart_fit(jnp.eye(20)[0], n, 0.5) for n in (30, 60)]
-    >>> to_target, between = expected_distances(fits, jnp.eye(20)[0])
-    >>> [round(float(v), 3) for v in (*to_target, between[0, 1])]
-    [0.556, 0.128, 0.684]
     """
-    beta_t = jnp.asarray(beta_t, dtype=float)
-    _check_fits(fits, beta_t, metric)
-    # Differences before squares: sources lie near the target compared with its length.
-    off = jnp.stack([jnp.asarray(fit.mean, dtype=float) - beta_t for fit in fits])
-    spread = jnp.stack([_mean(metric, fit.covariance) for fit in fits])
-    apart = off[:, None] - off
-    to_target = jnp.sum(off * _applied(metric, off), -1) + spread
-    between = jnp.sum(apart * _applied(metric, apart), -1) + spread[:, None] + spread
-    return to_target, jnp.where(jnp.eye(len(fits), dtype=bool), 0.0, between)
+    return _distances(_stacked(fits, beta_t, metric))
 
 
 @problems.in_float64
@@ -249,17 +232,11 @@ def start_moments(
 
     Raises:
       ValueError: If shapes do not conform.
-
-    >>> start_moments([Fit(jnp.array([1.0]), jnp.array([[4.0]]))], [0.5], jnp.array([2.0]))
-    Array([[3.25]], dtype=float32)
     """
-    beta_t, a = jnp.asarray(beta_t, dtype=float), jnp.asarray(weights, dtype=float)
-    _check_fits(fits, beta_t, None)
+    a, given = jnp.asarray(weights, dtype=float), _stacked(fits, beta_t)
     if a.shape != (len(fits),):
         raise ValueError(f"weights must be one per source, ({len(fits)},); got {a.shape}")
-    off = beta_t - sum(w * jnp.asarray(fit.mean, float) for w, fit in zip(a, fits, strict=True))
-    spread = [w**2 * jnp.asarray(fit.covariance, float) for w, fit in zip(a, fits, strict=True)]
-    return jnp.outer(off, off) + sum(spread)
+    return _start_moments(given, a)
 
 
 @problems.in_float64
@@ -279,11 +256,8 @@ def tuned_metric(inputs: Matrix, n: ArrayLike) -> Matrix:
 
     Raises:
       ValueError: If an argument is out of range.
-
-    >>> round(float(tuned_metric(jnp.eye(20), 5)[0, 0]), 4)  # 1 - n/d
-    0.75
     """
-    eigenvalues, basis = _eigenbasis(jnp.asarray(inputs, dtype=float))
+    eigenvalues, basis = covariance.eigenbasis(jnp.asarray(inputs, dtype=float))
     seen = covariance.equivalent(eigenvalues, n).risk(jnp.eye(len(eigenvalues)), 0.0)
     return (basis * seen) @ basis.T
 
@@ -305,43 +279,78 @@ def tuned_risk(inputs: Matrix, moments: Matrix, n: ArrayLike, sigma: ArrayLike) 
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
-
-    >>> round(float(tuned_risk(jnp.eye(20), jnp.diag(jnp.eye(20)[0]), 5, 0.0)), 4)
-    0.75
     """
     inputs, moments = jnp.asarray(inputs, dtype=float), jnp.asarray(moments, dtype=float)
     problems.check_sigma(sigma)
-    eigenvalues, basis = _eigenbasis(inputs)
+    eigenvalues, basis = covariance.eigenbasis(inputs)
     if moments.shape != inputs.shape:
         raise ValueError(f"moments must have shape {inputs.shape}, as inputs; got {moments.shape}")
     missed2 = jnp.sum(basis * (moments @ basis), 0)
     return covariance.equivalent(eigenvalues, n).risk(missed2, sigma)
 
 
-def _products(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None) -> tuple[Array, Array]:
-    """G and g of `best_weights`."""
+class _Sources(NamedTuple):
+    """Moments of all sources, the target and the metric, as arrays."""
+
+    means: Float[Array, "source d"]
+    covariances: Float[Array, "source d d"]
+    beta_t: Vector
+    metric: Matrix
+
+
+def _stacked(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None = None) -> _Sources:
+    """Raises an error, naming the argument, unless moments, target and metric conform."""
     beta_t = jnp.asarray(beta_t, dtype=float)
-    _check_fits(fits, beta_t, metric)
-    means = jnp.stack([jnp.asarray(fit.mean, dtype=float) for fit in fits])
-    spread = jnp.stack([_mean(metric, fit.covariance) for fit in fits])
-    seen = _applied(metric, means)
-    return seen @ means.T + jnp.diag(spread), seen @ beta_t
+    _check_vector("beta_t", beta_t)
+    if not len(fits):
+        raise ValueError("fits must have at least one source; got none")
+    d = beta_t.size
+    for i, fit in enumerate(fits):
+        shapes = jnp.shape(fit.mean), jnp.shape(fit.covariance)
+        if shapes != ((d,), (d, d)):
+            raise ValueError(f"fits[{i}] must have shapes {(d,)} and {(d, d)}; got {shapes}")
+    if metric is not None and jnp.shape(metric) != (d, d):
+        raise ValueError(f"metric must have shape {(d, d)}; got {jnp.shape(metric)}")
+    return _Sources(
+        jnp.stack([jnp.asarray(fit.mean, dtype=float) for fit in fits]),
+        jnp.stack([jnp.asarray(fit.covariance, dtype=float) for fit in fits]),
+        beta_t,
+        jnp.eye(d) if metric is None else jnp.asarray(metric, dtype=float),
+    )
 
 
-def _applied(metric: Matrix | None, vectors: Array) -> Array:
-    """Q v of vectors `(..., d)`."""
-    return vectors if metric is None else vectors @ jnp.asarray(metric, dtype=float)
+# Compiled whole: operation by operation they take seconds.
+@jax.jit
+def _best(given: _Sources) -> tuple[Mixture, Array]:
+    """`best_weights`, and the eigenvalues of G."""
+    seen = given.means @ given.metric
+    G = seen @ given.means.T + jnp.diag(_spread(given))
+    weights = jnp.linalg.solve(G, seen @ given.beta_t)
+    risk = jnp.sum(given.metric * _start_moments(given, weights))
+    return Mixture(weights, risk), jnp.linalg.eigvalsh(G)
 
 
-def _mean(metric: Matrix | None, moments: ArrayLike) -> Array:
-    """tr(Q D)."""
-    return jnp.trace(_applied(metric, jnp.asarray(moments, dtype=float)))
+@jax.jit
+def _distances(given: _Sources) -> tuple[Array, Array]:
+    """`expected_distances`."""
+    # Differences before squares: sources lie near the target compared with its length.
+    off, spread = given.means - given.beta_t, _spread(given)
+    apart = off[:, None] - off
+    to_target = jnp.sum(off * (off @ given.metric), -1) + spread
+    between = jnp.sum(apart * (apart @ given.metric), -1) + spread[:, None] + spread
+    return to_target, jnp.where(jnp.eye(len(off), dtype=bool), 0.0, between)
 
 
-def _eigenbasis(inputs: Array) -> tuple[Array, Array]:
-    """Eigenvalues of a covariance, and its eigenvectors as columns."""
-    eigenvalues, *rows = covariance.diagonalise(inputs, *jnp.eye(len(inputs)))
-    return eigenvalues, jnp.stack(rows)
+@jax.jit
+def _start_moments(given: _Sources, weights: Array) -> Array:
+    """`start_moments`."""
+    off = given.beta_t - weights @ given.means
+    return jnp.outer(off, off) + jnp.tensordot(weights**2, given.covariances, 1)
+
+
+def _spread(given: _Sources) -> Array:
+    """tr(Q C) of each source."""
+    return jnp.sum(given.metric * given.covariances, (-2, -1))
 
 
 def _covariance(inputs: ArrayLike, beta: Array) -> Array:
@@ -357,17 +366,3 @@ def _check_vector(name: str, vector: Array) -> None:
     if vector.ndim != 1 or not vector.size:
         raise ValueError(f"{name} must be a vector; got shape {vector.shape}")
     problems.check_squares(name, vector)
-
-
-def _check_fits(fits: Sequence[Fit], beta_t: Array, metric: Matrix | None) -> None:
-    """Raises an error, naming the argument, unless moments, target and metric conform."""
-    _check_vector("beta_t", beta_t)
-    if not len(fits):
-        raise ValueError("fits must have at least one source; got none")
-    d = beta_t.size
-    for i, fit in enumerate(fits):
-        shapes = jnp.shape(fit.mean), jnp.shape(fit.covariance)
-        if shapes != ((d,), (d, d)):
-            raise ValueError(f"fits[{i}] must have shapes {(d,)} and {(d, d)}; got {shapes}")
-    if metric is not None and jnp.shape(metric) != (d, d):
-        raise ValueError(f"metric must have shape {(d, d)}; got {jnp.shape(metric)}")

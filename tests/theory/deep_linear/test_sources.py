@@ -156,8 +156,9 @@ def test_the_ledger_fine_tunes_to_the_interpolation_nearest_the_start():
     x = rng.standard_normal((2, 8, d)) @ root
     y = x @ problem.target(d) + problem.sigma * rng.standard_normal((2, 8))
     for i, risk in enumerate(missed.risks([0.7, 0.2])):
-        start = 0.7 * starts[0][i] + 0.2 * starts[1][i]
-        end = start + np.linalg.lstsq(x[i], y[i] - x[i] @ start)[0]
+        end = 0.7 * starts[0][i] + 0.2 * starts[1][i]
+        for _ in range(20_000):  # gradient descent
+            end = end - 0.05 * x[i].T @ (x[i] @ end - y[i])
         assert np.sum((root @ (end - problem.target(d))) ** 2) == pytest.approx(risk, rel=1e-10)
 
 
@@ -190,6 +191,19 @@ def test_directions_in_an_order_miss_what_comes_after():
         assert found[k] == pytest.approx(float(subspace.linear_transfer_risk(n, of, sigma)))
     assert np.isinf(found[6])
     assert int(ranks.best_rank(np.ones(6), offset, n, sigma).rank) == found.argmin()
+
+
+@pytest.mark.slow
+def test_the_example_of_the_module_has_its_numbers():
+    offset = 1 / np.arange(1.0, 101.0)
+    offset /= np.linalg.norm(offset)
+    found = ranks.best_rank(np.ones(100), offset, 50, 0.5)
+    assert (int(found.rank), round(float(found.risk), 3)) == (8, 0.127)
+    for k, square, threshold in ((5, 0.017, 0.0081), (8, 0.0075, 0.0077)):
+        missed = np.sum(offset[k:] ** 2)
+        assert offset[k] ** 2 == pytest.approx(square, rel=0.01)
+        assert float(ranks.rank_threshold(missed, 50, 0.5, k)) == pytest.approx(threshold, rel=0.01)
+    assert float(dl.scratch_risk(50, 100, 0.5)) == pytest.approx(0.76, abs=0.005)
 
 
 @pytest.mark.slow
@@ -227,6 +241,11 @@ def test_a_direction_pays_above_its_threshold(share):
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_isotropic_inputs_miss_alike_in_all_directions():
+    metric = np.asarray(sources.tuned_metric(np.eye(20), 5))
+    np.testing.assert_allclose(metric, 0.75 * np.eye(20), atol=1e-12)
 
 
 def test_the_two_ends_of_the_metric_after_fine_tuning():
