@@ -96,7 +96,10 @@ def random_rank_risk(
     >>> [round(float(random_rank_risk(50, 100, 1.0, 0.5, k)), 3) for k in (0, 25, 75, 100)]
     [1.0, 1.792, 1.542, 0.755]
     """
-    _check(n, d, distance, sigma)
+    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
+    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
+    problems.check("distance", distance, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
+    problems.check_sigma(sigma)
     known = concrete(d)
     most = np.inf if known is None else known
     problems.check("rank", rank, lambda k: (k >= 0) & (k <= most), "a number of directions 0 to d")
@@ -329,10 +332,3 @@ def source_rank_risks(
     taken = jnp.arange(parts.size) < k[:, None]
     missed = jnp.where(taken, left, parts**2).sum(-1) + outside**2
     return missed + (missed + sigma**2) * k / (n - k - 1)
-
-
-def _check(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> None:
-    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
-    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
-    problems.check("distance", distance, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
-    problems.check_sigma(sigma)

@@ -1,8 +1,8 @@
 """Several sources: how to weigh them, and what fine-tuning from their sum costs.
 
-Source s is a fit b_s to n_s samples of its own: inputs N(0, Sigma_s), labels x.beta_s + sigma_s
-noise. Neither its task beta_s nor its covariance Sigma_s need be the target's. Training on the
-target starts at
+Source s is a fit b_s to n_s samples of its own. Its inputs are N(0, Sigma_s), its labels
+x.beta_s + sigma_s noise. Task and covariance may differ from the target's. Training on the target
+starts at
 
     b_0 = sum_s a_s b_s,
 
