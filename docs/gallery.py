@@ -57,6 +57,13 @@ PICTURES: Mapping[str, Picture] = {
         "Risk of training from scratch by the number of samples, and what frozen ReLU features "
         "cannot express by the share of the target's neurons that the source lacks.",
     ),
+    "several_sources": Picture(
+        "sources",
+        "",
+        "Risk of fine-tuning by the weights of two sources, by the covariance of a source's "
+        "inputs, and by the number of directions that move: closed forms (dashed), and least "
+        "squares on random data.",
+    ),
     "divergences": Picture(
         "divergences",
         "",

@@ -35,6 +35,8 @@ ROOMS = (
     "theory.deep_linear.beyond_claims",
     "theory.deep_linear.flow_claims",
     "theory.deep_linear.penalised_claims",
+    "theory.deep_linear.sources_claims",
+    "theory.deep_linear.ranks_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.pretraining_claims",
     "theory.two_layer.perturbation_claims",

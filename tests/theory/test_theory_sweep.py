@@ -36,7 +36,9 @@ from theory.deep_linear import (
     overlaps,
     penalised,
     pretraining,
+    ranks,
     risks,
+    sources,
     subspace,
     training_time,
 )
@@ -73,6 +75,7 @@ LEDGERS = (
     "settings",
     "testbeds",
     "regressions",
+    "several",
     "linearity.tasks",
     "two_layer.tasks",
 )
@@ -924,6 +927,10 @@ def points() -> jax.Array:
     return normal(3, 3, 4)
 
 
+def fits(n: int = 9, sigma: float = 0.5) -> list[sources.Fit]:
+    return [sources.wishart_fit(normal(k, 4), n, sigma) for k in (1, 2)]
+
+
 WEIGHTS = (0.5, 0.25, 0.25)
 ONE = jnp.array([1.0, 0.0])
 SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
@@ -1003,6 +1010,13 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.covariance.diagonalise": each(
         lambda: covariance.diagonalise(jnp.diag(jnp.array([3.0, 0.0, 1.0])), jnp.ones(3))
+    ),
+    "deep_linear.covariance.eigenbasis": over(
+        # Signs, and directions of one eigenvalue, are any.
+        lambda s: (lambda values, basis: (basis * values) @ basis.T)(
+            *covariance.eigenbasis(jnp.diag(jnp.array(s)))
+        ),
+        SPECTRUM,
     ),
     "deep_linear.covariance.effective_ridge": over(
         lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
@@ -1162,6 +1176,83 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.pretraining.source_law": over(
         lambda n, theta: deep_linear.source_law(key(), n, 3, theta, 0.5, 9).theta, (1, 3, 9), PLACES
+    ),
+    "deep_linear.ranks.random_rank_risk": over(
+        lambda n, distance, sigma, k: ranks.random_rank_risk(n, 9, distance, sigma, k),
+        (0, 1, 4, 12, 10**6),
+        (0.0, 1e-15, 1.0),
+        SIGMAS,
+        (0, 1, 6, 9),
+    ),
+    "deep_linear.ranks.recovered_share": over(
+        ranks.recovered_share, (0.0, 1e-15, 1.0, 2.0, 1e15), (1e-15, 1.0, 4.0, 1e15)
+    ),
+    "deep_linear.ranks.source_rank_risks": over(
+        lambda x, n, sigma: ranks.source_rank_risks(
+            jnp.array([1.0, -0.5]), 0.25, jnp.array([x, 1.0]), 2.0, n, sigma
+        ),
+        (0.0, 1.0, 2.0, 1e15),
+        (2, 4, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.ranks.best_random_rank": over(
+        lambda n, distance, sigma: tuple(ranks.best_random_rank(n, 9, distance, sigma)),
+        (0, 1, 8, 9, 12, 10**6),
+        (0.0, 1e-15, 1.0),
+        SIGMAS,
+    ),
+    "deep_linear.ranks.rank_threshold": over(
+        ranks.rank_threshold, (0.0, 1e-15, 1.0), (3, 10**6), SIGMAS, (0, 1, 9)
+    ),
+    "deep_linear.ranks.rank_risks": over(
+        lambda s, n, sigma: ranks.rank_risks(jnp.array(s), jnp.ones(3), n, sigma),
+        SPECTRUM,
+        (1, 2, 5, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.ranks.best_rank": over(
+        lambda s, n, sigma: tuple(ranks.best_rank(jnp.array(s), jnp.ones(3), n, sigma)),
+        SPECTRUM[:2],
+        (1, 5, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.sources.wishart_fit": over(
+        lambda n, sigma, inputs: sources.wishart_fit(
+            normal(1, 4), n, sigma, None if inputs is None else jnp.diag(jnp.array(inputs))
+        ),
+        (1, 2, 4, 9, 10**6),
+        SIGMAS,
+        (None, (4.0, 2.0, 1.0, 1e-6)),
+    ),
+    "deep_linear.sources.ridge_fit": over(
+        lambda s, n, sigma, ridge: sources.ridge_fit(
+            jnp.diag(jnp.array(s)), normal(1, 3), n, sigma, ridge
+        ),
+        SPECTRUM,
+        (1, 3, 9),
+        SIGMAS[:3],
+        (0.0, 1.0),
+    ),
+    "deep_linear.sources.best_weights": over(
+        lambda n, sigma: sources.best_weights(fits(n, sigma), normal(3, 4)),
+        (2, 9, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.sources.expected_distances": over(
+        lambda n: sources.expected_distances(fits(n), normal(3, 4), jnp.diag(jnp.arange(4.0))),
+        (2, 9),
+    ),
+    "deep_linear.sources.start_moments": over(
+        lambda a: sources.start_moments(fits(), a, normal(3, 4)), ((0.0, 0.0), (0.5, -1e3))
+    ),
+    "deep_linear.sources.tuned_metric": over(
+        lambda s, n: sources.tuned_metric(jnp.diag(jnp.array(s)), n), SPECTRUM, (1, 2, 3, 9)
+    ),
+    "deep_linear.sources.tuned_risk": over(
+        lambda s, n, sigma: sources.tuned_risk(jnp.diag(jnp.array(s)), jnp.eye(3), n, sigma),
+        SPECTRUM,
+        (1, 2, 9),
+        SIGMAS[:3],
     ),
     "deep_linear.subspace.overlap": over(
         lambda k: tuple(subspace.overlap(basis(5, k), normal(1, 5, 2))[:2]), (1, 2, 5)
@@ -1920,7 +2011,8 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
     "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
     "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
-    "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
+    "deep_linear.distributions.scratch_law", "deep_linear.ranks.rank_risks",
+    "deep_linear.sources.tuned_risk", "initialisation.proximity.tail_bound",
     "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
     "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
