@@ -114,6 +114,39 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
 
 
 @problems.in_float64
+def distance2_of(n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes the square of the distance at which `best_risk` is a given risk.
+
+        R (R + sigma^2) / (R (1 - n/d) + sigma^2)
+
+    It turns every comparison with a learner who regularises into a boundary in closed form.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      risk: The risk R, >= 0.
+      sigma: Standard deviation of the label noise, > 0.
+
+    Returns:
+      The square of the distance, with the broadcast shape of the arguments; inf where the risk is
+      lower at any distance.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(distance2_of(98, 100, best_risk(98, 100, 0.7, 0.2), 0.2)), 4)
+    0.49
+    """
+    problems.check("risk", risk, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    problems.check("sigma", sigma, lambda s: s > 0, "positive")
+    n, d, risk, sigma = _checked(n, d, risk, sigma)
+    left = risk * ((d - n) / d) + sigma**2
+    # With n > d the risk stays below sigma^2 / (n/d - 1).
+    found = left > 0
+    return jnp.where(found, risk * (risk + sigma**2) / jnp.where(found, left, 1.0), jnp.inf)
+
+
+@problems.in_float64
 def best_risk_of(
     eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: ArrayLike
 ) -> tuple[Array, Array]:
