@@ -195,8 +195,8 @@ def direction_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
       ValueError: If an argument is out of range.
 
     >>> sine = jnp.sqrt(direction_sin2(50, 100, 0.5))
-    >>> gap = direction_risk(50, 100, jnp.arcsin(sine), 0.5) - penalised.best_risk(50, 100, 1.0, 0.5)
-    >>> bool(abs(gap) < 1e-6)
+    >>> free = direction_risk(50, 100, jnp.arcsin(sine), 0.5)
+    >>> bool(abs(free - penalised.best_risk(50, 100, 1.0, 0.5)) < 1e-6)
     True
     """
     _check_more(n, d)
@@ -245,7 +245,7 @@ def linear_transfer_load(theta: ArrayLike, sigma: ArrayLike) -> Array:
 # --- any covariance -------------------------------------------------------------------------------
 
 
-@problems.defined
+@problems.in_float64
 def offset_from_source(
     eigenvalues: Spectrum,
     beta_s: Spectrum,
@@ -294,7 +294,7 @@ def offset_from_source(
     return jnp.hypot(mean, spread)
 
 
-@problems.defined
+@problems.in_float64
 def across(
     eigenvalues: Spectrum, direction: Spectrum, beta_t: Spectrum
 ) -> tuple[Spectrum, Spectrum]:
@@ -316,11 +316,11 @@ def across(
     """
     s = covariance.check_spectrum(eigenvalues)
     covariance.check_vectors(eigenvalues, direction=direction, beta_t=beta_t)
-    pull = s * jnp.asarray(direction, dtype=float)
-    variance = pull @ jnp.asarray(direction, dtype=float)
-    problems.check("w^T Sigma w", variance, lambda v: v > 0, "positive")
-    left, target = covariance.diagonalise(
-        jnp.diag(s) - jnp.outer(pull, pull) / variance, jnp.asarray(beta_t)
-    )
-    # The last eigenvector is w itself, with the eigenvalue 0.
-    return left[:-1], target[:-1]
+    root = jnp.sqrt(s)
+    feature = root * jnp.asarray(direction, dtype=float)
+    problems.check("w^T Sigma w", feature @ feature, lambda v: v > 0, "positive")
+    # With the columns of Q orthonormal and orthogonal to Sigma^(1/2) w, what is left is A A^T for
+    # A = Sigma^(1/2) Q. Its singular values are not negative, where a difference could be.
+    basis, _ = jnp.linalg.qr(feature[:, None], mode="complete")
+    vectors, values, _ = jnp.linalg.svd(root[:, None] * basis[:, 1:], full_matrices=False)
+    return values**2, vectors.T @ jnp.asarray(beta_t, dtype=float)

@@ -14,9 +14,10 @@ phi_j = p_j w, j = 0, ..., m-1, p_j a polynomial of degree j, let
 
     F_k(x) = int sign(y - x) phi_k(y) dy,   M_jk = int phi_j F_k.
 
-By the formula of de Bruijn the integral of the density is proportional to the Pfaffian of M, for
-even m. Replace w by w (1 + t f) and take the derivative of its logarithm by t at 0: it is
-E sum_i f(x_i) on one side, and (1/2) tr(M^-1 dM/dt) on the other. So the mean density is
+By a formula of de Bruijn (On some multiple integrals involving determinants, 1955) the integral of
+the density is proportional to the Pfaffian of M, for even m. Replace w by w (1 + t f) and take the
+derivative of its logarithm by t at 0: it is E sum_i f(x_i) on one side, and (1/2) tr(M^-1 dM/dt) on
+the other. So the mean density is
 
     rho(x) = sum_jk phi_j(x) (M^-1)_kj F_k(x).
 
@@ -54,21 +55,8 @@ class Learned(NamedTuple):
 
 @problems.in_float64
 def spectrum(n: int, d: int) -> tuple[Array, Array]:
-    """Computes the mean density of the eigenvalues of X^T X that are not 0, as a rule of sums.
-
-    Args:
-      n: Number of samples, >= 1.
-      d: Dimension, >= 1.
-
-    Returns:
-      Eigenvalues `(points,)`, and weights `(points,)` with the sum min(n, d). The sum of weights
-      times f at the eigenvalues is E sum_i f(x_i) for smooth functions f.
-
-    Raises:
-      ValueError: If n or d is out of range, or so large that densities leave the range of floats.
-
-    References:
-      de Bruijn, On some multiple integrals involving determinants, 1955.
+    """Computes points and weights: sums of f over them are E sum_i f(x_i) for smooth f, over the
+    eigenvalues x_i > 0 of X^T X.
 
     >>> x, weights = spectrum(3, 5)
     >>> round(float((weights * x).sum()), 4)  # E tr X^T X = n d
