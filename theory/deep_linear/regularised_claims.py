@@ -9,6 +9,7 @@ from math import cos, pi, sin, sqrt
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -104,10 +105,11 @@ def _(name, at, penalty):
     _, target = _tasks(at.d, 1.0)
 
     def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
-        fit = minimisers(*at.draw(rng, target, draws), penalty)
+        x, y = at.draw(rng, target, draws)
+        fit = minimisers(x, y, penalty)
         return np.sum((fit - target) ** 2, -1)
 
-    return wishart.ridge_risk(*at[:2], 1.0, at.sigma, penalty), _mean(20_000, risk)
+    return wishart.ridge_risk(at.n, at.d, 1.0, at.sigma, penalty), _mean(20_000, risk)
 
 
 # --- finite source data ---------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def _(name, of, how):
     def distance2(rng: np.random.Generator, draws: int) -> np.ndarray:
         return np.sum((target - scale * _source(rng, of, draws, penalty)) ** 2, -1)
 
-    learned = wishart.learned(*of, penalty)
+    learned = wishart.learned(of.n, of.d, of.sigma, penalty)
     return regularised.distance2(THETA, learned, scale), _mean(10_000, distance2)
 
 
@@ -276,7 +278,8 @@ def _(name, at, penalty):
 
     def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
         matrix = penalty * across(np.broadcast_to(source, (1, d)))
-        return np.sum((minimisers(*at.draw(rng, target, draws), matrix) - target) ** 2, -1)
+        x, y = at.draw(rng, target, draws)
+        return np.sum((minimisers(x, y, matrix) - target) ** 2, -1)
 
     return risks.refitted_risk(n, less, sigma), _mean(20_000, risk)
 
@@ -365,8 +368,12 @@ class Unequal(NamedTuple):
 
     def offset(self) -> np.ndarray:
         """The root mean square of the target less the fitted source, in theory, at d = SMALL."""
-        fitted = self.source_load * SMALL, self.source_sigma, self.source_ridge
-        return np.asarray(regularised.offset_from_source(*self.tasks(SMALL), *fitted))
+        s, source, target = map(jnp.asarray, self.tasks(SMALL))
+        n = self.source_load * SMALL
+        found = regularised.offset_from_source(
+            s, source, target, n, self.source_sigma, self.source_ridge
+        )
+        return np.asarray(found)
 
     def turn(self, load: float) -> float:
         """The common penalty at which L2-SP gains nothing at a load.
@@ -378,7 +385,7 @@ class Unequal(NamedTuple):
         gains, losses = np.sum((target**2 - self.offset() ** 2).reshape(2, -1), 1) * [1, -1]
         root = sqrt(self.large * gains / (self.small * losses))
         kappa = (self.large - root * self.small) / (root - 1)
-        return kappa * (1 - np.mean(s / (s + kappa)) / load)
+        return float(kappa * (1 - np.mean(s / (s + kappa)) / load))
 
 
 U = Unequal()

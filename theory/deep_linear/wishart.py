@@ -29,6 +29,7 @@ with them (about 4 m), and integrals are sums of Gauss-Legendre rules in the squ
 import functools
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
@@ -62,7 +63,8 @@ def spectrum(n: int, d: int) -> tuple[Array, Array]:
     >>> round(float((weights * x).sum()), 4)  # E tr X^T X = n d
     15.0
     """
-    return _spectrum(*_checked(n, d))  # type: ignore[return-value]
+    x, weights = _spectrum(*_checked(n, d))
+    return jnp.asarray(x), jnp.asarray(weights)
 
 
 @problems.in_float64
@@ -89,7 +91,7 @@ def ridge_risk(n: int, d: int, distance: ArrayLike, sigma: ArrayLike, penalty: A
     """
     problems.check("distance", distance, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
     means = _means(n, d, penalty)
-    return np.asarray(distance, float) ** 2 * means.missed + _noise(means, sigma)
+    return jnp.asarray(np.asarray(distance, float) ** 2 * means.missed + _noise(means, sigma))
 
 
 @problems.in_float64
@@ -115,7 +117,8 @@ def learned(n: int, d: int, sigma: ArrayLike, penalty: ArrayLike = 0.0) -> Learn
     """
     means = _means(n, d, penalty)
     size2 = means.size2 + _noise(means, sigma)
-    return Learned(np.broadcast_to(means.overlap, size2.shape), size2)
+    overlap = np.broadcast_to(means.overlap, size2.shape)
+    return Learned(jnp.asarray(overlap), jnp.asarray(size2))
 
 
 class _Means(NamedTuple):
