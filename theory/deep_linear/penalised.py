@@ -10,7 +10,8 @@ best penalty knows the noise and the distance of the offset, as `risks.optimal_r
 
 For isotropic inputs the best penalty is exact at any n and d. The risks are deterministic
 equivalents, that is limits of large n and d. At finite n and d the mean is larger, by at most
-|offset|^2 / (4d) to first order (`best_risk`). `covariance` has the equivalents.
+|offset|^2 / (4d) to first order (`best_risk`); `wishart` has it exactly. `covariance` has the
+equivalents.
 """
 
 import jax
@@ -81,6 +82,7 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
 
     with A, B = (sqrt(n) -+ sqrt(d))^2 and c = d sigma^2 / distance^2, by the central limit theorem
     for linear statistics of Wishart matrices. It matters where sigma < 1/d and n is close to d.
+    `wishart.ridge_risk` at this penalty is exact.
 
     Args:
       n: Number of samples, >= 1.

@@ -285,6 +285,27 @@ def _(name, at, penalty):
 
 
 @claim(
+    "direction-source/ours", BEYOND, f"source: n=5, σ=0; target: n=6, d=12, σ=.5, θ={THETA}, λ=.2"
+)
+def _(n=6, d=12, sigma=0.5, penalty=0.2):
+    """the free direction of a source of few data, without noise and of least norm: E R is the one
+    at E sin²φ = 1 - γ_s cos²θ - (1-γ_s) sin²θ/(d-1), γ_s = n_s/d
+    """
+    of = Data(5, d, 0.0)
+    _, target = _tasks(d, THETA)
+    seen = of.n / d
+    sine = sqrt(1 - seen * cos(THETA) ** 2 - (1 - seen) * sin(THETA) ** 2 / (d - 1))
+    less = wishart.ridge_risk(n - 1, d - 1, sine, sigma, penalty * n / (n - 1))
+
+    def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
+        matrix = penalty * across(_source(rng, of, draws, 0.0))
+        x, y = Data(n, d, sigma).draw(rng, target, draws)
+        return np.sum((minimisers(x, y, matrix) - target) ** 2, -1)
+
+    return risks.refitted_risk(n, less, sigma), _mean(10_000, risk)
+
+
+@claim(
     "direction-gain-{name}/ours",
     BEYOND,
     "n=8, d=8, θ={theta}, σ=.5, each at its best penalty",
