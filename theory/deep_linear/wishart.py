@@ -56,8 +56,18 @@ class Learned(NamedTuple):
 
 @problems.in_float64
 def spectrum(n: int, d: int) -> tuple[Array, Array]:
-    """Computes points and weights: sums of f over them are E sum_i f(x_i) for smooth f, over the
-    eigenvalues x_i > 0 of X^T X.
+    """Computes the mean density of the eigenvalues of X^T X that are not 0, as a rule of sums.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+
+    Returns:
+      Points `(points,)`, and weights `(points,)` with the sum min(n, d). The sum of weights times f
+      at the points is E sum_i f(x_i), for smooth functions f.
+
+    Raises:
+      ValueError: If n or d is out of range, or so large that densities leave the range of floats.
 
     >>> x, weights = spectrum(3, 5)
     >>> round(float((weights * x).sum()), 4)  # E tr X^T X = n d
