@@ -45,6 +45,14 @@ PICTURES: Mapping[str, Picture] = {
         "Risk of linear transfer against the ridge, exact and on random data: with many samples "
         "none is best, with few some is.",
     ),
+    "regularised_transfer": Picture(
+        "regularised",
+        "",
+        "What linear transfer, L2-SP and a penalty on all but the source's direction gain over "
+        "ridge regression at its best penalty, by load and angle (exact, and where they are equal "
+        "in theory and on random data); how far L2-SP helps by the source's samples; and a source "
+        "that helps with few data only.",
+    ),
     "transfer_factors": Picture(
         "transfer_by_spectrum",
         "",

@@ -37,10 +37,12 @@ from theory.deep_linear import (
     penalised,
     pretraining,
     ranks,
+    regularised,
     risks,
     sources,
     subspace,
     training_time,
+    wishart,
 )
 from theory.initialisation import descent, discriminant, proximity, transfer
 from theory.linearity import correlation
@@ -311,6 +313,36 @@ def penalised_risk(n, d, distance, sigma):
     with mp.workdps(400):
         b = distance**2 * (1 - mp.mpf(n) / d) - sigma**2
         return (b + mp.sqrt(b**2 + 4 * (distance * sigma) ** 2)) / 2
+
+
+def distance_at(n, d, risk, sigma):
+    deviation(sigma)
+    need(n >= 1, d >= 1, risk >= 0, sigma > 0)
+    left = risk * (1 - mp.mpf(n) / d) + sigma**2
+    return risk * (risk + sigma**2) / left if left > 0 else mp.inf
+
+
+def refits(n, sigma):
+    deviation(sigma)
+    need(n > 2)
+    return mp.mpf(n)
+
+
+def refitted(n, rest, sigma):
+    need(rest >= 0)
+    return rest + (rest + sigma**2) / (refits(n, sigma) - 2)
+
+
+def allowed_rest(n, risk, sigma):
+    need(risk >= 0)
+    return max((risk * (refits(n, sigma) - 2) - sigma**2) / (n - 1), 0)
+
+
+def transfer_load(theta, sigma):
+    deviation(sigma)
+    sin2 = 0 if theta == mp.pi else mp.sin(theta) ** 2
+    cos2 = 0 if theta == mp.pi / 2 else mp.cos(theta) ** 2
+    return cos2 * (1 + sigma**2 / sin2) if sin2 else mp.inf
 
 
 def scale(p, seen, depth):
@@ -585,6 +617,15 @@ ROWS = [
     Row(risks.optimal_ridge, ("n", "theta", "sigma"), best_ridge),
     Row(penalised.best_penalty, ("n", "d", "nonnegative", "sigma"), least_penalty),
     Row(penalised.best_risk, ("n", "d", "nonnegative", "sigma"), penalised_risk),
+    Row(penalised.distance2_of, ("n", "d", "nonnegative", "sigma"), distance_at),
+    Row(risks.refitted_risk, ("n", "nonnegative", "sigma"), refitted),
+    Row(risks.rest_allowed, ("n", "nonnegative", "sigma"), allowed_rest),
+    Row(
+        regularised.direction_risk,
+        ("n", "d", "theta", "sigma"),
+        lambda n, d, t, s: refitted(n, penalised_risk(refits(n, s) - 1, d - 1, mp.sin(t), s), s),
+    ),
+    Row(regularised.linear_transfer_load, ("theta", "sigma"), transfer_load),
     Row(
         risks.fine_tune_risk,
         ("gamma", "theta", "sigma", "depth", "size"),
@@ -882,6 +923,10 @@ def basis(d: int, k: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, k)))[0], float)
 
 
+def learned(size2: float) -> wishart.Learned:
+    return wishart.Learned(jnp.asarray(0.5, float), jnp.asarray(size2, float))
+
+
 def key() -> jax.Array:
     return jax.random.key(0)
 
@@ -1062,6 +1107,44 @@ FEW: dict[str, list[Callable]] = {
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
         SIGMAS,
+    ),
+    "deep_linear.wishart.spectrum": over(wishart.spectrum, (1, 2, 9), (1, 3)),
+    "deep_linear.wishart.ridge_risk": over(
+        lambda n, d, sigma, penalty: wishart.ridge_risk(n, d, 1.0, sigma, penalty),
+        (1, 9),
+        (2, 9),
+        SIGMAS,
+        (0.0, 1e-9, 1.0, 1e15, np.inf),
+    ),
+    "deep_linear.wishart.learned": over(wishart.learned, (1, 9), (2, 9), SIGMAS, (0.0, 1.0)),
+    "deep_linear.regularised.distance2": over(
+        lambda theta, size, scale: regularised.distance2(theta, learned(size), scale),
+        PLACES,
+        (1e-9, 1.0, 3.0),
+        (-1.0, 0.0, 1.0),
+    ),
+    "deep_linear.regularised.best_scale": over(
+        lambda theta, size: regularised.best_scale(theta, learned(size)), PLACES, (1e-9, 1.0)
+    ),
+    "deep_linear.regularised.l2sp_boundary": over(
+        lambda size: regularised.l2sp_boundary(learned(size)), (1e-9, 1.0, 2.0, 3.0)
+    ),
+    "deep_linear.regularised.direction_sin2": over(
+        regularised.direction_sin2, (2, 3, 9, 10**6), (1, 2, 9, 10**6), (0.0, 1e-3, 1.0, 1e9)
+    ),
+    "deep_linear.regularised.offset_from_source": over(
+        lambda s, n, sigma, ridge: regularised.offset_from_source(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, ridge
+        ),
+        SPECTRUM,
+        (1, 3, 9),
+        SIGMAS,
+        (0.0, 1.0),
+    ),
+    "deep_linear.regularised.across": over(
+        lambda s, w: regularised.across(jnp.array(s), jnp.array(w), jnp.ones(3))[0],
+        SPECTRUM,
+        ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)),
     ),
     "deep_linear.distributions.fine_tune_law": over(
         lambda n, theta, sigma: (
@@ -2013,7 +2096,8 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "deep_linear.ranks.rank_risks",
     "deep_linear.sources.tuned_risk", "initialisation.proximity.tail_bound",
-    "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
+    "deep_linear.wishart.ridge_risk",
+    "deep_linear.wishart.learned", "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
     "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
 }  # fmt: skip

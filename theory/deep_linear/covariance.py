@@ -421,8 +421,8 @@ def linear_transfer_risk(
 ) -> Array:
     """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
 
-    It is the isotropic risk `risks.linear_transfer_risk` at the angle between the tasks in the
-    inner product of Sigma, in units of |beta_t|_Sigma.
+    Across beta_s nothing is learned of |beta_t|^2_Sigma sin^2, at the angle between the tasks in
+    the inner product of Sigma. To this `risks.refitted_risk` adds the error of the scale.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`.
@@ -439,8 +439,8 @@ def linear_transfer_risk(
     """
     check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
-    relative = jnp.asarray(sigma, dtype=float) / jnp.sqrt(size2)
-    return size2 * risks.linear_transfer_risk(n, theta, relative)
+    _, sin = problems.cos_sin(theta)
+    return risks.refitted_risk(n, size2 * sin**2, sigma)
 
 
 @problems.defined
