@@ -18,8 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from sail_jax.checkpoint.executor import MergeError
-from sail_jax.checkpoint.formats.files import explained
+from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checkpoint.formats.quantized import Layout
 from sail_jax.checkpoint.output.writer import ERRORS, Writer
 from sail_jax.checkpoint.sources.requantised import CodingError, Requantisation
@@ -201,7 +200,7 @@ class _Weight:
     def _scaled(self, peaks: np.ndarray) -> np.ndarray:
         """The scales of blocks by their largest entries; 1 of a block of zeros."""
         if not np.isfinite(peaks).all():
-            raise MergeError(
+            raise CheckpointError(
                 f"{self._name}: NaN or infinity, for which FP8 (requantize) has no code"
             )
         scales, dtype = peaks / _LARGEST, self.scales.dtype
@@ -211,7 +210,7 @@ class _Weight:
         with np.errstate(over="ignore"):
             scales = scales.astype(dtype)
         if not np.isfinite(scales.astype(np.float32)).all():
-            raise MergeError(
+            raise CheckpointError(
                 f"{self._name}: up to {peaks.max():.4g}, which scales of {dtype} cannot state"
             )
         scales = np.where(scales == 0, ml_dtypes.finfo(dtype).smallest_subnormal, scales)
