@@ -200,16 +200,7 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
 
 
 def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Limits:
-    """Chooses the limits under which works are executed and their output is made.
-
-    Args:
-      works: What is to be done.
-      run: How it runs.
-      coded: Whether weights are written in codes, which wait for their scales.
-
-    Returns:
-      The limits.
-    """
+    """Chooses the limits of works and their output; codes (`coded`) wait for their scales."""
     sink = HELD if coded else 0
     return limits(works, run.max_memory, run.threads, output=needs(run.format), sink=sink)
 

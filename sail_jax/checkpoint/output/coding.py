@@ -308,14 +308,30 @@ class Coding:
             return self._weights[name]
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes entries of a tensor."""
+        """Takes entries of a tensor.
+
+        Args:
+          name: The tensor.
+          array: The entries in row-major order, in the dtype of its work.
+          start: The index of the first of them in the flat tensor.
+
+        Raises:
+          CheckpointError: As `Writer.write` does, and for entries that have no code.
+        """
         if name in self._codes.layouts:
             self._weight(name).take(array.reshape(-1), start)
         else:
             self._writer.write(name, array, start)
 
     def done(self, name: str) -> None:
-        """Writes the scales of a tensor in codes, and notes that it is finished."""
+        """Writes the scales of a tensor in codes, and notes that it is finished.
+
+        Args:
+          name: The tensor.
+
+        Raises:
+          CheckpointError: As `Writer.done` does.
+        """
         if name not in self._codes.layouts:
             self._writer.done(name)
             return

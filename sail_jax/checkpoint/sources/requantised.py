@@ -53,20 +53,32 @@ class Requantisation:
     errors: dict[str, CodingError] = field(default_factory=dict)
 
     def note(self) -> str:
-        """Describes what is written in codes, a sentence."""
+        """Describes what is written in codes.
+
+        Returns:
+          A sentence, for notes.
+        """
         blocks = {
-            "in one scale for each tensor" if x.rows is x.columns is None
-            else "in one scale for each row" if (x.rows, x.columns) == (1, None)
-            else f"in blocks of {x.rows or 'all rows'} by {x.columns or 'all columns'}"
+            "tensor" if x.rows is x.columns is None
+            else "row" if (x.rows, x.columns) == (1, None)
+            else f"block of {x.rows or 'all'} by {x.columns or 'all'}"
             for x in self.layouts.values()
         }  # fmt: skip
+        count = len(self.layouts)
         return (
-            f"{len(self.layouts)} weights are written in float8_e4m3fn "
-            f"{' or '.join(sorted(blocks))}, as those of {self.source} are"
+            f"{count} weight{'s are' if count > 1 else ' is'} written in float8_e4m3fn, with one "
+            f"scale for each {' or '.join(sorted(blocks))}, as in {self.source}"
         )
 
     def config(self, extras: Mapping[str, Any]) -> bytes:
-        """Puts what is stated about codes into the config.json of an output."""
+        """Puts what is stated about codes into the config.json of an output.
+
+        Args:
+          extras: The files of the output, by name.
+
+        Returns:
+          The new content of config.json.
+        """
         config = config_of(extras)
         for (*place, key), stated in self.scheme.entries.items():
             part = config
@@ -76,7 +88,11 @@ class Requantisation:
         return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
 
     def record(self) -> bytes:
-        """Writes the errors of all weights as JSON, the largest first."""
+        """Writes the errors of all weights as JSON.
+
+        Returns:
+          The content of `RECORD`, the largest error first.
+        """
         rows = sorted(self.errors.items(), key=lambda x: (-x[1].relative, x[0]))
         about = {
             "codes": "float8_e4m3fn",
@@ -125,7 +141,14 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
 
 
 def summary(errors: Mapping[str, CodingError]) -> str:
-    """Describes the errors of all weights in a few words; "" if there are none."""
+    """Describes the errors of all weights in a few words.
+
+    Args:
+      errors: The errors by the names of the weights.
+
+    Returns:
+      A clause with the median and the largest; "" without errors.
+    """
     if not errors:
         return ""
     name = max(errors, key=lambda name: errors[name].relative)
