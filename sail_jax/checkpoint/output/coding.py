@@ -21,13 +21,13 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checkpoint.formats.quantized import Layout
 from sail_jax.checkpoint.output.writer import ERRORS, Writer
+from sail_jax.checkpoint.sources.dequantised import values_of
 from sail_jax.checkpoint.sources.requantised import CodingError, Requantisation
 from sail_jax.merging.tensors import Shape
 from sail_jax.merging.work import Work
 
 _F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST = np.float32(448)
-_VALUES = np.arange(256, dtype=np.uint8).view(_F8).astype(np.float32)
 # How many entries become codes at once; a cache of a core holds what is computed of them.
 _BLOCK = 1 << 17
 # The most bytes of a strip that waits in memory.
@@ -222,7 +222,7 @@ class _Weight:
             codes = codes_of(values / scales)
         wide = values.astype(np.float64).reshape(-1)
         self._square += float(wide @ wide)
-        wide -= (_VALUES[codes] * scales).reshape(-1)
+        wide -= (values_of(_F8)[codes] * scales).reshape(-1)
         self._missed += float(wide @ wide)
         self._largest = max(self._largest, float(np.abs(wide).max(initial=0)))
         return codes
