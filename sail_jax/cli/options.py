@@ -406,8 +406,7 @@ def add_copying(parser: Parser) -> None:
     add(
         "--requantize",
         choices=("fp8",),
-        help="write weights in FP8 again, in the scheme of the input whose config.json the output "
-        "has",
+        help="write weights in FP8 again, in the scheme of the input that config.json comes from",
     )
     add("--allow-nonfinite", action="store_true", help="do not stop at NaN and infinities")
     add(

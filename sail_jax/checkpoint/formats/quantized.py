@@ -10,7 +10,7 @@ from sail_jax.merging.tensors import Like, Shape
 
 
 class Layout(NamedTuple):
-    """How a weight lies in codes of float8_e4m3fn, each of which is multiplied by a scale.
+    """How a weight lies in codes of float8_e4m3fn, which are multiplied by scales.
 
     Attributes:
       scale: The name of the scales after the weight's, such as "_scale_inv"; from the end of the
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
     rows: int | None
     columns: int | None
 
-    def beside(self, name: str) -> str:
+    def scales_of(self, name: str) -> str:
         """The name of the scales of a weight."""
         return name.removesuffix(self.replaces) + self.scale
 

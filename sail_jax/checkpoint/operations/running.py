@@ -76,8 +76,8 @@ class RunOptions:
         the weights of a state of training that is known, and all tensors of anything else; see
         `sail_jax.merging.selection`. It says what is done, as `requantize` does, and all other
         options how.
-      requantize: "fp8" to write weights in FP8 again, in the scheme of the input whose config.json
-        the output has; None for plain weights. Merging, growing, aligning and transplanting do so.
+      requantize: "fp8" to write weights in FP8 again, in the scheme of the input that gives
+        config.json; None for plain weights. Merging, growing, aligning and transplanting do so.
       progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished.
 
     Raises:
@@ -211,7 +211,7 @@ def codes_of_output(
     """Decides which weights of an output are written in codes, if it was asked for.
 
     Args:
-      checkpoint: The input whose config.json the output has.
+      checkpoint: The input that gives config.json.
       works: What is to be done.
       run: Whether it was asked for.
 
@@ -279,7 +279,7 @@ def carried_out(
       done: A file that keeps which works are finished, and what files they left. With `run.resume`
         an output that it describes is not compared, and stays. By default there is none.
       file: The name of the one file of tensors in an output that is a folder; see `create`.
-      codes: What is written in codes, whose errors are filled; None for nothing.
+      codes: What is written in codes; its `errors` are filled. None for nothing.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.

@@ -1,6 +1,6 @@
 """Weights written in codes of FP8: a sink between the executor and the writer.
 
-A scale is the largest entry of its block divided by 448, so that a block has to be there as a whole
+A scale is the largest entry of its block divided by 448. So a block has to be there as a whole
 before its first code is known. Entries come in runs, in any order. Those of blocks that are whole
 become codes at once. What is left waits in strips: all columns of as many rows as share a scale. A
 strip that is too large for memory waits in a file without a name.
@@ -65,7 +65,7 @@ def codes_of(values: np.ndarray) -> np.ndarray:
 
 
 class _Waiting:
-    """A strip of which entries are missing."""
+    """A strip that lacks entries."""
 
     def __init__(self, size: int, dtype: np.dtype, folder: Path) -> None:
         self.missing, self._dtype = size, dtype
@@ -101,7 +101,7 @@ class _Waiting:
 
 
 class _Weight:
-    """A weight of which entries come, and codes go."""
+    """A weight: it takes entries, and hands on codes."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Weight:
         return CodingError(relative, self._largest)
 
     def take(self, entries: np.ndarray, start: int) -> None:
-        """Takes entries; those of strips that are whole go on as codes."""
+        """Takes entries; strips that are whole go on as codes."""
         matrix, strip = self._rows * self._columns, self._high * self._columns
         with self._lock, explained("write", self._folder):
             while entries.size:
@@ -168,13 +168,13 @@ class _Weight:
         start: int,
         get: Callable[[int, int], np.ndarray],
     ) -> None:
-        """Writes the codes of strips of one size, of which `get` returns entries."""
+        """Writes the codes of strips of one size; `get` returns their entries."""
         edges = np.arange(0, self._columns, self._wide)
         scales = self.scales.reshape(-1, len(edges))
         at_once = max(1, _BLOCK // size)
         for first in range(0, count, at_once):
             strips = min(at_once, count - first)
-            # Several strips at once, or several parts of one: its scales are those of all parts.
+            # Several strips at once, or several parts of one, which share its scales.
             length = strips * size
             step = length if size <= _BLOCK else max(1, _BLOCK // self._columns) * self._columns
             parts = [(at, min(step, length - at)) for at in range(0, length, step)]
@@ -245,7 +245,7 @@ def wanted(
         layout = codes.layouts.get(work.name) if codes is not None else None
         tensors[work.name] = (work.dtype if layout is None else _F8, work.shape)
         if layout is not None:
-            tensors[layout.beside(work.name)] = (layout.dtype, layout.grid(work.shape))
+            tensors[layout.scales_of(work.name)] = (layout.dtype, layout.grid(work.shape))
     return tensors
 
 
@@ -287,7 +287,7 @@ class Coding:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 name, relative, largest = json.loads(line)
                 layout = self._codes.layouts[name]
-                if layout.beside(name) in self._writer.finished:
+                if layout.scales_of(name) in self._writer.finished:
                     found[name] = CodingError(float(relative), float(largest))
         return found
 
@@ -335,7 +335,7 @@ class Coding:
         if name not in self._codes.layouts:
             self._writer.done(name)
             return
-        weight, scale = self._weight(name), self._codes.layouts[name].beside(name)
+        weight, scale = self._weight(name), self._codes.layouts[name].scales_of(name)
         if scale not in self._writer.finished:
             self._writer.write(scale, weight.scales.reshape(-1))
         error = self._codes.errors[name] = weight.error()

@@ -1,7 +1,7 @@
 """Which weights of an output are written in codes of FP8 again, and how.
 
-An output has the scheme of the checkpoint whose config.json it carries: the same weights are codes,
-with scales of the same names, for the same blocks. Layers that this checkpoint does not have follow
+An output carries the config.json of one input, and has its scheme: the same weights are codes, with
+scales of the same names, for the same blocks. Layers that this checkpoint does not have follow
 those that it has.
 """
 
@@ -41,7 +41,7 @@ class Requantisation:
     """What of an output is written in codes, and how.
 
     Attributes:
-      source: The checkpoint whose scheme the output has.
+      source: The checkpoint that has the scheme.
       scheme: The scheme.
       layouts: How each weight lies that is written in codes, by its name.
       errors: The error of each of these weights, which `carried_out` finds.
@@ -106,7 +106,7 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
     """Decides which weights of an output are written in codes of FP8.
 
     Args:
-      checkpoint: The checkpoint whose scheme the output has.
+      checkpoint: The checkpoint that has the scheme.
       works: What is done to each tensor of the output.
 
     Returns:
@@ -135,7 +135,7 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
     if not layouts:
         raise CheckpointError(f"no weight that {path} has in FP8 is in the output")
     written = {work.name for work in works}
-    if taken := sorted(written & {layout.beside(name) for name, layout in layouts.items()}):
+    if taken := sorted(written & {layout.scales_of(name) for name, layout in layouts.items()}):
         raise CheckpointError(f"'{taken[0]}' is a tensor, and belongs to the codes")
     return Requantisation(source=str(path), scheme=scheme, layouts=layouts)
 

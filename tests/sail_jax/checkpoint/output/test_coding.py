@@ -1,4 +1,4 @@
-"""Outputs in FP8: codes, scales and errors are those of the definition, in float64."""
+"""Outputs in FP8: codes, scales and errors follow from the definition, in float64."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_codes_are_the_nearest():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
-    """Weights are those of the merge without codes, quantised as the base is."""
+    """Weights are the merge without codes, quantised as the base is."""
     models = [saved(tmp_path / name, scheme, seed) for seed, name in enumerate("ab")]
     merged = merge_checkpoints(models, tmp_path / "out", run=FP8)
     plain = load_checkpoint(merge_checkpoints(models, tmp_path / "plain").out)
@@ -162,10 +162,10 @@ def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
 
 @pytest.mark.parametrize("scheme", ["tensor", "channel", "block"])
 def test_codes_of_one_model_come_back(tmp_path, scheme):
-    """Each block has a code of 448, the value of which bfloat16 rounds by 2^-8 (of 8 bits) at most.
+    """Each block has a code of 448. bfloat16, of 8 bits, rounds its value by 2^-8 at most.
 
     The scale moves by as much, and one in bfloat16 by up to a step, 2^-7. Both values that are
-    compared are rounded by 2^-8, too. Codes are 2^-4 apart or more, so that they stay.
+    compared are rounded by 2^-8, too. Codes are 2^-4 apart or more: they stay.
     """
     a = saved(tmp_path / "a", scheme)
     before, out = load_checkpoint(a), merge_checkpoints([a], tmp_path / "out", run=FP8).out
@@ -224,7 +224,7 @@ def test_stacked_experts_have_scales_of_their_own(tmp_path):
 
 
 def test_an_interrupted_run_is_finished_with_all_errors(tmp_path):
-    """What the first run found is kept; the output is that of a run in one go."""
+    """What the first run found is kept; the output is the same as without an interrupt."""
     folder, about = tmp_path / "a", SCHEMES["block"][0]
     stored = {}
     for k in range(4):
