@@ -62,6 +62,7 @@ ROWS, COLUMNS = 40, 72
 CHANNELS = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
@@ -104,6 +105,8 @@ def saved(folder, scheme, seed=0):
         "layers.0.q.weight": codes,
         f"layers.0.q.{name}": scales.reshape(shape),
         "layers.0.q.input_scale": np.ones((), F32),
+        # Not in codes, although the layer before it is.
+        "layers.1.q.weight": weights(seed + 5).astype(BF16),
         "lm_head.weight": weights(seed + 9).astype(BF16),
     }
     config = json.dumps({"model_type": "x", "quantization_config": about}).encode()
@@ -140,10 +143,12 @@ def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
         plain["layers.0.q.weight"], high, wide, dtype, powers=powers
     )
     arrays = load_checkpoint(merged.out)
-    assert [*arrays] == ["layers.0.q.weight", f"layers.0.q.{name}", "lm_head.weight"]
+    others = ["layers.1.q.weight", "lm_head.weight"]
+    assert [*arrays] == ["layers.0.q.weight", f"layers.0.q.{name}", *others]
     same(arrays["layers.0.q.weight"], codes)
     same(arrays[f"layers.0.q.{name}"], scales.reshape(shape))
-    same(arrays["lm_head.weight"], plain["lm_head.weight"])
+    for other in others:
+        same(arrays[other], plain[other])
     ((_, error),) = merged.requantized.items()
     assert error == pytest.approx((relative, largest), rel=1e-5)
     assert 0.001 < error.relative < 0.06
@@ -151,7 +156,7 @@ def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
     assert record["tensors"] == {"layers.0.q.weight": error._asdict()}
     stated = json.loads((merged.out / "config.json").read_text())["quantization_config"]
     # What is said of activations has a test of its own.
-    apart = ("config_groups", "activation_scheme")
+    apart = ("config_groups", "kv_cache_scheme", "activation_scheme")
     assert stated.keys() == about.keys()
     assert all(stated[key] == value for key, value in about.items() if key not in apart)
     # Zeros stay zeros: their blocks have a scale of 1.
@@ -178,10 +183,22 @@ def test_codes_of_one_model_come_back(tmp_path, scheme):
     assert np.count_nonzero(x) > x.size // 2
 
 
+def test_scales_that_are_too_small_for_their_dtype_are_its_smallest(tmp_path):
+    smallest = F16(2.0**-24)
+    codes = np.random.default_rng(0).integers(-90, 90, (4, 8)).astype(F32).astype(F8)
+    stored = {"q.weight": codes, "q.weight_scale": np.full((4, 1), smallest)}
+    config = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
+    save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
+    arrays = load_checkpoint(merge_checkpoints([tmp_path / "a"], tmp_path / "b", run=FP8).out)
+    same(arrays["q.weight_scale"], stored["q.weight_scale"])
+    same(arrays["q.weight"], codes)
+
+
 def test_measured_scales_of_activations_are_replaced(tmp_path):
     out = merge_checkpoints([saved(tmp_path / "a", "channel")], tmp_path / "out", run=FP8).out
     stated = json.loads((out / "config.json").read_text())["quantization_config"]
     group = stated["config_groups"]["group_0"]
+    assert stated["kv_cache_scheme"] is None
     assert group["input_activations"]["dynamic"] is True
     assert group["weights"] == CHANNELS["config_groups"]["group_0"]["weights"]
     out = merge_checkpoints([saved(tmp_path / "b", "block")], tmp_path / "other", run=FP8).out
@@ -244,6 +261,9 @@ def test_an_interrupted_run_is_finished_with_all_errors(tmp_path):
     with open(tmp_path / ".out.partial" / "errors", "ab") as file:
         assert len((tmp_path / ".out.partial" / "errors").read_bytes().splitlines()) == 3
         file.write(b'["layers.3.wei')
+    # The error of one was not noted, although its codes were finished.
+    errors = (tmp_path / ".out.partial" / "errors").read_bytes()
+    (tmp_path / ".out.partial" / "errors").write_bytes(errors.partition(b"\n")[2])
     for _ in range(2):
         resumed = merge_checkpoints(
             [folder], out, run=RunOptions(requantize="fp8", resume=True, threads=1)
@@ -275,6 +295,7 @@ REFUSED = {
     "int8": ({"codes": np.int8}, "'q.weight' has no codes of float8_e4m3fn with plain scales"),
     "e5m2": ({"codes": ml_dtypes.float8_e5m2}, "'q.weight' has no codes of float8_e4m3fn"),
     "modelopt": ({"quant_method": "modelopt"}, "modelopt needs scales of activations"),
+    "zeros": ({"quant_method": "compressed-tensors"}, "with plain scales"),
     "nothing stated": ({}, "its config.json has no quantization_config"),
 }
 
@@ -288,6 +309,9 @@ def test_other_schemes_are_refused_in_a_line(tmp_path, case):
         codes = np.ones((4, 4), F32).astype(changes.get("codes", F8))
         stored = {"q.weight": codes, "q.weight_scale": np.ones((), F32)}
         about = {"quant_method": changes.get("quant_method", "fp8")} if changes else {}
+    if case == "zeros":
+        stored["q.weight_zero_point"] = np.ones((), F8)
+        about["config_groups"] = {"group_0": {"weights": {"symmetric": False}}}
     config = json.dumps({"quantization_config": about} if about else {"a": 1}).encode()
     save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
     text = recipe(tmp_path, tmp_path / "a", "requantize: fp8")
