@@ -4,7 +4,7 @@ They are GPT-2, the Llama family with its mixtures of experts, BERT, RoBERTa and
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -83,7 +83,7 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
     """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Mixtral or Qwen3-MoE.
 
     Args:
-      params: The tensors by name, those of each expert by itself.
+      params: The tensors by name; those of experts by themselves, or of a layer's experts stacked.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`.
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
@@ -143,6 +143,11 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
     def gated(t: Tensors, gate: str, up: str, down: str) -> Array:
         return linear(t, down, act(linear(t, gate, y)) * linear(t, up, y))
 
+    def stacked(gate_up: Array, down: Array) -> Iterator[Array]:
+        for into, out in zip(gate_up, down, strict=True):
+            gate, up = jnp.split(y @ into.T, 2, axis=-1)
+            yield act(gate) * up @ out.T
+
     if "block_sparse_moe.gate.weight" in h:
         mixture, names = h / "block_sparse_moe.", ("w1", "w3", "w2")
     else:
@@ -161,7 +166,11 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
         largest = largest / largest.sum(-1, keepdims=True)
     # [batch, time, expert]: 0 for an expert that the token does not use.
     weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
-    outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
+    outcomes: Iterable[Array]
+    if "experts.gate_up_proj" in mixture:
+        outcomes = stacked(mixture["experts.gate_up_proj"], mixture["experts.down_proj"])
+    else:
+        outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
     return sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
 
 
