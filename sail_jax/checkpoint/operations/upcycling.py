@@ -9,8 +9,9 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.contents.relations import following
+from sail_jax.checkpoint.executor import CONSTANT
 from sail_jax.checkpoint.formats.extras import carried, config_of, content
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
@@ -136,7 +138,7 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
             for e in mixture.experts
         ]
         try:
-            rows = _rows(mixture, base, config)
+            rows = _rows(mixture, base, config, run.max_memory)
             made = upcycling.plan(
                 [model.tensors for model in models.values()], config, experts, rows,
                 used=mixture.experts_per_token, kind=mixture.architecture,
@@ -259,7 +261,7 @@ def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
             raise CheckpointError(f"{name} has {entry} {b!r}, and the base {path} has {a!r}")
 
 
-def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
+def _rows(mixture: Mixture, base: Checkpoint, config: Config, max_memory: int | None) -> np.ndarray:
     """The rows of the routers, `(layer, expert, width)`."""
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     for name, value in (("num_hidden_layers", layers), ("hidden_size", width)):
@@ -294,8 +296,32 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
 
     if mode == "cheap_embed":
         return routers.of_prompts(prompts, routers.embedded(rows, layers), unit=True)
-    states = routers.hidden(_Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg")
+    states = routers.hidden(
+        _Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg",
+        **_room(base, config, prompts, tables[0], max_memory),
+    )  # fmt: skip
     return routers.of_prompts(prompts, states)
+
+
+def _room(
+    base: Checkpoint, config: Config, prompts: Sequence[routers.Prompts], table: str,
+    max_memory: int | None,
+) -> dict[str, int]:  # fmt: skip
+    """What `hidden` is told of the memory: CheckpointError if the longest prompt needs more."""
+    if max_memory is None:
+        return {}
+    largest = max(math.prod(x.shape) for name, x in base.tensors.items() if name != table)
+    # A weight as it is read, in float32, and laid out for the product.
+    taken = CONSTANT + 12 * largest
+    longest = max(len(tokens) for each in prompts for group in each for tokens in group)
+    need = routers.activations(config, longest)
+    if taken + need > max_memory:
+        raise CheckpointError(
+            f"{argument('max_memory')}: running a prompt of {longest} tokens takes about "
+            f"{(taken + need) / 1e9:.2f} GB, {need / 1e9:.2f} GB of it for the prompt; got "
+            f"{max_memory / 1e9:.2f} GB"
+        )
+    return {"most": min(max_memory - taken, routers.TOGETHER)}
 
 
 class _Read(Mapping[str, np.ndarray]):
