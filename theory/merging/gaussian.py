@@ -18,7 +18,7 @@ is the quantile of infinitely many entries; n of them move it by some 1 / sqrt(n
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -172,7 +172,8 @@ def threshold(tasks: GaussianTasks, density: float) -> float:
     if density == 1 or beyond(0.0) <= 0:
         return 0.0
     high = 40 * max(tasks.spread, tasks.noise)
-    return float(brentq(beyond, 0.0, high, xtol=1e-15 * high, rtol=1e-14))  # pyright: ignore
+    root: Any = brentq(beyond, 0.0, high, xtol=1e-15 * high)
+    return float(root)
 
 
 @defined
@@ -250,7 +251,7 @@ def best(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> Best:
         tried = 2.0 ** -np.arange(9)
         least = int(np.argmin([at(density).least for density in tried]))
         ends = tried[min(least + 1, 8)], tried[max(least - 1, 0)]
-        search = minimize_scalar(  # pyright: ignore
+        search: Any = minimize_scalar(
             lambda log: at(math.exp(log)).least, bounds=np.log(ends), method="bounded",
             options={"xatol": 1e-3},
         )  # fmt: skip
