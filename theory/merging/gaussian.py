@@ -11,9 +11,10 @@ h_t (x - c_t)^2 / 2, with the curvature h_t = 1 where the task uses the entry an
 otherwise. A merge is scale * m, and its excess risk is its mean loss over tasks and entries, less
 that of the best point of each entry.
 
-The excess is a quadratic in the scale. So all that is needed of a merge are two moments (`merged`),
-and its best scale is in closed form. Trimming is by magnitude over the whole vector. Its threshold
-is the quantile of infinitely many entries; n of them move it by some 1 / sqrt(n).
+The excess is a quadratic in the scale. So all that is needed of a merge are two moments
+(`merge_moments`), and its best scale is in closed form. Trimming is by magnitude over the whole
+vector. Its threshold is the quantile of infinitely many entries; n of them move it by some
+1 / sqrt(n).
 """
 
 import math
@@ -38,6 +39,8 @@ FAR = 6.5
 CELLS = 16
 # The least ratio of that deviation to the one of the shared part that `ties` resolves.
 LEAST = 0.01
+# Numbers that are held at once, and that are computed at all: seconds of a processor.
+TOGETHER, MOST = 2**22, 2**28
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class GaussianTasks:
         curvature; 0 means that nothing is lost there.
 
     >>> tasks = GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=0.5)
-    >>> round(merged(tasks, "average").excess(1.0), 5)  # noise^2 / (2 T)
+    >>> round(merge_moments(tasks, "average").excess(1.0), 5)  # noise^2 / (2 T)
     0.03125
     """
 
@@ -104,7 +107,7 @@ class GaussianTasks:
         return float(_binomial(self.tasks, self.support)[1:] @ best / self.tasks)
 
 
-class Merged(NamedTuple):
+class MergeMoments(NamedTuple):
     """What the excess risk of a merge scale * m is made of.
 
     Attributes:
@@ -132,7 +135,7 @@ class Merged(NamedTuple):
         return (self.start - self.product * self.scale) / 2
 
 
-class Best(NamedTuple):
+class BestMerge(NamedTuple):
     """A merge at its best density and scale.
 
     Attributes:
@@ -146,7 +149,8 @@ class Best(NamedTuple):
     excess: float
 
 
-def threshold(tasks: GaussianTasks, density: float) -> float:
+@defined
+def trim_threshold(tasks: GaussianTasks, density: float) -> float:
     """Computes the magnitude above which a share `density` of a task vector's entries lies.
 
     Args:
@@ -159,7 +163,7 @@ def threshold(tasks: GaussianTasks, density: float) -> float:
     Raises:
       ValueError: If the density is out of range.
 
-    >>> round(threshold(GaussianTasks(2, shared=0.6, heterogeneity=0.8, noise=0.0), 0.2), 4)
+    >>> round(trim_threshold(GaussianTasks(2, shared=0.6, heterogeneity=0.8, noise=0.0), 0.2), 4)
     1.2816
     """
     check("density", density, lambda p: (p > 0) & (p <= 1), "in (0, 1]")
@@ -177,9 +181,9 @@ def threshold(tasks: GaussianTasks, density: float) -> float:
 
 
 @defined
-def merged(
+def merge_moments(
     tasks: GaussianTasks, method: Method, density: float = 1.0, *, cells: float = CELLS
-) -> Merged:
+) -> MergeMoments:
     """Computes the two moments of a merge that make its excess risk at every scale.
 
     - "average" is the mean of the task vectors. Task arithmetic with the scale s is the average
@@ -211,21 +215,21 @@ def merged(
       Mario, 2024 (arXiv 2311.03099), introduce TIES and DARE.
 
     >>> tasks = GaussianTasks(2, shared=0.6, heterogeneity=0.8, noise=0.5)
-    >>> [round(merged(tasks, method, 0.2).least, 4) for method in METHODS]
-    [0.0527, 0.2455, 0.1446, 0.1438]
+    >>> [round(merge_moments(tasks, method, 0.2).least, 4) for method in METHODS]
+    [0.0528, 0.27, 0.1381, 0.1507]
     """
     one_of("method", method, Method)
     check("density", density, lambda p: (p > 0) & (p <= 1), "in (0, 1]")
     if not tasks.spread and not tasks.noise:
-        return Merged(0.0, 0.0, tasks.start)
-    cut = threshold(tasks, density) if method in ("trim", "ties") else 0.0
+        return MergeMoments(0.0, 0.0, tasks.start)
+    cut = trim_threshold(tasks, density) if method in ("trim", "ties") else 0.0
     if method == "ties":
-        return Merged(*_ties(tasks, cut, cells), tasks.start)
+        return MergeMoments(*_ties(tasks, cut, cells), tasks.start)
     return _linear(tasks, cut, density if method == "dare" else 1.0)
 
 
 @defined
-def best(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> Best:
+def best_merge(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> BestMerge:
     """Finds the density and the scale at which a merge has the least excess risk.
 
     The scale is in closed form. The density is searched: first among powers of 2, then between the
@@ -233,18 +237,18 @@ def best(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> Best:
 
     Args:
       tasks: The tasks.
-      method: The merge, as for `merged`.
-      cells: As for `merged`.
+      method: The merge, as for `merge_moments`.
+      cells: As for `merge_moments`.
 
     Returns:
       The merge at its best. Averages and DARE are best at the density 1.
 
-    >>> best(GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=2.0), "dare")
-    Best(density=1.0, scale=0.5555555555555556, excess=0.2777777777777777...)
+    >>> best_merge(GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=2.0), "dare")
+    BestMerge(density=1.0, scale=0.5555555555555556, excess=0.2777777777777778)
     """
 
-    def at(density: float) -> Merged:
-        return merged(tasks, method, density, cells=cells)
+    def at(density: float) -> MergeMoments:
+        return merge_moments(tasks, method, density, cells=cells)
 
     found = 1.0
     if method in ("trim", "ties"):
@@ -258,13 +262,13 @@ def best(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> Best:
         inside = float(math.exp(search.x))
         found = inside if search.fun < at(tried[least]).least else float(tried[least])
     outcome = at(found)
-    return Best(found, outcome.scale, outcome.least)
+    return BestMerge(found, outcome.scale, outcome.least)
 
 
 # --- averages -------------------------------------------------------------------------------------
 
 
-def _linear(tasks: GaussianTasks, cut: float, density: float) -> Merged:
+def _linear(tasks: GaussianTasks, cut: float, density: float) -> MergeMoments:
     """A mean of what is left of task vectors above a threshold, after DARE of some density."""
     n, p, off = tasks.tasks, tasks.support, 1 - tasks.support
     used, unused = _kept(cut, tasks.spread), _kept(cut, tasks.noise)
@@ -279,7 +283,7 @@ def _linear(tasks: GaussianTasks, cut: float, density: float) -> Merged:
     share = used / tasks.spread**2 if tasks.spread else 0.0
     product = p * share * (tasks.shared**2 + tasks.heterogeneity**2)
     product += others * p**2 * share * tasks.shared**2
-    return Merged((squares + pairs) / n**2, product / n, tasks.start)
+    return MergeMoments((squares + pairs) / n**2, product / n, tasks.start)
 
 
 def _tail(c: float, spread: float) -> float:
@@ -356,39 +360,48 @@ def _ties(tasks: GaussianTasks, cut: float, cells: float) -> tuple[float, float]
             f"ties; got {own:g} of {tasks.shared:g}"
         )
     mu, weight = _shared_parts(tasks)
-    reach = n * mu[-1] + (FAR + 1) * math.sqrt(n) * own
+    reach = n * mu[-1] + (FAR + 1) * math.sqrt(n) * max(own, tasks.noise)
     size = 2 ** math.ceil(math.log2(2 * reach * cells / own))
-    of = _laws(tasks, cut, mu, 2 * reach / size, size)
-    law, x, x2 = of["law"]
-    rest = of["rest"]
-    # Powers 0 to T - 1 of both, and the terms of each count of positive task vectors.
-    power, left = (_powers(base, n) for base in (law, rest))
+    if n * mu.size * size > MOST:
+        raise ValueError(f"tasks must be fewer for ties with this shared part; got {n}")
+    positive = np.zeros(size)
+    positive[1 : size // 2], positive[0] = 1.0, 0.5  # half of the cell around 0 is above it
+    together = max(1, TOGETHER // (n * size))
+    sums = np.zeros(2)
+    for start in range(0, mu.size, together):
+        some = slice(start, start + together)
+        moments = _sums(tasks, _laws(tasks, cut, mu[some], 2 * reach / size, size))
+        sums += [np.fft.irfft(weight[some] @ moment, size) @ positive for moment in moments]
+    return float(2 * sums[0]), float(2 * sums[1])
+
+
+def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The transforms of both moments, by the place of the sum of all task vectors."""
+    n, (law, x, x2), (h0, h1, h2), (c0, c1) = tasks.tasks, of["law"], of["h"], of["hc"]
+    # Powers 0 to T - 1 of the law of a positive task vector, and of the rest.
+    power, left = _powers(law, n), _powers(of["rest"], n)
     square, product = np.zeros_like(law), np.zeros_like(law)
     for a in range(1, n + 1):
-        chosen, without = math.comb(n - 1, a - 1), math.comb(n - 1, a)
-        h0, h1, h2 = of["h"]
-        c0, c1 = of["hc"]
         # Task 1 is positive, with a - 1 others.
-        of_square = h2 * power[a - 1]
-        of_product = c1 * power[a - 1]
+        of_square, of_product = h2 * power[a - 1], c1 * power[a - 1]
         if a > 1:
             of_square += (a - 1) * (2 * h1 * x + h0 * x2) * power[a - 2]
             of_product += (a - 1) * c0 * x * power[a - 2]
         if a > 2:
             of_square += (a - 1) * (a - 2) * h0 * x**2 * power[a - 3]
-        square += chosen / a**2 * of_square * left[n - a]
-        product += chosen / a * of_product * left[n - a]
-        if a < n:  # it is not, and a others are
-            pairs = a * x2 * power[a - 1]
-            if a > 1:
-                pairs += a * (a - 1) * x**2 * power[a - 2]
-            square += without / a**2 * pairs * of["h rest"] * left[n - 1 - a]
-            product += without * x * power[a - 1] * of["hc rest"] * left[n - 1 - a]
-    positive = np.zeros(size)
-    positive[1 : size // 2], positive[0] = 1.0, 0.5  # half of the cell around 0 is above it
-    sums = (np.fft.irfft(weight @ moment, size) @ positive for moment in (square, product))
-    first, second = (2 * float(total) for total in sums)
-    return first, second
+        ways = math.comb(n - 1, a - 1)
+        square += ways / a**2 * of_square * left[n - a]
+        product += ways / a * of_product * left[n - a]
+        if a == n:
+            break
+        # It is not, and a others are.
+        of_square = a * x2 * power[a - 1]
+        if a > 1:
+            of_square += a * (a - 1) * x**2 * power[a - 2]
+        ways = math.comb(n - 1, a)
+        square += ways / a**2 * of_square * of["h rest"] * left[n - 1 - a]
+        product += ways * x * power[a - 1] * of["hc rest"] * left[n - 1 - a]
+    return square, product
 
 
 def _alike(tasks: GaussianTasks, cut: float) -> tuple[float, float]:
@@ -422,35 +435,38 @@ def _laws(
     leading axis); the latter two are weighed by the curvature, and by curvature times optimum.
     "rest" is what is below -c, with what was trimmed at 0.
     """
-    last = min(size // 2 - 1, math.ceil((mu[-1] + (FAR + 2) * max(tasks.own, tasks.noise)) / step))
+    widest = FAR * tasks.shared + (FAR + 2) * max(tasks.own, tasks.noise)
+    last = min(size // 2 - 1, math.ceil(widest / step))
     edges = np.maximum((np.arange(last + 2) - 0.5) * step, cut)
     p, off = tasks.support, 1 - tasks.support
-    used = p * _cells(edges, mu[:, None], tasks.own)
-    unused = off * _cells(edges, np.zeros((1, 1)), tasks.noise) if off and tasks.noise else 0.0
-    law, h = used + unused, used + tasks.elsewhere * unused
+    idle = off * _cells(edges, np.zeros(1), tasks.noise) if off and tasks.noise else 0.0
     # E[c_t | tau_t, mu] is a mean of both.
     known = (tasks.heterogeneity / tasks.own) ** 2
-    hc = (1 - known) * mu[:, None] * used[:2] + known * used[1:]
 
-    def forward(above: np.ndarray) -> np.ndarray:
-        return np.fft.rfft(above, size)
+    def positive(mu: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        used = p * _cells(edges, mu, tasks.own)
+        optimum = (1 - known) * mu[:, None] * used[:2] + known * used[1:]
+        return used + idle, used + tasks.elsewhere * idle, optimum
 
-    def backward(above: np.ndarray, total: np.ndarray | float, sign: int) -> np.ndarray:
-        """What is below -c, by symmetry of the nodes, and the rest at 0."""
-        below = sign * above[::-1]
+    def rest(above: np.ndarray, below: np.ndarray, total: np.ndarray | float) -> np.ndarray:
         zero = total - above.sum(1) - below.sum(1)
         return np.conj(np.fft.rfft(below, size)) + zero[:, None]
 
-    found = {"law": forward(law), "hc": forward(hc)}
-    found["h"] = forward(h) if off else found["law"]
-    found["rest"] = backward(law[0], 1.0, 1)
-    found["h rest"] = backward(h[0], tasks.curvature, 1)
-    found["hc rest"] = backward(hc[0], p * mu, -1)
-    return found
+    law, h, hc = positive(mu)
+    mirrored, mirrored_h, mirrored_hc = (moment[0] for moment in positive(-mu))
+    return {
+        "law": np.fft.rfft(law, size),
+        "h": np.fft.rfft(h, size),
+        "hc": np.fft.rfft(hc, size),
+        "rest": rest(law[0], mirrored, 1.0),
+        "h rest": rest(h[0], mirrored_h, tasks.curvature),
+        "hc rest": rest(hc[0], -mirrored_hc, p * mu),
+    }
 
 
-def _cells(edges: np.ndarray, mean: np.ndarray, spread: float) -> np.ndarray:
+def _cells(edges: np.ndarray, means: np.ndarray, spread: float) -> np.ndarray:
     """The moments 0, 1 and 2 of a normal variable within cells, `(3, means, cells)`."""
+    mean = means[:, None]
     z = (edges - mean) / spread
     f = _density(z)
     mass, first, second = np.diff(ndtr(z)), -np.diff(f), -np.diff(z * f)

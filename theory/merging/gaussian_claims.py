@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 from theory import claims
 from theory.claims import Estimate, Simulate, once
 from theory.merging import gaussian_domains as domains
-from theory.merging.gaussian import GaussianTasks, Method, best, merged
+from theory.merging.gaussian import GaussianTasks, Method, best_merge, merge_moments
 from theory.merging.gaussian_simulation import Drawn, draw_tasks, merge_drawn
 from theory.merging.testbeds import claim
 
@@ -138,7 +138,7 @@ for _bed, _method, _density in (
         TIES: a sum over the counts of agreeing tasks. Infinitely many entries
         """
         tasks = BEDS[bed]
-        return merged(tasks, method, density).excess(1.0), _excess(tasks, method, density)
+        return merge_moments(tasks, method, density).excess(1.0), _excess(tasks, method, density)
 
 
 for _bed, _method, _density in (("dense", "ties", 0.2), ("own", "ties", 0.2)):
@@ -153,7 +153,7 @@ for _bed, _method, _density in (("dense", "ties", 0.2), ("own", "ties", 0.2)):
     def _(bed, method, density, numbers, words):
         """the best scale of TIES is E h c m / E h m²"""
         tasks = BEDS[bed]
-        return merged(tasks, method, density).scale, _scale(tasks, method, density)
+        return merge_moments(tasks, method, density).scale, _scale(tasks, method, density)
 
 
 for _bed, _method in (("own", "ties"), ("common", "trim")):
@@ -168,7 +168,7 @@ for _bed, _method in (("own", "ties"), ("common", "trim")):
     def _(bed, method, name, numbers, words, least):
         """the least excess of {name}, over all densities and scales"""
         tasks = BEDS[bed]
-        return best(tasks, method).excess, _least(tasks, method)
+        return best_merge(tasks, method).excess, _least(tasks, method)
 
 
 # --- nothing is better than the average -----------------------------------------------------------
@@ -207,7 +207,7 @@ def _():
 
     E[c̄ | τ₁, ..., τ_N] is a multiple of the mean
     """
-    return best(DENSE, "average").excess, _learned
+    return best_merge(DENSE, "average").excess, _learned
 
 
 # --- what papers say ------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ def _printed_need():
 
     both are at their published settings; TIES is worse at its best, too (merge-bayes)
     """
-    return merged(DENSE, "average").excess(1.0), _excess(DENSE, "ties", 0.2)
+    return merge_moments(DENSE, "average").excess(1.0), _excess(DENSE, "ties", 0.2)
 
 
 @_printed_need.beside("corrected", "=")
 def _():
     """TIES has the excess of its exact moments, here more than the base has"""
-    return merged(DENSE, "ties", 0.2).excess(1.0)
+    return merge_moments(DENSE, "ties", 0.2).excess(1.0)
 
 
 @STUDY(
@@ -245,7 +245,7 @@ def _():
 )
 def _():
     """all entries used: TIES at its published settings has more excess than the base"""
-    return merged(DENSE, "average").excess(0.0), _excess(DENSE, "ties", 0.2)
+    return merge_moments(DENSE, "average").excess(0.0), _excess(DENSE, "ties", 0.2)
 
 
 @STUDY(
@@ -260,10 +260,10 @@ def _printed_gains():
 
     tasks of few entries and little noise are what TIES is made for
     """
-    return best(OWN, "average").excess, _excess(OWN, "ties", 0.2, None)
+    return best_merge(OWN, "average").excess, _excess(OWN, "ties", 0.2, None)
 
 
 @_printed_gains.beside("corrected", "=")
 def _():
     """TIES has the excess of its exact moments, less than the average"""
-    return merged(OWN, "ties", 0.2).least
+    return merge_moments(OWN, "ties", 0.2).least

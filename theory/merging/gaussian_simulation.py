@@ -17,6 +17,7 @@ from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.transforms import trim
 from theory.claims import generator
 from theory.merging.gaussian import GaussianTasks, Method
+from theory.problems import defined
 
 
 class Drawn(NamedTuple):
@@ -53,6 +54,7 @@ class Drawn(NamedTuple):
         return float(search.x)
 
 
+@defined
 def draw_tasks(key: Array, tasks: GaussianTasks, entries: int) -> Drawn:
     """Draws the task vectors of one merge, and the tasks' optima and curvatures.
 
@@ -73,6 +75,7 @@ def draw_tasks(key: Array, tasks: GaussianTasks, entries: int) -> Drawn:
     return Drawn(vectors, optima, np.where(used, 1.0, tasks.elsewhere))
 
 
+@defined
 def merge_drawn(
     key: Array, vectors: Float[np.ndarray, "T n"], method: Method, density: float = 1.0
 ) -> Float[np.ndarray, " n"]:
@@ -81,7 +84,7 @@ def merge_drawn(
     Args:
       key: Random key of DARE's masks.
       vectors: Task vectors, one leaf each.
-      method: The merge, as for `gaussian.merged`.
+      method: The merge, as for `gaussian.merge_moments`.
       density: The share of entries that is kept, in (0, 1].
 
     Returns:
