@@ -169,6 +169,12 @@ PICTURES: Mapping[str, Picture] = {
         "Held-out loss of averages of one run's checkpoints and of runs with a decayed rate, by "
         "the window of both: measured, and predicted by quadratics fitted to the averages.",
     ),
+    "merge_choice": Picture(
+        "diagram",
+        "",
+        "Which merge of Gaussian task vectors has the least risk, by noise, heterogeneity and "
+        "number of tasks: in theory (colour) and of drawn task vectors (dots).",
+    ),
     "ledger": Picture(
         "ledger",
         "--preset main",

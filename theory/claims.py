@@ -60,6 +60,7 @@ ROOMS = (
     "theory.merging.stability_claims",
     "theory.merging.gradient_claims",
     "theory.merging.sparsification_claims",
+    "theory.merging.gaussian_claims",
     "theory.merging.law_claims",
     "theory.merging.averaging_claims",
 )

@@ -1534,6 +1534,33 @@ FEW: dict[str, list[Callable]] = {
     ],
     "merging.quadratic.constants": each(lambda: merging.constants(bed())),
     "merging.quadratic.dare": over(lambda p: merging.dare(bed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)),
+    "merging.gaussian.trim_threshold": over(
+        lambda *x: merging.trim_threshold(merging.GaussianTasks(2, *x[:-1]), x[-1]),
+        (0.0, 1e-100, 0.5),
+        (0.0, 1e-9),
+        (0.0, 1e100),
+        (1e-30, 1.0),
+        (1e-30, 0.2, 1.0, 0.0),
+    ),
+    "merging.gaussian.merge_moments": over(
+        lambda method, density, *x: merging.merge_moments(
+            merging.GaussianTasks(2, *x), method, density
+        ),
+        ("average", "dare", "trim", "ties"),
+        (1e-9, 1.0),
+        (0.0, 1.0),
+        (0.0, 1e-9, 1.0),
+        (0.0, 1e15),
+        (1e-9, 1.0),
+        (0.0, 1.0),
+    ),
+    "merging.gaussian.best_merge": over(
+        lambda method, noise: merging.best_merge(
+            merging.GaussianTasks(2, 1.0, 0.5, noise, 0.3), method, cells=2
+        ),
+        ("average", "ties"),
+        (0.0, 1.0, 1e9),
+    ),
     "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
     "problems.cos_sin": over(problems.cos_sin, PLACES),
     "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
@@ -2053,6 +2080,8 @@ SIMULATED = [
     "merging.averaging.simulate_average",
     "merging.effective_steps.simulate_movement",
     "merging.simulation.simulate",
+    "merging.gaussian_simulation.draw_tasks",
+    "merging.gaussian_simulation.merge_drawn",
     "problems.in_float64",
     "problems.unchecked_in_float64",
     "student_teacher.networks.features",
