@@ -495,7 +495,9 @@ def _layers(
             )
         )
     if new <= fixed:
-        raise ValueError(f"{name!r} is {old} and would be {new}, but its first layer has no like")
+        raise ValueError(
+            f"{name!r} is {old} and would be {new}, but its first layer is unlike the others"
+        )
     repeats = interpolate if chain else deep.layers
     if repeats is None:
         assert deep.mixes is not None
