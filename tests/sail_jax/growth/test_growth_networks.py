@@ -116,6 +116,12 @@ def test_fewer_layers_are_means_of_neighbours():
     assert "2 layers become 1" in growth.report.lost
     with pytest.raises(ValueError, match="give depth_method='mean_depth'"):
         plan(params, c, {"depth": 0.5})
+    blocks = models.model("flax resnet").params
+    with pytest.raises(ValueError, match="'blocks' is 2 and would be 1, but its first layer is un"):
+        plan(blocks, config("flax resnet"), {"blocks": 1}, depth_method="mean_depth")
+    chain = models.model("flax mlp").params
+    with pytest.raises(ValueError, match="layers that are not alike cannot be mixed"):
+        plan(chain, config("flax mlp"), {"depth": 0.5})
 
 
 @pytest.mark.slow
