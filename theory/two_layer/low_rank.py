@@ -8,8 +8,8 @@ A `(r, i)` or `(r, h)` alone, with a fixed scale s. Two places are treated:
 
 Loss and time are those of `layers`. What B A has to learn is the residual A_ft - W_1 W_2.
 
-If the tasks are aligned, the modes of the residual are rho_i = sigma_ft,i - y_i, and an adapter
-whose start is aligned, too, has one pair of numbers (b, a) in each of r modes. Each pair obeys
+If the tasks are aligned, the modes of the residual are rho_i = sigma_ft,i - y_i. An adapter with an
+aligned start has one pair of numbers (b, a) in each of r modes. Each pair obeys
 
     db/dt = 2 g a (rho - z),   da/dt = 2 g b (rho - z),   z = g b a
 

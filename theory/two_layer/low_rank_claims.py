@@ -41,7 +41,7 @@ SLOW, QUICK = 0.5, 1.9  # pre-trained modes y < sigma_ft = 2.2
 
 
 def _first(rank: int, b: float, a: float) -> Layers:
-    """B and A in the first modes of an ideal network, whose hidden units are its modes."""
+    """B and A in the first modes of an ideal network. Its hidden units are the modes."""
     left = np.asarray(ideal(task(), D).w1) / np.sqrt(PRE)
     return _aligned(rank, b, a, left, np.eye(D))
 

@@ -26,7 +26,7 @@ class Adapter:
 
 @config
 class Networks:
-    """The networks that are trained beside the closed forms."""
+    """The networks that are trained."""
 
     times: Annotated[int, Ge(2)] = 8
     """Pre-training times at which networks are fine-tuned."""

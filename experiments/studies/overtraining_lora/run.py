@@ -1,4 +1,4 @@
-"""The run of `overtraining_lora`: closed forms beside networks and adapters that train."""
+"""The run of `overtraining_lora`: closed forms, and networks and adapters that train."""
 
 from functools import partial
 from typing import Any

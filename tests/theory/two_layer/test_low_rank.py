@@ -27,6 +27,7 @@ def test_a_balanced_start_is_a_sigmoid():
     np.testing.assert_allclose(found, modes.mode(gain * times, gain * 0.01, 1.4), rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_flow_of_matrices_contains_that_of_modes():
     """B = 0, and rows of A that are axes: modes stay apart."""
     times, rho = np.array([0.4, 1.1]), np.array([1.3, -0.7])
