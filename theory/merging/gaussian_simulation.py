@@ -77,28 +77,41 @@ def draw_tasks(key: Array, tasks: GaussianTasks, entries: int) -> Drawn:
 
 @defined
 def merge_drawn(
-    key: Array, vectors: Float[np.ndarray, "T n"], method: Method, density: float = 1.0
+    key: Array,
+    vectors: Float[np.ndarray, "T n"],
+    method: Method,
+    density: float = 1.0,
+    *,
+    tensors: int = 1,
 ) -> Float[np.ndarray, " n"]:
     """Merges task vectors by the methods that merge checkpoints, with the scale 1.
 
+    A threshold depends on all entries that it is of, and so do all of their losses. What several
+    tensors give is independent: they are trimmed one by one.
+
     Args:
       key: Random key of DARE's masks.
-      vectors: Task vectors, one leaf each.
+      vectors: Task vectors.
       method: The merge, as for `gaussian.merge_moments`.
       density: The share of entries that is kept, in (0, 1].
+      tensors: In how many tensors of one size the entries lie, one after another.
 
     Returns:
       The update of the base.
 
     Raises:
-      ValueError: For another method, and for another density.
+      ValueError: For another method, another density, and a number of tensors that does not divide
+        the number of entries.
     """
     one_of("method", method, Method)
+    if tensors < 1 or vectors.shape[1] % tensors:
+        raise ValueError(f"tensors must divide {vectors.shape[1]} entries; got {tensors}")
     makers: dict[Method, Callable[[], Merge]] = {
         "average": lambda: methods.task_arithmetic(normalize=True),
         "dare": lambda: methods.dare_linear(density=density, key=key, normalize=True),
-        "trim": lambda: Merge(trim(density), weighted_sum, normalize=True),
-        "ties": lambda: methods.ties(density=density),
+        "trim": lambda: Merge(trim(density, "tensor"), weighted_sum, normalize=True),
+        "ties": lambda: methods.ties(density=density, scope="tensor"),
     }
-    models = [{"entries": vector} for vector in vectors]
-    return np.asarray(makers[method]()(models, {"entries": np.zeros(vectors.shape[1])})["entries"])
+    base = [np.zeros(vectors.shape[1] // tensors)] * tensors
+    models = [np.split(vector, tensors) for vector in vectors]
+    return np.concatenate(makers[method]()(models, base))

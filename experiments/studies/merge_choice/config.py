@@ -5,7 +5,6 @@ from typing import Annotated
 from annotated_types import Ge, Interval, Le
 
 from experiments.lab.config import Increasing, Natural, NotNegative, Positive, Seed, config, varied
-from experiments.studies.shared.checking import must
 
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Density = Annotated[float, Interval(gt=0, le=1)]
@@ -41,10 +40,10 @@ class Config:
     """Each how many-th share is also simulated, from the first on."""
     measured_noises: Natural = 2
     """Each how many-th noise is also simulated, from the first on."""
-    entries: Annotated[int, Ge(100)] = 60_000
-    """Entries of each task vector in a simulation."""
     parts: Annotated[int, Ge(2)] = 8
-    """Parts of the entries, whose risks are measured apart: the repetitions."""
+    """Tensors of each task vector in a simulation, merged apart: the repetitions."""
+    entries: Annotated[int, Ge(100)] = 8_000
+    """Entries of each tensor."""
     published: Published = Published()
     """Settings beside the best ones."""
     cells: Annotated[float, Ge(1)] = 3.0
@@ -53,9 +52,6 @@ class Config:
     """Seed of the simulations."""
     least: NotNegative = 0.005
     """A merge wins where its excess is less than the average's by this share or more."""
-
-    def __post_init__(self) -> None:
-        must(self, "parts", self.parts * 10 <= self.entries, "be a tenth of entries, or less")
 
 
 DEFAULT = Config()
@@ -71,7 +67,8 @@ PRESETS: dict[str, Config] = {
         noises=(0.1, 1.0),
         measured_shares=1,
         measured_noises=1,
-        entries=2_000,
+        parts=4,
+        entries=500,
         cells=1.0,
     ),
 }

@@ -31,8 +31,8 @@ TITLES = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws which merge wins, and excess risk along the noise.
 
-    Returns "diagram": colours are theory, dots are drawn task vectors; and "excess": theory dashed,
-    and means of drawn task vectors with their standard errors.
+    Returns "diagram": colours are theory, dots are drawn task vectors; and "excess", with best
+    scales and densities: theory dashed, and means of drawn task vectors with standard errors.
     """
     return {"diagram": _diagram(dataset), "excess": _excess(dataset)}
 
@@ -101,30 +101,43 @@ def _winners(ax: Axes, at: xr.Dataset, kind: str) -> set[str]:
 
 
 def _excess(dataset: xr.Dataset) -> Figure:
-    """Excess along the noise at the middle heterogeneity, for the largest number of tasks."""
+    """Excess, best scale and best density along the noise, for the largest number of tasks."""
     beds, share = dataset.bed.values, dataset.at_share.values[len(dataset.at_share) // 2]
-    figure, axes = style.figure(1, len(beds), width=3.5, height=3.2, sharey=True)
+    figure, axes = style.figure(3, len(beds), width=3.5, height=2.4, sharex=True, sharey="row")
     at = dataset.isel(tasks=-1)
-    for ax, bed in zip(axes[0], beds, strict=True):
+    for (risk, scale, density), bed in zip(axes.T, beds, strict=True):
         here = at.sel(bed=bed)
-        lines = [("best", "algorithm", name, "best") for name in here.algorithm.values]
-        lines += [("published", "setting", "ties", "published")]
-        for kind, dim, name, words in lines:
-            exact = here[kind].sel({dim: name}).sel(share=share)
-            drawn = here[f"{kind}_measured"].sel({dim: name}).sel(at_share=share)
-            color = COLORS[str(name)] if kind == "best" else style.PALETTE[1]
-            label = f"{NAMES.get(str(name), name)}, {words} settings"
-            ax.plot(exact.noise, exact, "--", lw=1.4, color=color)
-            error = drawn.std("part", ddof=1) / drawn.sizes["part"] ** 0.5
-            ax.errorbar(
-                drawn.at_noise, drawn.mean("part"), error, fmt="o", ms=4, color=color, label=label
-            )
-        ax.axhline(1.0, color=style.FAINT, lw=1, label="the base")
-        ax.set(xlabel="noise of experts", title=_title(dataset, str(bed)))
-        style.logarithmic(ax, "x")
-        ax.set_yscale("log")
-    axes[0, 0].set_ylabel("excess risk, of the base's")
+        for name in here.algorithm.values:
+            best = here.sel(algorithm=name)
+            color, label = COLORS[str(name)], f"{NAMES.get(str(name), name)}, best settings"
+            _along(risk, best, "best", share, color, label)
+            _along(scale, best, "scale", share, color)
+            density.plot(best.noise, best.density.sel(share=share), "--", lw=1.4, color=color)
+        ties = here.sel(setting="ties")
+        _along(risk, ties, "published", share, style.PALETTE[1], "TIES, published settings")
+        risk.axhline(1.0, color=style.FAINT, lw=1, label="the base")
+        risk.set_title(_title(dataset, str(bed)))
+        density.set_xlabel("noise of experts")
+        for ax in (risk, scale, density):
+            style.logarithmic(ax, "x")
+        risk.set_yscale("log")
+        style.logarithmic(density, "y")
+    for ax, words in zip(
+        axes[:, 0], ("excess risk, of the base's", "best scale", "best density"), strict=True
+    ):
+        ax.set_ylabel(words)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     handles += [Line2D([], [], ls="--", color=style.INK)]
-    legend(figure, handles, [*labels, "theory"], ncols=3)
+    title = f"{int(at.tasks)} tasks, heterogeneity {share:g}; dots are drawn task vectors (± s.e.)"
+    legend(figure, handles, [*labels, "theory"], ncols=3, title=title)
     return figure
+
+
+def _along(
+    ax: Axes, at: xr.Dataset, name: str, share: float, color: str, label: str | None = None
+) -> None:
+    """Theory along the noise, dashed, and the mean over parts with its error."""
+    exact, drawn = at[name].sel(share=share), at[f"{name}_measured"].sel(at_share=share)
+    ax.plot(exact.noise, exact, "--", lw=1.4, color=color)
+    error = drawn.std("part", ddof=1) / drawn.sizes["part"] ** 0.5
+    ax.errorbar(drawn.at_noise, drawn.mean("part"), error, fmt="o", ms=4, color=color, label=label)

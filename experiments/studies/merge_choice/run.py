@@ -23,9 +23,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     All excess risks are divided by the base's. Over (bed, tasks, share, noise): `best` of each
     merge at its best density and scale, with `density` and `scale`; and `published` at published
-    settings. `best_measured` and `published_measured` are those of drawn task vectors, by part of
-    their entries, over `at_share` and `at_noise`; the former has the settings that theory finds
-    best.
+    settings. `best_measured` and `published_measured` are those of drawn task vectors, by part (a
+    tensor each), over `at_share` and `at_noise`; the former has the settings that theory finds
+    best. `scale_measured` is the scale of least measured loss at those densities.
     """
     grids = [
         stage(f"{bed}, {n} tasks", lambda bed=bed, n=n: _grid(config, bed, n))
@@ -39,6 +39,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "scale": ("share", "noise", "algorithm"),
         "published": ("share", "noise", "setting"),
         "best_measured": ("at_share", "at_noise", "algorithm", "part"),
+        "scale_measured": ("at_share", "at_noise", "algorithm", "part"),
         "published_measured": ("at_share", "at_noise", "setting", "part"),
     }
 
@@ -90,7 +91,7 @@ def _grid(config: Config, bed: str, count: int) -> dict[str, Any]:
     shape = len(config.shares), len(config.noises)
     found = {name: np.zeros((*shape, len(BEST))) for name in ("best", "density", "scale")}
     found["published"] = np.zeros((*shape, len(PUBLISHED)))
-    measured: dict[str, list[np.ndarray]] = {"best": [], "published": []}
+    measured: dict[str, list[np.ndarray]] = {"best": [], "scale": [], "published": []}
     published = _published(config, count)
     for i, share in enumerate(config.shares):
         for j, noise in enumerate(config.noises):
@@ -107,9 +108,10 @@ def _grid(config: Config, bed: str, count: int) -> dict[str, Any]:
                 best = zip(BEST, found["density"][i, j], found["scale"][i, j], strict=True)
                 key = jax.random.fold_in(jax.random.key(config.seed), BEDS.index(bed))
                 key = jax.random.fold_in(jax.random.fold_in(key, count), len(measured["best"]))
-                risks = _measured(config, key, tasks, [*best, *published]) / base
-                measured["best"].append(risks[: len(BEST)])
-                measured["published"].append(risks[len(BEST) :])
+                risks, scales = _measured(config, key, tasks, [*best, *published])
+                measured["best"].append(risks[: len(BEST)] / base)
+                measured["published"].append(risks[len(BEST) :] / base)
+                measured["scale"].append(scales)
     rows = -(-shape[0] // config.measured_shares), -(-shape[1] // config.measured_noises)
     for name, values in measured.items():
         stacked = np.stack(values)
@@ -119,13 +121,23 @@ def _grid(config: Config, bed: str, count: int) -> dict[str, Any]:
 
 def _measured(
     config: Config, key: jax.Array, tasks: GaussianTasks, merges: list[tuple[Method, float, float]]
-) -> np.ndarray:
-    """Merges drawn task vectors; the mean excess of each merge in each part of the entries."""
-    drawn = merging.draw_tasks(key, tasks, config.entries)
-    cuts = np.linspace(0, config.entries, config.parts + 1).astype(int)
-    risks = []
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merges drawn task vectors.
+
+    It returns, by merge and part of the entries, the mean excess; and the best scale of the first
+    merges, which are those at their best settings.
+    """
+    drawn = merging.draw_tasks(key, tasks, config.parts * config.entries)
+    cuts = np.arange(config.parts + 1) * config.entries
+    parts = [slice(*ends) for ends in pairwise(cuts)]
+    pieces = [merging.Drawn(*(x[:, part] for x in drawn)) for part in parts]
+    risks, scales = [], []
     for method, density, scale in merges:
-        update = merging.merge_drawn(key, drawn.vectors, method, float(density))
-        excess = drawn.excess(scale * update)
-        risks.append([excess[start:end].mean() for start, end in pairwise(cuts)])
-    return np.array(risks)
+        update = merging.merge_drawn(
+            key, drawn.vectors, method, float(density), tensors=config.parts
+        )
+        both = list(zip(pieces, parts, strict=True))
+        risks.append([piece.excess(scale * update[part]).mean() for piece, part in both])
+        if len(scales) < len(BEST):
+            scales.append([piece.best_scale(update[part]) for piece, part in both])
+    return np.array(risks), np.array(scales)
