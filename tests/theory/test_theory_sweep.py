@@ -1529,6 +1529,13 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.sharpness_aware.sharpest_decay": over(
         sharpness_aware.sharpest_decay, (0.0, 1e-9, 0.1, 1e9, -1.0), (0.0, 0.1), (0.0, 4.0, -1.0)
     ),
+    "two_layer.best_time.mode_taus": over(
+        lambda s, tau: best_time.mode_taus(np.diag(s), tau), SPECTRUM[:2], (0.0, 6.0, 1e9)
+    ),
+    "two_layer.best_time.best_time_of": over(
+        lambda g: best_time.best_time_of(aligned(0.1), jnp.diag(jnp.arange(3.0, 0.0, -1)), g, 2.0),
+        (0.5, -1.0),
+    ),
     "two_layer.label_noise.drift": over(
         lambda d, nu, eta: label_noise.drift([d, -0.5], [2.0, 1.0], nu, [eta] * 3),
         (0.0, 1e-9, 1.0, -1.0),

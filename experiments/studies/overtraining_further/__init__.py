@@ -2,10 +2,11 @@
 
 The study goes on from Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025
 (arXiv 2503.19206), with two-layer linear networks. Theory has the modes alone, simulations have
-whole weight matrices. There are four parts:
+whole weight matrices. There are five parts:
 
   decay  Gaussian noise follows pre-training: how many modes are worth learning, and the best time
          to stop, by the decay of the spectrum
+  turned the best time for a target with U != V, if both layers start as e^-tau I
   bits   the weights are rounded to b bits: the best time, and by how much rounding raises the loss
          along pre-training, compared with independent uniform errors
   sam    pre-training by sharpness-aware minimisation: when modes are learned, without

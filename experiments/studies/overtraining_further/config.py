@@ -34,6 +34,20 @@ class Decay:
 
 
 @config
+class Turned:
+    """Noise after pre-training on a target with U != V."""
+
+    sigma: Different[Positive] = (2.0, 1.5, 0.6, 0.3)
+    """Singular values, descending."""
+    gamma: Positive = 0.25
+    """Standard deviation of the noise."""
+    taus: Rising[Positive] = (1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 8.0)
+    """Logarithms of the initial weights, negated."""
+    draws: Annotated[int, Ge(2)] = 1000
+    """Draws of noise."""
+
+
+@config
 class Bits:
     """Rounding after pre-training."""
 
@@ -110,6 +124,7 @@ class Config:
     points: Annotated[int, Ge(2)] = 400
     """Points of theory's lines."""
     decay: Decay = Decay()
+    turned: Turned = Turned()
     bits: Bits = Bits()
     sam: Sam = Sam()
     labels: Labels = Labels()
@@ -117,14 +132,15 @@ class Config:
     """Seed of singular vectors, noise and rotations."""
 
     def __post_init__(self) -> None:
+        for name, part in (("turned", self.turned), ("sam", self.sam), ("labels", self.labels)):
+            if any(a < b for a, b in itertools.pairwise(part.sigma)):
+                raise ValueError(f"{name}.sigma must be descending; got {part.sigma}")
         for name, part in (("sam", self.sam), ("labels", self.labels)):
             if len(part.imbalance) != len(part.sigma):
                 raise ValueError(
                     f"{name}.imbalance must have a number for each of {name}.sigma, "
                     f"{len(part.sigma)}; got {len(part.imbalance)}"
                 )
-            if any(a < b for a, b in itertools.pairwise(part.sigma)):
-                raise ValueError(f"{name}.sigma must be descending; got {part.sigma}")
             if part.every > part.steps:
                 raise ValueError(
                     f"{name}.every must be at most {name}.steps = {part.steps}; got {part.every}"
@@ -140,6 +156,7 @@ PRESETS: dict[str, Config] = {
         tau=2.0,
         points=5,
         decay={"d": 3, "threshold": 0.6, "decays": (0.5, 1.5), "draws": 20},
+        turned={"taus": (1.0, 2.0), "draws": 20},
         bits={"d": 3, "bits": (2, 3), "shown": (3,), "times": 3, "draws": 20},
         sam={"rhos": (0.0, 0.1), "steps": 40, "every": 20},
         labels={"steps": 40, "every": 20, "networks": 4, "rates": (0.01, 0.02), "singles": 4}

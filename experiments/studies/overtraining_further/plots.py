@@ -16,15 +16,10 @@ LOOKS = {
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the parts; dashed lines are theory, points are matrices, bars two standard errors."""
-    figure, axes = style.figure(4, 2, width=4.8, height=3.5)
-    _modes(axes[0, 0], dataset)
-    _decay(axes[0, 1], dataset)
-    _bits(axes[1, 0], dataset)
-    _rise(axes[1, 1], dataset)
-    _sam(axes[2, 0], dataset)
-    _bouncing(axes[2, 1], dataset)
-    _labels(axes[3, 0], dataset)
-    _anneal(axes[3, 1], dataset)
+    figure, axes = style.figure(3, 3, width=4.8, height=3.6)
+    parts = (_modes, _decay, _turned, _bits, _rise, _sam, _bouncing, _labels, _anneal)
+    for ax, draw in zip(axes.flat, parts, strict=True):
+        draw(ax, dataset)
     return {"further": figure}
 
 
@@ -57,6 +52,25 @@ def _decay(ax: Axes, dataset: xr.Dataset) -> None:
         ylabel="pre-training time",
         ylim=(0, None),
         title="best time to stop if noise follows",
+    )
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _turned(ax: Axes, dataset: xr.Dataset) -> None:
+    for start, line, color, words in (
+        ("aligned", ":", style.FAINT, "theory, $U = V$"),
+        ("limit", "--", style.PALETTE[1], "theory, $U ≠ V$, $τ → ∞$"),
+        ("exact", "--", style.PALETTE[0], "theory, $U ≠ V$"),
+    ):
+        theory = dataset.turned_time_theory.sel(start=start)
+        ax.plot(dataset.tau, theory, line, color=color, label=words)
+    bars = 2 * dataset.turned_time_error
+    ax.errorbar(dataset.tau, dataset.turned_time, bars, fmt="o", ms=4, lw=1, color=style.PALETTE[0])
+    ax.set(
+        xlabel=dataset.tau.attrs["long_name"],
+        ylabel="pre-training time",
+        ylim=(0, None),
+        title="best time to stop, other singular vectors",
     )
     ax.legend(frameon=False, fontsize=8)
 

@@ -21,6 +21,7 @@ from theory.two_layer import (
     quantised,
     sharpness_aware,
 )
+from theory.two_layer.layers import identity_start
 
 # The learning rate in units of the first one, by the share of all steps.
 SCHEDULES = {
@@ -38,6 +39,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     - `decay_time_theory` and `decay_modes_theory`, `(decay,)`: the best time to stop, and the
       number of modes worth learning. `decay_time`, `decay_time_error` and `decay_modes`,
       `(cell_decay,)`: the same by simulation.
+    - `turned_time_theory`, `(start, tau)`: the best time for U = V, for U != V in the limit of
+      large tau, and for U != V exactly. `turned_time` and `turned_time_error`, `(tau,)`: by
+      simulation.
     - `bits_time_theory`, `(law, real_bits)`: the best time for independent and for mirrored errors.
       `bits_time` and `bits_time_error`, `(way, bits)`: by simulation.
     - `rise` and `rise_error`, `(way, shown_bits, time)`: by how much rounding raises the loss, in
@@ -54,6 +58,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     data = {
         **stage("decay, theory", partial(_decay_theory, config)),
         **stage("decay, networks", partial(_decay, config)),
+        **stage("other singular vectors", partial(_turned, config)),
         **stage("bits, theory", partial(_bits_theory, config)),
         **stage("bits, best times", partial(_bits, config)),
         **stage("bits, along training", partial(_along, config)),
@@ -68,6 +73,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "decay_time": ("cell_decay",),
         "decay_time_error": ("cell_decay",),
         "decay_modes": ("cell_decay",),
+        "turned_time_theory": ("start", "tau"),
+        "turned_time": ("tau",),
+        "turned_time_error": ("tau",),
         "bits_time_theory": ("law", "real_bits"),
         "bits_time": ("way", "bits"),
         "bits_time_error": ("way", "bits"),
@@ -87,6 +95,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     coords = {
         "decay": ("decay", _decays(config), {"long_name": "decay of the spectrum"}),
         "cell_decay": ("cell_decay", np.array(config.decay.decays)),
+        "start": ("start", ["aligned", "limit", "exact"]),
+        "tau": ("tau", np.array(config.turned.taus), {"long_name": "$τ$ of the start $e^{-τ} I$"}),
         "law": ("law", ["independent", "mirrored"]),
         "way": ("way", list(WAYS)),
         "bits": ("bits", np.array(config.bits.bits)),
@@ -182,6 +192,30 @@ def _decay(config: Config) -> dict[str, np.ndarray]:
 def _estimates(name: str, found: list[Estimate]) -> dict[str, np.ndarray]:
     errors = [e.stderr if e.stderr is not None else e.tolerance for e in found]
     return {name: np.array([e.value for e in found]), f"{name}_error": np.array(errors, float)}
+
+
+def _turned(config: Config) -> dict[str, np.ndarray]:
+    """Looks for the best times of networks that start as e^{-tau} I, for a target with U != V."""
+    part = config.turned
+    sigma, d = np.array(part.sigma), len(part.sigma)
+    u, v = matrices.rotations(_generator(config, 7), 2, d)
+    # Else the smallest mode would not be learned.
+    v[:, -1] *= np.linalg.det(u) * np.linalg.det(v)
+    target, theory, found = (u * sigma) @ v.T, [], []
+    for i, tau in enumerate(part.taus):
+        late = best_time.mode_taus(target, tau)
+        # Until the last mode is learned, however late.
+        end = float(np.max(1.2 * late / (2 * sigma))) + 1 / sigma[-1]
+        with jax.enable_x64(True):
+            start = identity_start(d, tau)
+            exact = best_time.best_time_of(start, jnp.asarray(target), part.gamma, end)
+        taus = (np.full(d, tau), late)
+        theory.append([*(best_time.best_time(sigma, d, part.gamma, t) for t in taus), exact])
+        one = np.exp(-tau) * np.eye(d)
+        run = matrices.pre_train(one, one, target, end)
+        after = matrices.add_noise(_generator(config, 8, i), run, part.gamma, part.draws)
+        found.append(matrices.least(run, after, points=240, few=part.draws))
+    return {"turned_time_theory": np.array(theory).T, **_estimates("turned_time", found)}
 
 
 def _bits_theory(config: Config) -> dict[str, np.ndarray]:
