@@ -1532,10 +1532,6 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.best_time.mode_taus": over(
         lambda s, tau: best_time.mode_taus(np.diag(s), tau), SPECTRUM[:2], (0.0, 6.0, 1e9)
     ),
-    "two_layer.best_time.best_time_of": over(
-        lambda g: best_time.best_time_of(aligned(0.1), jnp.diag(jnp.arange(3.0, 0.0, -1)), g, 2.0),
-        (0.5, -1.0),
-    ),
     "two_layer.label_noise.drift": over(
         lambda d, nu, eta: label_noise.drift([d, -0.5], [2.0, 1.0], nu, [eta] * 3),
         (0.0, 1e-9, 1.0, -1.0),
@@ -1795,6 +1791,7 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
+    "two_layer.best_time.best_time_of",
     "two_layer.matrices.add_noise",
     "two_layer.matrices.gradients",
     "two_layer.matrices.label_noise",
