@@ -1515,6 +1515,11 @@ FEW: dict[str, list[Callable]] = {
         (0.0, 1e-9, 0.1, 1.0, -1.0),
         (0.0, 1.0, 30.0, -1.0),
     ),
+    "two_layer.sharpness_aware.bouncing_drift": over(
+        lambda rho, t: sharpness_aware.bouncing_drift([1.0, -2.0], [1.0, 0.5], rho, t),
+        (0.0, 1e-9, 0.1, -1.0),
+        (0.0, 1.0, -1.0),
+    ),
     "two_layer.sharpness_aware.learning_time": over(
         lambda y, rho: sharpness_aware.learning_time(0.5, y, 1.0, rho),
         (1e-30, 1e-3, 0.5, 0.0, 0.6),
