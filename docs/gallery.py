@@ -93,9 +93,9 @@ PICTURES: Mapping[str, Picture] = {
     "overtraining_further": Picture(
         "further",
         "",
-        "How many modes are worth learning and when to stop pre-training, by the decay of the "
-        "spectrum under noise and by the bits of a weight under rounding, and what rounding adds "
-        "to the loss: theory dashed, whole matrices as points.",
+        "When to stop pre-training, by the decay of the spectrum under noise and by the bits of a "
+        "weight under rounding, and what SAM, label noise and its schedule change: theory dashed, "
+        "whole matrices as points.",
     ),
     "overtraining_language": Picture(
         "perturbation",

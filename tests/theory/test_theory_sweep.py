@@ -1735,6 +1735,11 @@ FEW: dict[str, list[Callable]] = {
         (0.0, 1e-9, 0.1, 1.0, -1.0),
         (0.0, 1.0, 30.0, -1.0),
     ),
+    "two_layer.sharpness_aware.bouncing_drift": over(
+        lambda rho, t: sharpness_aware.bouncing_drift([1.0, -2.0], [1.0, 0.5], rho, t),
+        (0.0, 1e-9, 0.1, -1.0),
+        (0.0, 1.0, -1.0),
+    ),
     "two_layer.sharpness_aware.learning_time": over(
         lambda y, rho: sharpness_aware.learning_time(0.5, y, 1.0, rho),
         (1e-30, 1e-3, 0.5, 0.0, 0.6),
@@ -1748,6 +1753,9 @@ FEW: dict[str, list[Callable]] = {
     ),
     "two_layer.sharpness_aware.sharpest_decay": over(
         sharpness_aware.sharpest_decay, (0.0, 1e-9, 0.1, 1e9, -1.0), (0.0, 0.1), (0.0, 4.0, -1.0)
+    ),
+    "two_layer.best_time.mode_taus": over(
+        lambda s, tau: best_time.mode_taus(np.diag(s), tau), SPECTRUM[:2], (0.0, 6.0, 1e9)
     ),
     "two_layer.label_noise.drift": over(
         lambda d, nu, eta: label_noise.drift([d, -0.5], [2.0, 1.0], nu, [eta] * 3),
@@ -2097,6 +2105,7 @@ SIMULATED = [
     "two_layer.networks.adapted",
     "two_layer.networks.adapter_flow",
     "two_layer.networks.adapter_sgd",
+    "two_layer.best_time.best_time_of",
     "two_layer.matrices.add_noise",
     "two_layer.matrices.gradients",
     "two_layer.matrices.label_noise",

@@ -10,7 +10,8 @@ mode r (`perturbation.turning_times`),
 
 A quicker decay lowers sigma_r for as long as r stays, and the best time then grows. Where many
 modes are learned at once, r is large against tau times the decay, and the best time is
-`noise_time`, for every decay. `docs/explanation/overtraining_further.md` has the proofs.
+`noise_time`, for every decay. For U != V each mode is later (`mode_taus`), and `best_time_of` has
+any balanced start at finite tau. `docs/explanation/overtraining_further.md` has the proofs.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,13 @@ from scipy.optimize import root_scalar
 from scipy.special import expit, log_expit
 
 from theory import problems
-from theory.two_layer.layers import check_spectrum
-from theory.two_layer.perturbation import check_gamma
+from theory.two_layer.layers import Layers, check_spectrum
+from theory.two_layer.perturbation import check_gamma, perturbed_loss
+from theory.two_layer.riccati import flow
 
 # Log-odds of y / sigma at which each mode is looked at, 4 to a unit.
 _ODDS = np.linspace(-16, 16, 129)
+_TIMES, _ROUNDS = 129, 3  # of the grids of `best_time_of`
 
 
 @problems.defined
@@ -77,7 +80,10 @@ def power_law_index(
 
 @problems.defined
 def best_time(
-    sigma: Sequence[float] | Float[ArrayLike, " modes"], d: int, gamma: float, tau: float
+    sigma: Sequence[float] | Float[ArrayLike, " modes"],
+    d: int,
+    gamma: float,
+    tau: float | Float[ArrayLike, " modes"],
 ) -> float:
     """Computes the pre-training time at which the mean loss under noise is least, to rounding.
 
@@ -93,7 +99,8 @@ def best_time(
       sigma: Singular values of the target, > 0 and descending, at most d of them.
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and >= 0.
-      tau: Negative logarithm of the scale of the start; e^{-2 tau} is below all singular values.
+      tau: Negative logarithm of the scale of the start, or one for each mode (`mode_taus`); e^{-2
+        tau} is below all singular values.
 
     Returns:
       The time; inf without noise, 0 where pre-training only raises the loss.
@@ -106,6 +113,7 @@ def best_time(
     """
     check_gamma(gamma)
     sigma = np.asarray(check_spectrum("sigma", sigma), float)
+    tau = np.asarray(tau, float)
     problems.check("sigma", sigma, lambda s: s > np.exp(-2 * tau), "above e^(-2 tau)")
     if not d >= sigma.size:
         raise ValueError(f"d must be at least the number of modes, {sigma.size}; got {d}")
@@ -162,8 +170,76 @@ def noise_time(d: int, gamma: float, tau: float) -> float:
     return float(_log_odds(np.array(level), tau) * -1 / (4 * level))
 
 
-def _log_odds(sigma: np.ndarray, tau: float) -> np.ndarray:
+@problems.defined
+def mode_taus(target: Float[ArrayLike, "d d"], tau: float) -> Float[np.ndarray, " d"]:
+    """Computes the start of each mode for a target with U != V, where the start is e^{-tau} I.
+
+        tau_i = tau - log(p_i) / 2
+
+    p_i is the squared norm of (u_i + v_i)/2 less its projections on those of larger modes. In the
+    limit tau -> inf, for distinct singular values, mode i follows the law of an aligned start at
+    e^{-tau_i}: it is late by log(1/p_i) / (4 sigma_i). The product of all p_i is det((U + V)/2)^2,
+    so that U = V is the quickest.
+
+    Args:
+      target: Target map A = U diag(sigma) V^T.
+      tau: Negative logarithm of the scale of the start.
+
+    Returns:
+      tau_i, the largest singular value first; inf for modes that are never learned
+      (`modes.learned_modes`).
+
+    Raises:
+      ValueError: If the target is not a square matrix.
+
+    >>> turned = np.array([[0.0, -2.0], [1.0, 0.0]])
+    >>> (mode_taus(turned, 6.0) - 6.0).round(3).tolist()
+    [0.347, 0.347]
+    """
+    a = np.asarray(target, float)
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise ValueError(f"target must be a square matrix; got shape {a.shape}")
+    problems.check_squares("target", a)
+    u, _, vt = np.linalg.svd(a)
+    left = np.abs(np.diag(np.linalg.qr((u + vt.T) / 2)[1]))
+    never = left < a.shape[0] * 100 * np.finfo(float).eps
+    return np.where(never, np.inf, tau - np.log(np.where(never, 1.0, left)))
+
+
+@problems.defined
+def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, end: float) -> float:
+    """Computes the best time for any balanced start and any target, at finite tau.
+
+    The flow is `riccati.flow`, and the mean loss under noise `perturbation.perturbed_loss`. Both
+    are exact; the time is found by ever finer grids.
+
+    Args:
+      start: Initial weights, balanced.
+      target: Target map A `(o, i)`.
+      gamma: Standard deviation of the noise, finite and >= 0.
+      end: The last time that is looked at.
+
+    Returns:
+      The time, to about 1e-5 of `end`.
+
+    Raises:
+      ValueError: As `riccati.flow`.
+    """
+    check_gamma(gamma)
+    problems.check("end", end, lambda t: (t > 0) & (t < np.inf), "finite and > 0")
+    low, width = 0.0, float(end)
+    for _ in range(_ROUNDS):
+        # Each round goes on from the network at the start of its span: all have one program.
+        path = flow(start, target, np.linspace(0.0, width, _TIMES))
+        losses = perturbed_loss(*path, target, gamma)
+        least = max(int(np.argmin(np.asarray(losses))) - 1, 0)
+        start = Layers(path.w1[least], path.w2[least])
+        low, width = low + least * width / (_TIMES - 1), 2 * width / (_TIMES - 1)
+    return low + width / 2
+
+
+def _log_odds(sigma: np.ndarray, tau: ArrayLike) -> np.ndarray:
     """log(y / (sigma - y)) at the start y = e^{-2 tau}."""
-    log = np.log(sigma) + 2 * tau
+    log = np.log(sigma) + 2 * np.asarray(tau)
     # log(e^log - 1) without overflow.
     return -(log + np.log1p(-np.exp(-log)))

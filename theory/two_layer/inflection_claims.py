@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from theory.claims import Estimate, generator
 from theory.two_layer import best_time, inflection_domains, matrices, modes, perturbation
-from theory.two_layer.layers import ideal
-from theory.two_layer.tasks import claim, rotations, task
+from theory.two_layer.layers import ideal, identity_start
+from theory.two_layer.tasks import PRE, claim, deterministic, rotations, task
 
 D, SCALE, GAMMA = 4, 2.0, 0.35
 LEVEL = 2 * D * GAMMA**2
@@ -168,3 +168,64 @@ def _():
     """many modes on their way at once: t* → log(2dγ²e^(2τ) - 1)/(8dγ²), for any decay"""
     gamma = sqrt(DENSE / (2 * WIDE))
     return best_time.noise_time(WIDE, gamma, TAU), _best(_spectrum(SLOW, WIDE), gamma, TAU, 48, 120)
+
+
+# --- U != V ---------------------------------------------------------------------------------------
+
+
+def _turned(gamma: float, tau: float, draws: int) -> Callable:
+    """The best time of a network that starts as e^{-tau} I on the target with U != V."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        start = np.exp(-tau) * np.eye(D)
+        run = matrices.pre_train(start, start, np.asarray(task()), LAST * tau)
+        count = draws // 4 if quick else draws
+        after = matrices.add_noise(generator(key), run, gamma, count)
+        return matrices.least(run, after, 240, few=count // 8)
+
+    return simulate
+
+
+LAST, QUIET, EARLY = 1.2, 0.25, 2.0  # last time by tau; noise; a start that is not small
+TURNED = f"d={D}, U ≠ V, σ={PRE}"
+
+
+@claim("D4.2-turned/ours", SOURCE, f"{TURNED}, start e^(-τ)I, τ={EARLY:g}, γ={QUIET}")
+def _():
+    """U ≠ V at finite τ: the best time by the Riccati flow and the mean loss under noise"""
+    start, target = identity_start(D, EARLY), task()
+    found = best_time.best_time_of(start, target, QUIET, LAST * EARLY)
+    return found, _turned(QUIET, EARLY, 8_000)
+
+
+@claim("D4.2-turned/limit", SOURCE, f"{TURNED}, start e^(-τ)I, τ={{tau:g}}, γ={QUIET}")
+def _(tau=8.0):
+    """U ≠ V, τ → ∞: as for U = V, with τ_i = τ - log(p_i)/2 for mode i, p_i the square of what
+    (u_i + v_i)/2 has beyond those of larger modes
+    """
+    taus = best_time.mode_taus(task(), tau)
+    return best_time.best_time(PRE, D, QUIET, taus), _turned(QUIET, tau, 8_000)
+
+
+@claim(
+    "A.1-late-{mode}/limit",
+    "Theorem A.1 (Appendix A.1), times for U ≠ V",
+    f"{TURNED}, start e^(-τ)I, τ={{tau:g}}",
+    each=((1,), (3,)),
+)
+def _(mode, tau=8.0):
+    """U ≠ V, τ → ∞: mode {mode} is half learned at log(σe^(2τ)/p - 1)/(4σ), later by log(1/p)/(4σ):
+    its share then
+
+    tolerance: the next order in e^-τ
+    """
+    sigma, late = PRE[mode - 1], best_time.mode_taus(task(), tau)[mode - 1]
+    time = float(np.log(sigma * np.exp(2 * late) - 1) / (4 * sigma))
+
+    def share() -> float:
+        start = np.exp(-tau) * np.eye(D)
+        w1, w2 = matrices.pre_train(start, start, np.asarray(task()), time).at(time)
+        u, v = rotations()
+        return float(u[:, mode - 1] @ w1 @ w2 @ v[:, mode - 1]) / sigma
+
+    return 0.5, deterministic(share, 2e-3)

@@ -28,15 +28,15 @@ def _descend(schedule: str, key: Array, quick: bool) -> matrices.Pair:
     turn = np.linalg.qr(np.cos(np.outer(np.arange(D), np.arange(D)) + 1.0))[0]
     size = np.hypot(IMBALANCE, 2 * SIGMA)
     a, b = np.sqrt((size + IMBALANCE) / 2), np.sqrt((size - IMBALANCE) / 2)
-    count = 20 if quick else 240
+    count = 48 if quick else 240
     pair = (np.tile(w, (count, 1, 1)) for w in ((u * a) @ turn, turn.T @ (b[:, None] * v.T)))
     first, second = pair
     rng = generator(key)
     # What the noise has left in the map is removed by steps without it, which move nothing else.
+    last = first, second
     for noise, rates in ((NOISE, _rates(schedule)), (0.0, np.full(CALM, RATE))):
-        for last in matrices.label_noise(rng, (first, second), (u * SIGMA) @ v.T, noise, rates):
-            first, second = last
-    return first, second
+        last = matrices.label_noise(rng, last, (u * SIGMA) @ v.T, noise, rates)
+    return last
 
 
 def _traces(pair: matrices.Pair) -> np.ndarray:
@@ -109,11 +109,14 @@ def _(rate=0.02, noise=1.0, sigma=1.0):
     def simulate(key: Array, quick: bool) -> Estimate:
         """2 sigma less the mean of a^2 + b^2 at a constant rate, over networks and steps."""
         start = np.full((100 if quick else 400, 1, 1), np.sqrt(sigma))
-        rates, sums, rng = np.full(800, rate), np.zeros(len(start)), generator(key)
-        steps = matrices.label_noise(rng, (start, start), np.eye(1) * sigma, noise, rates)
-        for k, (w1, w2) in enumerate(steps):
-            if k >= 200:
-                sums += (w1**2 + w2**2)[:, 0, 0]
-        return Estimate.mean(matrices.paired(2 * sigma - sums / 600))
+        sums, skipped, steps = np.zeros(len(start)), 200, 800
+
+        def watch(step: int, pair: matrices.Pair) -> None:
+            if step > skipped:
+                sums[:] += (pair[0] ** 2 + pair[1] ** 2)[:, 0, 0]
+
+        rates, target = np.full(steps, rate), np.eye(1) * sigma
+        matrices.label_noise(generator(key), (start, start), target, noise, rates, watch)
+        return Estimate.mean(matrices.paired(2 * sigma - sums / (steps - skipped)))
 
     return label_noise.annealing_rise(rate, noise, 0.0, sigma), simulate

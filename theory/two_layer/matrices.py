@@ -3,7 +3,7 @@
 They share nothing with the closed forms but the loss |W_1 W_2 - A|^2 and its two gradients.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -108,7 +108,8 @@ def label_noise(
     target: np.ndarray,
     noise: float,
     rates: np.ndarray,
-) -> Iterator[Pair]:
+    watch: Callable[[int, Pair], None] = lambda step, pair: None,
+) -> Pair:
     """Descends with new noise on the labels at every step.
 
     The second half of the networks has the noise of the first half with the other sign: in the mean
@@ -121,21 +122,30 @@ def label_noise(
       target: The target map.
       noise: Standard deviation of the noise.
       rates: The learning rate of each step.
+      watch: Is called after each step, with the number of steps and both weight matrices.
 
-    Yields:
-      Both weight matrices after each step.
+    Returns:
+      Both weight matrices at the end.
     """
     w1, w2 = pair
-    for rate in rates:
+    for step, rate in enumerate(rates, 1):
         half = noise * rng.standard_normal((len(w1) // 2, *target.shape))
         off = w1 @ w2 - target - np.concatenate([half, -half])
         w1, w2 = w1 - 2 * rate * off @ w2.mT, w2 - 2 * rate * w1.mT @ off
-        yield w1, w2
+        watch(step, (w1, w2))
+    return w1, w2
 
 
 @problems.defined
 def paired(values: np.ndarray) -> np.ndarray:
-    """Takes the mean over each pair of networks of `label_noise`."""
+    """Takes the mean over each pair of networks of `label_noise`.
+
+    Args:
+      values: A number for each network, `(networks,)`.
+
+    Returns:
+      The means, `(networks / 2,)`.
+    """
     return np.reshape(values, (2, -1)).mean(0)
 
 

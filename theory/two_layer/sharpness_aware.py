@@ -143,6 +143,53 @@ def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
 
 
 @problems.defined
+def bouncing_drift(
+    imbalance: Float[ArrayLike, " d"], sigma: Float[ArrayLike, " d"], rho: float, time: float
+) -> Float[np.ndarray, " d"]:
+    """Follows the imbalances of all modes under normalised SAM at a minimum.
+
+    Let (i, j) be the pair with the largest a_i^2 + b_j^2. The iterates bounce along the entry (i,
+    j) of the map, and SAM shrinks what makes it sharp, a_i and b_j, at the pace 2 rho^2. Descent
+    then restores ab = sigma, which keeps D. So
+
+        dD_i/dt = -4 rho^2 a_i^2,  dD_j/dt = 4 rho^2 b_j^2,
+
+    and for i = j both: log D falls at the pace 4 rho^2 (`sharpest_decay`). It is the limit of small
+    rho and rates, as long as one pair is the sharpest.
+
+    Args:
+      imbalance: D = a^2 - b^2 of each mode at the start `(d,)`.
+      sigma: Singular values of the target `(d,)`, > 0.
+      rho: The length of SAM's ascent, finite and >= 0.
+      time: For how long, steps times learning rate; finite and >= 0.
+
+    Returns:
+      The imbalances at the end `(d,)`, by small steps.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> bouncing_drift([1.0, -2.0], [1.0, 1.0], 0.1, 1.0).round(3).tolist()
+    [0.936, -1.905]
+    """
+    _check_rho(rho)
+    problems.check("time", time, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
+    problems.check("sigma", sigma, lambda s: (s > 0) & (s < np.inf), "finite and > 0")
+    now, sigma = np.array(imbalance, float), np.asarray(sigma, float)
+    # The share of D that a step moves is below 1 in a thousand.
+    steps = int(np.ceil(4e3 * rho**2 * time)) or 1
+    for _ in range(steps):
+        size = np.hypot(now, 2 * sigma)
+        left, right = (size + now) / 2, (size - now) / 2
+        i, j = left.argmax(), right.argmax()
+        moved = 4 * rho**2 * time / steps
+        fall, rise = moved * left[i], moved * right[j]
+        now[i] -= fall
+        now[j] += rise
+    return now
+
+
+@problems.defined
 def sharpest_decay(rho: float, rate: float = 0.0, size: float = 0.0) -> float:
     """Computes how fast normalised SAM lowers log |D| of the sharpest mode at a minimum.
 

@@ -166,3 +166,32 @@ def _(mode=2):
     seen: 5 % of the rate of the sharpest mode
     """
     return 0.0, _bounced(mode)
+
+
+MIXED, SHORT, FINE, UNTIL = np.array([0.2, 3.0, -2.5, 0.1]), 0.05, 0.001, 6.0
+
+
+@claim(
+    "SAM-mixed-{mode}/limit",
+    SOURCE,
+    f"{SETTING}, a minimum, a²-b²={tuple(MIXED.tolist())}, ρ={SHORT}, η={FINE}, t={UNTIL:g}",
+    each=((2,), (3,)),
+)
+def _(mode):
+    """normalised SAM lowers the largest a_i² + b_j²: d(a_i²-b_i²)/dt = -4ρ²a_i², and 4ρ²b_j² for
+    mode j: the change of mode {mode}
+
+    tolerance: the next orders in ρ and η
+    """
+    predicted = sharpness_aware.bouncing_drift(MIXED, SIGMA, SHORT, UNTIL) - MIXED
+
+    def change() -> float:
+        a = np.sqrt((np.hypot(MIXED, 2 * SIGMA) + MIXED) / 2)
+        first = _whole(a * (1 + 1e-3), SIGMA / a)
+        first = matrices.sharpness_aware(first, _target(), SHORT, FINE, 1_000)
+        steps = round(UNTIL / FINE)
+        last = matrices.sharpness_aware(first, _target(), SHORT, FINE, steps)
+        return float((_imbalances(last) - _imbalances(first))[mode - 1])
+
+    expected = float(predicted[mode - 1])
+    return expected, deterministic(change, 0.02 * abs(expected))

@@ -4,15 +4,30 @@ from functools import partial
 from math import sqrt
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.overtraining_further.config import Config
+from experiments.studies.overtraining_further.config import Config, Labels, Sam
 from theory.claims import Estimate
-from theory.two_layer import best_time, matrices, modes, perturbation, quantised
+from theory.two_layer import (
+    best_time,
+    label_noise,
+    matrices,
+    modes,
+    perturbation,
+    quantised,
+    sharpness_aware,
+)
+from theory.two_layer.layers import identity_start
 
+# The learning rate in units of the first one, by the share of all steps.
+SCHEDULES = {
+    "constant rate": np.ones_like,
+    "linear decay": lambda share: 1 - share,
+}
 # How weights are rounded, and whether the layers share their singular vectors.
 WAYS = {"shifted": (True, False), "nearest": (False, False), "mirrored": (False, True)}
 
@@ -24,17 +39,33 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     - `decay_time_theory` and `decay_modes_theory`, `(decay,)`: the best time to stop, and the
       number of modes worth learning. `decay_time`, `decay_time_error` and `decay_modes`,
       `(cell_decay,)`: the same by simulation.
+    - `turned_time_theory`, `(start, tau)`: the best time for U = V, for U != V in the limit of
+      large tau, and for U != V exactly. `turned_time` and `turned_time_error`, `(tau,)`: by
+      simulation.
     - `bits_time_theory`, `(law, real_bits)`: the best time for independent and for mirrored errors.
       `bits_time` and `bits_time_error`, `(way, bits)`: by simulation.
     - `rise` and `rise_error`, `(way, shown_bits, time)`: by how much rounding raises the loss, in
       units of what independent uniform errors would.
+    - `sam_time_theory`, `(rho, mode)`, and `sam_time`, `(cell_rho, mode)`: when half of each mode
+      is learned by SAM, inf if it is not by the last time that was looked at.
+    - `sam_imbalance_theory` and `sam_imbalance`, `(sam_step, mode)`: a^2 - b^2 under normalised
+      SAM.
+    - `trace_theory`, `trace` and `trace_error`, `(schedule, step)`: the trace of the Hessian under
+      label noise; theory's is that of the minimum near which the networks are.
+    - `anneal_theory`, `(rate,)`, `anneal` and `anneal_error`, `(cell_rate,)`: by how much a decay
+      raises a^2 + b^2.
     """
     data = {
         **stage("decay, theory", partial(_decay_theory, config)),
         **stage("decay, networks", partial(_decay, config)),
+        **stage("other singular vectors", partial(_turned, config)),
         **stage("bits, theory", partial(_bits_theory, config)),
         **stage("bits, best times", partial(_bits, config)),
         **stage("bits, along training", partial(_along, config)),
+        **stage("SAM", partial(_sam, config)),
+        **stage("SAM, normalised", partial(_bouncing, config)),
+        **stage("label noise", partial(_labels, config)),
+        **stage("label noise, one mode", partial(_anneal, config)),
     }
     axes = {
         "decay_time_theory": ("decay",),
@@ -42,21 +73,44 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "decay_time": ("cell_decay",),
         "decay_time_error": ("cell_decay",),
         "decay_modes": ("cell_decay",),
+        "turned_time_theory": ("start", "tau"),
+        "turned_time": ("tau",),
+        "turned_time_error": ("tau",),
         "bits_time_theory": ("law", "real_bits"),
         "bits_time": ("way", "bits"),
         "bits_time_error": ("way", "bits"),
         "rise": ("way", "shown_bits", "time"),
         "rise_error": ("way", "shown_bits", "time"),
+        "sam_time_theory": ("rho", "mode"),
+        "sam_time": ("cell_rho", "mode"),
+        "sam_imbalance_theory": ("sam_step", "mode"),
+        "sam_imbalance": ("sam_step", "mode"),
+        "trace_theory": ("schedule", "step"),
+        "trace": ("schedule", "step"),
+        "trace_error": ("schedule", "step"),
+        "anneal_theory": ("rate",),
+        "anneal": ("cell_rate",),
+        "anneal_error": ("cell_rate",),
     }
     coords = {
         "decay": ("decay", _decays(config), {"long_name": "decay of the spectrum"}),
         "cell_decay": ("cell_decay", np.array(config.decay.decays)),
+        "start": ("start", ["aligned", "limit", "exact"]),
+        "tau": ("tau", np.array(config.turned.taus), {"long_name": "$τ$ of the start $e^{-τ} I$"}),
         "law": ("law", ["independent", "mirrored"]),
         "way": ("way", list(WAYS)),
         "bits": ("bits", np.array(config.bits.bits)),
         "real_bits": ("real_bits", _real_bits(config), {"long_name": "bits of a weight"}),
         "shown_bits": ("shown_bits", np.array(config.bits.shown)),
         "time": ("time", _times(config), {"long_name": "pre-training time"}),
+        "rho": ("rho", _rhos(config), {"long_name": "ascent $ρ$, in units of the gradient"}),
+        "cell_rho": ("cell_rho", np.array(config.sam.rhos)),
+        "mode": ("mode", np.array(config.sam.sigma)),
+        "sam_step": ("sam_step", _points(config.sam), {"long_name": "steps of normalised SAM"}),
+        "schedule": ("schedule", list(SCHEDULES)),
+        "step": ("step", _points(config.labels), {"long_name": "steps with label noise"}),
+        "rate": ("rate", _anneal_rates(config), {"long_name": "learning rate before the decay"}),
+        "cell_rate": ("cell_rate", np.array(config.labels.rates)),
     }
     level = config.decay.threshold
     about = {
@@ -140,6 +194,30 @@ def _estimates(name: str, found: list[Estimate]) -> dict[str, np.ndarray]:
     return {name: np.array([e.value for e in found]), f"{name}_error": np.array(errors, float)}
 
 
+def _turned(config: Config) -> dict[str, np.ndarray]:
+    """Looks for the best times of networks that start as e^{-tau} I, for a target with U != V."""
+    part = config.turned
+    sigma, d = np.array(part.sigma), len(part.sigma)
+    u, v = matrices.rotations(_generator(config, 7), 2, d)
+    # Else the smallest mode would not be learned.
+    v[:, -1] *= np.linalg.det(u) * np.linalg.det(v)
+    target, theory, found = (u * sigma) @ v.T, [], []
+    for i, tau in enumerate(part.taus):
+        late = best_time.mode_taus(target, tau)
+        # Until the last mode is learned, however late.
+        end = float(np.max(1.2 * late / (2 * sigma))) + 1 / sigma[-1]
+        with jax.enable_x64(True):
+            start = identity_start(d, tau)
+            exact = best_time.best_time_of(start, jnp.asarray(target), part.gamma, end)
+        taus = (np.full(d, tau), late)
+        theory.append([*(best_time.best_time(sigma, d, part.gamma, t) for t in taus), exact])
+        one = np.exp(-tau) * np.eye(d)
+        run = matrices.pre_train(one, one, target, end)
+        after = matrices.add_noise(_generator(config, 8, i), run, part.gamma, part.draws)
+        found.append(matrices.least(run, after, points=240, few=part.draws))
+    return {"turned_time_theory": np.array(theory).T, **_estimates("turned_time", found)}
+
+
 def _bits_theory(config: Config) -> dict[str, np.ndarray]:
     d, decay = config.bits.d, config.bits.decay
     sigma, rows = _spectrum(config, d, decay), []
@@ -191,7 +269,125 @@ def _along(config: Config) -> dict[str, np.ndarray]:
                 pair = run.at(time)
                 calm = np.sum((pair[0] @ pair[1] - run.target) ** 2)
                 with jax.enable_x64(True):
-                    noisy = float(perturbation.perturbed_loss(*pair, run.target, gamma))
+                    w1, w2 = (jnp.asarray(w) for w in pair)
+                    noisy = float(perturbation.perturbed_loss(w1, w2, run.target, gamma))
                 estimate = Estimate.mean((after(pair, slice(None)) - calm) / (noisy - calm))
                 rise[j, k, i], error[j, k, i] = estimate.value, estimate.stderr or np.nan
     return {"rise": rise, "rise_error": error}
+
+
+def _rhos(config: Config) -> np.ndarray:
+    return np.linspace(config.sam.rhos[0], config.sam.rhos[-1], config.points)
+
+
+def _points(part: Sam | Labels) -> np.ndarray:
+    """The steps after which something is measured, the start among them."""
+    return np.arange(0, part.steps + 1, part.every)
+
+
+def _aligned(
+    config: Config, sigma: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[matrices.Pair, np.ndarray, np.ndarray, np.ndarray]:
+    """Matrices with these singular values in a random basis, the target, and its vectors."""
+    u, v, turn = matrices.rotations(_generator(config, 4, sigma.size), 3, sigma.size)
+    pair = (u * a) @ turn, turn.T @ (b[:, None] * v.T)
+    return pair, (u * sigma) @ v.T, u, v
+
+
+def _minimum(sigma: np.ndarray, imbalance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a and b with ab = sigma and a^2 - b^2 as given."""
+    a = np.sqrt((np.hypot(imbalance, 2 * sigma) + imbalance) / 2)
+    return a, sigma / a
+
+
+def _sam(config: Config) -> dict[str, np.ndarray]:
+    """Times when half of each mode is learned: by quadrature, and of whole matrices."""
+    sigma = np.array(config.sam.sigma)
+    start = np.exp(-config.sam.tau)
+    theory = [
+        [sharpness_aware.learning_time(s / 2, start**2, s, float(rho)) for s in config.sam.sigma]
+        for rho in _rhos(config)
+    ]
+    small = np.full(sigma.size, start)
+    end, found = 4 * config.sam.tau / sigma[-1], []
+    for rho in config.sam.rhos:
+        pair, target, u, v = _aligned(config, sigma, small, small)
+        run = matrices.pre_train(*pair, target, end, rho=rho)
+        times = np.linspace(0, end, 4000)
+        products = np.stack([np.matmul(*run.at(t)) for t in times])
+        shares = np.einsum("oi,top,pi->ti", u, products, v) / sigma
+        found.append([float(np.interp(0.5, s, times)) if s[-1] > 0.5 else np.inf for s in shares.T])
+    return {"sam_time_theory": np.array(theory), "sam_time": np.array(found)}
+
+
+def _bouncing(config: Config) -> dict[str, np.ndarray]:
+    """Imbalances under normalised SAM at a minimum."""
+    part = config.sam
+    sigma, imbalance = np.array(part.sigma), np.array(part.imbalance)
+    a, b = _minimum(sigma, imbalance)
+    # Off the minimum by a little: on it there is no gradient.
+    pair, target, u, v = _aligned(config, sigma, a * (1 + 1e-3), b)
+    found, theory, now = [], [], imbalance.copy()
+    for k in range(len(_points(part))):
+        left, right = pair[0].T @ u, pair[1] @ v
+        found.append(np.sum(left**2, 0) - np.sum(right**2, 0))
+        theory.append(now.copy())
+        if k + 1 < len(_points(part)):
+            pair = matrices.sharpness_aware(pair, target, part.length, part.rate, part.every)
+            for _ in range(part.every):
+                size = float(np.hypot(now[0], 2 * sigma[0]))
+                fall = sharpness_aware.sharpest_decay(part.length, part.rate, size)
+                now[0] *= np.exp(-fall * part.rate)
+    return {"sam_imbalance": np.array(found), "sam_imbalance_theory": np.array(theory)}
+
+
+def _labels(config: Config) -> dict[str, np.ndarray]:
+    """Traces of the Hessian under label noise, by the schedule."""
+    part = config.labels
+    sigma, imbalance = np.array(part.sigma), np.array(part.imbalance)
+    d, at = sigma.size, _points(part)
+    pair, target, _, _ = _aligned(config, sigma, *_minimum(sigma, imbalance))
+    first, second = (np.tile(w, (part.networks, 1, 1)) for w in pair)
+    found: dict[str, list] = {"trace_theory": [], "trace": [], "trace_error": []}
+    for i, shape in enumerate(SCHEDULES.values()):
+        rates = part.rate * shape(np.arange(part.steps) / part.steps)
+        path = np.vstack([imbalance, label_noise.drift(imbalance, sigma, part.noise, rates)])
+        found["trace_theory"].append(2 * d * np.hypot(path[at], 2 * sigma).sum(-1))
+        kept = [(first, second)]
+
+        def watch(step: int, pair: matrices.Pair, kept: list = kept) -> None:
+            if step % part.every == 0:
+                kept.append(pair)
+
+        rng = _generator(config, 5, i)
+        matrices.label_noise(rng, (first, second), target, part.noise, rates, watch)
+        traces = [sum(np.sum(w**2, (1, 2)) for w in pair) for pair in kept]
+        means = 2 * d * np.stack([matrices.paired(np.asarray(t)) for t in traces])
+        found["trace"].append(means.mean(1))
+        found["trace_error"].append(means.std(1, ddof=1) / np.sqrt(means.shape[1]))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _anneal_rates(config: Config) -> np.ndarray:
+    return np.linspace(config.labels.rates[0], config.labels.rates[-1], config.points)
+
+
+def _anneal(config: Config) -> dict[str, np.ndarray]:
+    """How far label noise holds a^2 + b^2 of a balanced mode of size 1 below 2."""
+    part = config.labels
+    theory = [label_noise.annealing_rise(float(r), 1.0, 0.0, 1.0) for r in _anneal_rates(config)]
+    found, one = [], np.ones((part.singles, 1, 1))
+    for i, rate in enumerate(part.rates):
+        # Twenty times what the fluctuations, of pace 4 rate, need to forget the start.
+        skipped = int(np.ceil(5 / rate))
+        rates = np.full(skipped + part.averaged, rate)
+        sums = np.zeros(part.singles)
+
+        def watch(step: int, pair: matrices.Pair, sums=sums, skipped=skipped) -> None:
+            if step > skipped:
+                sums += (pair[0] ** 2 + pair[1] ** 2)[:, 0, 0]
+
+        rng = _generator(config, 6, i)
+        matrices.label_noise(rng, (one, one), np.eye(1), 1.0, rates, watch)
+        found.append(Estimate.mean(matrices.paired(2 - sums / part.averaged)))
+    return {"anneal_theory": np.array(theory), **_estimates("anneal", found)}
