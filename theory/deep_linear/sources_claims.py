@@ -239,12 +239,26 @@ SIZES = f"d={D} and {TIMES * D} extrapolated"
 BOTH = "target: eigenvalues 1, 1/2, 1/4, 1/8; source: 1, 1/4, 1, 1/4, turned by 45°"
 
 
-@claims.claim(
-    PAPER, "two-covariances-exact/ours", OTHER, f"{BOTH}; n_s=32, σ_s=.5, angle .4, d={D}"
+EXACT = (
+    (
+        "above",
+        Samples(2.0, 0.5, 0.4, inputs=TURNED),
+        f"{BOTH}; n_s=32, σ_s=.5, angle .4, d={D}",
+        "n_s ≥ d + 2: E|b_s - β_t|²_Σ = |β_s - β_t|²_Σ + σ_s² tr(Σ Σ_s⁻¹)/(n_s - d - 1), exactly",
+    ),
+    (
+        "below",
+        Samples(0.5, 0.1, pi / 4),
+        f"target: eigenvalues 1, 1/2, 1/4, 1/8; source: all 1, n_s=8, σ_s=.1, angle 45°, d={D}",
+        "n_s ≤ d - 2: E b_s b_sᵀ = (n_s/d - ud) β_sβ_sᵀ + (u|β_s|² + σ_s²n_s/d(d-n_s-1)) I, exactly",
+    ),
 )
-def _():
-    """n_s ≥ d + 2: E|b_s - β_t|²_Σ = |β_s - β_t|²_Σ + σ_s² tr(Σ Σ_s⁻¹)/(n_s - d - 1), exactly"""
-    problem = Several((Samples(2.0, 0.5, 0.4, inputs=TURNED),), inputs=DECAY)
+
+
+@claims.claim(PAPER, "two-covariances-exact-{side}/ours", OTHER, "{where}", each=EXACT)
+def _(side, source, where, text):
+    """{text}"""
+    problem = Several((source,), inputs=DECAY)
     beta_t, inputs, _ = target(problem)
     to_target, _ = sources.expected_distances(moments(problem, D), beta_t, inputs)
 

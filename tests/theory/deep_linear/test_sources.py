@@ -63,6 +63,15 @@ def test_least_squares_on_isotropic_inputs_has_the_known_risk(n):
     assert mean(np.eye(D), left) == pytest.approx(float(dl.scratch_risk(n, D, 0.4)), rel=1e-12)
 
 
+def test_one_sample_keeps_a_uniform_direction():
+    """b = u u.beta with u uniform on the sphere, whose fourth moments are known."""
+    beta = TASKS[0]
+    fit = sources.wishart_fit(beta, 1, 0.0)
+    second = np.asarray(fit.covariance) + np.outer(fit.mean, fit.mean)
+    expected = (beta @ beta * np.eye(D) + 2 * np.outer(beta, beta)) / (D * (D + 2))
+    np.testing.assert_allclose(second, expected, atol=1e-14)
+
+
 @pytest.mark.parametrize(("n", "ridge"), [(3, 0.0), (9, 0.0), (3, 0.2), (9, 0.2)])
 def test_ridge_regression_has_the_known_risk_and_size(n, ridge):
     """Against the risk of `covariance`, which does not have the moments apart, and the fit's
