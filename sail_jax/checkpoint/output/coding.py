@@ -33,7 +33,7 @@ _BLOCK = 1 << 17
 # The most bytes of a strip that waits in memory.
 _STRIP = 8 << 20
 
-HELD = _STRIP + 32 * _BLOCK
+HELD = _STRIP + 64 * _BLOCK
 """Bytes that are held for each worker."""
 
 

@@ -154,6 +154,6 @@ def summary(errors: Mapping[str, CodingError]) -> str:
     name = max(errors, key=lambda name: errors[name].relative)
     middle = float(np.median([error.relative for error in errors.values()]))
     return (
-        f"{len(errors)} weights in FP8, which moves them by {middle:.3g} of their norm (median), "
-        f"at most {errors[name].relative:.3g} ({name})"
+        f"FP8 moves weights by {middle:.3g} of their norm (median of {len(errors)}), at most "
+        f"{errors[name].relative:.3g} ({name})"
     )

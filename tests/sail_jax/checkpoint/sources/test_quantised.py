@@ -562,7 +562,7 @@ def test_the_command_line_writes_fp8_and_prints_the_error(llamas, tmp_path, caps
     printed = capsys.readouterr().out
     record = json.loads((out / "requantization.json").read_text())["tensors"]
     name, worst = next(iter(record.items()))
-    said = f"14 weights in FP8, which moves them by .* at most {worst['relative']:.3g} \\({name}\\)"
+    said = rf"FP8 moves weights by .* \(median of 14\), at most {worst['relative']:.3g} \({name}\)"
     assert re.search(said, printed)
     assert re.search(said, json.loads((report / "report.json").read_text())["about"]["requantize"])
     assert "14 weights are written in float8_e4m3fn" in (out / "README.md").read_text()
