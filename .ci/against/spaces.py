@@ -177,7 +177,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     "OLMo 2": ("Olmo2ForCausalLM", _GROUPED, tokens),
     "Phi": ("PhiForCausalLM", _TEXT | {"hidden_size": 32}, tokens),
     "Phi-3": ("Phi3ForCausalLM", _GROUPED | {"hidden_size": 32}, tokens),
-    "Cohere": ("CohereForCausalLM", _GROUPED | {"hidden_size": 32}, tokens),
+    "Cohere": ("CohereForCausalLM", _GROUPED, tokens),
     "Granite": ("GraniteForCausalLM", _GROUPED, tokens),
     "GLM": ("GlmForCausalLM", _HEADS, tokens),
     "Nemotron": ("NemotronForCausalLM", _HEADS, tokens),
