@@ -66,9 +66,12 @@ def written(kind: str, folder: Path) -> None:
 
 
 def theirs(recipe: Path, out: Path) -> None:
-    """Runs mergekit-moe in this process, networks in float32."""
+    """Runs mergekit-moe in this process, networks in float32.
+
+    For Qwen2 transformers takes its own kind of tokenizer, which splits the words of this one.
+    """
     from mergekit.moe import router
-    from mergekit.scripts.moe import main
+    from mergekit.scripts import moe
 
     class Float32(transformers.AutoModelForCausalLM):
         @classmethod
@@ -76,11 +79,14 @@ def theirs(recipe: Path, out: Path) -> None:
             return super().from_pretrained(*args, **options | {"torch_dtype": torch.float32})
 
     kept, router.AutoModelForCausalLM = router.AutoModelForCausalLM, Float32
+    # Its own name of the package: importing parts of transformers may replace the module.
+    own = moe.transformers
+    auto, own.AutoTokenizer = own.AutoTokenizer, transformers.PreTrainedTokenizerFast
     try:
         arguments = [str(recipe), str(out), "--quiet", "--device", "cpu"]
-        main.main(arguments, standalone_mode=False)
+        moe.main.main(arguments, standalone_mode=False)
     finally:
-        router.AutoModelForCausalLM = kept
+        router.AutoModelForCausalLM, own.AutoTokenizer = kept, auto
 
 
 def compared(kind: str, mode: str, folder: Path) -> Outcome:
