@@ -124,15 +124,16 @@ def _stacked(spec: Spec) -> list[Experts]:
     The units of an expert form a space within that of the experts. A router has rows that read the
     stream, or one number for each expert.
     """
-    inner = {block: name for name, block in nested(spec).items()}
+    ranked = [space for space in spec.spaces if "softmax" in space.nonlinearity.split()]
+    blocks = {*nested(spec).values()} if ranked else set()
     layers = []
-    for name, size, words in spec.spaces:
+    for name, size, _ in ranked:
         uses = {use.path: spec.axes(use.path) for use in spec.uses(name)}
         first = all(
             axes[0] and {f.space for f in axes[0]} == {name} and axes[0][0].role == "write"
             for axes in uses.values()
         )
-        if "softmax" not in words.split() or name not in inner or size < 2 or not first:
+        if name not in blocks or size < 2 or not first:
             continue
         routers = tuple(
             path
