@@ -45,6 +45,14 @@ PICTURES: Mapping[str, Picture] = {
         "Risk of linear transfer against the ridge, exact and on random data: with many samples "
         "none is best, with few some is.",
     ),
+    "regularised_transfer": Picture(
+        "regularised",
+        "",
+        "What linear transfer, L2-SP and a penalty on all but the source's direction gain over "
+        "ridge regression at its best penalty, by load and angle (exact, and where they are equal "
+        "in theory and on random data); how far L2-SP helps by the source's samples; and a source "
+        "that helps with few data only.",
+    ),
     "transfer_factors": Picture(
         "transfer_by_spectrum",
         "",
@@ -57,6 +65,13 @@ PICTURES: Mapping[str, Picture] = {
         "Risk of training from scratch by the number of samples, and what frozen ReLU features "
         "cannot express by the share of the target's neurons that the source lacks.",
     ),
+    "several_sources": Picture(
+        "sources",
+        "",
+        "Risk of fine-tuning by the weights of two sources, by the covariance of a source's "
+        "inputs, and by the number of directions that move: closed forms (dashed), and least "
+        "squares on random data.",
+    ),
     "divergences": Picture(
         "divergences",
         "",
@@ -67,6 +82,13 @@ PICTURES: Mapping[str, Picture] = {
         "",
         "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
         "closed form, networks, and for each the time after which more pre-training hurts.",
+    ),
+    "overtraining_lora": Picture(
+        "lora",
+        "",
+        "Pre-training and fine-tuning loss of two-layer networks after all weights or a low-rank "
+        "adapter were fine-tuned, by pre-training time and learned modes, and how long an adapter "
+        "searches: closed forms are dashed, dots are networks.",
     ),
     "overtraining_further": Picture(
         "further",
@@ -146,6 +168,12 @@ PICTURES: Mapping[str, Picture] = {
         "",
         "Held-out loss of averages of one run's checkpoints and of runs with a decayed rate, by "
         "the window of both: measured, and predicted by quadratics fitted to the averages.",
+    ),
+    "merge_choice": Picture(
+        "diagram",
+        "",
+        "Which merge of Gaussian task vectors has the least risk, by noise, heterogeneity and "
+        "number of tasks: in theory (colour) and of drawn task vectors (dots).",
     ),
     "ledger": Picture(
         "ledger",

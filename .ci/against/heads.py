@@ -66,6 +66,12 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "Qwen2": (_DECODER, {"Model": {}, "ForCausalLM": {}} | _TASKS),
     "Qwen3": (_DECODER, {"Model": {}, "ForCausalLM": {}} | _TASKS),
     "Mixtral": (_DECODER | {"num_local_experts": 3}, {"ForCausalLM": {}}),
+    "Qwen2Moe": (
+        _DECODER
+        | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        | {"shared_expert_intermediate_size": 10},
+        {"ForCausalLM": {}},
+    ),
     "Qwen3Moe": (
         _DECODER | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
         {"ForCausalLM": {"norm_topk_prob": True}},

@@ -5,8 +5,8 @@ what both write, and compares it tensor by tensor. What stays as it is has to be
 are made of prompts may differ in sixteen roundings of 1, their length. mergekit-moe runs the base
 in bfloat16 for `hidden`; here it is made to run it in float32. For `hidden_avg` it also counts
 padding, so that prompts of one length are compared. Routers that are drawn are drawn otherwise, and
-their mean squares are compared. The first rows have copies of one network: the logits of the
-mixture and of the network.
+their mean squares are compared. Qwen2-MoE has a shared expert. The first rows have copies of one
+network: the logits of the mixture and of the network.
 """
 
 import importlib.util
@@ -24,7 +24,8 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "vocab_size": 40,
     "initializer_range": 0.2,
 }  # fmt: skip
-KINDS = {"Mixtral of Llama": "Llama", "Mixtral of Mistral": "Mistral", "Qwen3-MoE": "Qwen3"}
+KINDS = {"Mixtral of Llama": "Llama", "Mixtral of Mistral": "Mistral"}
+KINDS |= {"Qwen2-MoE": "Qwen2", "Qwen3-MoE": "Qwen3"}
 FILE = """\
 base_model: {folder}/0
 gate_mode: {mode}
@@ -39,6 +40,13 @@ experts:
 - source_model: {folder}/0
   positive_prompts: ["t10"]
   residual_scale: 0.5
+"""
+SHARED = """\
+shared_experts:
+- source_model: {folder}/1
+  positive_prompts: ["t11 t12", "t13"]
+  negative_prompts: ["t2"]
+  residual_scale: 0.1
 """
 
 
@@ -58,9 +66,12 @@ def written(kind: str, folder: Path) -> None:
 
 
 def theirs(recipe: Path, out: Path) -> None:
-    """Runs mergekit-moe in this process, networks in float32."""
+    """Runs mergekit-moe in this process, networks in float32.
+
+    For Qwen2 transformers takes its own kind of tokenizer, which splits the words of this one.
+    """
     from mergekit.moe import router
-    from mergekit.scripts.moe import main
+    from mergekit.scripts import moe
 
     class Float32(transformers.AutoModelForCausalLM):
         @classmethod
@@ -68,18 +79,22 @@ def theirs(recipe: Path, out: Path) -> None:
             return super().from_pretrained(*args, **options | {"torch_dtype": torch.float32})
 
     kept, router.AutoModelForCausalLM = router.AutoModelForCausalLM, Float32
+    # Its own name of the package: importing parts of transformers may replace the module.
+    own = moe.transformers
+    auto, own.AutoTokenizer = own.AutoTokenizer, transformers.PreTrainedTokenizerFast
     try:
         arguments = [str(recipe), str(out), "--quiet", "--device", "cpu"]
-        main.main(arguments, standalone_mode=False)
+        moe.main.main(arguments, standalone_mode=False)
     finally:
-        router.AutoModelForCausalLM = kept
+        router.AutoModelForCausalLM, own.AutoTokenizer = kept, auto
 
 
 def compared(kind: str, mode: str, folder: Path) -> Outcome:
     """Makes a mixture with both programs, and compares all tensors."""
     written(KINDS[kind], folder)
     recipe = folder / "moe.yaml"
-    text = FILE.format(folder=folder, mode=mode)
+    text = FILE + (SHARED if kind == "Qwen2-MoE" else "")
+    text = text.format(folder=folder, mode=mode)
     if mode == "hidden_avg":
         text = text.replace(', "t6 t7"', "").replace(', "t3"', "")
     recipe.write_text(text)
@@ -88,12 +103,12 @@ def compared(kind: str, mode: str, folder: Path) -> Outcome:
     ours, want = loaded(folder / "ours").state_dict(), loaded(folder / "theirs").state_dict()
     if ours.keys() != want.keys():
         return Outcome(1.0, 1.0, 0.0, f"tensors: {sorted(ours.keys() ^ want.keys())[:3]}")
-    routers = [name for name in want if name.endswith("mlp.gate.weight")]
+    routers = [name for name in want if name.endswith(("mlp.gate.weight", "expert_gate.weight"))]
     for name, x in want.items():
         if name not in routers and not torch.equal(x, ours[name]):
             return Outcome(1.0, 1.0, 0.0, f"{name} differs")
     drawn = mode in ("random", "uniform_random")
-    rows = [torch.stack([x[name] for name in routers]) for x in (ours, want)]
+    rows = [torch.cat([x[name] for name in routers]) for x in (ours, want)]
     if drawn:
         size = rows[0].numel()
         a, b = (float((x**2).mean()) for x in rows)
@@ -117,6 +132,7 @@ def copied(kind: str, folder: Path) -> Outcome:
 MODES = {
     "Mixtral of Llama": ("cheap_embed", "hidden", "hidden_avg", "random", "uniform_random"),
     "Mixtral of Mistral": ("cheap_embed",),
+    "Qwen2-MoE": ("cheap_embed", "hidden", "random"),
     "Qwen3-MoE": ("cheap_embed", "hidden"),
 }
 CASES = [

@@ -2,7 +2,9 @@
 
 A small model of transformers is quantised, and merged alone by sail-jax. The weights of the
 output are compared with those that transformers, or compressed-tensors, makes of the same codes.
-All have to be the same numbers, so no difference is allowed. GPTQ and AWQ are missing here:
+All have to be the same numbers, so no difference is allowed. In cases called "again" the codes are
+those that sail-jax writes of two models (`requantize: fp8`), and they are also compared with the
+codes that transformers makes of the plain merge. GPTQ and AWQ are missing here:
 transformers leaves them to programs that are built for a GPU.
 """
 
@@ -10,6 +12,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cases
@@ -17,8 +20,13 @@ import torch
 import transformers
 from checkpoints import SIZES, merge
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+)
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
 Tensors = dict[str, torch.Tensor]
 FP8 = torch.float8_e4m3fn
@@ -74,7 +82,13 @@ def theirs(folder: Path, **options: Any) -> Tensors:
 
 def fp8(folder: Path, *, block: int | None) -> cases.Outcome:
     """FP8 with a scale for each block, or for each tensor, that transformers dequantises."""
-    tensors, codes = model(folder / "a"), {}
+    save_fp8(folder / "a", block)
+    return compared(ours(folder), theirs(folder / "a"))
+
+
+def save_fp8(folder: Path, block: int | None, seed: int = 1) -> None:
+    """Saves a model in FP8."""
+    tensors, codes = model(folder, seed), {}
     for name, tensor in tensors.items():
         if not linear(name):
             codes[name] = tensor
@@ -89,8 +103,31 @@ def fp8(folder: Path, *, block: int | None) -> cases.Outcome:
         **{"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": True},
         **({"weight_block_size": [block, block]} if block else {}),
     }
-    write(folder / "a", codes, about)
-    return compared(ours(folder), theirs(folder / "a"))
+    write(folder, codes, about)
+
+
+def fp8_again(folder: Path, *, block: int | None) -> cases.Outcome:
+    """A merge written in FP8, that transformers dequantises, and quantises from the plain merge."""
+    paths = [folder / name for name in "ab"]
+    for seed, path in enumerate(paths):
+        save_fp8(path, block, seed)
+    (folder / "plain").mkdir()
+    plain = load_file(merge(folder / "plain", *paths) / "model.safetensors")
+    out = merge(folder, *paths, more="requantize: fp8")
+    (folder / "read").mkdir()
+    read = load_file(merge(folder / "read", out) / "model.safetensors")
+    codes, other = load_file(out / "model.safetensors"), 0
+    size = [block, block] if block else None
+    config = transformers.FineGrainedFP8Config(weight_block_size=size)
+    quantise = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    for name in filter(linear, plain):
+        made = quantise.convert({name: plain[name]})
+        other += int((made[name].float() != codes[name].float()).sum())
+        scale = made[f"{name}_scale_inv"].reshape(codes[f"{name}_scale_inv"].shape)
+        torch.testing.assert_close(codes[f"{name}_scale_inv"], scale, rtol=3e-7, atol=0)
+    count = sum(x.numel() for name, x in plain.items() if linear(name))
+    note = f"{other} of {count} codes are others in transformers, which multiplies by 1 / scale"
+    return compared(read, theirs(out), note)
 
 
 def compressed(folder: Path, form: str, **stated: Any) -> cases.Outcome:
@@ -112,6 +149,45 @@ def compressed(folder: Path, form: str, **stated: Any) -> cases.Outcome:
     about = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
     write(folder / "a", codes, about)
     return compared(ours(folder), wanted)
+
+
+def compressed_again(folder: Path) -> cases.Outcome:
+    """A merge written in FP8 with a scale for each row, that compressed-tensors dequantises."""
+    arguments = QuantizationArgs(num_bits=8, type="float", strategy="channel")
+    measured = QuantizationArgs(num_bits=8, type="float", strategy="tensor", dynamic=False)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=measured)
+    program = BaseCompressor.get_value_from_registry("float-quantized")
+    paths = [folder / name for name in "ab"]
+    for seed, path in enumerate(paths):
+        codes = {}
+        for name, tensor in model(path, seed).items():
+            if not linear(name):
+                codes[name] = tensor
+                continue
+            parts = program.compress({"weight": tensor, **calibrated(tensor, arguments)}, scheme)
+            stem = name.removesuffix("weight")
+            codes |= {f"{stem}{key}": part.contiguous() for key, part in parts.items()}
+            codes[f"{stem}input_scale"] = torch.ones(1)
+        groups = {"group_0": scheme.model_dump(mode="json")}
+        about = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+        write(path, codes, {**about, "config_groups": groups, "ignore": ["lm_head"]})
+    out = merge(folder, *paths, more="requantize: fp8")
+    (folder / "read").mkdir()
+    read = load_file(merge(folder / "read", out) / "model.safetensors")
+    stated = json.loads((out / "config.json").read_text())["quantization_config"]
+    # Its own check of what is stated.
+    kept = QuantizationConfig.model_validate(stated).config_groups["group_0"]
+    if kept.input_activations.dynamic is not True or kept.weights != arguments:
+        raise RuntimeError(f"the output states {stated}")
+    tensors, wanted = load_file(out / "model.safetensors"), {}
+    for name in read:
+        stem = name.removesuffix("weight")
+        wanted[name] = tensors[name]
+        if linear(name):
+            parts = {"weight": tensors[name], "weight_scale": tensors[f"{stem}weight_scale"]}
+            weight = program.decompress(parts, scheme)["weight"]
+            wanted[name] = weight.to(torch.bfloat16).contiguous()
+    return compared(read, wanted)
 
 
 def calibrated(tensor: torch.Tensor, arguments: QuantizationArgs) -> Tensors:
@@ -164,6 +240,11 @@ GROUPS = {"strategy": "group", "group_size": 32}
 _CASES: dict[str, tuple[str, Callable[[Path], cases.Outcome]]] = {
     "FP8 of blocks": ("`weight_scale_inv` of 32x32 blocks", partial(fp8, block=32)),
     "FP8 of tensors": ("`weight_scale_inv` of one number", partial(fp8, block=None)),
+    "FP8 of blocks, again": ("`requantize: fp8` of two models", partial(fp8_again, block=32)),
+    "FP8 of tensors, again": ("`requantize: fp8` of two models", partial(fp8_again, block=None)),
+    "compressed-tensors, FP8, channels, again": (
+        *("`requantize: fp8` of two models", compressed_again),
+    ),
     "MXFP4": ("experts of gpt-oss", gpt_oss),
 }
 for form, what, arguments in (

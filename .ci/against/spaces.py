@@ -199,9 +199,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
                                "max_seq_len": 32}, tokens),
     "Mixtral": ("MixtralForCausalLM", _HEADS | {"num_local_experts": 4}, tokens),
     "Qwen2-MoE": ("Qwen2MoeForCausalLM", _GROUPED | _EXPERTS
-                  | {"shared_expert_intermediate_size": 28}, tokens),
+                  | {"hidden_size": 32, "shared_expert_intermediate_size": 28}, tokens),
     "Qwen3-MoE": ("Qwen3MoeForCausalLM", _HEADS | _EXPERTS, tokens),
-    "OLMoE": ("OlmoeForCausalLM", _GROUPED | _EXPERTS, tokens),
+    "OLMoE": ("OlmoeForCausalLM", _GROUPED | _EXPERTS | {"hidden_size": 32}, tokens),
     "GPT-OSS": ("GptOssForCausalLM", _HEADS | {"num_local_experts": 4, "sliding_window": 4},
                 tokens),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", _TEXT | _MLA, tokens),

@@ -46,6 +46,9 @@ _SMALL = {
     "encoder_stride": 4, "word_embed_proj_dim": 32,
 }  # fmt: skip
 
+# What else differs: the number of heads of keys is varied alone, and has to divide that of queries.
+_OWN = {"helium": {"hidden_size": 64, "num_attention_heads": 8}}
+
 # Model types, and what differs from the sizes above.
 _PLAIN = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2"),
@@ -99,7 +102,7 @@ def configuration(model_type: str, name: str) -> dict[str, Any]:
     ]
     default = kind()
     small = {k: n for k, n in _SMALL.items() if isinstance(getattr(default, k, None), int)}
-    small = dict(others[0] if others else small)
+    small = dict(others[0] if others else small) | _OWN.get(model_type, {})
     if hasattr(default, "num_key_value_heads"):
         # Heads of keys that serve several queries each: others are the case of one query.
         small.setdefault("num_key_value_heads", _SMALL["num_key_value_heads"])

@@ -125,11 +125,67 @@ class Table(NamedTuple):
             spaces |= values.get(value, {})
         sizes = {name: n for name, text in self.sizes.items() if (n := _size(text, entry))}
         ends = {} if tied and self.implied else self.ends
-        return Rules(
+        return _with_stacks(Rules(
             tuple(axes.items()), spaces, sizes, optional, ends, settings=self.settings,
             folds=self.folds, layers=self.layers, single=frozenset(self.single), scales=self.scales,
             post_norm=self.post_norm,
-        )  # fmt: skip
+        ))  # fmt: skip
+
+
+# What transformers names the tensors of an expert, and the parts of a gated layer that they are.
+_GATES, _UPS, _DOWNS = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
+
+
+def _with_stacks(rules: Rules) -> Rules:
+    """Adds the tensors of mixtures whose experts lie in one tensor for each layer.
+
+    Releases from 5 on of transformers hold the experts of Mixtral, Qwen-MoE, OLMoE and Phi-MoE so,
+    and mergekit 0.1.5 writes them so: `mlp.experts.gate_up_proj`, `(expert, 2 hidden, width)`, and
+    `mlp.experts.down_proj`, `(expert, width, hidden)`. The tables were found from files in which
+    each expert has tensors of its own.
+    """
+    known = dict(rules.axes)
+    experts: dict[str, dict[str, str]] = {}
+    for pattern in known:
+        if match := re.fullmatch(r"(.*\.)experts\.\{e\}\.(\w+)\.weight", pattern):
+            experts.setdefault(match[1], {})[match[2]] = pattern
+    apart: list[str] = []
+    stacked: dict[str, str] = {}
+    spaces, settings, folds = dict(rules.spaces), rules.settings, dict(rules.folds)
+    for prefix, parts in experts.items():
+        gate, up, down = (
+            next((parts[name] for name in names if name in parts), "")
+            for names in (_GATES, _UPS, _DOWNS)
+        )
+        unit, _, width = known.get(up, "").partition(" ")
+        router = f"{prefix}gate.weight"
+        if len(parts) != 3 or not (gate and down) or router not in known:
+            continue
+        stack = f"{prefix.rpartition('.')[0].rpartition('.')[0]}.mlp."
+        # One space for the units of all experts: each expert may have a map of its own.
+        units, expert = unit.replace(".{e}", ".experts"), "expert.{i}"
+        both = f"{stack}experts.gate_up_proj"
+        routers = f"{stack}{{gate,router}}.weight"
+        stacked |= {
+            both: f"{expert} (diag({units}) + {units}) {width}",
+            f"{stack}experts.down_proj": f"{expert} {width.rstrip('*')} {units}*",
+            routers: f"{expert} {width}",
+        }
+        apart += [*parts.values(), router]
+        spaces |= {units: spaces[unit], expert: "softmax"}
+        entry = "num_local_experts" if "block_sparse_moe" in prefix else "num_experts"
+        settings += tuple((key, units) for key, text in settings if text == unit)
+        settings += ((entry, expert),)
+        # The forward pass was traced with the stacked tensors.
+        for gain, readers in folds.items():
+            if both in readers:
+                folds[gain] = tuple(dict.fromkeys((*readers, gate, up, router)))
+    if not stacked:
+        return rules
+    return rules._replace(
+        axes=(*rules.axes, *stacked.items()), spaces=spaces, settings=settings, folds=folds,
+        either=(tuple(apart), tuple(stacked)),
+    )  # fmt: skip
 
 
 def _size(text: str, entry: Callable[[str], Any]) -> int | None:

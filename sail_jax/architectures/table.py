@@ -43,6 +43,9 @@ class Rules(NamedTuple):
         identity.
       scales: By pattern, a size and a power: the network multiplies what it makes of the tensor by
         size^power. The size is the name of a space, or an entry that counts layers.
+      either: Two groups of patterns, such as those of experts by themselves and of stacked ones. If
+        the first pattern of the second group matches, the first group is left out. Otherwise the
+        second one is.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -58,6 +61,7 @@ class Rules(NamedTuple):
     untied: Mapping[str, Any] = {}
     scales: Mapping[str, tuple[str, float]] = {}
     post_norm: bool = False
+    either: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -88,11 +92,14 @@ class Rules(NamedTuple):
         Raises:
           ValueError: If the parameters do not fit the rules; see `sail_jax.spec`.
         """
-        asked = [*self.optional, *(head for heads in self.ends.values() for head in heads)]
+        one, other = self.either
+        heads = (head for heads in self.ends.values() for head in heads)
+        asked = [*self.optional, *heads, *other[:1]]
         patterns = Patterns(asked)
         there = {asked[k] for path in leaf_paths(params) for k, _ in patterns.matches(path)}
         # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
-        present = [(p, axes) for p, axes in self.axes if p not in self.optional or p in there]
+        absent = self.optional - there | {*(other if there.isdisjoint(other) else one)}
+        present = [(p, axes) for p, axes in self.axes if p not in absent]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         # Without a head the network hands out these spaces themselves, so they cannot change basis.
         # What is applied to them inside of the network stays stated.

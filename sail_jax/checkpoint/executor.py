@@ -71,12 +71,14 @@ class Limits(NamedTuple):
       hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
       max_memory: Bytes that the process may use; None for no limit.
       output: Bytes that are held at the end, when the output is made of its tensors.
+      sink: Bytes that the sink holds for each worker.
     """
 
     threads: int
     hold: int
     max_memory: int | None = None
     output: int = 0
+    sink: int = 0
 
 
 class Record(NamedTuple):
@@ -150,6 +152,7 @@ def limits(
     threads: int | None = None,
     wide: bool = False,
     output: int = 0,
+    sink: int = 0,
 ) -> Limits:
     """Chooses how many workers there are, and how much of a tensor each may keep.
 
@@ -162,6 +165,7 @@ def limits(
       threads: The most workers; None for one per core, up to 8.
       wide: Whether all is computed in float64, whatever the inputs are.
       output: Bytes that are held at the end, when the output is made of its tensors.
+      sink: Bytes that the sink holds for each worker.
 
     Returns:
       The limits, for `execute`.
@@ -171,9 +175,9 @@ def limits(
         making the output does not.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
-    needs = sorted((memory(work, wide) for work in works), reverse=True) or [0]
+    needs = sorted((memory(work, wide) + sink for work in works), reverse=True) or [0]
     if max_memory is None:
-        return Limits(wanted, KEPT, output=output)
+        return Limits(wanted, KEPT, output=output, sink=sink)
     room = max_memory - CONSTANT
     largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
@@ -188,7 +192,8 @@ def limits(
         )
     # Workers may meet the largest tensors all at once, so these have to fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
-    return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])), max_memory, output)
+    hold = max(0, min(KEPT, room // fitting - needs[0]))
+    return Limits(fitting, hold, max_memory, output, sink)
 
 
 def peak(works: Sequence[Work], limits: Limits) -> int:
@@ -202,7 +207,7 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
       The bytes, the program included.
     """
     needs = sorted(map(memory, works), reverse=True)
-    at_work = sum(needs[: limits.threads]) + limits.threads * limits.hold
+    at_work = sum(needs[: limits.threads]) + limits.threads * (limits.hold + limits.sink)
     # Workers have given back what they held when the output is made.
     return CONSTANT + max(at_work, limits.output)
 
@@ -378,7 +383,7 @@ def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Lim
         or (work.merge is not None and work.merge.over_tree and id(work.merge) in merges)
     ]
     try:
-        return limits(again, most.max_memory, most.threads, wide=True)
+        return limits(again, most.max_memory, most.threads, wide=True, sink=most.sink)
     except MergeRefusedError as error:
         raise MergeError(
             f"{min(names)}: numbers below {FAINT:.0e}, which float32 would lose, are computed in "

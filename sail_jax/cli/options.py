@@ -403,6 +403,11 @@ def add_copying(parser: Parser) -> None:
         help="largest size of one file of a sharded output; default: 5GB",
     )
     add_params(parser)
+    add(
+        "--requantize",
+        choices=("fp8",),
+        help="write weights in FP8 again, in the scheme of the input that config.json comes from",
+    )
     add("--allow-nonfinite", action="store_true", help="do not stop at NaN and infinities")
     add(
         "--allow-pickle",
@@ -454,7 +459,10 @@ def outcome(done: "Result", where: object = None) -> str:
     where = done.out if where is None else where
     if done.unchanged:
         return f"{where}: finished before, and holds these {done.tensors} tensors"
-    return f"{where}: {done.tensors} tensors in {done.seconds:.1f} s"
+    from sail_jax.checkpoint.sources.requantised import summary
+
+    coded = summary(done.requantized)
+    return f"{where}: {done.tensors} tensors in {done.seconds:.1f} s{coded and '; '}{coded}"
 
 
 def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "RunOptions":

@@ -1,8 +1,8 @@
 """Makers for a "stack" space, the layers of a network, and the way between listed and stacked ones.
 
-A change of the number of layers preserves no function by itself. It does if the new layers are
-then made to do nothing: `overwrite` zeroes what writes their output (LLaMA-Pro), or makes of them
-identities (Net2DeeperNet).
+A change of the number of layers preserves no function by itself. With more layers it does if the
+new ones are then made to do nothing: `overwrite` zeroes what writes their output (LLaMA-Pro), or
+makes of them identities (Net2DeeperNet).
 """
 
 import re
@@ -19,14 +19,15 @@ from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import as_array, concrete, nearest, one_of
-from sail_jax.growth.basic import check_growth, duplicate
+from sail_jax.growth.basic import duplicate
 from sail_jax.trees import leaf_paths, path_str
 
 STACK = "stack"
 
 
 Order = Callable[[int, int], np.ndarray]
-"""Says which old layer each new one repeats, from the old number of layers and the new one."""
+"""Says which old layer each new one repeats, from the old number of layers and the new one; or the
+share that each old layer has in each new one, as coefficients of shape (new, old)."""
 
 ORDERS: dict[str, Order] = {}
 """The orders in which layers can be repeated, by the names of their functions."""
@@ -37,7 +38,7 @@ def order(repeats: Order) -> Order:
 
     Args:
       repeats: A function of the old and the new number of layers. It returns as many old layers as
-        there are new ones, as integers of range(old).
+        there are new ones, as integers of range(old); or coefficients, see `Order`.
 
     Returns:
       The function itself, so that this can be a decorator.
@@ -65,6 +66,22 @@ def interpolate(old: int, new: int) -> np.ndarray:
     return np.arange(new) * old // new
 
 
+@order
+def mean(old: int, new: int) -> np.ndarray:
+    """Averages neighbours: layer k is the mean of what lies between `k * old / new` and the next.
+
+    An old layer that lies there in part counts in part. Half as many layers are means of two each;
+    a multiple repeats each in place.
+
+    >>> mean(3, 2).round(3).tolist()
+    [[0.667, 0.333, 0.0], [0.0, 0.333, 0.667]]
+    """
+    # In units of 1 / new an old layer is new long, and a new one old: all ends are whole numbers.
+    starts, of = np.arange(new)[:, None] * old, np.arange(old) * new
+    shared = np.minimum(starts + old, of + new) - np.maximum(starts, of)
+    return np.maximum(shared, 0) / old
+
+
 def deepen(
     old: int,
     new: int,
@@ -72,16 +89,18 @@ def deepen(
     *,
     matrix: Float[ArrayLike, "new old"] | None = None,
 ) -> SpaceMap:
-    """Makes `new` layers of `old`, for a "stack" space.
+    """Makes `new` layers of `old`, more or fewer, for a "stack" space.
 
-    This preserves no function in general. Without `matrix`, every new layer repeats an old one.
-    SELECTION. With it, layer k is sum_i matrix[k, i] * (layer i). LINEAR.
+    This preserves no function in general. By an order of layers every new layer is an old one, and
+    of fewer layers some are left out. SELECTION. By coefficients, such as those of "mean", or with
+    `matrix`, layer k is sum_i matrix[k, i] * (layer i). LINEAR. `certificate` shows by how much
+    outputs move.
 
     Args:
       old: The number of layers.
-      new: The number of layers after; at least `old`, except with `matrix`.
-      how: Which old layer each new one repeats: an order, or the name of one in `ORDERS`, such as
-        "stack", "stack_top" and "interpolate".
+      new: The number of layers after.
+      how: Which old layer each new one repeats, or is a mean of: an order, or the name of one in
+        `ORDERS`, such as "stack", "stack_top", "interpolate" and "mean".
       matrix: Coefficients of shape (new, old), whose rows sum to one (SAIL's depth transformation,
         LiGO); `read` is then its pseudo-inverse. It takes the place of `how`.
 
@@ -89,8 +108,8 @@ def deepen(
       The map of `old` layers to `new` layers.
 
     Raises:
-      ValueError: If not 0 < old <= new without `matrix`, if `how` is no name of an order, or if
-        `matrix` has another shape or rows that do not sum to one (not checked where it is traced).
+      ValueError: If a number of layers is below 1, if `how` is no name of an order, or if `matrix`
+        has another shape or rows that do not sum to one (not checked where it is traced).
 
     References:
       Gong et al., Efficient Training of BERT by Progressively Stacking, 2019.
@@ -103,25 +122,31 @@ def deepen(
     [[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 1, 2]]
     >>> deepen(3, 6, lambda old, new: np.arange(new)[::-1] % old).index.tolist()
     [2, 1, 0, 2, 1, 0]
+    >>> deepen(4, 2, "mean").write.tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]
     """
-    if matrix is not None:
-        D = as_array(matrix)
-        if D.shape != (new, old):
-            raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
-        values = concrete(D)
-        # Rounding of a sum of `old` terms, whose errors of eps are independent, at four standard
-        # deviations.
-        tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
-        if values is not None:
-            sums = values.astype(float).sum(axis=1)
-            if not np.all(np.abs(sums - 1) <= tolerance * (1 + np.abs(values).sum(axis=1))):
-                raise ValueError(f"the rows of matrix must sum to one, got {sums}")
-        return SpaceMap(D, jnp.linalg.pinv(D))
-    check_growth(old, new)
-    if not callable(how):
-        one_of("how", how, ORDERS)
-        how = ORDERS[how]
-    return duplicate(how(old, new), old, Family.SELECTION)
+    if matrix is None:
+        if min(old, new) < 1:
+            raise ValueError(f"layers must be 1 or more, got old={old}, new={new}")
+        if not callable(how):
+            one_of("how", how, ORDERS)
+            how = ORDERS[how]
+        layers = how(old, new)
+        if np.ndim(layers) < 2:
+            return duplicate(layers, old, Family.SELECTION)
+        matrix = layers
+    D = as_array(matrix)
+    if D.shape != (new, old):
+        raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
+    values = concrete(D)
+    # Rounding of a sum of `old` terms, whose errors of eps are independent, at four standard
+    # deviations.
+    tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
+    if values is not None:
+        sums = values.astype(float).sum(axis=1)
+        if not np.all(np.abs(sums - 1) <= tolerance * (1 + np.abs(values).sum(axis=1))):
+            raise ValueError(f"the rows of matrix must sum to one, got {sums}")
+    return SpaceMap(D, jnp.linalg.pinv(D))
 
 
 def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
@@ -149,6 +174,35 @@ def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
         raise ValueError(f"logits must be a matrix [new, old], got shape {logits.shape}")
     new, old = logits.shape
     return deepen(old, new, matrix=jax.nn.softmax(logits, axis=-1))
+
+
+def mixing_logits(
+    old: int, new: int, how: str | Order | None = None, sharpness: float = 4.0
+) -> Float[Array, "new old"]:
+    """Computes logits for `mix_layers` that start near a plain change of the number of layers.
+
+    The layer that a new one repeats has the logit `sharpness` and the others have 0. Layers that it
+    is a mean of get shares that are nearly proportional to those of the mean.
+
+    Args:
+      old: The number of layers.
+      new: The number of layers after.
+      how: As for `deepen`; None for "interpolate", or for "mean" where there are fewer layers.
+      sharpness: The logit of the layer with the largest share.
+
+    Returns:
+      The logits.
+
+    Raises:
+      ValueError: As `deepen`.
+
+    >>> mixing_logits(4, 2).tolist()
+    [[4.0, 4.0, 0.0, 0.0], [0.0, 0.0, 4.0, 4.0]]
+    """
+    shares = deepen(old, new, how or ("interpolate" if new >= old else "mean")).dense().write
+    largest = jnp.asarray(shares, float) / jnp.max(jnp.asarray(shares), axis=1, keepdims=True)
+    # exp(logit) - 1 is proportional to the share: 0 for layers without one.
+    return jnp.where(largest == 1, sharpness, jnp.log1p(jnp.expm1(sharpness) * largest))
 
 
 def depth_up_scale(old: int, drop: int) -> SpaceMap:

@@ -340,7 +340,9 @@ def layer_row(
     measured = measure(m)
     reason = ""
     words = {word for stream in new.streams for word in _words(spec, rules, stream)}
-    if deep.new == "copy":
+    if m.new < m.old:
+        reason = f"{m.old} layers become {m.new}, which preserves no function in general"
+    elif deep.new == "copy":
         reason = "layers are repeated, mixed or moved, which preserves no function in general"
     elif deep.new == "mask" and options["mask"]:
         reason = f"new layers take part with a mask of {options['mask']}"

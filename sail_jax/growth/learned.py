@@ -24,7 +24,7 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import one_of
 from sail_jax.growth.basic import check_growth
-from sail_jax.growth.depth import deepen, interpolate, stack
+from sail_jax.growth.depth import interpolate, mixing_logits, stack
 from sail_jax.growth.fresh import leaf_key
 from sail_jax.growth.width import lift
 from sail_jax.learning import Learned, learn
@@ -106,7 +106,7 @@ def sail_init(
     sizes: Mapping[str, int],
     *,
     key: PRNGKeyArray | None = None,
-    how: Literal["stack", "stack_top", "interpolate"] = "interpolate",
+    how: Literal["stack", "stack_top", "interpolate", "mean"] | None = None,
     sharpness: float = 4.0,
 ) -> Free:
     """Computes the coefficients from which SAIL's maps are learned.
@@ -121,16 +121,17 @@ def sail_init(
       spec: Their spec, before `sail_spec`.
       sizes: The new size of each space that changes, by its name in `spec`.
       key: With a key, W is drawn from N(0, 1/new); without, it is U~, padded or cut.
-      how: Which old layer a new one starts from, see `deepen`.
-      sharpness: The logit of that layer; the others have 0.
+      how: Which old layers a new one starts from, see `deepen`; None for "interpolate", or for the
+        "mean" of neighbours where a stack shrinks.
+      sharpness: The logit of these layers; the others have 0, see `mixing_logits`.
 
     Returns:
       For each use of a space in `sizes`, by its name in `sail_spec(spec)`, {"c": C} with C of shape
       (new, old); for each "stack" space in `sizes`, {"logits": ...} of shape (new, old).
 
     Raises:
-      ValueError: If the spec lacks a space of `sizes`, a stack would shrink, `how` is unknown, or a
-        leaf fuses several matrices.
+      ValueError: If the spec lacks a space of `sizes`, a stack would be empty, `how` is unknown, or
+        a leaf fuses several matrices.
 
     References:
       Structured-Initialization Learning (SAIL), App. F.
@@ -141,10 +142,8 @@ def sail_init(
     arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     free: Free = {}
     for name in sorted(stacks & set(sizes)):
-        # The logits favour one old layer for each new one, so that learning starts near a plain
-        # deepening.
-        index = deepen(spec.space(name).size, sizes[name], how).index
-        free[name] = {"logits": sharpness * jax.nn.one_hot(index, spec.space(name).size)}
+        logits = mixing_logits(spec.space(name).size, sizes[name], how, sharpness)
+        free[name] = {"logits": logits}
     for path, axes in spec.leaves:
         factors = [(k, i, f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
         if any(len(blocks(axis)) > 1 for axis in axes):

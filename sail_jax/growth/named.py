@@ -222,10 +222,10 @@ def _seam(old: int, new: int) -> np.ndarray:
 
 
 def _mixed(old: int, new: int, options: Options) -> Array:
-    """Means of all layers, by the logits of the options; by default near "interpolate"."""
+    """Means of all layers, by the logits of the options, or by those of `mixing_logits`."""
     logits = options["logits"]
     if logits is None:
-        logits = options["sharpness"] * jax.nn.one_hot(depth.interpolate(old, new), old)
+        logits = depth.mixing_logits(old, new, sharpness=options["sharpness"])
     if np.shape(logits) != (new, old):
         raise ValueError(f"logits must have shape {(new, old)}, got {np.shape(logits)}")
     return jax.nn.softmax(jnp.asarray(logits, float), axis=-1)
@@ -293,6 +293,11 @@ _DEPTH = {
         "SAIL, App. F.2",
         {"logits": None, "sharpness": 4.0},
         mixes=_mixed,
+    ),
+    "mean_depth": Method(
+        "layer k is the mean of the layers where it comes to lie, also for fewer layers",
+        "SAIL, eq. (9)",
+        mixes=lambda old, new, options: jnp.asarray(depth.mean(old, new)),
     ),
     "mask_depth": Method(
         "copies spread among the layers, their outputs times a mask",

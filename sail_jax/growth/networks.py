@@ -485,6 +485,19 @@ def _layers(
     check_depth(name, old, new)
     if new == old:
         return identity(old)
+    if new < old and (chain or deep.new != "copy"):
+        raise ValueError(
+            f"growth was asked for, but {name!r} is {old} and would be {new}: "
+            + (
+                "layers that are not alike cannot be mixed"
+                if chain
+                else "to make fewer layers give depth_method='mean_depth', or another that mixes"
+            )
+        )
+    if new <= fixed:
+        raise ValueError(
+            f"{name!r} is {old} and would be {new}, but its first layer is unlike the others"
+        )
     repeats = interpolate if chain else deep.layers
     if repeats is None:
         assert deep.mixes is not None

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from sail_jax import architectures
-from sail_jax.architectures.table import stated
+from sail_jax.architectures.table import count, stated
 from sail_jax.checks import one_of
 from sail_jax.configurations import Config
 
@@ -38,6 +38,11 @@ Tokens = Sequence[int]
 """A prompt: the numbers of its tokens."""
 
 _LEAST = 1e-8
+
+TOGETHER = 1 << 28
+"""Bytes of activations of prompts that run together. The network is read once for each such group:
+larger ones save reading, and take memory.
+"""
 
 
 class Prompts(NamedTuple):
@@ -148,11 +153,12 @@ def hidden(
     embeddings: str,
     *,
     mean: bool = False,
+    most: int = TOGETHER,
 ) -> States:
     """Makes the states of prompts that are what each layer of a network reads.
 
-    The network runs layer by layer, and each of its tensors is asked for once. So `tensors` may
-    read them from a file when they are asked for.
+    The network runs layer by layer, and each of its tensors is asked for once for a group of
+    prompts. So `tensors` may read them from a file when they are asked for.
 
     Args:
       tensors: The tensors of the dense network by name; the table of embeddings is not asked for.
@@ -160,6 +166,8 @@ def hidden(
       rows: Looks up embeddings.
       embeddings: The name of their table.
       mean: Whether the mean of all tokens is taken, and not the last token.
+      most: How many bytes the activations of prompts that run together may take. A prompt that
+        takes more runs by itself.
 
     Returns:
       The function.
@@ -179,6 +187,12 @@ def hidden(
     short: Config = {**config, "num_hidden_layers": layers - 1, "architectures": ["Model"]}
 
     def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
+        found: dict[int, Float[np.ndarray, "layer width"]] = {}
+        for group in _groups(config, [len(prompt) for prompt in prompts], most):
+            found |= zip(group, together([prompts[k] for k in group]), strict=True)
+        return np.stack([found[k] for k in range(len(prompts))])
+
+    def together(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
         lengths = np.array([len(prompt) for prompt in prompts])
         # Padding stands behind the prompts: no token of a causal network sees what comes after it.
         padded = np.zeros((len(prompts), lengths.max()), np.int64)
@@ -201,6 +215,34 @@ def hidden(
         return np.stack(found, axis=1)
 
     return states
+
+
+def activations(config: Config, tokens: int) -> int:
+    """Estimates what a prompt takes while a network runs on it.
+
+    Args:
+      config: The configuration of the network.
+      tokens: The length of the prompt.
+
+    Returns:
+      The bytes of the arrays of one layer that are held at a time, in float32.
+    """
+    width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    hidden = count(config, "intermediate_size", default=4 * width)
+    # Several states of each token, what its feed-forward part computes, and its shares of attention
+    # with what they are made of.
+    return 4 * tokens * (12 * width + 4 * hidden + 4 * heads * tokens)
+
+
+def _groups(config: Config, lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Which prompts run together: those of like lengths, as all are padded to the longest."""
+    groups: list[list[int]] = []
+    for k in sorted(range(len(lengths)), key=lambda k: lengths[k]):
+        if groups and (len(groups[-1]) + 1) * activations(config, lengths[k]) <= most:
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    return groups
 
 
 class _Body(Mapping[str, Any]):

@@ -351,10 +351,10 @@ def check_depth(key: str, old: int, new: object) -> None:
     """Checks a new number of layers.
 
     `key` is the entry that counts the layers, for messages. ValueError if `new` is no whole number,
-    is less than `old`, or is more than growth makes.
+    is below 1, or is more than growth makes.
     """
-    if isinstance(new, bool) or not isinstance(new, int) or new < old:
-        raise ValueError(f"growth was asked for, but {key!r} is {old} and would be {short(new)}")
+    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
+        raise ValueError(f"{key!r} is {old}, and must become 1 layer or more, not {short(new)}")
     if new > max(old, _MOST_LAYERS):
         raise ValueError(
             f"{key!r} would be {short(new)}: growth makes at most {_MOST_LAYERS} layers"
@@ -468,7 +468,7 @@ def new_sizes(
             )
         if pruning:
             _check_pruned(pruning, spec, space, new)
-        elif new < space.size:
+        elif new < space.size and "stack" not in space.nonlinearity.split():
             raise ValueError(
                 f"growth was asked for, but space {space.name!r} (leaf "
                 f"{spec.uses(space.name)[0].path!r}) has {space.size} units and would have {new}: "

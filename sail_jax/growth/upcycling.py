@@ -7,10 +7,17 @@ from it.
 
     y = sum_e s_e(x) expert_e(x),    s = the k largest of softmax(router x), divided by their sum
 
-The shares add up to 1. So experts that are alike give y = expert(x) whatever the router is: the
-mixture computes what the dense network does. Training then has nothing that tells the experts
-apart but the router. Noise breaks that symmetry, and so does drop-upcycling, which draws a
-fraction of the hidden units of each expert anew.
+Qwen2-MoE adds a shared expert, which every token uses, with a share of its own:
+
+    y + sigmoid(g x) shared(x)
+
+The shares s add up to 1. So experts that are alike give y = expert(x) whatever the router is: the
+mixture computes what the dense network does. A shared expert must add nothing then: its last layer
+is zero, or g is zero, so that its share is 1/2, and the other experts are scaled to the rest.
+
+Training has nothing that tells experts apart that are alike but the router. Noise breaks that
+symmetry, and so does drop-upcycling, which draws a fraction of the hidden units of each expert
+anew.
 
 Nothing here copies a tensor that stays as it is. A plan (`plan`) names it, and the mixture refers
 to it: in memory (`upcycle`) as much as in a file.
@@ -52,6 +59,9 @@ class Target(NamedTuple):
       expert: The name of a part of an expert within a layer, by that of the dense part.
       count: The entry of the configuration that states how many experts there are.
       states: What else the configuration states; a text is the name of a dense network's entry.
+      shared: The name of a part of the shared expert within a layer, by that of the dense part;
+        empty if there is none.
+      share: The name of what gives the shared expert its share.
     """
 
     label: str
@@ -61,6 +71,8 @@ class Target(NamedTuple):
     expert: Mapping[str, str]
     count: str
     states: Mapping[str, Any]
+    shared: Mapping[str, str] = {}
+    share: str = ""
 
 
 _DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -87,6 +99,19 @@ TARGETS = {
         {"moe_intermediate_size": "intermediate_size", "norm_topk_prob": True,
          "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "qwen2_moe": Target(
+        "Qwen MoE",
+        ("qwen2",),
+        "Qwen2Moe",
+        "mlp.gate",
+        {name: name.replace("mlp.", "mlp.experts.{e}.") for name in _DENSE},
+        "num_experts",
+        {"moe_intermediate_size": "intermediate_size", "norm_topk_prob": True,
+         "shared_expert_intermediate_size": "intermediate_size", "qkv_bias": True,
+         "decoder_sparse_step": 1, "mlp_only_layers": []},
+        {name: name.replace("mlp.", "mlp.shared_expert.") for name in _DENSE},
+        "mlp.shared_expert_gate",
+    ),
 }  # fmt: skip
 """The kinds of mixtures by model type."""
 
@@ -95,6 +120,7 @@ TARGETS = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
 _SHARED = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
@@ -208,8 +234,8 @@ class Plan(NamedTuple):
     Attributes:
       config: Its configuration.
       parts: Its tensors by name.
-      alike: Whether every expert is the base's own feed-forward part, unchanged. The mixture then
-        computes what the dense network does.
+      alike: Whether the mixture computes what the dense network does: every expert is the base's
+        own feed-forward part, and a shared expert adds nothing to what they give.
     """
 
     config: Config
@@ -302,6 +328,7 @@ def plan(
     *,
     used: int = 2,
     kind: str | None = None,
+    shared: Expert | None = None,
     key: Key[Array, ""] | None = None,
 ) -> Plan:
     """Plans a mixture of experts from the names, shapes and dtypes of dense networks.
@@ -311,9 +338,11 @@ def plan(
         others the feed-forward parts alone are read.
       config: The configuration of the base.
       experts: The experts, in order.
-      router: The rows of the routers, `(layer, expert, width)`; one row for each expert.
+      router: The rows of the routers, `(layer, expert, width)`; one row for each expert, and a last
+        one for a shared expert.
       used: How many experts each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
+      shared: The expert that every token uses, for a kind of mixtures that has one.
       key: A PRNG key, for noise and for weights that are drawn anew.
 
     Returns:
@@ -325,38 +354,44 @@ def plan(
       TypeError: If something is drawn and there is no key.
     """
     base = models[0]
-    _check(experts, used, len(models))
+    all_of = [*experts, *([shared] if shared else [])]
+    _check(experts, all_of, used, len(models))
     kind = target_of(str(config.get("model_type")), kind)
     target, layers = TARGETS[kind], _layers(base)
+    if bool(target.shared) != bool(shared):
+        has = "has one shared expert, got none" if target.shared else "has no shared expert"
+        raise ValueError(f"shared_experts: {target.label} {has}")
     new = mixture_config(config, kind, len(experts), used)
     rows = np.asarray(router, np.float32)
     width = count(config, "hidden_size")
-    if rows.shape != (len(layers), len(experts), width):
+    if rows.shape != (len(layers), len(all_of), width):
         raise ValueError(
-            f"router: expected an array {[len(layers), len(experts), width]} of layers, experts "
+            f"router: expected an array {[len(layers), len(all_of), width]} of layers, experts "
             f"and the width, got {list(rows.shape)}"
         )
-    if key is None and any(expert.noise or expert.drop for expert in experts):
+    if key is None and any(expert.noise or expert.drop for expert in all_of):
         raise TypeError("key: expected a PRNG key, for what is drawn, got None")
     changed = {name for names in layers.values() for name in names.values()}
     parts = {name: Part(_like(x), (0, name)) for name, x in base.items() if name not in changed}
     for layer, (prefix, names) in enumerate(layers.items()):
         like = _like(base[names[_DOWN]])
-        at = f"{prefix}{target.router}.weight"
         own = rows[layer].astype(like.dtype)
-        parts[at] = Part(_like(own), None, operands=own)
-        for e, expert in enumerate(experts):
+        ends = {target.router: own[: len(experts)], target.share: own[len(experts) :]}
+        for name, x in ends.items():
+            if name:
+                parts[f"{prefix}{name}.weight"] = Part(_like(x), None, operands=x)
+        for e, expert in enumerate(all_of):
+            named = target.expert if e < len(experts) else target.shared
             for place, (dense, name) in enumerate(names.items()):
                 source = _source(models, expert, e, name, _like(base[name]))
                 drawn = key, np.array([layer, e, place], np.uint32)
-                path = f"{prefix}{target.expert[dense].format(e=e)}.weight"
+                path = f"{prefix}{named[dense].format(e=e)}.weight"
                 parts[path] = _edited(expert, dense, name, source, drawn)
     try:
         architectures.of(new).rules(new).spec({name: part.like for name, part in parts.items()})
     except ValueError as error:
         raise ValueError(f"the tensors do not fit {target.label}: {error}") from error
-    alike = all(expert == Expert() for expert in experts)
-    return Plan(new, parts, alike)
+    return Plan(new, parts, _alike(experts, shared, rows[:, len(experts) :]))
 
 
 def upcycle(
@@ -367,6 +402,7 @@ def upcycle(
     *,
     used: int = 2,
     kind: str | None = None,
+    shared: Expert | None = None,
     key: Key[Array, ""] | None = None,
 ) -> tuple[dict[str, Array], Config]:
     """Makes a mixture of experts of dense networks in memory.
@@ -375,9 +411,10 @@ def upcycle(
       models: The dense networks, arrays by name, the base first.
       config: The configuration of the base.
       experts: The experts.
-      router: The rows of the routers, `(layer, expert, width)`.
+      router: The rows of the routers, `(layer, expert, width)`; the last ones of a shared expert.
       used: How many experts each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
+      shared: The expert that every token uses, for a kind of mixtures that has one.
       key: A PRNG key, for noise and for weights that are drawn anew.
 
     Returns:
@@ -391,19 +428,34 @@ def upcycle(
     References:
       Komatsuzaki et al., Sparse Upcycling, 2022 (arXiv 2212.05055).
     """
-    planned = plan(models, config, experts, router, used=used, kind=kind, key=key)
+    planned = plan(models, config, experts, router, used=used, kind=kind, shared=shared, key=key)
     return {name: part.of(models) for name, part in planned.parts.items()}, planned.config
 
 
-def _check(experts: Sequence[Expert], used: int, models: int) -> None:
-    """Checks the numbers of a mixture."""
+def _alike(
+    experts: Sequence[Expert], shared: Expert | None, share: Float[np.ndarray, "layer few width"]
+) -> bool:
+    """Whether the experts, with the shared one, give what the base's own feed-forward part does."""
+    # A shared expert of zero output gives nothing. A share of zero weights is sigmoid(0) = 1/2.
+    if shared is None or shared.residual == 0:
+        return all(expert == Expert() for expert in experts)
+    own = Expert(residual=1 - shared.residual / 2)
+    return (
+        not share.any()
+        and shared == Expert(residual=shared.residual)
+        and all(expert == own for expert in experts)
+    )
+
+
+def _check(experts: Sequence[Expert], all_of: Sequence[Expert], used: int, models: int) -> None:
+    """Checks the numbers of a mixture, `all_of` with the shared expert."""
     if not experts:
         raise ValueError("experts: expected at least one, got none")
     if integer("experts_per_token", used) > len(experts):
         raise ValueError(
             f"experts_per_token: expected at most {len(experts)}, the number of experts, got {used}"
         )
-    for e, expert in enumerate(experts):
+    for e, expert in enumerate(all_of):
         one_of(f"experts[{e}].model", expert.model, range(models))
         at = f"experts[{e}]."
         static(at + "noise", expert.noise, lambda x: 0 <= x < 1e6, "a number from 0")

@@ -40,7 +40,10 @@ def run(params, config, tokens):
         h = f"model.layers.{i}."
         y = norm(x, p[h + "input_layernorm.weight"])
         q, k, v = (
-            (y @ p[f"{h}self_attn.{name}_proj.weight"].T).reshape(len(y), n, -1)
+            (
+                y @ p[f"{h}self_attn.{name}_proj.weight"].T
+                + p.get(f"{h}self_attn.{name}_proj.bias", 0)
+            ).reshape(len(y), n, -1)
             for name, n in (("q", heads), ("k", shared), ("v", shared))
         )
         if h + "self_attn.q_norm.weight" in p:
@@ -68,4 +71,8 @@ def _feed_forward(p, h, config, x):
     router = p[at + "gate.weight"]
     experts = [[p[f"{at}experts.{e}.{n}.weight"] for n in names] for e in range(len(router))]
     normalised = mixtral or config["norm_topk_prob"]
-    return mixed(x, router, experts, config["num_experts_per_tok"], normalised)
+    y = mixed(x, router, experts, config["num_experts_per_tok"], normalised)
+    if at + "shared_expert_gate.weight" in p:
+        (share,) = 1 / (1 + np.exp(-p[at + "shared_expert_gate.weight"] @ x))
+        y = y + share * gated(x, *(p[f"{at}shared_expert.{n}.weight"] for n in names))
+    return y

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy.optimize import brentq, minimize_scalar
 
 import theory
 from theory import (
@@ -35,9 +36,13 @@ from theory.deep_linear import (
     overlaps,
     penalised,
     pretraining,
+    ranks,
+    regularised,
     risks,
+    sources,
     subspace,
     training_time,
+    wishart,
 )
 from theory.initialisation import descent, discriminant, proximity, transfer
 from theory.linearity import correlation
@@ -49,6 +54,7 @@ from theory.two_layer import (
     best_time,
     fine_tuning,
     label_noise,
+    low_rank,
     modes,
     perturbation,
     quantised,
@@ -71,6 +77,7 @@ LEDGERS = (
     "settings",
     "testbeds",
     "regressions",
+    "several",
     "linearity.tasks",
     "two_layer.tasks",
 )
@@ -306,6 +313,36 @@ def penalised_risk(n, d, distance, sigma):
     with mp.workdps(400):
         b = distance**2 * (1 - mp.mpf(n) / d) - sigma**2
         return (b + mp.sqrt(b**2 + 4 * (distance * sigma) ** 2)) / 2
+
+
+def distance_at(n, d, risk, sigma):
+    deviation(sigma)
+    need(n >= 1, d >= 1, risk >= 0, sigma > 0)
+    left = risk * (1 - mp.mpf(n) / d) + sigma**2
+    return risk * (risk + sigma**2) / left if left > 0 else mp.inf
+
+
+def refits(n, sigma):
+    deviation(sigma)
+    need(n > 2)
+    return mp.mpf(n)
+
+
+def refitted(n, rest, sigma):
+    need(rest >= 0)
+    return rest + (rest + sigma**2) / (refits(n, sigma) - 2)
+
+
+def allowed_rest(n, risk, sigma):
+    need(risk >= 0)
+    return max((risk * (refits(n, sigma) - 2) - sigma**2) / (n - 1), 0)
+
+
+def transfer_load(theta, sigma):
+    deviation(sigma)
+    sin2 = 0 if theta == mp.pi else mp.sin(theta) ** 2
+    cos2 = 0 if theta == mp.pi / 2 else mp.cos(theta) ** 2
+    return cos2 * (1 + sigma**2 / sin2) if sin2 else mp.inf
 
 
 def scale(p, seen, depth):
@@ -580,6 +617,15 @@ ROWS = [
     Row(risks.optimal_ridge, ("n", "theta", "sigma"), best_ridge),
     Row(penalised.best_penalty, ("n", "d", "nonnegative", "sigma"), least_penalty),
     Row(penalised.best_risk, ("n", "d", "nonnegative", "sigma"), penalised_risk),
+    Row(penalised.distance2_of, ("n", "d", "nonnegative", "sigma"), distance_at),
+    Row(risks.refitted_risk, ("n", "nonnegative", "sigma"), refitted),
+    Row(risks.rest_allowed, ("n", "nonnegative", "sigma"), allowed_rest),
+    Row(
+        regularised.direction_risk,
+        ("n", "d", "theta", "sigma"),
+        lambda n, d, t, s: refitted(n, penalised_risk(refits(n, s) - 1, d - 1, mp.sin(t), s), s),
+    ),
+    Row(regularised.linear_transfer_load, ("theta", "sigma"), transfer_load),
     Row(
         risks.fine_tune_risk,
         ("gamma", "theta", "sigma", "depth", "size"),
@@ -877,6 +923,10 @@ def basis(d: int, k: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, k)))[0], float)
 
 
+def learned(size2: float) -> wishart.Learned:
+    return wishart.Learned(jnp.asarray(0.5, float), jnp.asarray(size2, float))
+
+
 def key() -> jax.Array:
     return jax.random.key(0)
 
@@ -920,6 +970,10 @@ def of_cubic(of: Callable, models: jax.Array) -> object:
 
 def points() -> jax.Array:
     return normal(3, 3, 4)
+
+
+def fits(n: int = 9, sigma: float = 0.5) -> list[sources.Fit]:
+    return [sources.wishart_fit(normal(k, 4), n, sigma) for k in (1, 2)]
 
 
 WEIGHTS = (0.5, 0.25, 0.25)
@@ -1002,6 +1056,13 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.covariance.diagonalise": each(
         lambda: covariance.diagonalise(jnp.diag(jnp.array([3.0, 0.0, 1.0])), jnp.ones(3))
     ),
+    "deep_linear.covariance.eigenbasis": over(
+        # Signs, and directions of one eigenvalue, are any.
+        lambda s: (lambda values, basis: (basis * values) @ basis.T)(
+            *covariance.eigenbasis(jnp.diag(jnp.array(s)))
+        ),
+        SPECTRUM,
+    ),
     "deep_linear.covariance.effective_ridge": over(
         lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
         SPECTRUM,
@@ -1046,6 +1107,44 @@ FEW: dict[str, list[Callable]] = {
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
         SIGMAS,
+    ),
+    "deep_linear.wishart.spectrum": over(wishart.spectrum, (1, 2, 9), (1, 3)),
+    "deep_linear.wishart.ridge_risk": over(
+        lambda n, d, sigma, penalty: wishart.ridge_risk(n, d, 1.0, sigma, penalty),
+        (1, 9),
+        (2, 9),
+        SIGMAS,
+        (0.0, 1e-9, 1.0, 1e15, np.inf),
+    ),
+    "deep_linear.wishart.learned": over(wishart.learned, (1, 9), (2, 9), SIGMAS, (0.0, 1.0)),
+    "deep_linear.regularised.distance2": over(
+        lambda theta, size, scale: regularised.distance2(theta, learned(size), scale),
+        PLACES,
+        (1e-9, 1.0, 3.0),
+        (-1.0, 0.0, 1.0),
+    ),
+    "deep_linear.regularised.best_scale": over(
+        lambda theta, size: regularised.best_scale(theta, learned(size)), PLACES, (1e-9, 1.0)
+    ),
+    "deep_linear.regularised.l2sp_boundary": over(
+        lambda size: regularised.l2sp_boundary(learned(size)), (1e-9, 1.0, 2.0, 3.0)
+    ),
+    "deep_linear.regularised.direction_sin2": over(
+        regularised.direction_sin2, (2, 3, 9, 10**6), (1, 2, 9, 10**6), (0.0, 1e-3, 1.0, 1e9)
+    ),
+    "deep_linear.regularised.offset_from_source": over(
+        lambda s, n, sigma, ridge: regularised.offset_from_source(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, ridge
+        ),
+        SPECTRUM,
+        (1, 3, 9),
+        SIGMAS,
+        (0.0, 1.0),
+    ),
+    "deep_linear.regularised.across": over(
+        lambda s, w: regularised.across(jnp.array(s), jnp.array(w), jnp.ones(3))[0],
+        SPECTRUM,
+        ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)),
     ),
     "deep_linear.distributions.fine_tune_law": over(
         lambda n, theta, sigma: (
@@ -1160,6 +1259,83 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.pretraining.source_law": over(
         lambda n, theta: deep_linear.source_law(key(), n, 3, theta, 0.5, 9).theta, (1, 3, 9), PLACES
+    ),
+    "deep_linear.ranks.random_rank_risk": over(
+        lambda n, distance, sigma, k: ranks.random_rank_risk(n, 9, distance, sigma, k),
+        (0, 1, 4, 12, 10**6),
+        (0.0, 1e-15, 1.0),
+        SIGMAS,
+        (0, 1, 6, 9),
+    ),
+    "deep_linear.ranks.recovered_share": over(
+        ranks.recovered_share, (0.0, 1e-15, 1.0, 2.0, 1e15), (1e-15, 1.0, 4.0, 1e15)
+    ),
+    "deep_linear.ranks.source_rank_risks": over(
+        lambda x, n, sigma: ranks.source_rank_risks(
+            jnp.array([1.0, -0.5]), 0.25, jnp.array([x, 1.0]), 2.0, n, sigma
+        ),
+        (0.0, 1.0, 2.0, 1e15),
+        (2, 4, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.ranks.best_random_rank": over(
+        lambda n, distance, sigma: tuple(ranks.best_random_rank(n, 9, distance, sigma)),
+        (0, 1, 8, 9, 12, 10**6),
+        (0.0, 1e-15, 1.0),
+        SIGMAS,
+    ),
+    "deep_linear.ranks.rank_threshold": over(
+        ranks.rank_threshold, (0.0, 1e-15, 1.0), (3, 10**6), SIGMAS, (0, 1, 9)
+    ),
+    "deep_linear.ranks.rank_risks": over(
+        lambda s, n, sigma: ranks.rank_risks(jnp.array(s), jnp.ones(3), n, sigma),
+        SPECTRUM,
+        (1, 2, 5, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.ranks.best_rank": over(
+        lambda s, n, sigma: tuple(ranks.best_rank(jnp.array(s), jnp.ones(3), n, sigma)),
+        SPECTRUM[:2],
+        (1, 5, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.sources.wishart_fit": over(
+        lambda n, sigma, inputs: sources.wishart_fit(
+            normal(1, 4), n, sigma, None if inputs is None else jnp.diag(jnp.array(inputs))
+        ),
+        (1, 2, 4, 9, 10**6),
+        SIGMAS,
+        (None, (4.0, 2.0, 1.0, 1e-6)),
+    ),
+    "deep_linear.sources.ridge_fit": over(
+        lambda s, n, sigma, ridge: sources.ridge_fit(
+            jnp.diag(jnp.array(s)), normal(1, 3), n, sigma, ridge
+        ),
+        SPECTRUM,
+        (1, 3, 9),
+        SIGMAS[:3],
+        (0.0, 1.0),
+    ),
+    "deep_linear.sources.best_weights": over(
+        lambda n, sigma: sources.best_weights(fits(n, sigma), normal(3, 4)),
+        (2, 9, 10**6),
+        SIGMAS[:3],
+    ),
+    "deep_linear.sources.expected_distances": over(
+        lambda n: sources.expected_distances(fits(n), normal(3, 4), jnp.diag(jnp.arange(4.0))),
+        (2, 9),
+    ),
+    "deep_linear.sources.start_moments": over(
+        lambda a: sources.start_moments(fits(), a, normal(3, 4)), ((0.0, 0.0), (0.5, -1e3))
+    ),
+    "deep_linear.sources.tuned_metric": over(
+        lambda s, n: sources.tuned_metric(jnp.diag(jnp.array(s)), n), SPECTRUM, (1, 2, 3, 9)
+    ),
+    "deep_linear.sources.tuned_risk": over(
+        lambda s, n, sigma: sources.tuned_risk(jnp.diag(jnp.array(s)), jnp.eye(3), n, sigma),
+        SPECTRUM,
+        (1, 2, 9),
+        SIGMAS[:3],
     ),
     "deep_linear.subspace.overlap": over(
         lambda k: tuple(subspace.overlap(basis(5, k), normal(1, 5, 2))[:2]), (1, 2, 5)
@@ -1358,6 +1534,33 @@ FEW: dict[str, list[Callable]] = {
     ],
     "merging.quadratic.constants": each(lambda: merging.constants(bed())),
     "merging.quadratic.dare": over(lambda p: merging.dare(bed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)),
+    "merging.gaussian.trim_threshold": over(
+        lambda *x: merging.trim_threshold(merging.GaussianTasks(2, *x[:-1]), x[-1]),
+        (0.0, 1e-100, 0.5),
+        (0.0, 1e-9),
+        (0.0, 1e100),
+        (1e-30, 1.0),
+        (1e-30, 0.2, 1.0, 0.0),
+    ),
+    "merging.gaussian.merge_moments": over(
+        lambda method, density, *x: merging.merge_moments(
+            merging.GaussianTasks(2, *x), method, density
+        ),
+        ("average", "dare", "trim", "ties"),
+        (1e-9, 1.0),
+        (0.0, 1.0),
+        (0.0, 1e-9, 1.0),
+        (0.0, 1e15),
+        (1e-9, 1.0),
+        (0.0, 1.0),
+    ),
+    "merging.gaussian.best_merge": over(
+        lambda method, noise: merging.best_merge(
+            merging.GaussianTasks(2, 1.0, 0.5, noise, 0.3), method, cells=2
+        ),
+        ("average", "ties"),
+        (0.0, 1.0, 1e9),
+    ),
     "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
     "problems.cos_sin": over(problems.cos_sin, PLACES),
     "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
@@ -1447,6 +1650,23 @@ FEW: dict[str, list[Callable]] = {
     },
     "two_layer.fine_tuning.unaligned_losses": over(
         lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
+    ),
+    "two_layer.low_rank.degradation": over(
+        lambda t, a: low_rank.degradation(
+            t, jnp.array([1.5, 0.0]), [2.0, 1.0], [3.0, 0.5], 1.0, b=0.0, a=a
+        ),
+        (0.0, 1.0, 1e9, np.inf),
+        (0.0, 1e-9, 1.0, 100.0),
+    ),
+    "two_layer.low_rank.flow": over(
+        lambda t, s: two_layer.theta(
+            low_rank.flow(aligned(0.1), jnp.diag(jnp.array([2.0, 1.0, 0.0])), [0.0, t], scale=s)
+        ),
+        (0.0, 1.0, 20.0),
+        (0.0, 0.5, 2.0),
+    ),
+    "two_layer.low_rank.update": over(
+        lambda r: low_rank.update(layers(), normal(3, 3, 3), r), (-1, 0, 2, 5)
     ),
     "two_layer.modes.crossing": over(
         lambda lacking: modes.crossing(jnp.array(1.0), lacking, jnp.array(0.5), jnp.array(1.0)),
@@ -1633,6 +1853,40 @@ def retrained(pre: Sequence[float], ft: Sequence[float], anchor: float) -> list[
     return [sum(moved[:n]) + sum(a * a for a in pre[n:]) for n in range(len(pre) + 1)]
 
 
+def moved_by_adapter(time: float, rho: float, gain: float, b: float, a: float) -> float:
+    """By the roots of its equation, with digits for what cancels."""
+    with mp.workdps(400):
+        plus, minus = (mp.mpf(gain) * (mp.mpf(b) + sign * mp.mpf(a)) ** 2 / 4 for sign in (1, -1))
+        if rho == 0 and plus * minus == 0:
+            return float((plus - minus) / (1 + 4 * gain * (plus + minus) * time))
+        root = mp.sqrt(mp.mpf(rho) ** 2 + 4 * plus * minus)
+        parts = []
+        for start, pull in ((plus, rho), (minus, -rho)):
+            high, low = (pull + root) / 2, (pull - root) / 2
+            odds = (start - high) / (start - low) if start != low else mp.inf
+            left = odds * mp.exp(-4 * gain * root * time) if start != low else None
+            parts.append(low if left is None else (high - low * left) / (1 - left))
+        return float(parts[0] - parts[1])
+
+
+def kept_by_adapter(pre: Sequence[float], ft: Sequence[float], rank: int) -> list[list[float]]:
+    """The squares of what an adapter moves and what it leaves, for n learned modes."""
+    squares = [(b - a) ** 2 for a, b in zip(pre, ft, strict=True)]
+    split = [sorted(squares[:n], reverse=True) for n in range(len(pre) + 1)]
+    return [[sum(s[:rank]), sum(s[rank:])] for s in split]
+
+
+def no_harm(pre: Sequence[float], ft: Sequence[float], rank: int, n: int) -> float:
+    """The ratio at which mode n leaves the loss as it is, by search."""
+    before = kept_by_adapter(pre, ft, rank)[n - 1][0] + pre[n - 1] ** 2
+
+    def rise(ratio: float) -> float:
+        target = (*ft[: n - 1], ratio * pre[n - 1])
+        return kept_by_adapter(pre[:n], target, rank)[n][0] - before
+
+    return float(brentq(rise, 1.0, 99.0, xtol=1e-15))
+
+
 def stepped(g: np.ndarray, b1: float, b2: float, eps: float) -> np.ndarray:
     """Adam's effective steps: each gradient's share of every later update, added up."""
     sizes = np.zeros_like(g)
@@ -1655,6 +1909,8 @@ COMPLEX_RIDGE = jax.jit(training_time.complex_ridge)
 RIDGES = np.array([1e-3j, 0.1 + 0.1j, -0.5 + 0.2j, 1 + 2j, -3 + 1e-2j])
 LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 2.0), (1.0, 2.0, 1.0, 3.0), (1.0, 1.0), (1.0, 2.0))
 SPECTRA = ((3.0, 2.0, 1.0), (9.0, 7.0, 4.5)), ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0))
+
+STARTS = ((0.0, 0.5), (0.5, 0.5), (-0.5, 0.5), (0.25, -1.0), (0.0, 0.0), (2.0**-20, 2.0**-20))
 
 # Pairs of what is computed and what it should be, relative to the largest entry.
 REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
@@ -1703,6 +1959,54 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
         )
         for pair in SPECTRA
         for r in range(4)
+    ],
+    "two_layer.low_rank.displacement": [
+        (
+            lambda rho=rho, g=g, t=t: low_rank.displacement(
+                t, rho, g, b=np.array([b for b, _ in STARTS]), a=np.array([a for _, a in STARTS])
+            ),
+            lambda rho=rho, g=g, t=t: np.array([moved_by_adapter(t, rho, g, *s) for s in STARTS]),
+        )
+        for rho in (-2.0, 0.0, 2.0**-40, 1.5)
+        for g in (0.0, 0.5, 4.0)
+        for t in (0.0, 2.0**-30, 0.25, 2.0, 1024.0)
+    ],
+    "two_layer.low_rank.fastest_rate": [
+        (
+            lambda f=f, s=s: low_rank.fastest_rate(f, s),
+            lambda f=f, s=s: (
+                -minimize_scalar(
+                    lambda y: -4 * s * np.sqrt(y) * (f - y), bounds=(0, f), options={"xatol": 1e-12}
+                ).fun
+            ),
+        )
+        for f in (0.5, 3.0, 100.0)
+        for s in (0.25, 2.0)
+    ],
+    "two_layer.low_rank.losses": [
+        (
+            lambda pair=pair, r=r: low_rank.losses(*pair, r),
+            lambda pair=pair, r=r: np.transpose(
+                [
+                    (
+                        moved,
+                        moved + sum(a * a for a in pair[0][n:]),
+                        left + sum(b * b for b in pair[1][n:]),
+                    )
+                    for n, (moved, left) in enumerate(kept_by_adapter(*pair, r))
+                ]
+            ),
+        )
+        for pair in SPECTRA
+        for r in range(5)
+    ],
+    "two_layer.low_rank.harm_thresholds": [
+        (
+            lambda pair=pair, r=r: low_rank.harm_thresholds(*pair, r),
+            lambda pair=pair, r=r: [no_harm(*pair, r, n) for n in range(1, len(pair[0]) + 1)],
+        )
+        for pair in SPECTRA
+        for r in range(1, 5)
     ],
     "two_layer.modes.inflection": [
         (
@@ -1784,6 +2088,8 @@ SIMULATED = [
     "merging.averaging.simulate_average",
     "merging.effective_steps.simulate_movement",
     "merging.simulation.simulate",
+    "merging.gaussian_simulation.draw_tasks",
+    "merging.gaussian_simulation.merge_drawn",
     "problems.in_float64",
     "problems.unchecked_in_float64",
     "student_teacher.networks.features",
@@ -1796,6 +2102,9 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
+    "two_layer.networks.adapted",
+    "two_layer.networks.adapter_flow",
+    "two_layer.networks.adapter_sgd",
     "two_layer.best_time.best_time_of",
     "two_layer.matrices.add_noise",
     "two_layer.matrices.gradients",
@@ -1823,8 +2132,10 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
     "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
     "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
-    "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
-    "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
+    "deep_linear.distributions.scratch_law", "deep_linear.ranks.rank_risks",
+    "deep_linear.sources.tuned_risk", "initialisation.proximity.tail_bound",
+    "deep_linear.wishart.ridge_risk",
+    "deep_linear.wishart.learned", "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
     "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
 }  # fmt: skip

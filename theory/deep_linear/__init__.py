@@ -2,9 +2,10 @@
 
 The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194). This package exports
 closed-form risks, their distributions, estimators on given data, and simulators. More lies in the
-modules: `penalised` (ridge regression and L2-SP), `covariance` (inputs of any covariance),
-`subspace` (sources of rank k), `divergences` (distances between tasks) and `networks` (networks
-trained by gradient descent).
+modules: `penalised` and `wishart` (ridge regression and L2-SP, in the limit and exactly),
+`regularised` (who gains over ridge regression), `covariance` (inputs of any covariance),
+`sources` (several sources), `subspace` and `ranks` (sources and fine-tuning of rank k),
+`divergences` (distances between tasks) and `networks` (networks trained by gradient descent).
 """
 
 from sail_jax.lazy import listed

@@ -75,8 +75,7 @@ def diagonalise(
 ) -> tuple[Array, ...]:
     """Returns the eigenvalues of a covariance matrix, and vectors in its eigenbasis.
 
-    The other functions of this module take their tasks in this form. Eigenvalues that are negative
-    only by rounding are set to 0.
+    The other functions of this module take their tasks in this form.
 
     Args:
       covariance: Symmetric positive semidefinite matrix `(d, d)`, not all 0.
@@ -89,17 +88,36 @@ def diagonalise(
       ValueError: If the matrix is not square, finite, symmetric, positive semidefinite or nonzero
         (up to rounding), or a vector has another length or is not finite.
     """
+    values, basis = eigenbasis(covariance)
+    for i, vector in enumerate(vectors):
+        if jnp.shape(vector) != values.shape:
+            raise ValueError(
+                f"vector {i} must have shape {values.shape}, as covariance; got {jnp.shape(vector)}"
+            )
+        problems.check_squares(f"vector {i}", vector)
+    return (values, *(basis.T @ jnp.asarray(v, dtype=float) for v in vectors))
+
+
+@problems.defined
+def eigenbasis(covariance: Float[ArrayLike, "d d"]) -> tuple[Spectrum, Float[Array, "d d"]]:
+    """Returns the eigenvalues of a covariance matrix, and its eigenvectors.
+
+    Eigenvalues that are negative only by rounding are set to 0.
+
+    Args:
+      covariance: Symmetric positive semidefinite matrix `(d, d)`, not all 0.
+
+    Returns:
+      The eigenvalues `(d,)`, descending, and the eigenvectors as columns `(d, d)`.
+
+    Raises:
+      ValueError: If the matrix is not square, finite, symmetric, positive semidefinite or nonzero
+        (up to rounding).
+    """
     covariance = jnp.asarray(covariance, dtype=float)
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or covariance.size == 0:
         raise ValueError(f"covariance must be a square matrix; got shape {covariance.shape}")
     problems.check_squares("covariance", covariance)
-    for i, vector in enumerate(vectors):
-        if jnp.shape(vector) != covariance.shape[:1]:
-            raise ValueError(
-                f"vector {i} must have shape {covariance.shape[:1]}, as covariance; "
-                f"got {jnp.shape(vector)}"
-            )
-        problems.check_squares(f"vector {i}", vector)
     matrix = concrete(covariance)
     rounding = 10 * covariance.shape[0] * float(jnp.finfo(covariance.dtype).eps)
     if matrix is not None and np.abs(matrix - matrix.T).max() > rounding * np.abs(matrix).max():
@@ -119,7 +137,7 @@ def diagonalise(
             "covariance must be positive semidefinite and not 0; its eigenvalues run from "
             f"{spectrum[-1]:g} to {spectrum[0]:g}"
         )
-    return (jnp.maximum(values, 0.0), *(basis.T @ jnp.asarray(v, dtype=float) for v in vectors))
+    return jnp.maximum(values, 0.0), basis
 
 
 @problems.in_float64
@@ -266,6 +284,28 @@ class Equivalent(NamedTuple):
         sigma = jnp.asarray(sigma, dtype=float)
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 
+    def moments(self, beta: Spectrum, sigma: ArrayLike) -> tuple[Spectrum, Spectrum]:
+        """Computes the mean and the variance of each component of the fit b, centred at 0.
+
+        With R = `risk(beta^2, sigma)` and n samples they are
+
+            s beta / (s + kappa)  and  s / (s + kappa)^2 (R + sigma^2) / n.
+
+        Components are uncorrelated. The spread of a fit is the one that noise as large as its own
+        error on new data would make.
+
+        Args:
+          beta: The task in the eigenbasis, `(d,)`.
+          sigma: Standard deviation of the label noise.
+
+        Returns:
+          The means and the variances `(d,)`, where n and ridge are one number each.
+        """
+        s, share = self.eigenvalues, self._share()
+        beta, sigma = jnp.asarray(beta, dtype=float), jnp.asarray(sigma, dtype=float)
+        error = self.risk(beta**2, sigma) + sigma**2
+        return share * beta, share**2 / jnp.where(s > 0, s, 1.0) * error / self.n
+
     def _share(self) -> Array:
         """s / (s + kappa); 0 where s = 0, at kappa = 0 too."""
         s = self.eigenvalues
@@ -381,8 +421,8 @@ def linear_transfer_risk(
 ) -> Array:
     """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
 
-    It is the isotropic risk `risks.linear_transfer_risk` at the angle between the tasks in the
-    inner product of Sigma, in units of |beta_t|_Sigma.
+    Across beta_s nothing is learned of |beta_t|^2_Sigma sin^2, at the angle between the tasks in
+    the inner product of Sigma. To this `risks.refitted_risk` adds the error of the scale.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`.
@@ -399,8 +439,8 @@ def linear_transfer_risk(
     """
     check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
-    relative = jnp.asarray(sigma, dtype=float) / jnp.sqrt(size2)
-    return size2 * risks.linear_transfer_risk(n, theta, relative)
+    _, sin = problems.cos_sin(theta)
+    return risks.refitted_risk(n, size2 * sin**2, sigma)
 
 
 @problems.defined

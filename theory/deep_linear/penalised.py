@@ -10,7 +10,8 @@ best penalty knows the noise and the distance of the offset, as `risks.optimal_r
 
 For isotropic inputs the best penalty is exact at any n and d. The risks are deterministic
 equivalents, that is limits of large n and d. At finite n and d the mean is larger, by at most
-|offset|^2 / (4d) to first order (`best_risk`). `covariance` has the equivalents.
+|offset|^2 / (4d) to first order (`best_risk`); `wishart` has it exactly. `covariance` has the
+equivalents.
 """
 
 import jax
@@ -81,6 +82,7 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
 
     with A, B = (sqrt(n) -+ sqrt(d))^2 and c = d sigma^2 / distance^2, by the central limit theorem
     for linear statistics of Wishart matrices. It matters where sigma < 1/d and n is close to d.
+    `wishart.ridge_risk` at this penalty is exact.
 
     Args:
       n: Number of samples, >= 1.
@@ -111,6 +113,39 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
     # The other root's sum does not cancel where b < 0; their product is distance^2 sigma^2.
     other = jnp.where(falls, root - b, 1.0)
     return jnp.where(falls, 2 * (distance * sigma) ** 2 / other, (b + root) / 2)
+
+
+@problems.in_float64
+def distance2_of(n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes the square of the distance at which `best_risk` is a given risk.
+
+        R (R + sigma^2) / (R (1 - n/d) + sigma^2)
+
+    It turns every comparison with a learner who regularises into a boundary in closed form.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      risk: The risk R, >= 0.
+      sigma: Standard deviation of the label noise, > 0.
+
+    Returns:
+      The square of the distance, with the broadcast shape of the arguments; inf where the risk is
+      lower at any distance.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(distance2_of(98, 100, best_risk(98, 100, 0.7, 0.2), 0.2)), 4)
+    0.49
+    """
+    problems.check("risk", risk, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    problems.check("sigma", sigma, lambda s: s > 0, "positive")
+    n, d, risk, sigma = _checked(n, d, risk, sigma)
+    left = risk * ((d - n) / d) + sigma**2
+    # With n > d the risk stays below sigma^2 / (n/d - 1).
+    found = left > 0
+    return jnp.where(found, risk * (risk + sigma**2) / jnp.where(found, left, 1.0), jnp.inf)
 
 
 @problems.in_float64

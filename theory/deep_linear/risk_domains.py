@@ -14,14 +14,21 @@ from scipy import integrate, optimize, special
 from theory.adversary import Box, Domain, Problem, quadrature
 
 
-def _inverse(dim: Any) -> Any:
-    """E[1 / chi^2_dim] from the mean of exp(-t chi^2), v = (1 + 2 t)^(-1/2)."""
+def inverse_mean(dim: Any) -> Any:
+    """Computes E[1 / chi^2_dim], dim >= 3, from the mean of exp(-t chi^2), v = (1 + 2 t)^(-1/2)."""
     v, dv = quadrature(64)
     return jnp.sum(dv * jnp.power(v, dim - 3))
 
 
-def _inverse_again(dim: float) -> float:
-    """From its chance to be below y."""
+def inverse_mean_again(dim: float) -> float:
+    """Computes the same from its chance to be below y.
+
+    Args:
+      dim: The degrees of freedom, at least 3.
+
+    Returns:
+      The mean.
+    """
 
     def part(y: float) -> float:
         return float(special.chdtr(dim, y) / y**2)
@@ -39,7 +46,7 @@ def _scratch(inverse: Any, p: Problem) -> Any:
 
 def _refitted(inverse: Any, p: Problem) -> Any:
     """The error of the scale of beta_s is noise, and the rest of the target, over |z|."""
-    outside = np.sin(p["theta"]) if inverse is _inverse_again else jnp.sin(p["theta"])
+    outside = np.sin(p["theta"]) if inverse is inverse_mean_again else jnp.sin(p["theta"])
     return outside**2 + (p["sigma"] ** 2 + outside**2) * inverse(p["samples"])
 
 
@@ -51,8 +58,8 @@ SNR_PRINTED = Domain(
         "sigma": Box(1.0, 3.0),
         "theta": Box(0.0, np.pi),
     },
-    lambda p: _refitted(_inverse, p) / _scratch(_inverse, p),
-    lambda p: float(_refitted(_inverse_again, p) / _scratch(_inverse_again, p)),
+    lambda p: _refitted(inverse_mean, p) / _scratch(inverse_mean, p),
+    lambda p: float(_refitted(inverse_mean_again, p) / _scratch(inverse_mean_again, p)),
 )
 
 
@@ -64,8 +71,8 @@ def _first_sample(inverse: Any, p: Problem) -> Any:
 DESCENT_PRINTED = Domain(
     "σ from .1 to 3, d from 3 to 100",
     {"d": Box(3.0, 100.0, log=True), "sigma": Box(0.1, 3.0, log=True)},
-    lambda p: _first_sample(_inverse, p),
-    lambda p: float(_first_sample(_inverse_again, p)),
+    lambda p: _first_sample(inverse_mean, p),
+    lambda p: float(_first_sample(inverse_mean_again, p)),
 )
 
 _ANGLES = (np.arange(400) + 0.5) * np.pi / 400

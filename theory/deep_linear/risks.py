@@ -457,6 +457,57 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
 
 
 @problems.in_float64
+def refitted_risk(n: ArrayLike, rest: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
+    """Computes the expected risk with some directions free of the penalty, exactly.
+
+        (rest + sigma^2) (n - 1) / (n - k - 1) - sigma^2
+
+    Args:
+      n: Number of samples, > k + 1.
+      rest: Expected risk of the same learner across these directions, from n - k samples in d - k
+        dimensions.
+      sigma: Standard deviation of the label noise, >= 0.
+      k: Number of free directions, >= 0.
+
+    Returns:
+      The expected risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> float(refitted_risk(8, 0.5, 0.5))  # linear transfer, as nothing across is learned
+    0.625
+    """
+    n, k, sigma = _free(n, k, sigma)
+    problems.check("rest", rest, lambda r: r >= 0, ">= 0")
+    # Nothing cancels in this form of it.
+    return jnp.asarray(rest, dtype=float) + (rest + sigma**2) * k / (n - k - 1)
+
+
+@problems.in_float64
+def rest_allowed(n: ArrayLike, risk: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
+    """Computes the risk across free directions at which `refitted_risk` is a given risk.
+
+    Args:
+      n: Number of samples, > k + 1.
+      risk: The given risk, >= 0.
+      sigma: Standard deviation of the label noise, >= 0.
+      k: Number of free directions, >= 0.
+
+    Returns:
+      The risk, with the broadcast shape of the arguments; 0 where the free directions alone cost
+      more than the given risk.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    n, k, sigma = _free(n, k, sigma)
+    problems.check("risk", risk, lambda r: r >= 0, ">= 0")
+    risk = jnp.asarray(risk, dtype=float)
+    return jnp.maximum((risk * (n - k - 1) - sigma**2 * k) / (n - 1), 0.0)
+
+
+@problems.in_float64
 def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes sin^2 of the angle beyond which linear transfer hurts, exactly at finite n and d.
 
@@ -484,11 +535,11 @@ def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
     scratch = scratch_risk(n, d, sigma, allow_infinite=True)
-    n, sigma = jnp.asarray(n, dtype=float), jnp.asarray(sigma, dtype=float)
-    # Up to n = 2 the refit's mean risk is infinite, and a product with R could be 0 inf.
+    n = jnp.asarray(n, dtype=float)
+    # Up to n = 2 the refit's mean risk is infinite.
     more = n > 2
-    share = (jnp.where(more, n - 2, 1.0) * scratch - sigma**2) / jnp.where(more, n - 1, 1.0)
-    return jnp.where(more, jnp.clip(share, 0.0, 1.0), 0.0)
+    share = rest_allowed(jnp.where(more, n, 3.0), scratch, sigma)
+    return jnp.where(more, jnp.minimum(share, 1.0), 0.0)
 
 
 @problems.in_float64
@@ -564,6 +615,15 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     density = jnp.exp(-k * t - n * s)
     integrand = (k * w) * (k * t) * density * jnp.exp(2 * s)  # k^2 alone can overflow
     return jnp.sum(integrand, -1), jnp.sum(w * t * density * n, -1)
+
+
+def _free(n: ArrayLike, k: ArrayLike, sigma: ArrayLike) -> tuple[Array, Array, Array]:
+    problems.check("k", k, lambda k: (k >= 0) & (k < np.inf), "a number of directions >= 0")
+    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
+    problems.check_sigma(sigma)
+    n, k, sigma = (jnp.asarray(v, dtype=float) for v in (n, k, sigma))
+    problems.check("n - k", n - k, lambda v: v > 1, "more than 1")
+    return n, k, sigma
 
 
 def _check_tasks(theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> None:

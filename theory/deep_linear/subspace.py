@@ -10,7 +10,8 @@ No closed form is known for fine-tuning from rank k > 1. For two layers, (I - P)
 (I - P) B stays in the span of the columns of (I - P) B_s. Balancedness, W_1^T W_1 = W_2 W_2^T,
 makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tune_limit`);
 for k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
-network and measures how well both laws hold.
+network and measures how well both laws hold. Fine-tuning that moves k given directions and no other
+is linear: `ranks` has it.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Overlap(NamedTuple):
 
     explained: Array
     missed: Array
-    k: int
+    k: int | Array
     m: int
 
 

@@ -6,6 +6,8 @@ simulated; `bounds` has the bounds as printed and as corrected; `heterogeneity` 
 sparsification, `scaling` the dependence on each hyperparameter, `effective_steps` what optimizers
 make of gradients, and `measure` estimates the constants of real training runs. `averaging` compares
 the average of one run's checkpoints with learning-rate decay (Tian et al., WSM, arXiv 2507.17634).
+`gaussian` has the exact excess risk of averages, DARE, trimming and TIES on Gaussian task vectors,
+and `gaussian_simulation` merges drawn ones.
 """
 
 from sail_jax.lazy import listed
@@ -36,6 +38,15 @@ from theory.merging.effective_steps import (
     effective_steps,
     simulate_movement,
 )
+from theory.merging.gaussian import (
+    BestMerge,
+    GaussianTasks,
+    MergeMoments,
+    best_merge,
+    merge_moments,
+    trim_threshold,
+)
+from theory.merging.gaussian_simulation import Drawn, draw_tasks, merge_drawn
 from theory.merging.heterogeneity import (
     Effect,
     dare_heterogeneity,
@@ -52,15 +63,19 @@ from theory.merging.tasks import QuadraticTasks, Training
 __dir__ = listed(__name__)
 
 __all__ = [
+    "BestMerge",
     "Bound",
     "Constants",
     "Dense",
+    "Drawn",
     "Draws",
     "Dropped",
     "Effect",
     "EffectiveSteps",
+    "GaussianTasks",
     "Laws",
     "Measured",
+    "MergeMoments",
     "Moments",
     "NoisyQuadratic",
     "QuadraticTasks",
@@ -68,6 +83,7 @@ __all__ = [
     "Training",
     "adam_steps",
     "averaged",
+    "best_merge",
     "break_even",
     "chi_square",
     "constants",
@@ -77,6 +93,7 @@ __all__ = [
     "dense",
     "dense_break_even",
     "dense_window",
+    "draw_tasks",
     "effect",
     "effective_steps",
     "exact",
@@ -84,10 +101,13 @@ __all__ = [
     "heterogeneity",
     "local_stability",
     "measure_constants",
+    "merge_drawn",
+    "merge_moments",
     "scaling",
     "simulate",
     "simulate_average",
     "simulate_movement",
     "surrogate_gradient",
+    "trim_threshold",
     "updates",
 ]

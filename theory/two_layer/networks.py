@@ -4,6 +4,7 @@ These are the simulators that the closed forms of this package are compared with
 used here: gradients come from `jax.grad` of the loss. Conventions stand in `layers`.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -176,9 +177,16 @@ def gradient_flow(
     """
     centre = theta(start)
     gradient = jax.grad(objective)
+    return _integrate(lambda w: gradient(w, target, anchor, centre), start, times, steps)
+
+
+def _integrate(
+    gradient: Callable[[Layers], Layers], start: Layers, times: Array, steps: int
+) -> Layers:
+    """Follows minus a gradient by the classical Runge-Kutta scheme, from time to time."""
 
     def speed(layers: Layers) -> Layers:
-        return jax.tree.map(jnp.negative, gradient(layers, target, anchor, centre))
+        return jax.tree.map(jnp.negative, gradient(layers))
 
     def move(layers: Layers, h: Array, direction: Layers) -> Layers:
         return jax.tree.map(lambda w, v: w + h * v, layers, direction)
@@ -283,3 +291,84 @@ def hessian(layers: Layers, target: Array) -> Float[Array, "p p"]:
     """
     flat, unravel = ravel_pytree(layers)
     return jax.hessian(lambda flat: loss(unravel(flat), target))(flat)
+
+
+@problems.defined
+def adapted(frozen: Layers, adapter: Layers, scale: ArrayLike = 1.0) -> Layers:
+    """Returns a network with a low-rank adapter on W_1: the layers W_1 + s B A and W_2.
+
+    With W_2 = I the adapter is one on the map W_1.
+
+    Args:
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`.
+      adapter: B `(o, r)` and A `(r, h)`.
+      scale: The scale s.
+
+    Returns:
+      The network.
+    """
+    return Layers(frozen.w1 + scale * adapter.w1 @ adapter.w2, frozen.w2)
+
+
+@problems.defined
+@partial(jax.jit, static_argnames=("steps",))
+def adapter_flow(
+    frozen: Layers,
+    start: Layers,
+    target: Array,
+    times: Float[Array, " times"],
+    steps: int,
+    *,
+    scale: ArrayLike = 1.0,
+) -> Layers:
+    """Integrates gradient flow of an adapter as `gradient_flow` does for whole networks.
+
+    Args:
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`, which stay.
+      start: B `(o, r)` and A `(r, h)` at the start, balanced or not.
+      target: Target map A_ft `(o, i)`.
+      times: Ascending times `(times,)`, >= 0.
+      steps: Number of steps between neighbouring times.
+      scale: The scale s.
+
+    Returns:
+      B and A with a leading axis `times`.
+    """
+    gradient = jax.grad(lambda adapter: loss(adapted(frozen, adapter, scale), target))
+    return _integrate(gradient, start, times, steps)
+
+
+@problems.defined
+@jax.jit
+def adapter_sgd(
+    frozen: Layers,
+    start: Layers,
+    target: Array,
+    batches: Float[Array, "steps m i"],
+    rate: ArrayLike,
+    *,
+    scale: ArrayLike = 1.0,
+) -> Layers:
+    """Trains an adapter by stochastic gradient descent over given batches.
+
+    Args:
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`, which stay.
+      start: B `(o, r)` and A `(r, h)` at the start.
+      target: Target map A_ft `(o, i)`.
+      batches: Inputs `(steps, m, i)`, one batch for each step.
+      rate: Learning rate.
+      scale: The scale s.
+
+    Returns:
+      B and A at the end.
+    """
+
+    def error(adapter: Layers, x: Array) -> Array:
+        network = adapted(frozen, adapter, scale)
+        return batch_objective(network, x, target, 0.0, target)
+
+    def step(adapter: Layers, x: Array) -> tuple[Layers, None]:
+        g = jax.grad(error)(adapter, x)
+        return jax.tree.map(lambda w, g: w - rate * g, adapter, g), None
+
+    return jax.lax.scan(step, start, batches)[0]

@@ -4,7 +4,7 @@ They are GPT-2, the Llama family with its mixtures of experts, BERT, RoBERTa and
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -80,10 +80,10 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
-    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Mixtral or Qwen3-MoE.
+    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Mixtral or Qwen-MoE.
 
     Args:
-      params: The tensors by name, those of each expert by itself.
+      params: The tensors by name; those of experts by themselves, or of a layer's experts stacked.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`.
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
@@ -136,12 +136,18 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
     """The feed-forward part of a layer: a gated one, or a router and such experts.
 
     The router gives each token a share for each expert, by a softmax over all of them. The largest
-    shares count. Mixtral divides them by their sum, and Qwen3-MoE does if `norm_topk_prob` is true.
+    shares count. Mixtral divides them by their sum, and Qwen-MoE does if `norm_topk_prob` is true.
+    Qwen2-MoE adds an expert that all tokens use, with a share of its own.
     """
     act = activation(config.get("hidden_act", "silu"))
 
     def gated(t: Tensors, gate: str, up: str, down: str) -> Array:
         return linear(t, down, act(linear(t, gate, y)) * linear(t, up, y))
+
+    def stacked(gate_up: Array, down: Array) -> Iterator[Array]:
+        for into, out in zip(gate_up, down, strict=True):
+            gate, up = jnp.split(y @ into.T, 2, axis=-1)
+            yield act(gate) * up @ out.T
 
     if "block_sparse_moe.gate.weight" in h:
         mixture, names = h / "block_sparse_moe.", ("w1", "w3", "w2")
@@ -151,7 +157,8 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
         return gated(mixture, *names)
     shares = jax.nn.softmax(linear(mixture, "gate", y).astype(jnp.float32), axis=-1)
     experts = shares.shape[-1]
-    used = count(config, "num_experts_per_tok", default=2 if _is_mixtral(config) else 8)
+    default = {"mixtral": 2, "qwen2_moe": 4}.get(str(config.get("model_type")), 8)
+    used = count(config, "num_experts_per_tok", default=default)
     if used > experts:
         raise ValueError(
             f"the configuration's 'num_experts_per_tok' is {used}, and a router has {experts} rows"
@@ -161,8 +168,16 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
         largest = largest / largest.sum(-1, keepdims=True)
     # [batch, time, expert]: 0 for an expert that the token does not use.
     weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
-    outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
-    return sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
+    outcomes: Iterable[Array]
+    if "experts.gate_up_proj" in mixture:
+        outcomes = stacked(mixture["experts.gate_up_proj"], mixture["experts.down_proj"])
+    else:
+        outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
+    mixed = sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
+    if "shared_expert_gate.weight" in mixture:
+        share = jax.nn.sigmoid(linear(mixture, "shared_expert_gate", y))
+        mixed += share * gated(mixture / "shared_expert.", *names)
+    return mixed
 
 
 def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:

@@ -24,6 +24,7 @@ def carried(file: str) -> bool:
         "align.json",
         "growth.json",
         "upcycling.json",
+        "requantization.json",
         "trainer_state.json",
         "adapter_config.json",
     )

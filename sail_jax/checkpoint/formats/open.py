@@ -13,6 +13,7 @@ import numpy as np
 from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
 from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, stored, weights
+from sail_jax.checkpoint.formats.quantized import Scheme
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, Format, of_file, suffixes
 from sail_jax.checks import argument
@@ -45,6 +46,7 @@ class Checkpoint:
       rest: Tensors that were not selected, by name; see `select`.
       selection: Which tensors were selected; None if none were asked for.
       decoded: How codes become weights as they are read, a sentence; "" if none do.
+      scheme: How weights that are decoded lie in codes; None if none do.
       step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
       snapshot: The model on the Hub that is read, at one commit; None for anything else.
     """
@@ -61,6 +63,7 @@ class Checkpoint:
         self.rest: dict[str, Tensor] = {}
         self.selection: Selection | None = None
         self.decoded = ""
+        self.scheme: Scheme | None = None
         self.step = ""
         self.snapshot: hub.Snapshot | None = None
         self._open: list[File] = []

@@ -1,9 +1,65 @@
 """Recognition of quantised checkpoints: their tensors are codes, which need scales to be values."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sail_jax.configurations import Config
-from sail_jax.merging.tensors import Like
+from sail_jax.merging.tensors import Like, Shape
+
+
+class Layout(NamedTuple):
+    """How a weight lies in codes of float8_e4m3fn, which are multiplied by scales.
+
+    Attributes:
+      scale: The name of the scales after the weight's, such as "_scale_inv"; from the end of the
+        module's name where `replaces` is set.
+      replaces: What of the weight's name `scale` takes the place of; "" for nothing.
+      dtype: The dtype of the scales.
+      axes: How many axes the tensor of scales has.
+      rows: How many rows share a scale; None for all.
+      columns: How many columns share a scale; None for all.
+    """
+
+    scale: str
+    replaces: str
+    dtype: np.dtype
+    axes: int
+    rows: int | None
+    columns: int | None
+
+    def scales_of(self, name: str) -> str:
+        """The name of the scales of a weight."""
+        return name.removesuffix(self.replaces) + self.scale
+
+    def grid(self, shape: Shape) -> Shape:
+        """The shape of the scales of a weight."""
+        if self.rows is self.columns is None and self.axes != len(shape):
+            return (1,) * self.axes
+        *lead, rows, columns = shape
+        down = 1 if self.rows is None else -(-rows // self.rows)
+        across = 1 if self.columns is None else -(-columns // self.columns)
+        return (down,) if self.axes == 1 else (*lead, down, across)
+
+
+class Scheme(NamedTuple):
+    """How the weights of a checkpoint lie in codes, for an output that is written in the same way.
+
+    Attributes:
+      entries: What config.json states about the codes, by the keys that lead to it.
+      layouts: How each weight lies, by its name.
+      plain: The names of all other tensors.
+      refused: Why no output is written in this way; "" if it can be.
+      powers: Whether scales are powers of 2.
+    """
+
+    entries: Mapping[tuple[str, ...], Mapping[str, Any]]
+    layouts: Mapping[str, Layout]
+    plain: frozenset[str] = frozenset()
+    refused: str = ""
+    powers: bool = False
+
 
 # Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
 # In the order in which they are tried: names that several schemes use come after those that tell

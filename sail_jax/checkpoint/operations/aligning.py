@@ -26,9 +26,11 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     carried_out,
     check_options,
+    codes_of_output,
     opened,
     unselected,
 )
+from sail_jax.checkpoint.output.coding import HELD
 from sail_jax.checkpoint.sources.agreement import (
     Agreement,
     Certify,
@@ -112,7 +114,7 @@ def align_checkpoints(
     >>> bool((load_checkpoint(aligned.out)["in"] == a["in"]).all())
     True
     """
-    began, unchanged = time.monotonic(), False
+    began, unchanged, codes = time.monotonic(), False, None
     check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
         admit(Path(out), [a, b], run.resume, run.force)
@@ -148,32 +150,35 @@ def align_checkpoints(
             mark = hashlib.sha256(repr(maps).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
+            if (codes := codes_of_output(other, works, run)) is not None:
+                aligned = aligned._replace(notes=(*aligned.notes, codes.note()))
             about = _about(a, b, aligned, agreed, preserved)
-            bounds = _limits(works, run)
+            bounds = _limits(works, run, HELD if codes else 0)
             _, unchanged = carried_out(
                 works, Path(out), bounds, mark, [reference, other],
-                lambda: _extras(view.extras, about), run,
+                lambda: _extras(view.extras, about), run, codes=codes,
             )  # fmt: skip
     return AlignedCheckpoint(
         aligned=aligned, agreement=agreed, verdict=preserved,
         out=None if out is None else Path(out), tensors=len(aligned.spec.leaves),
         notes=aligned.notes, seconds=time.monotonic() - began, unchanged=unchanged,
+        requantized=codes.errors if codes else {},
     )  # fmt: skip
 
 
-def _limits(works: Sequence[Work], run: RunOptions) -> Limits:
+def _limits(works: Sequence[Work], run: RunOptions, sink: int) -> Limits:
     """The limits of the copy, within the memory that the matching before it has left."""
     max_memory, output = run.max_memory, needs(run.format)
     if max_memory is None:
-        return limits(works, None, run.threads, output=output)
+        return limits(works, None, run.threads, output=output, sink=sink)
     try:
         # What the matching holds beyond the program itself is taken off, since it is not given back
         # to the system before the copy begins.
         left = max_memory - max(0, resident() - CONSTANT)
-        return limits(works, left, run.threads, output=output)
+        return limits(works, left, run.threads, output=output, sink=sink)
     # Then one tensor is copied at a time, in memory that the matching used before.
     except MergeError:
-        return limits(works, max_memory, 1, output=output)._replace(hold=0)
+        return limits(works, max_memory, 1, output=output, sink=sink)._replace(hold=0)
 
 
 def _about(

@@ -25,6 +25,7 @@ from sail_jax.checkpoint.operations.running import (
     bounds,
     carried_out,
     check_options,
+    codes_of_output,
     opened,
     unselected,
 )
@@ -38,6 +39,7 @@ from sail_jax.checkpoint.sources.grown import (
     read_target,
     require_exact,
 )
+from sail_jax.checkpoint.sources.requantised import Requantisation
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
@@ -58,6 +60,7 @@ class Growing(Ready):
       about: What growth.json will say.
       stated: The configuration of the input; empty if none is known.
       checkpoint: The input.
+      codes: What is written in codes; None for nothing.
     """
 
     view: View
@@ -65,6 +68,7 @@ class Growing(Ready):
     about: Mapping[str, Any]
     stated: Mapping[str, Any]
     checkpoint: Checkpoint
+    codes: Requantisation | None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -123,6 +127,8 @@ def growing(
         )  # fmt: skip
         made = dataclasses.replace(made, notes=(*unselected(checkpoint), *made.notes))
         works = view.works()
+        if (codes := codes_of_output(checkpoint, works, run)) is not None:
+            made = dataclasses.replace(made, notes=(*made.notes, codes.note()))
         about = {
             "source": hub.called(path),
             "method": method,
@@ -146,8 +152,8 @@ def growing(
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
         yield Growing(
-            view=view, growth=made, works=works, limits=bounds(works, run), fingerprint=mark,
-            about=about, stated=stated, checkpoint=checkpoint,
+            view=view, growth=made, works=works, fingerprint=mark, about=about, stated=stated,
+            limits=bounds(works, run, coded=codes is not None), checkpoint=checkpoint, codes=codes,
         )  # fmt: skip
 
 
@@ -232,12 +238,12 @@ def grow_checkpoint(
         about |= {"agreement": [run.record() for run in agreed], "notes": notes}
         _, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
-            lambda: _extras(ready.view, about, Path(out).name), run,
+            lambda: _extras(ready.view, about, Path(out).name), run, codes=ready.codes,
         )  # fmt: skip
     return Grown(
         growth=ready.growth, agreement=agreed, verdict=preserved, out=Path(out),
         tensors=len(ready.growth.leaves), notes=tuple(notes), seconds=time.monotonic() - began,
-        unchanged=unchanged,
+        unchanged=unchanged, requantized=ready.codes.errors if ready.codes else {},
     )  # fmt: skip
 
 

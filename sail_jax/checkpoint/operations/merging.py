@@ -109,6 +109,8 @@ def _prepared(
     """
     if run.select is not None:
         recipe = recipe.model_copy(update={"select": run.select})
+    if run.requantize is not None:
+        recipe = recipe.model_copy(update={"requantize": run.requantize})
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
@@ -129,8 +131,8 @@ def _prepared(
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         yield Prepared(
-            recipe=recipe, plan=plan, works=works, limits=bounds(works, run), fingerprint=mark,
-            inputs=tuple(inputs),
+            recipe=recipe, plan=plan, works=works, fingerprint=mark, inputs=tuple(inputs),
+            limits=bounds(works, run, coded=plan.codes is not None),
         )  # fmt: skip
 
 
@@ -285,11 +287,13 @@ def _merged(
         records, unchanged = carried_out(
             ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, out.name, run), run, measure=measure, done=done,
+            codes=ready.plan.codes,
         )  # fmt: skip
     return Merged(
         recipe=recipe, plan=ready.plan, records=records, out=out,
         tensors=len(ready.plan.treatments), notes=(*ready.plan.losses, *ready.plan.notes),
         seconds=time.monotonic() - began, unchanged=unchanged,
+        requantized=ready.plan.codes.errors if ready.plan.codes else {},
     )  # fmt: skip
 
 

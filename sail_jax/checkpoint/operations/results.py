@@ -1,7 +1,10 @@
 """What operations that write a checkpoint return."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from sail_jax.checkpoint.sources.requantised import CodingError
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -14,6 +17,8 @@ class Result:
       notes: What a user should know, a sentence each.
       seconds: How long it took, from opening the inputs on.
       unchanged: Whether an earlier call had finished this output.
+      requantized: How far each weight that is written in FP8 lies from what was computed, by name;
+        empty unless `requantize`.
     """
 
     out: Path
@@ -21,6 +26,7 @@ class Result:
     notes: tuple[str, ...]
     seconds: float
     unchanged: bool
+    requantized: Mapping[str, CodingError] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """What was made, in one line: plans and measurements may have thousands."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import jax
 
@@ -31,8 +32,11 @@ from sail_jax.checkpoint.formats.open import (
     open_checkpoint,
 )
 from sail_jax.checkpoint.formats.table import check_written, needs
+from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.writer import DiffersError, create
 from sail_jax.checkpoint.sources.quantised import open_values
+from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requantised
+from sail_jax.checks import argument, one_of
 from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
@@ -70,11 +74,15 @@ class RunOptions:
       sync: Whether the output is on the disk before it takes its name.
       select: Which tensors of the inputs are worked on: patterns such as "params/*". By default
         the weights of a state of training that is known, and all tensors of anything else; see
-        `sail_jax.merging.selection`. It says what is done, and all other options how.
+        `sail_jax.merging.selection`. It says what is done, as `requantize` does, and all other
+        options how.
+      requantize: "fp8" to write weights in FP8 again, in the scheme of the input that gives
+        config.json; None for plain weights. Merging, growing, aligning and transplanting do so.
       progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished.
 
     Raises:
       CheckpointError: If no output can have this `format`.
+      ValueError: If `requantize` is anything else.
     """
 
     resume: bool = False
@@ -92,10 +100,13 @@ class RunOptions:
     shard_bytes: int = 5_000_000_000
     sync: bool = True
     select: str | None = None
+    requantize: Literal["fp8"] | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         check_written(self.format)
+        if self.requantize is not None:
+            one_of(argument("requantize"), self.requantize, ("fp8",))
 
 
 DEFAULTS = RunOptions()
@@ -188,9 +199,34 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
     return said
 
 
-def bounds(works: Sequence[Work], run: RunOptions) -> Limits:
-    """Chooses the limits under which works are executed and their output is made."""
-    return limits(works, run.max_memory, run.threads, output=needs(run.format))
+def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Limits:
+    """Chooses the limits of works and their output; codes (`coded`) wait for their scales."""
+    sink = HELD if coded else 0
+    return limits(works, run.max_memory, run.threads, output=needs(run.format), sink=sink)
+
+
+def codes_of_output(
+    checkpoint: Checkpoint, works: Sequence[Work], run: RunOptions
+) -> Requantisation | None:
+    """Decides which weights of an output are written in codes, if it was asked for.
+
+    Args:
+      checkpoint: The input that gives config.json.
+      works: What is to be done.
+      run: Whether it was asked for.
+
+    Returns:
+      The decision; None if it was not.
+
+    Raises:
+      CheckpointError: As `requantised` does.
+    """
+    if run.requantize is None:
+        return None
+    try:
+        return requantised(checkpoint, works)
+    except CheckpointError as error:
+        raise CheckpointError(f"{argument('requantize', run.requantize)}: {error}") from error
 
 
 def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
@@ -225,6 +261,7 @@ def carried_out(
     rewrites: Checkpoint | None = None,
     done: Path | None = None,
     file: str | None = None,
+    codes: Requantisation | None = None,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -242,6 +279,7 @@ def carried_out(
       done: A file that keeps which works are finished, and what files they left. With `run.resume`
         an output that it describes is not compared, and stays. By default there is none.
       file: The name of the one file of tensors in an output that is a folder; see `create`.
+      codes: What is written in codes; its `errors` are filled. None for nothing.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.
@@ -252,11 +290,20 @@ def carried_out(
         cannot be told apart, so it is removed.
       MergeError: As `execute` does.
     """
+    if run.requantize is not None and codes is None:
+        raise CheckpointError(
+            f"{argument('requantize', run.requantize)}: only merging, growing, aligning and "
+            "transplanting write FP8 again"
+        )
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
     state = state_of(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
-    mark, computing = disk.sha256(repr([fingerprint, state]).encode()), _computing()
+    marks = [fingerprint, state]
+    if codes is not None:
+        beside["config.json"] = codes.config(beside)
+        marks.append(sorted(codes.layouts.items()))
+    mark, computing = disk.sha256(repr(marks).encode()), _computing()
     made = disk.sha256(repr([mark, computing]).encode())
     if done is not None and run.resume and not measure and _is_done(done, made, out):
         return {}, True
@@ -264,17 +311,20 @@ def carried_out(
     def written(resume: bool) -> tuple[dict[str, Record], bool]:
         """Executes the works, or compares their outcome with an output that is finished."""
         with create(
-            out, {work.name: (work.dtype, work.shape) for work in works},
+            out, wanted(works, codes),
             fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
             shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True, force=run.force,
         ) as writer:  # fmt: skip
+            sink = writer if codes is None else Coding(writer, codes, works)
             records = execute(
-                works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
+                works, sink, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
                 progress=run.progress,
             )  # fmt: skip
             if writer.folder:
                 for name, data in beside.items():
                     writer.extra(name, data)
+                if codes is not None and codes.errors:
+                    writer.extra(RECORD, codes.record())
             try:
                 # Checked at the end, as only now has everything been read.
                 _check_unchanged(inputs, state)

@@ -9,8 +9,9 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.contents.relations import following
+from sail_jax.checkpoint.executor import CONSTANT
 from sail_jax.checkpoint.formats.extras import carried, config_of, content
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
@@ -131,22 +133,28 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
         for ref, model in models.items():
             _check_alike(config, config_of(model.extras), base.path, str(ref))
         places = {ref: k for k, ref in enumerate(refs)}
-        experts = [
-            upcycling.Expert(places[e.source_model], e.noise_scale, e.residual_scale, e.drop)
-            for e in mixture.experts
-        ]
+
+        def expert(e: mixtures.Expert) -> upcycling.Expert:
+            place = places[e.source_model]
+            return upcycling.Expert(place, e.noise_scale, e.residual_scale, e.drop)
+
         try:
-            rows = _rows(mixture, base, config)
+            mixture = _with_shared(mixture, config)
+            experts = [expert(e) for e in mixture.experts]
+            shared = next(map(expert, mixture.shared_experts), None)
+            rows = _rows(mixture, base, config, run.max_memory)
             made = upcycling.plan(
                 [model.tensors for model in models.values()], config, experts, rows,
                 used=mixture.experts_per_token, kind=mixture.architecture,
-                key=random_bits.key(mixture.seed),
+                shared=shared, key=random_bits.key(mixture.seed),
             )  # fmt: skip
         except CheckpointError:
             raise
         except ValueError as error:
             raise CheckpointError(f"{base.path}: {error}") from error
-        if mixture.gate_mode in mixtures.PROMPTED and (near := routers.dependent(rows)):
+        if mixture.gate_mode in mixtures.PROMPTED and (
+            near := routers.dependent(rows[:, : len(experts)])
+        ):
             notes.append(
                 f"in {len(near)} of {len(rows)} layers the rows of the router nearly depend on one "
                 "another, so that some experts will hardly be used: choose prompts that differ more"
@@ -159,10 +167,8 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
         works = view.works()
         about = {
             "base": str(mixture.base_model),
-            "experts": [
-                {name: str(x) if name == "source_model" else x for name, x in expert if x != ()}
-                for expert in (e.model_copy(update={"where": ()}) for e in mixture.experts)
-            ],
+            "experts": _records(mixture.experts),
+            "shared_experts": _records(mixture.shared_experts),
             "experts_per_token": mixture.experts_per_token,
             "gate_mode": mixture.gate_mode,
             "seed": mixture.seed,
@@ -259,7 +265,26 @@ def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
             raise CheckpointError(f"{name} has {entry} {b!r}, and the base {path} has {a!r}")
 
 
-def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
+def _records(experts: Sequence[mixtures.Expert]) -> list[dict[str, Any]]:
+    """What upcycling.json says of experts; their place in the file is left out."""
+    bare = (expert.model_copy(update={"where": ()}) for expert in experts)
+    return [
+        {name: str(x) if name == "source_model" else x for name, x in expert if x != ()}
+        for expert in bare
+    ]
+
+
+def _with_shared(mixture: Mixture, config: Config) -> Mixture:
+    """Adds the shared expert of copies: one of zero output, which adds nothing before training."""
+    kind = upcycling.target_of(str(config.get("model_type")), mixture.architecture)
+    if mixture.text or mixture.shared_experts or not upcycling.TARGETS[kind].shared:
+        return mixture
+    plain = {"noise_scale": 0.0, "drop": 0.0, "residual_scale": 0.0}
+    shared = mixture.experts[0].model_copy(update=plain)
+    return mixture.model_copy(update={"shared_experts": (shared,)})
+
+
+def _rows(mixture: Mixture, base: Checkpoint, config: Config, max_memory: int | None) -> np.ndarray:
     """The rows of the routers, `(layer, expert, width)`."""
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     for name, value in (("num_hidden_layers", layers), ("hidden_size", width)):
@@ -267,10 +292,10 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
             raise CheckpointError(f"{base.path}: config.json states {name} as {value!r}")
     assert isinstance(layers, int)
     assert isinstance(width, int)
-    count, mode = len(mixture.experts), mixture.gate_mode
+    experts, mode = (*mixture.experts, *mixture.shared_experts), mixture.gate_mode
     if mode not in mixtures.PROMPTED:
         key = jax.random.fold_in(random_bits.key(mixture.seed), 1)
-        return routers.drawn(mode, layers, count, width, key)
+        return routers.drawn(mode, layers, len(experts), width, key)
     tables = [name for name in base.tensors if name.split(".")[-2:] == ["embed_tokens", "weight"]]
     if len(tables) != 1 or base.tensors[tables[0]].shape[1:] != (width,):
         raise CheckpointError(f"{base.path}: expected one table embed_tokens.weight, {width} wide")
@@ -283,7 +308,7 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
                 for given in (expert.positive_prompts, expert.negative_prompts)
             )
         )
-        for expert in mixture.experts
+        for expert in experts
     ]
 
     def rows(tokens: np.ndarray) -> np.ndarray:
@@ -294,8 +319,32 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config) -> np.ndarray:
 
     if mode == "cheap_embed":
         return routers.of_prompts(prompts, routers.embedded(rows, layers), unit=True)
-    states = routers.hidden(_Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg")
+    states = routers.hidden(
+        _Read(base.tensors), config, rows, tables[0], mean=mode == "hidden_avg",
+        **_room(base, config, prompts, tables[0], max_memory),
+    )  # fmt: skip
     return routers.of_prompts(prompts, states)
+
+
+def _room(
+    base: Checkpoint, config: Config, prompts: Sequence[routers.Prompts], table: str,
+    max_memory: int | None,
+) -> dict[str, int]:  # fmt: skip
+    """What `hidden` is told of the memory: CheckpointError if the longest prompt needs more."""
+    if max_memory is None:
+        return {}
+    largest = max(math.prod(x.shape) for name, x in base.tensors.items() if name != table)
+    # A weight as it is read, in float32, and laid out for the product.
+    taken = CONSTANT + 12 * largest
+    longest = max(len(tokens) for each in prompts for group in each for tokens in group)
+    need = routers.activations(config, longest)
+    if taken + need > max_memory:
+        raise CheckpointError(
+            f"{argument('max_memory')}: running a prompt of {longest} tokens takes about "
+            f"{(taken + need) / 1e9:.2f} GB, {need / 1e9:.2f} GB of it for the prompt; got "
+            f"{max_memory / 1e9:.2f} GB"
+        )
+    return {"most": min(max_memory - taken, routers.TOGETHER)}
 
 
 class _Read(Mapping[str, np.ndarray]):

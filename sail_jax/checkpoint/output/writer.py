@@ -6,6 +6,7 @@ Work happens in the folder `.<name>.partial` beside the output:
 - `data/`: the output, every file at its full size from the start.
 - `stage/`: the tensors until the end, only where a library writes the whole output at once.
 - `extras/`: the plain files beside the tensors.
+- `errors`: how far weights in codes lie from what was computed, a line for each; see `coding`.
 - `old/`: an output that is replaced, from the moment the new one is whole until it has the name.
 
 At the end everything is flushed to the disk and `data` is renamed to the output.
@@ -45,7 +46,9 @@ from sail_jax.merging.tensors import Shape
 
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
-_OURS = {"journal", "data", "stage", "extras", "old"}
+ERRORS = "errors"
+"""The file of unfinished work that has the errors of weights in codes."""
+_OURS = {"journal", "data", "stage", "extras", "old", ERRORS}
 
 
 def create(

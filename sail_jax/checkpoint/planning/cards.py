@@ -380,6 +380,7 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
         f"Base: {called(about['base'])}. Each token uses {of} experts. Routers: {drawn}.",
         "",
         *(f"- expert {k}: {called(e['source_model'])}" for k, e in enumerate(about["experts"])),
+        *(f"- shared expert: {called(e['source_model'])}" for e in about["shared_experts"]),
         "",
         f"Exactness: {_text(about['exactness'])}.",
     ]

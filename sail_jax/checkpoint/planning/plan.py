@@ -74,6 +74,7 @@ from sail_jax.checkpoint.recipe.parts import Recipe, Ref
 from sail_jax.checkpoint.recipe.recipes import merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.chosen import Chosen
+from sail_jax.checkpoint.sources.requantised import Requantisation, requantised
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checkpoint.sources.transplanted import Transplanted
 from sail_jax.checks import argument, nearest
@@ -181,6 +182,7 @@ class Plan(NamedTuple):
       seed: The seed of methods that draw random numbers.
       notes: What the user should know, a sentence each.
       losses: What of the inputs the output lacks, a sentence each.
+      codes: What is written in codes; None for nothing.
     """
 
     method: str
@@ -192,6 +194,7 @@ class Plan(NamedTuple):
     seed: int
     notes: tuple[str, ...]
     losses: tuple[str, ...] = ()
+    codes: Requantisation | None = None
 
     def differing(self) -> tuple[str, ...]:
         """Lists the integers that were found to differ between models."""
@@ -366,7 +369,7 @@ class _Planner:
         # Only now is it known what is written: an alias has to point to that, and must not be it.
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
-        extras = self._extras(treatments)
+        extras, codes = self._extras(treatments), self._codes(treatments)
         notes = list(dict.fromkeys(self.notes))
         # In mergekit `dtype` is also that of the arithmetic.
         if self.recipe.dtype is not None and self.recipe.compat == "mergekit":
@@ -381,7 +384,19 @@ class _Planner:
             self.recipe.seed,
             tuple(notes),
             tuple(sentences(self.losses)),
+            codes,
         )
+
+    def _codes(self, treatments: Sequence[Treatment]) -> Requantisation | None:
+        """Decides what is written in codes, in the scheme of the first input."""
+        if self.recipe.requantize is None:
+            return None
+        try:
+            codes = requantised(self.first.opened, [t.work for t in treatments])
+        except StoreError as error:
+            raise RecipeError(self.recipe.at("requantize"), str(error)) from error
+        self.notes.append(codes.note())
+        return codes
 
     def _note_convention(self, job: Job, treatment: Treatment) -> None:
         """Notes which convention is used, if none was named and the other merges otherwise."""

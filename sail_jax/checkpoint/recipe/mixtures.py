@@ -8,6 +8,7 @@ gate_mode: hidden             # or hidden_avg, cheap_embed, random, uniform_rand
 experts_per_token: 2
 dtype: bfloat16               # by default each tensor keeps its own
 architecture: mixtral         # by default the first that is made of such networks
+shared_experts: []            # one for Qwen2-MoE, as an expert below
 seed: 0                       # of all that is drawn
 experts:
 - source_model: path
@@ -82,7 +83,7 @@ class Mixture(Placed):
       gate_mode: What the routers are made of.
       dtype: The dtype that is written; None for the one of each tensor.
       experts_per_token: How many experts each token uses.
-      shared_experts: Experts that every token uses, which no mixture here has.
+      shared_experts: An expert that every token uses, for mixtures that have one.
       architecture: What the mixture is called; None for the first that fits.
       seed: The seed of all that is drawn.
       where: Its place in the file.
@@ -102,11 +103,10 @@ class Mixture(Placed):
     @model_validator(mode="after")
     def _fits(self) -> "Mixture":
         """Checks what can be checked without the networks."""
-        if self.shared_experts:
+        if len(self.shared_experts) > 1:
             raise RecipeError(
-                self.shared_experts[0].where,
-                "neither Mixtral nor Qwen3-MoE has shared experts, and Qwen2-MoE and DeepSeek are "
-                "not made yet",
+                self.shared_experts[1].where,
+                "a mixture has one shared expert at most: DeepSeek's several are not made yet",
             )
         if self.experts_per_token > len(self.experts):
             raise ValueError(
@@ -115,7 +115,7 @@ class Mixture(Placed):
             )
         if self.gate_mode not in PROMPTED:
             return self
-        for expert in self.experts:
+        for expert in (*self.experts, *self.shared_experts):
             if not expert.positive_prompts:
                 raise RecipeError(
                     expert.where,
@@ -194,5 +194,6 @@ def models(mixture: Mixture) -> Sequence[Ref]:
     Returns:
       The networks.
     """
-    refs = (mixture.base_model, *(expert.source_model for expert in mixture.experts))
+    experts = (*mixture.experts, *mixture.shared_experts)
+    refs = (mixture.base_model, *(expert.source_model for expert in experts))
     return tuple(dict.fromkeys(refs))

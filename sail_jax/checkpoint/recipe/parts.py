@@ -563,6 +563,8 @@ class Recipe(Published):
       dtype: The dtype that is written, unless `out_dtype` is given; None for that of the base, or
         without one of the first model.
       out_dtype: The dtype that is written; None for `dtype`.
+      requantize: "fp8" to write weights in FP8 again, in the scheme of the base, or without one of
+        the first model; None for plain weights.
       tokenizer: Which vocabulary the output gets; None to match rows by their numbers.
       chat_template: The name of a conversation format, "auto" for the one that most models have, or
         a template in Jinja; None to keep what is there.
@@ -599,6 +601,7 @@ class Recipe(Published):
     parameters: Parameters = Field(default_factory=dict)
     dtype: Dtype | None = None
     out_dtype: Dtype | None = None
+    requantize: Literal["fp8"] | None = None
     tokenizer: Tokenizer | None = Field(
         None, validation_alias=AliasChoices("tokenizer", "tokenizer_source")
     )

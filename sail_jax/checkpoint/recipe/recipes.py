@@ -15,6 +15,7 @@ also have:
     missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
     integers: first | last | max | refuse    whose integers and keys are taken where models differ
+    requantize: fp8                 weights are written in FP8 again, in the scheme of the base
 
 A model, wherever it is named (`models`, `sources`, or base_model: {model: ...}), may also have:
 

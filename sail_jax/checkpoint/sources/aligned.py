@@ -298,15 +298,20 @@ def to_match(
     """
     layers = experts_of(spec, checkpoint.tensors)
     patterns = [patterns] if isinstance(patterns, str) else patterns
+    # Stacked experts are a space of the spec, which is put in order before others are matched.
+    stacks = {layer.stack for layer in layers}
     # What is no list of patterns is refused there.
     if not layers or not isinstance(patterns, Sequence):
-        return layers, matchable(spec, patterns)
-    names = [layer.space for layer in layers]
+        return layers, [name for name in matchable(spec, patterns) if name not in stacks]
+    names = [name for layer in layers for name in (layer.space, layer.stack)]
     own = [p for p in patterns if isinstance(p, str) and fnmatch.filter(names, p)]
-    inner = [s.name for s in spec.spaces]
+    inner = [s.name for s in spec.spaces if s.name not in stacks]
     rest = [p for p in patterns if p not in own or fnmatch.filter(inner, p)]
-    named = tuple(x for x in layers if any(fnmatch.fnmatchcase(x.space, p) for p in own))
-    return named, matchable(spec, rest) if rest or not own else []
+    named = tuple(
+        layer for layer in layers if any(fnmatch.filter((layer.space, layer.stack), p) for p in own)
+    )
+    chosen = matchable(spec, rest) if rest or not own else []
+    return named, [name for name in chosen if name not in stacks]
 
 
 def _match(space: str, found: Ordered) -> Match:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, closed_on_error, open_checkpoint
-from sail_jax.checkpoint.formats.quantized import method, quantization
+from sail_jax.checkpoint.formats.quantized import Layout, Scheme, method, quantization
 from sail_jax.checkpoint.sources.dequantised import (
     E2M1,
     E8M0,
@@ -105,7 +105,7 @@ def _decode(checkpoint: Checkpoint) -> None:
     config = config_of(checkpoint.extras)
     if not (scheme := quantization(checkpoint.tensors, config)):
         return
-    checkpoint.tensors, left, dtype = _values(checkpoint, scheme)
+    checkpoint.tensors, left, dtype, checkpoint.scheme = _values(checkpoint, scheme)
     checkpoint.decoded = f"quantised by {scheme}: dequantised into {dtype} as it is read"
     if left:
         checkpoint.decoded += f"; {left} scales of activations are left out"
@@ -124,8 +124,68 @@ def _without(config: Config) -> dict[str, Any]:
     }
 
 
-def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int, np.dtype]:
-    """The tensors with weights in the place of codes; how many are left out; and their dtype."""
+def _scheme(
+    config: Config,
+    about: Mapping[str, Any],
+    named: str,
+    found: Sequence["_Found"],
+    names: Iterable[str],
+) -> Scheme:
+    """How an output is written in the same codes, or why none is."""
+    entries = {
+        (*place, key): _unmeasured(stated)
+        for place, part in (((), config), (("text_config",), config.get("text_config")))
+        for key in _KEYS
+        if isinstance(part, Mapping) and isinstance(stated := part.get(key), Mapping) and stated
+    }
+    layouts = {x.weight.name: x.layout for x in found if x.layout is not None}
+    other = next((x.weight.name for x in found if x.layout is None), None)
+    refused = ""
+    if named in ("modelopt", "fbgemm_fp8"):
+        refused = f"{named} needs scales of activations, which have to be measured"
+    elif other is not None:
+        refused = f"'{other}' has no codes of float8_e4m3fn with plain scales"
+    elif not entries:
+        refused = (
+            "its config.json has no quantization_config, so readers would take codes for weights"
+        )
+    powers = about.get("scale_fmt") == "ue8m0"
+    return Scheme(entries, layouts, frozenset(names) - layouts.keys(), refused, powers)
+
+
+def _unmeasured(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stated about codes, with activations that are scaled as they come.
+
+    Their scales were measured on another network, or belong to it.
+    """
+    changed = dict(stated)
+    if "activation_scheme" in stated:
+        changed["activation_scheme"] = "dynamic"
+    if stated.get("kv_cache_scheme"):
+        changed["kv_cache_scheme"] = None
+    groups = stated.get("config_groups")
+    if isinstance(groups, Mapping):
+        changed["config_groups"] = {key: _dynamic(group) for key, group in groups.items()}
+    return changed
+
+
+def _dynamic(group: Any) -> Any:
+    """A group of compressed-tensors, in which no activation has a measured scale."""
+    if not isinstance(group, Mapping):
+        return group
+    changed = dict(group)
+    for key in ("input_activations", "output_activations"):
+        stated = group.get(key)
+        if isinstance(stated, Mapping) and not stated.get("dynamic"):
+            changed[key] = {**stated, "dynamic": True, "observer": None}
+    return changed
+
+
+def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int, np.dtype, Scheme]:
+    """The tensors with weights in the place of codes; how many are left out; and their dtype.
+
+    Last comes how the weights lie in codes.
+    """
     path, config = checkpoint.path, config_of(checkpoint.extras)
     about = _about(config, checkpoint)
     refused = CheckpointError(
@@ -143,11 +203,12 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
     try:
         _check(about, config)
         finder = _Finder(checkpoint.tensors, about, named, dtype)
-        made, used = dict[str, tuple[str, Tensor]](), set[str]()
+        made, used, every = dict[str, tuple[str, Tensor]](), set[str](), list[_Found]()
         for name in checkpoint.tensors:
             if (found := finder(name)) is not None:
                 made[name] = (found.weight.name, found.weight)
                 used |= {name, *found.others}
+                every.append(found)
     except CheckpointError as error:
         raise CheckpointError(f"{path} is quantised by {scheme}: {error}") from error
     tensors, left = dict[str, Tensor](), 0
@@ -173,7 +234,7 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
             )
     if not made:
         raise refused
-    return tensors, left, dtype
+    return tensors, left, dtype, _scheme(config, about, named, every, tensors)
 
 
 def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -220,10 +281,11 @@ def _groups(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 class _Found(NamedTuple):
-    """A weight, and the names of what it is computed from beside its codes."""
+    """A weight, the names of what it is computed from beside its codes, and how it lies in FP8."""
 
     weight: Dequantised
     others: tuple[str, ...]
+    layout: Layout | None = None
 
 
 class _Finder:
@@ -423,7 +485,37 @@ class _Finder:
                 f"two integers >= 1, got {block!r:.60}",
             )
         zero = f"{name}_zero_point"
-        return self._found(name, codes, scale, (scale, zero), zero=zero, block=block)
+        found = self._found(name, codes, scale, (scale, zero), zero=zero, block=block)
+        return found._replace(layout=self._layout(name, scale, block))
+
+    def _layout(self, name: str, scale: str, block: Sequence[int] | None) -> Layout | None:
+        """How a weight of FP8 lies in codes; None if the codes are others, or have zeros."""
+        tensor, given = self._tensors[name], self._tensors[scale]
+        symmetric = all(arguments.get("symmetric", True) for arguments in self._arguments)
+        plain = tensor.dtype.name == "float8_e4m3fn" and _floating(given) and symmetric
+        if not plain or given.dtype.itemsize not in (2, 4) or given.dtype.name.startswith("float8"):
+            return None
+        replaces = "" if scale.startswith(name) else "weight"
+        after = scale.removeprefix(name.removesuffix(replaces))
+        axes, (rows, columns) = len(given.shape), tensor.shape[-2:]
+        down, across = self._sides(given.shape, tensor.shape)
+        if (
+            block is not None
+            and axes > 1
+            and _sizes((rows, columns), (down, across), block, exact=True)
+        ):
+            return Layout(after, replaces, given.dtype, axes, *block)
+        return Layout(
+            after, replaces, given.dtype, axes,
+            None if down == 1 else rows // down, None if across == 1 else columns // across,
+        )  # fmt: skip
+
+    @staticmethod
+    def _sides(scales: Shape, weight: Shape) -> tuple[int, int]:
+        """How many scales there are down the rows of a matrix, and across its columns."""
+        if math.prod(scales) == 1:
+            return 1, 1
+        return (scales[0], 1) if len(scales) == 1 else (scales[-2], scales[-1])
 
     def _found(
         self,

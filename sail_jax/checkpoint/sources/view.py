@@ -40,7 +40,7 @@ class View(Checkpoint):
         self.base, self._sources = first, tuple(sources)
         self.tensors, self._dtype = dict(tensors), dtype
         self.metadata = dict(first.metadata)
-        self.snapshot = first.snapshot
+        self.snapshot, self.scheme = first.snapshot, first.scheme
         self.extras = dict(first.extras)
         if config is not None:
             self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"

@@ -160,10 +160,13 @@ def _report(folder: Path | None, merged: "Merged") -> None:
     """Writes the report of a merge, and prints where."""
     if folder is None:
         return
+    from sail_jax.checkpoint.sources.requantised import summary
     from sail_jax.cli import merge_report
     from sail_jax.provenance import provenance
 
     about = {"recipe": merged.recipe.text, "seconds": merged.seconds, **provenance()}
+    if merged.requantized:
+        about["requantize"] = summary(merged.requantized)
     for path in merge_report.write(folder, merged.plan, merged.records, about):
         show(path)
 

@@ -68,7 +68,11 @@ def add_arguments(parser: Parser) -> None:
         type=_scale,
         help="add normal noise of this size to the weights of experts; default: 0",
     )
-    add("--architecture", metavar="NAME", help="mixtral or qwen3_moe; default: what fits CKPT")
+    add(
+        "--architecture",
+        metavar="NAME",
+        help="mixtral, qwen2_moe or qwen3_moe; default: what fits CKPT",
+    )
     add("--dtype", metavar="NAME", help="the dtype that is written; default: that of each tensor")
     add_seed(parser, "what is drawn")
     add("--plan", action="store_true", help="show what would be done, and stop")
@@ -132,6 +136,8 @@ def _show(ready: "Upcycling") -> None:
     )
     for e, expert in enumerate(mixture.experts):
         show(f"  expert {e}: {expert.source_model}")
+    for expert in mixture.shared_experts:
+        show(f"  shared expert: {expert.source_model}")
     size = sum(work.size * work.dtype.itemsize for work in ready.works)
     show(f"writes {size / 1e9:.3f} GB in {len(ready.works)} tensors")
     for note in ready.about["notes"]:

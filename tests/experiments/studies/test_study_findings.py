@@ -71,6 +71,23 @@ def ridge_transfer(effect, noise):
     )
 
 
+def regularised_transfer(effect, noise):
+    """The boundary is 60 degrees, a fifth more, or at the margin of a tenth."""
+    ways, far = ["linear transfer", "L2-SP", "direction"], 0.1 * (1 - effect)
+    theta = np.radians([45.0, 75.0])
+    return _dataset(
+        {
+            "gain": (("gamma", "draw", "way", "theta"), effect + noise(2, COUNT, 3, 2)),
+            "gain_theory": (("gamma", "way", "theta"), np.zeros((2, 3, 2))),
+            "boundary": (
+                ("source_gamma", "fit", "group"),
+                pi / 3 * (1 + far) + noise(2, 2, COUNT) / 100,
+            ),
+        },
+        {"gamma": [0.8, 1.0], "way": ways, "theta": theta, "fit": ["least norm", "best ridge"]},
+    )
+
+
 def divergences(effect, noise):
     """Of noise alone the correlation is 0, which this many data sets cannot tell from -0.1."""
     theta = np.linspace(0, pi, 9)
@@ -175,10 +192,39 @@ def proximal_spirals(effect, noise):
     )
 
 
+def several_sources(effect, noise):
+    """Agreement is at its margin where there is no effect."""
+    best = {1: 1.0, 0: 1.1, -1: 2.0}[effect] + 0.05 * noise(2, COUNT)
+    proximal = best + effect + noise(2, COUNT)
+    equal = proximal + effect + noise(2, COUNT)
+    before, after = (np.zeros((2, 2, COUNT)) for _ in range(2))
+    before[-1, -1] = effect + noise(COUNT)
+    random = np.stack([1 + effect + noise(COUNT), np.full(COUNT, 2.0)])
+    return xr.Dataset(
+        {
+            "mixed": (("noise", "way", "draw"), np.stack([best, proximal, equal], 1)),
+            "mixed_theory": (("noise", "way"), np.ones((2, 3))),
+            "turned": (
+                ("angle", "source_load", "when", "draw"),
+                np.stack([before, after], 2),
+            ),
+            "ranked": (("order", "rank", "draw"), random[None]),
+        },
+        {
+            "noise": [0.2, 1.6],
+            "way": ["best", "proximal", "equal"],
+            "when": ["before", "after"],
+            "order": ["random"],
+        },
+    )
+
+
 CLAIMS = {  # how many each declares on the data above
     transfer_phase: 9,
     transfer_factors: 9,
     ridge_transfer: 4,
+    several_sources: 5,
+    regularised_transfer: 5,
     divergences: 8,
     relu_transfer: 4,
     growth_training: 2,

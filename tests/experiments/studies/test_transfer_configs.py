@@ -72,6 +72,8 @@ from experiments.lab.config import varied
         ("ridge_transfer", {"ridge_max": (0.5, 0.0)}, r"ridge_max\[1\] must be greater than 0"),
         ("ridge_transfer", {"sigma": -1.0}, "sigma must be at least 0"),
         ("ridge_transfer", {"ridges": 1}, "ridges must be at least 2"),
+        ("several_sources", {"d": 40}, "d must be a multiple of 16; got 40"),
+        ("several_sources", {"noises": (0.2, 0.1)}, "noises must be .* increasing"),
         ("transfer_factors", {"factor": "noise"}, "factor must be one of spectrum, time, source"),
         ("transfer_factors", {"values": (1.0, 0.0)}, "values must be .* increasing"),
         ("transfer_factors", {"values": (0.0, inf)}, "values must be finite exponents >= 0"),

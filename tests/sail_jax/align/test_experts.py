@@ -95,6 +95,155 @@ def test_layer_whose_experts_differ_in_shape_or_have_no_router_is_left():
     assert experts_of(spec, shapes) == ()
 
 
+def fused(params, config):
+    """A mixture with one tensor for all experts of a layer, as transformers 5 lays them."""
+    mixtral = config["model_type"] == "mixtral"
+    names = "w1 w3 w2" if mixtral else "gate_proj up_proj down_proj"
+    out = {name: x for name, x in params.items() if "moe" not in name and "mlp" not in name}
+    for i in range(2):
+        h = f"model.layers.{i}."
+        at = h + ("block_sparse_moe." if mixtral else "mlp.")
+        gate, up, down = (
+            np.stack([params[f"{at}experts.{e}.{name}.weight"] for e in range(4)])
+            for name in names.split()
+        )
+        out[h + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        out[h + "mlp.experts.down_proj"] = down
+        out[h + "mlp.gate.weight"] = params[at + "gate.weight"]
+    return out
+
+
+@pytest.mark.parametrize("source", [CONFIG, QWEN], ids=["mixtral", "qwen3_moe"])
+def test_planted_order_of_stacked_experts_is_found(source):
+    """Also where the routers differ, so that the weights of experts alone show the order."""
+    params, config = mixture(source)
+    moved, orders = shuffled(params, config, 1)
+    params, moved = fused(params, config), fused(moved, config)
+    other = {n: x[::-1] if n.endswith("gate.weight") else x for n, x in moved.items()}
+    spec = architectures.of(config).rules(config).spec(params)
+    layers = experts_of(spec, params)
+    assert [(layer.space, layer.stack) for layer in layers] == [
+        ("expert.0",) * 2,
+        ("expert.1",) * 2,
+    ]
+    for tree in (moved, other):
+        found = match_experts(params, tree, spec, layers)
+        assert [list(x.order) for x in found.values()] == [list(order) for order in orders]
+    back = permute_experts(moved, layers, dict(zip(["expert.0", "expert.1"], orders, strict=True)))
+    for i in range(2):
+        router = f"model.layers.{i}.mlp.gate.weight"
+        assert np.array_equal(back[router], params[router])
+
+
+@pytest.mark.slow
+def test_forward_pass_of_stacked_experts():
+    params, config = mixture()
+    tokens = np.array([3, 5, 0, 7])
+    wanted = mixture_reference.run(params, config, tokens)[1]
+    got = architectures.of(config).logits(fused(params, config), config, tokens[None])[0]
+    # Float32: about a hundred roundings of logits of size 4.
+    np.testing.assert_allclose(got, wanted, atol=100 * 4 * 2**-24)
+
+
+@pytest.mark.parametrize("source", [CONFIG, QWEN], ids=["mixtral", "qwen3_moe"])
+def test_scales_of_norms_are_folded_into_all_experts(source):
+    params, config = mixture(source)
+    rng = np.random.default_rng(0)
+    scale = "model.layers.1.post_attention_layernorm.weight"
+    params |= {scale: (1 + rng.random(16)).astype(np.float32)}
+    rules = architectures.of(config).rules(config)
+    folded, _ = rules.fold(params)
+    folded = {name: np.asarray(x) for name, x in folded.items()}
+    assert np.all(folded[scale] == 1)
+    tokens = np.array([3, 5, 0, 7])
+    wanted, got = (mixture_reference.run(p, config, tokens)[1] for p in (params, folded))
+    # Each entry of the weights is rounded once.
+    assert np.abs(got - wanted).max() < 20 * 2**-24 * np.abs(wanted).max()
+    stacked, _ = rules.fold(fused(params, config))
+    for name, x in fused(folded, config).items():
+        assert np.array_equal(stacked[name], x)
+
+
+def gpt_oss(seed):
+    """The experts of a GPT-OSS: gate and up take turns, and router and experts have biases."""
+    rng = np.random.default_rng(seed)
+    shapes = {"input_layernorm.weight": (16,), "post_attention_layernorm.weight": (16,)}
+    shapes |= {"self_attn.q_proj.weight": (16, 16), "self_attn.o_proj.weight": (16, 16)}
+    shapes |= {f"self_attn.{name}_proj.weight": (8, 16) for name in "kv"}
+    shapes |= {"self_attn.sinks": (4,), "mlp.router.weight": (6, 16), "mlp.router.bias": (6,)}
+    shapes |= {"mlp.experts.gate_up_proj": (6, 16, 40), "mlp.experts.gate_up_proj_bias": (6, 40)}
+    shapes |= {"mlp.experts.down_proj": (6, 20, 16), "mlp.experts.down_proj_bias": (6, 16)}
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in shapes.items()}
+    shapes |= {"model.embed_tokens.weight": (20, 16), "lm_head.weight": (20, 16)}
+    shapes |= {"model.norm.weight": (16,)}
+    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    config = CONFIG | {"model_type": "gpt_oss", "intermediate_size": 20, "head_dim": 4}
+    return params, config | {"num_local_experts": 6}
+
+
+def shuffled_gpt_oss(params):
+    rng, out, orders = np.random.default_rng(1), dict(params), []
+    for i in range(2):
+        h = f"model.layers.{i}.mlp."
+        order = rng.permutation(6)
+        out |= {name: x[order] for name, x in params.items() if name.startswith(h)}
+        for e in range(6):
+            units = rng.permutation(20)
+            # Columns 2 u and 2 u + 1 are the gate and the rest of unit u.
+            both = np.stack([2 * units, 2 * units + 1], axis=1).ravel()
+            out[h + "experts.gate_up_proj"][e] = out[h + "experts.gate_up_proj"][e][:, both]
+            out[h + "experts.gate_up_proj_bias"][e] = out[h + "experts.gate_up_proj_bias"][e][both]
+            out[h + "experts.down_proj"][e] = out[h + "experts.down_proj"][e][units]
+        orders.append(np.argsort(order))
+    return out, orders
+
+
+def test_planted_order_of_gpt_oss_is_found():
+    params, config = gpt_oss(0)
+    moved, orders = shuffled_gpt_oss(params)
+    spec = architectures.of(config).rules(config).spec(params)
+    layers = experts_of(spec, params)
+    assert layers[0].routers == tuple(f"model.layers.0.mlp.router.{x}" for x in ("bias", "weight"))
+    assert [layer.stack for layer in layers] == ["hidden.0", "hidden.1"]
+    found = match_experts(params, moved, spec, layers)
+    assert [list(x.order) for x in found.values()] == [list(order) for order in orders]
+    back = permute_experts(moved, layers, {name: x.order for name, x in found.items()})
+    for name in ("router.weight", "router.bias", "experts.down_proj_bias"):
+        name = f"model.layers.1.mlp.{name}"
+        assert np.array_equal(back[name], params[name])
+        assert not np.array_equal(moved[name], params[name])
+
+
+@pytest.mark.slow
+def test_checkpoints_of_stacked_experts_get_back_their_experts_and_units(tmp_path):
+    params, config = mixture()
+    moved, orders = shuffled(params, config, 3)
+    params, moved = fused(params, config), fused(moved, config)
+    a, b = save(tmp_path / "a", params, config), save(tmp_path / "b", moved, config)
+    done = align_checkpoints(a, b, tmp_path / "out", spaces=["expert.*", "hidden.*"])
+    found = load_checkpoint(tmp_path / "out")
+    assert all(np.array_equal(found[name], x) for name, x in params.items())
+    assert done.aligned.distance[1] == 0
+    assert done.verdict.exact
+    assert [list(order) for order in done.aligned.orders.values()] == [list(x) for x in orders]
+
+
+@pytest.mark.slow
+def test_biases_of_routers_move_along_in_files(tmp_path):
+    params, config = gpt_oss(0)
+    moved, _ = shuffled_gpt_oss(params)
+    a, b = save(tmp_path / "a", params, config), save(tmp_path / "b", moved, config)
+    # The experts' space has a name of its own in the table.
+    done = align_checkpoints(a, b, tmp_path / "out", spaces="hidden.1")
+    assert list(done.aligned.orders) == ["expert.1"]
+    assert not done.aligned.maps
+    found = load_checkpoint(tmp_path / "out")
+    for name in ("mlp.router.bias", "mlp.router.weight", "mlp.experts.down_proj_bias"):
+        one, two = (f"model.layers.{i}.{name}" for i in range(2))
+        assert np.array_equal(found[one], moved[one])
+        assert np.array_equal(found[two], params[two])
+
+
 @pytest.mark.slow
 def test_checkpoints_get_back_their_experts_and_units(tmp_path):
     params, config = mixture()

@@ -331,7 +331,7 @@ def test_depth_makers_are_the_papers():
         (lambda: growth.rescale([1.0, -1.0]), ValueError, "scale must be positive and finite"),
         (lambda: growth.rescale([1.0, jnp.inf]), ValueError, "scale must be positive and finite"),
         (lambda: growth.flip([1.0, 0.5]), ValueError, r"signs must be \+1 or -1"),
-        (lambda: growth.deepen(4, 2), ValueError, "0 < old <= new"),
+        (lambda: growth.deepen(4, 0), ValueError, "layers must be 1 or more"),
         (lambda: growth.deepen(2, 4, "mix"), ValueError, "how: expected one of .* got 'mix'"),
         (lambda: growth.deepen(2, 3, matrix=jnp.eye(2)), ValueError, r"shape \(3, 2\), got"),
         (lambda: growth.deepen(2, 2, matrix=2 * jnp.eye(2)), ValueError, "rows .* sum to one"),

@@ -154,6 +154,8 @@ REFUSED = {
     "two targets": (["--width", "2x", "--to", "hidden_size=32"], "say what to grow to"),
     "no factor": (["--width", "twice"], "expected a factor such as 2x, got 'twice'"),
     "smaller": (["--to", "intermediate_size=12"], "growth was asked for"),
+    "fewer layers": (["--depth", "0.5x"], "give depth_method='mean_depth'"),
+    "no layers": (["--to", "num_hidden_layers=0"], "must become 1 layer or more, not 0"),
     "typo in an entry": (["--to", "hiden_size=32"], "nearest: 'hidden_size'"),
     "typo in a method": (["--width", "2x", "--method", "lemmon"], "lemon"),
     "typo in an option": (["--width", "2x", "--set", "snr=3"], "snr"),

@@ -229,9 +229,44 @@ def test_traced_makers():
     assert fill({"a": jnp.ones(3)}, layers=jnp.array([1]))["a"].tolist() == [1, 0, 1]
 
 
+def shares(old, new):
+    """Eq. (9) by counting: each layer is cut into as many equal pieces as there are new ones."""
+    pieces = np.repeat(np.arange(old), new).reshape(new, old)
+    return np.stack([np.bincount(row, minlength=old) for row in pieces]) / old
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (3, 2), (5, 3), (4, 1), (2, 6), (3, 4), (3, 3)])
+def test_means_of_neighbours(old, new):
+    np.testing.assert_allclose(growth.deepen(old, new, "mean").write, shares(old, new), atol=EPS)
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"), [("stack", [0, 1]), ("stack_top", [2, 3]), ("interpolate", [0, 2])]
+)
+def test_orders_leave_layers_out(how, kept):
+    m = growth.deepen(4, 2, how)
+    assert m.index.tolist() == kept
+    assert exactness(SPEC.resized({"layer": growth.deepen(L, 4)}), {"layer": m}).lost
+
+
+@pytest.mark.slow
+def test_fewer_layers_and_what_is_lost():
+    """By eq. (9) in NumPy, and by running both networks."""
+    maps = {"layer": growth.deepen(L, 2, "mean")}
+    new = change_basis(STACKED, SPEC, maps)
+    for leaf, x in STACKED["layers"]["stack"].items():
+        want = np.einsum("ki,i...->k...", shares(L, 2), x)
+        np.testing.assert_allclose(new["layers"]["stack"][leaf], want, atol=4 * EPS)
+    seen = certificate(scanned, STACKED, new, X)
+    moved = np.abs(np.asarray(scanned(new, X)) - np.asarray(scanned(STACKED, X))).max()
+    assert not seen.preserved
+    assert seen.absolute == pytest.approx(moved, rel=1e-5)
+    assert moved > 0.1
+
+
 STACKS = {"a": np.zeros((2, 3, 4))}
 ERRORS = [
-    (lambda: growth.deepen(3, 2), "0 < old <= new"),
+    (lambda: growth.deepen(3, 0), "layers must be 1 or more, got old=3, new=0"),
     (
         lambda: growth.deepen(2, 4, "top"),
         "how: expected one of 'stack', 'stack_top', .*; got 'top'",

@@ -43,11 +43,8 @@ RULES = {
     "layers/bias": "layer hidden",
     "layers/out": "layer hidden* resid",
 }
-SPEC = spec(
-    PARAMS,
-    RULES,
-    spaces={"layer": "stack", "resid": "rmsnorm", "hidden": "relu", "{x,y}": "outer"},
-)
+SPACES = {"layer": "stack", "resid": "rmsnorm", "hidden": "relu", "{x,y}": "outer"}
+SPEC = spec(PARAMS, RULES, spaces=SPACES)
 SIZES = {"resid": 6, "hidden": 9, "layer": 3}
 
 
@@ -155,6 +152,24 @@ def test_sail_starts_from_the_singular_vectors():
     pads = {n: growth.pad(SPEC.space(n).size, SIZES[n]) for n in ("resid", "hidden")}
     want = grow(PARAMS, SPEC, pads | {"layer": growth.deepen(L, 3, "interpolate")})
     chex.assert_trees_all_close(new, want, atol=20 * EPS)
+
+
+def test_sail_starts_fewer_layers_near_means_of_neighbours():
+    """Eq. (9) for 4 layers and 2: with large logits half of each of two, otherwise nearly so."""
+    four = jax.tree.map(np.array, PARAMS)
+    four["layers"] = {name: draw(4, *x.shape[1:], seed=9) for name, x in PARAMS["layers"].items()}
+    s = spec(four, RULES, spaces=SPACES)
+    for sharpness, error in ((4.0, 0.02), (50.0, EPS)):
+        free = learned.sail_init(four, s, {"layer": 2}, sharpness=sharpness)
+        d = np.asarray(learned.sail_maps(free)["layer"].write)
+        np.testing.assert_allclose(d, [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=error)
+        np.testing.assert_allclose(d.sum(1), 1, atol=4 * EPS)
+    new = change_basis(four, learned.sail_spec(s), learned.sail_maps(free))
+    want = four["layers"]["in"].reshape(2, 2, D, H).mean(1)
+    np.testing.assert_allclose(new["layers"]["in"], want, atol=4 * EPS)
+    # Shares that are not alike: 2/3 and 1/3, up to the logits of the others.
+    uneven = learned.sail_init(four, s, {"layer": 3}, sharpness=50.0)["layer"]["logits"]
+    np.testing.assert_allclose(jax.nn.softmax(uneven)[0], [0.75, 0.25, 0, 0], atol=4 * EPS)
 
 
 # LiGO

@@ -103,6 +103,27 @@ def check_shapes(name, new, growth):
         assert rules.resized(growth.config, rules.spec(new)) == growth.config
 
 
+def test_fewer_layers_are_means_of_neighbours():
+    """Eq. (9) of SAIL on a listed network, and what the axes show of it."""
+    params, c = models.model("gpt2").params, config("gpt2")
+    new, growth = grow(params, c, {"depth": 0.5}, depth_method="mean_depth")
+    old = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    path = "h.{}.mlp.c_fc.weight"
+    (name,) = (p for p in new if p.endswith(path.format(0)))
+    both = [np.asarray(old[name.replace(path.format(0), path.format(k))]) for k in (0, 1)]
+    np.testing.assert_allclose(new[name], np.mean(both, axis=0), rtol=1e-6)
+    assert growth.config["n_layer"] == c["n_layer"] // 2 == 1
+    assert "2 layers become 1" in growth.report.lost
+    with pytest.raises(ValueError, match="give depth_method='mean_depth'"):
+        plan(params, c, {"depth": 0.5})
+    blocks = models.model("flax resnet").params
+    with pytest.raises(ValueError, match="'blocks' is 2 and would be 1, but its first layer is un"):
+        plan(blocks, config("flax resnet"), {"blocks": 1}, depth_method="mean_depth")
+    chain = models.model("flax mlp").params
+    with pytest.raises(ValueError, match="layers that are not alike cannot be mixed"):
+        plan(chain, config("flax mlp"), {"depth": 0.5})
+
+
 @pytest.mark.slow
 def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     """Masked units are zero, so that the stream is mapped linearly: CLIP's first norm sees that."""

@@ -15,6 +15,7 @@ from sail_jax.growth.upcycling import Expert, upcycle
 from sail_jax.merging import random_bits
 
 QWEN = {**CONFIG, "model_type": "qwen3", "head_dim": 4}
+QWEN2 = {**CONFIG, "model_type": "qwen2"}
 TOKENS = np.array([3, 5, 0, 7, 7, 2])
 
 
@@ -26,6 +27,11 @@ def dense(seed=0, config=CONFIG):
             for name in ("q_norm", "k_norm"):
                 gain = 1 + 0.2 * rng.standard_normal(4)
                 found[f"model.layers.{i}.self_attn.{name}.weight"] = gain.astype(np.float32)
+    if config is QWEN2:
+        for i in range(2):
+            for name, n in (("q", 16), ("k", 8), ("v", 8)):
+                at = f"model.layers.{i}.self_attn.{name}_proj.bias"
+                found[at] = np.full(n, 0.1, np.float32)
     return found
 
 
@@ -43,6 +49,35 @@ def test_experts_that_are_alike_compute_what_the_dense_network_does(config, used
         mixture, new = upcycle([params], config, [Expert()] * 4, router, used=used)
         _, after = mixture_reference.run(mixture, new, TOKENS)
         assert np.abs(after - before).max() < 1e-12 * np.abs(before).max()
+
+
+@pytest.mark.parametrize(
+    ("expert", "shared", "share", "alike"),
+    [
+        (Expert(), Expert(residual=0.0), 1.0, True),
+        (Expert(residual=0.5), Expert(), 0.0, True),
+        (Expert(residual=0.75), Expert(residual=0.5), 0.0, True),
+        (Expert(), Expert(), 0.0, False),
+        (Expert(), Expert(residual=0.1), 1.0, False),
+        (Expert(residual=0.5), Expert(), 1.0, False),
+        (Expert(residual=0.5), Expert(1), 0.0, False),
+        (Expert(residual=0.5), Expert(residual=0.0), 0.0, False),
+    ],
+)
+def test_shared_expert_keeps_the_function_where_its_part_is_made_up_for(
+    expert, shared, share, alike
+):
+    """The plan says so where the reference shows it, and nowhere else."""
+    models = [dense(k, QWEN2) for k in range(2)]
+    _, before = mixture_reference.run(models[0], QWEN2, TOKENS)
+    router = rows(5)
+    router[:, 4] *= share
+    plan = upcycling.plan(models, QWEN2, [expert] * 4, router, shared=shared)
+    assert plan.config["model_type"] == "qwen2_moe"
+    mixture = {name: np.asarray(part.of(models)) for name, part in plan.parts.items()}
+    _, after = mixture_reference.run(mixture, plan.config, TOKENS)
+    # Scaled weights are rounded once.
+    assert plan.alike == alike == (np.abs(after - before).max() < 1e-6 * np.abs(before).max())
 
 
 def test_other_experts_are_mixed_by_the_router():
@@ -196,11 +231,14 @@ def test_what_is_drawn_needs_a_key():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "normalised"), [(CONFIG, True), (QWEN, True), (QWEN, False)])
+@pytest.mark.parametrize(
+    ("config", "normalised"), [(CONFIG, True), (QWEN, True), (QWEN, False), (QWEN2, True)]
+)
 def test_forward_pass_of_a_mixture_is_its_definition(config, normalised):
     models = [dense(k, config) for k in range(3)]
     experts = [Expert(k) for k in range(3)]
-    mixture, new = upcycle(models, config, experts, rows(3))
+    shared = Expert(1) if config is QWEN2 else None
+    mixture, new = upcycle(models, config, experts, rows(4 if shared else 3), shared=shared)
     new = {**new, "norm_topk_prob": normalised} if config is QWEN else new
     wanted = mixture_reference.run(mixture, new, TOKENS)[1]
     forward = architectures.of(new).logits
@@ -216,9 +254,9 @@ def test_router_of_fewer_rows_than_experts_that_are_used_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [False, True])
-def test_rows_of_hidden_states_are_what_layers_read(mean):
-    """Prompts of several lengths are padded and run together, and each tensor is read once."""
+@pytest.mark.parametrize(("mean", "most"), [(False, 1 << 28), (True, 1 << 28), (True, 15_000)])
+def test_rows_of_hidden_states_are_what_layers_read(mean, most):
+    """Prompts of several lengths are padded and run together; a group reads each tensor once."""
     params, read = dense(), []
 
     class Stored(dict):
@@ -228,12 +266,16 @@ def test_rows_of_hidden_states_are_what_layers_read(mean):
 
     table = params["model.embed_tokens.weight"]
     states = routers.hidden(
-        Stored(params), CONFIG, table.__getitem__, "model.embed_tokens.weight", mean=mean
+        Stored(params), CONFIG, table.__getitem__, "model.embed_tokens.weight", mean=mean, most=most
     )
     prompts = routers.Prompts(((3, 5, 0, 7), (2,)), ((1, 1),))
     found = routers.of_prompts([prompts], states)
 
-    assert len(read) == len({*read}) == 10
+    # A token takes at most 4 (12 16 + 4 24 + 4 4 4) = 1408 bytes. So the prompts of one and of two
+    # tokens fit in 15,000 bytes together, and the one of four does not fit in addition.
+    groups = 1 if most > 15_000 else 2
+    assert len(read) == 10 * groups
+    assert len({*read}) == 10
 
     def state(prompt):
         inputs = mixture_reference.run(params, CONFIG, np.array(prompt))[0]

@@ -15,7 +15,7 @@ from scipy import linalg, optimize
 
 from theory import deep_linear as dl
 from theory import problems
-from theory.deep_linear import advice, covariance, penalised, penalised_claims
+from theory.deep_linear import advice, covariance, penalised, penalised_claims, wishart
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -37,13 +37,6 @@ def minimiser(x, y, penalties=0.0, start=0.0):
     residual = np.concatenate([y - x @ np.broadcast_to(start, (d,)), np.zeros(len(rows))])
     rows = np.concatenate([x, rows])
     return start + linalg.lstsq(rows, residual, lapack_driver="gelsy", check_finite=False)[0]
-
-
-def first_order(n, d, distance, sigma):
-    """By how much the exact mean is larger than `best_risk`, up to O(1/d^2)."""
-    low, high = (sqrt(n) - sqrt(d)) ** 2, (sqrt(n) + sqrt(d)) ** 2
-    c = d * sigma**2 / distance**2
-    return sigma**2 / 4 * (1 / sqrt(low + c) - 1 / sqrt(high + c)) ** 2
 
 
 def test_the_ledger_solves_the_penalised_problems():
@@ -96,6 +89,19 @@ def test_isotropic_risk_is_the_minimum_over_penalties(n):
     values = np.asarray(covariance.scratch_risk(white, offset, n, sigma, ridges))
     assert float(penalised.best_risk(n, d, distance, sigma)) == pytest.approx(values[2], rel=1e-12)
     assert values.argmin() == 2
+
+
+@pytest.mark.parametrize(("n", "sigma"), [(40, 0.5), (60, 0.3), (80, 1.0)])
+def test_the_first_order_of_the_isotropic_risk_is_known(n, sigma):
+    """Against the exact mean; what is left is of order 1/d^2."""
+    d, distance = 60, 1.3
+    penalty = penalised.best_penalty(n, d, distance, sigma)
+    exact = float(wishart.ridge_risk(n, d, distance, sigma, penalty))
+    low, high = (sqrt(n) - sqrt(d)) ** 2, (sqrt(n) + sqrt(d)) ** 2
+    c = d * sigma**2 / distance**2
+    first = sigma**2 / 4 * (1 / sqrt(low + c) - 1 / sqrt(high + c)) ** 2
+    found = exact - float(penalised.best_risk(n, d, distance, sigma))
+    assert found == pytest.approx(first, rel=0.1, abs=1 / d**2)
 
 
 def test_ends_of_the_isotropic_risk():
@@ -177,17 +183,18 @@ def candidates(x, y, source, penalties):
 def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, best):
     """All candidates on the same 400 data sets, d = 100.
 
-    Null: every candidate's mean risk, and every difference of two, is the closed form's, with the
-    known first order of the equivalents (at most 1/400 here). The effect that is seen with
-    certainty is Z_MAX standard errors; it is below a tenth of the advised risk. Where n is within 3
-    of d, the risks without a penalty have no variance and are left out.
+    Null: every candidate's mean risk, and every difference of two, is the closed form's, the exact
+    one where there is a penalty. The effect that is seen with certainty is Z_MAX standard errors;
+    it is below a tenth of the advised risk. Where n is within 3 of d, the risks without a penalty
+    have no variance and are left out.
     """
     d, draws = 100, 400
     theory = dl.transfer_risks(n, d, theta, sigma, depth=1)
     assert advice.advise(n, d, theta, sigma, depth=1).method == best
     expected = {name: float(value) for name, value in theory.items()}
-    expected["ridge from scratch"] += first_order(n, d, 1.0, sigma)
-    expected["L2-SP"] += first_order(n, d, 2 * np.sin(theta / 2), sigma)
+    for name, distance in (("ridge from scratch", 1.0), ("L2-SP", 2 * np.sin(theta / 2))):
+        penalty = penalised.best_penalty(n, d, distance, sigma)
+        expected[name] = float(wishart.ridge_risk(n, d, distance, sigma, penalty))
     if abs(n - d) <= 3:
         del expected["scratch"], expected["fine-tuning"]
     found = {name: np.empty(draws) for name in expected}

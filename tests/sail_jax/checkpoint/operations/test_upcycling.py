@@ -88,6 +88,42 @@ def test_certificate_sees_whether_shares_add_up_to_1(tmp_path, monkeypatch):
     assert upcycle_checkpoint(mixture, tmp_path / "bad").verdict.exact is False
 
 
+def qwen2(folder):
+    params = small_checkpoints.tensors(dtype=np.float32)
+    for i in range(2):
+        for name, n in (("q", 16), ("k", 8), ("v", 8)):
+            params[f"model.layers.{i}.self_attn.{name}_proj.bias"] = np.ones(n, np.float32)
+    return save(folder, params, {**CONFIG, "model_type": "qwen2"})
+
+
+def test_shared_expert_of_copies_adds_nothing(tmp_path):
+    folder = qwen2(tmp_path / "qwen2")
+    mixture = mixtures.copies(folder, 2, gate_mode="random", drop=0.5)
+    with operations.planned(mixture) as ready:
+        (shared,) = ready.about["shared_experts"]
+        assert (shared["residual_scale"], shared["drop"]) == (0, 0)
+        assert ready.plan.config["shared_expert_intermediate_size"] == 24
+    given = text([folder, folder, folder], "zero")
+    with pytest.raises(CheckpointError, match="shared_experts: Qwen MoE has one shared expert"):
+        upcycle_checkpoint(given, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_copies_with_a_shared_expert_are_certified(tmp_path):
+    mixture = mixtures.copies(qwen2(tmp_path / "qwen2"), 2, gate_mode="random")
+    assert upcycle_checkpoint(mixture, tmp_path / "out").verdict.exact
+    made = load_checkpoint(tmp_path / "out")
+    assert not made["model.layers.1.mlp.shared_expert.down_proj.weight"].any()
+    assert made["model.layers.1.mlp.shared_expert_gate.weight"].any()
+
+
+def test_mixtral_has_no_shared_expert(models, tmp_path):
+    folders, _ = models
+    given = text(folders, "zero", more=f"shared_experts: [{{source_model: {folders[0]}}}]")
+    with pytest.raises(CheckpointError, match="shared_experts: Mixtral has no shared expert"):
+        upcycle_checkpoint(given, tmp_path / "out")
+
+
 def test_dtype_that_is_asked_for_is_written_and_stated(tmp_path, models):
     mixture = mixtures.copies(models[0][0], 2, dtype="float16")
     upcycle_checkpoint(mixture, tmp_path / "out", certify=False)
@@ -97,6 +133,16 @@ def test_dtype_that_is_asked_for_is_written_and_stated(tmp_path, models):
     upcycle_checkpoint(mixture, tmp_path / "other", certify=False)
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     assert config["torch_dtype"] == "float16"
+
+
+def test_prompt_that_does_not_fit_in_memory_is_refused(models, tmp_path):
+    folders, _ = models
+    long = text(folders, "hidden").replace("[2]", f"[{', '.join(['2'] * 5000)}]", 1)
+    # 5000 (12 16 + 4 24 + 4 4 5000) numbers of 4 bytes: 1.61 GB, and 0.35 GB for the program.
+    words = r"max_memory: running a prompt of 5000 tokens takes about 1\.95 GB, 1\.61 GB of it"
+    with pytest.raises(CheckpointError, match=words):
+        upcycle_checkpoint(long, tmp_path / "out", run=RunOptions(max_memory=10**9))
+    assert not (tmp_path / "out").exists()
 
 
 def test_plan_reads_no_tensor_unless_there_are_prompts(models, monkeypatch):
@@ -159,8 +205,12 @@ FILES = {
         "expected a text or a list of tokens",
     ),
     "shared experts": (
+        f"experts: [{E1}, {E2}]\nshared_experts: [{E1}, {E2}]",
+        "a mixture has one shared expert at most: DeepSeek's several are not made yet",
+    ),
+    "a shared expert without prompts": (
         f"experts: [{E1}, {E2}]\nshared_experts: [{{source_model: c}}]",
-        "neither Mixtral nor Qwen3-MoE has shared experts",
+        "an expert needs positive_prompts where gate_mode is hidden",
     ),
     "noise below 0": (
         f"experts: [{E1}, {{source_model: b, positive_prompts: [[2]], noise_scale: -1}}]",

@@ -11,6 +11,7 @@ from small_checkpoints import CONFIG, tensors
 from sail_jax.checkpoint import (
     CheckpointError,
     RunOptions,
+    align_checkpoints,
     average_checkpoints,
     compare_checkpoints,
     convert_checkpoint,
@@ -507,3 +508,61 @@ def test_commands_compute_with_the_weights(llamas, tmp_path, command):
 def test_codes_are_compared_as_weights(llamas):
     found = compare_checkpoints([llamas / "a", llamas / "a-plain"])
     assert found.equal.all()
+
+
+AGAIN = {
+    "merge": lambda a, b, out, run: merge_checkpoints([a, b], out, run=run),
+    "deeper": lambda a, b, out, run: grow_checkpoint(
+        a, out, {"num_hidden_layers": 3}, certify=False, run=run
+    ),
+    "align": lambda a, b, out, run: align_checkpoints(a, b, out, certify=False, run=run),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(x, marks=[pytest.mark.slow] * (x != "merge")) for x in AGAIN]
+)
+def test_weights_are_written_in_fp8_again(llamas, tmp_path, command):
+    """The same layers as before, and new ones like these; all else as without codes."""
+    do, a, b = AGAIN[command], llamas / "a", llamas / "b"
+    plain = load_checkpoint(do(a, b, tmp_path / "plain", RunOptions()).out)
+    done = do(a, b, tmp_path / "out", RunOptions(requantize="fp8"))
+    coded = {name for name in plain if name.endswith("_proj.weight")}
+    assert len(coded) == 7 * (3 if command == "deeper" else 2)
+    assert done.requantized.keys() == coded
+    assert any(f"{len(coded)} weights are written in float8_e4m3fn" in x for x in done.notes) or (
+        command == "merge" and any("in float8_e4m3fn" in x for x in done.plan.notes)
+    )
+    arrays = load_checkpoint(done.out)
+    assert arrays.keys() == plain.keys() | {f"{name}_scale" for name in coded}
+    with open_values(done.out) as opened:
+        for name, wanted in plain.items():
+            if name not in coded:
+                same(arrays[name], wanted)
+                continue
+            assert (arrays[name].dtype, arrays[f"{name}_scale"].shape) == (F8, (1,))
+            wanted, got = wanted.astype(F32), read_whole(opened.tensors[name]).astype(F32)
+            # Half a step of a code of four bits, and of the smallest codes; bfloat16 rounds it.
+            step = 2.0**-10 * F32(arrays[f"{name}_scale"][0])
+            assert (np.abs(got - wanted) <= (2.0**-4 + 2.0**-8) * np.abs(wanted) + step).all()
+    assert json.loads((done.out / "config.json").read_text())["quantization_config"] == {
+        "quant_method": "fp8"
+    }
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_fp8_and_prints_the_error(llamas, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"merge_method: linear\nmodels: [{{model: {llamas}/a, parameters: {{weight: 1}}}}]\n"
+    )
+    out, report = tmp_path / "out", tmp_path / "report"
+    words = ["merge", str(recipe), str(out), "--requantize", "fp8", "--report", str(report)]
+    assert main([*words, "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    record = json.loads((out / "requantization.json").read_text())["tensors"]
+    name, worst = next(iter(record.items()))
+    said = rf"FP8 moves weights by .* \(median of 14\), at most {worst['relative']:.3g} \({name}\)"
+    assert re.search(said, printed)
+    assert re.search(said, json.loads((report / "report.json").read_text())["about"]["requantize"])
+    assert "14 weights are written in float8_e4m3fn" in (out / "README.md").read_text()

@@ -1,0 +1,327 @@
+"""Low-rank adapters (LoRA) on a pre-trained two-layer network, solved.
+
+The weights W_1 and W_2 stay as pre-training left them. Fine-tuning on A_ft trains B `(o, r)` and
+A `(r, i)` or `(r, h)` alone, with a fixed scale s. Two places are treated:
+
+    on the map      theta = W_1 W_2 + s B A
+    on a layer      theta = (W_1 + s B A) W_2
+
+Loss and time are those of `layers`. What B A has to learn is the residual A_ft - W_1 W_2.
+
+If the tasks are aligned, the modes of the residual are rho_i = sigma_ft,i - y_i. An adapter with an
+aligned start has one pair of numbers (b, a) in each of r modes. Each pair obeys
+
+    db/dt = 2 g a (rho - z),   da/dt = 2 g b (rho - z),   z = g b a
+
+where z is how far the mode has moved and the gain g is s on the map, and s sqrt(y_i) on a layer,
+since a mode reaches the output through the root that W_2 has of it. `displacement` solves this for
+any b and a at the start.
+
+On the map B and A are a two-layer network of their own with the residual as its target. So `flow`
+solves them for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and
+equally long. From a small start in general position they end at the best approximation of rank r,
+for which `losses` has the losses.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory import problems
+from theory.two_layer import riccati
+from theory.two_layer.layers import Layers, check_shapes, check_spectrum, theta
+
+Spectra = Sequence[float] | Float[ArrayLike, " d"]
+
+
+@problems.defined
+def displacement(
+    time: ArrayLike, residual: ArrayLike, gain: ArrayLike, *, b: ArrayLike, a: ArrayLike
+) -> Array:
+    """Computes how far an adapter has moved an aligned mode under gradient flow.
+
+    With P = g (b + a)^2 / 4 and M = g (b - a)^2 / 4 the displacement is z = P - M, and P M = K^2 is
+    conserved. So P obeys dP/dt = 4 g (K^2 + rho P - P^2), and
+
+        P(t) = P_0 D_M / D_P,   M(t) = M_0 D_P / D_M
+        D_P = (R - rho + 2 P_0) S + 2 e,   D_M = (R + rho + 2 M_0) S + 2 e
+
+    with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. The code has P - M
+    multiplied out, so that nothing cancels where b a rho >= 0. A balanced start, b = a, has K = 0:
+    then z is the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K =
+    g a^2 / 4.
+
+    Args:
+      time: Times >= 0, finite.
+      residual: rho = sigma_ft - y, how far the mode has to move, of either sign.
+      gain: g >= 0: the scale s, times sqrt(y) for an adapter on one layer.
+      b: The entry of B in this mode at the start.
+      a: The entry of A in this mode at the start.
+
+    Returns:
+      z(t), with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> start = {"b": 0.0, "a": 0.1}
+    >>> [round(float(displacement(t, 1.0, 1.0, **start)), 4) for t in (0.0, 1.0, 2.0, 9.0)]
+    [0.0, 0.1206, 0.8822, 1.0]
+    """
+    time, rho, gain, b, a = (jnp.asarray(x, float) for x in (time, residual, gain, b, a))
+    problems.check("time", time, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
+    problems.check("residual", rho, np.isfinite, "finite")
+    problems.check("gain", gain, lambda g: (g >= 0) & (g < np.inf), "finite and >= 0")
+    for name, value in (("b", b), ("a", a)):
+        problems.check_squares(name, value)
+    # b -> -b turns the flow towards rho into that towards -rho.
+    sign = jnp.where(rho < 0, -1.0, 1.0)
+    rho, b = abs(rho), sign * b
+    plus, minus = gain * (b + a) ** 2 / 4, gain * (b - a) ** 2 / 4
+    root = jnp.hypot(rho, 2 * jnp.sqrt(plus) * jnp.sqrt(minus))
+    long, still = root + rho, root == 0
+    # R - rho = 4 K^2 / (R + rho), without the cancellation.
+    short = 4 * plus * (minus / jnp.where(still, 1.0, long))
+    x = 4 * gain * root * time
+    mean = jnp.where(x == 0, 1.0, -jnp.expm1(-x) / jnp.where(x == 0, 1.0, x))
+    late = -jnp.expm1(-x) / jnp.where(still, 1.0, root)
+    share, left = jnp.where(x < 1, 4 * gain * time * mean, late), 2 * jnp.exp(-x)
+    # Without P there is nothing that grows, and D_P = 2 e may be 0.
+    none, of_plus = plus == 0, (short + 2 * plus) * share + left
+    of_plus, of_minus = jnp.where(none, 1.0, of_plus), (long + 2 * minus) * share + left
+    s_plus, e_plus = jnp.where(none, 0.0, share / of_plus), jnp.where(none, 1.0, left / of_plus)
+    s_minus, e_minus = share / of_minus, left / of_minus
+    start = gain * b * a * e_plus * e_minus
+    middle = 2 * s_plus * e_minus * (plus * long - minus * short)
+    reached = (plus * s_plus) * (long * s_minus) + (short * s_plus) * (minus + long) * s_minus
+    return sign * (start + middle + 2 * rho * reached)
+
+
+@problems.defined
+def degradation(
+    time: ArrayLike,
+    start: Float[ArrayLike, "*b d"],
+    sigma_pre: Spectra,
+    sigma_ft: Spectra,
+    gain: ArrayLike,
+    *,
+    b: ArrayLike,
+    a: ArrayLike,
+) -> Float[Array, "*b"]:
+    """Computes by how much an adapter raises the pre-training loss, at any time.
+
+        Delta(t) = sum_i z_i (z_i + 2 (y_i - sigma_pre,i))
+
+    The sum has as many terms as there are modes in which b or a is not 0.
+
+    Args:
+      time: Times >= 0 of fine-tuning, finite.
+      start: Modes y of the pre-trained network `(..., d)`.
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      gain: As for `displacement`, for each mode or for all.
+      b: Entries of B in the modes at the start, for each mode or for all.
+      a: Entries of A in the modes at the start.
+
+    Returns:
+      The differences of |theta - A_pre|^2.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    start = jnp.asarray(start, float)
+    moved = displacement(time, jnp.asarray(sigma_ft) - start, gain, b=b, a=a)
+    return jnp.sum(moved * (moved + 2 * (start - jnp.asarray(sigma_pre))), -1)
+
+
+@problems.defined
+def flow(
+    start: Layers,
+    residual: Float[ArrayLike, "o i"],
+    times: Sequence[float] | ArrayLike,
+    *,
+    scale: float = 1.0,
+    steps: int | None = None,
+) -> Layers:
+    """Solves gradient flow of an adapter on the map, for any target.
+
+    sqrt(s) B and sqrt(s) A follow `riccati.flow` towards the residual, s times as fast.
+
+    Args:
+      start: B `(o, r)` and A `(r, i)` at the start, with B^T B - A A^T = c I: balanced, or B = 0
+        and A with orthogonal rows of one length.
+      residual: A_ft - theta of the frozen network, `(o, i)`.
+      times: Ascending times `(times,)`, >= 0.
+      scale: The scale s > 0.
+      steps: Largest number of substeps between neighbouring times, as for `riccati.flow`.
+
+    Returns:
+      B and A with a leading axis `times`, up to a common rotation (B R, R^T A).
+
+    Raises:
+      ValueError: If shapes do not conform, the start is not balanced, or a number is out of range.
+
+    >>> start = Layers(jnp.zeros((2, 1)), jnp.array([[0.1, 0.1]]))
+    >>> path = flow(start, jnp.diag(jnp.array([2.0, 1.0])), [0.0, 20.0])
+    >>> [[round(float(x), 3) for x in row] for row in (path.w1 @ path.w2)[-1]]
+    [[2.0, 0.0], [0.0, 0.0]]
+    """
+    problems.check("scale", scale, lambda s: (s > 0) & (s < np.inf), "finite and > 0")
+    root = jnp.sqrt(jnp.asarray(scale, float))
+    own = Layers(root * start.w1, root * start.w2)
+    found = riccati.flow(own, residual, jnp.asarray(times, float) * scale, steps=steps)
+    return Layers(found.w1 / root, found.w2 / root)
+
+
+@problems.defined
+def update(frozen: Layers, target: Float[ArrayLike, "o i"], rank: int) -> Float[Array, "o i"]:
+    """Computes how far an adapter on W_1 has moved the map as t -> inf, for any target.
+
+    It is the best approximation of rank r of (A_ft - W_1 W_2) P, where P projects on the rows of
+    W_2. A start in general position does not stop at another point, which would be a saddle.
+
+    Args:
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`; W_2 = I for one on the map.
+      target: Target map A_ft `(o, i)`.
+      rank: Rank r of the adapter, >= 0.
+
+    Returns:
+      s B A W_2 at the end.
+
+    Raises:
+      ValueError: If shapes do not conform or the rank is negative.
+    """
+    check_shapes(frozen, target)
+    problems.check("rank", rank, lambda r: r >= 0, ">= 0")
+    _, size, rows = jnp.linalg.svd(frozen.w2, full_matrices=False)
+    few = 100 * size.size * jnp.finfo(size.dtype).eps * size[0]
+    kept = rows * (size > few)[:, None]
+    u, s, vt = jnp.linalg.svd((jnp.asarray(target) - theta(frozen)) @ kept.T @ kept)
+    n = s.size
+    return (u[:, :n] * jnp.where(jnp.arange(n) < rank, s, 0.0)) @ vt[:n]
+
+
+@problems.defined
+def losses(
+    sigma_pre: Spectra, sigma_ft: Spectra, rank: int
+) -> tuple[Float[Array, " stages"], Float[Array, " stages"], Float[Array, " stages"]]:
+    """Computes both losses after an adapter on a layer, trained from n = 0, ..., d learned modes.
+
+    Let S be the r learned modes of largest |sigma_ft,i - sigma_pre,i|, all if there are fewer. Then
+
+        Delta(n, r) = sum_{i in S} (sigma_ft,i - sigma_pre,i)^2
+
+    is by how much the pre-training loss rises. Full fine-tuning has the sum over all learned modes
+    (`fine_tuning.degradations`). What the adapter spares pre-training is what it leaves of the
+    fine-tuning loss. Modes that pre-training has not learned do not pass W_2, so that no adapter on
+    W_1 moves them.
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`, descending.
+      sigma_ft: Singular values of A_ft `(d,)`, in the order of their modes.
+      rank: Rank r of the adapter, >= 0.
+
+    Returns:
+      Delta, the pre-training losses |theta - A_pre|^2 and the fine-tuning losses |theta - A_ft|^2
+      as t -> inf, each `(d + 1,)`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> [x.tolist() for x in losses([3.0, 2.0, 1.0], [5.0, 5.0, 5.0], 1)]
+    [[0.0, 4.0, 9.0, 16.0], [14.0, 9.0, 10.0, 16.0], [75.0, 50.0, 29.0, 13.0]]
+    """
+    moved, pre, ft = _moved(sigma_pre, sigma_ft, rank)
+    left = _learned(pre.size) * (ft - pre) ** 2 - moved
+    raised = moved.sum(1)
+    lost, tuned = raised + _after(pre**2), left.sum(1) + _after(ft**2)
+    return jnp.asarray(raised), jnp.asarray(lost), jnp.asarray(tuned)
+
+
+@problems.defined
+def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[Array, " d"]:
+    """Computes the ratios sigma_ft,n / sigma_pre,n from which on learning mode n does harm.
+
+        1 + sqrt(1 + (rho / sigma_pre,n)^2)
+
+    rho is the r-th largest |sigma_ft,i - sigma_pre,i| of the modes before n, 0 if there are fewer:
+    mode n takes its place in the adapter. Learning mode n raises the pre-training loss of the
+    fine-tuned model if and only if its ratio exceeds this. Full fine-tuning has 2, which is the
+    least that it can be (`fine_tuning.misalignment_threshold`).
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`, descending and positive.
+      sigma_ft: Singular values of A_ft `(d,)`, in the order of their modes.
+      rank: Rank r of the adapter, >= 1.
+
+    Returns:
+      The thresholds `(d,)`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> [round(x, 3) for x in harm_thresholds([3.0, 2.0, 1.0], [6.0, 7.0, 4.0], 1).tolist()]
+    [2.0, 2.803, 6.099]
+    """
+    problems.check("rank", rank, lambda r: r >= 1, ">= 1")
+    problems.check("sigma_pre", sigma_pre, lambda s: s > 0, "positive")
+    moved, pre, _ = _moved(sigma_pre, sigma_ft, rank)
+    # With r modes in the adapter the smallest of them makes room, with fewer none.
+    ordered = -np.sort(-moved, axis=1)[:-1]
+    freed = ordered[:, rank - 1] if rank <= pre.size else np.zeros(pre.size)
+    return jnp.asarray(1 + np.sqrt(1 + freed / pre**2))
+
+
+def _moved(
+    sigma_pre: Spectra, sigma_ft: Spectra, rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sigma_ft - sigma_pre)^2 of the modes in the adapter, [n, mode], and both spectra."""
+    pre, ft = check_spectrum("sigma_pre", sigma_pre), np.asarray(sigma_ft)
+    if ft.shape != pre.shape:
+        raise ValueError(f"sigma_ft must have shape {pre.shape}; got {ft.shape}")
+    problems.check("sigma_ft", ft, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
+    problems.check("rank", rank, lambda r: r >= 0, ">= 0")
+    squares = _learned(pre.size) * (ft - pre) ** 2
+    place = np.argsort(np.argsort(-squares, axis=1, kind="stable"), axis=1)
+    return np.where(place < rank, squares, 0.0), pre, ft
+
+
+def _learned(d: int) -> np.ndarray:
+    """Row n has ones for the first n of d modes."""
+    return np.tril(np.ones((d + 1, d)), -1)
+
+
+def _after(squares: np.ndarray) -> np.ndarray:
+    """sum_{i>n} squares_i for n = 0, ..., d."""
+    return np.append(np.cumsum(squares[::-1])[::-1], 0.0)
+
+
+@problems.defined
+def fastest_rate(sigma_ft: ArrayLike, scale: ArrayLike = 1.0) -> Array:
+    """Computes how fast an adapter on a layer can grow in a mode, at the best pre-training.
+
+    From a small start the displacement grows as e^{rate t} with rate = 4 s sqrt(y) |sigma_ft - y|.
+    While y < sigma_ft, the rate is largest at y = sigma_ft / 3, where it is 8 s (sigma_ft /
+    3)^{3/2}. More pre-training than that makes the search of the adapter longer. Full fine-tuning
+    has the rate 4 sigma_ft at every y.
+
+    Args:
+      sigma_ft: Singular values of A_ft, finite and >= 0.
+      scale: The scale s, finite and >= 0.
+
+    Returns:
+      The rates, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> float(fastest_rate(3.0))
+    8.0
+    """
+    sigma_ft, scale = jnp.asarray(sigma_ft, float), jnp.asarray(scale, float)
+    problems.check("sigma_ft", sigma_ft, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
+    problems.check("scale", scale, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
+    return 8 * scale * (sigma_ft / 3) * jnp.sqrt(sigma_ft / 3)
