@@ -51,7 +51,7 @@ def worthwhile_bits(sigma: ArrayLike, d: ArrayLike, span: ArrayLike) -> Array:
     """Computes from how many bits on it pays to learn a mode, log2(d span^2 / (6 sigma)) / 2.
 
     With fewer bits, rounding adds more to the loss once the mode is learned than learning it
-    removes. Every bit lowers the smallest mode worth learning by 4.
+    removes. Every bit divides the smallest mode worth learning by 4.
 
     Args:
       sigma: Singular value of the mode, > 0.
