@@ -250,7 +250,7 @@ EXACT = (
         "below",
         Samples(0.5, 0.1, pi / 4),
         f"target: eigenvalues 1, 1/2, 1/4, 1/8; source: all 1, n_s=8, σ_s=.1, angle 45°, d={D}",
-        "n_s ≤ d-2: E b_s b_sᵀ = (n_s/d - ud) β_sβ_sᵀ + (u|β_s|² + σ_s²n_s/d(d-n_s-1)) I, exactly",
+        "n_s ≤ d - 2: E b_sb_sᵀ = (n_s/d - ud) β_sβ_sᵀ + (u|β_s|² + σ_s²n_s/d(d-n_s-1)) I, exactly",
     ),
 )
 
