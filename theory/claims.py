@@ -35,6 +35,7 @@ ROOMS = (
     "theory.deep_linear.beyond_claims",
     "theory.deep_linear.flow_claims",
     "theory.deep_linear.penalised_claims",
+    "theory.deep_linear.scale_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.pretraining_claims",
     "theory.two_layer.perturbation_claims",

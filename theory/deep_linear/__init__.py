@@ -3,8 +3,8 @@
 The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194). This package exports
 closed-form risks, their distributions, estimators on given data, and simulators. More lies in the
 modules: `penalised` (ridge regression and L2-SP), `covariance` (inputs of any covariance),
-`subspace` (sources of rank k), `divergences` (distances between tasks) and `networks` (networks
-trained by gradient descent).
+`scales` and `diagonal` (layers of unequal size, from rich to lazy), `subspace` (sources of rank k),
+`divergences` (distances between tasks) and `networks` (networks trained by gradient descent).
 """
 
 from sail_jax.lazy import listed
