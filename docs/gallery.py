@@ -59,6 +59,12 @@ PICTURES: Mapping[str, Picture] = {
         "Transferability by the load and by how fast the spectrum of the inputs decays, in theory, "
         "and on random data: least squares, and the estimator of fine-tuning, averaged over data.",
     ),
+    "transfer_scales": Picture(
+        "scales",
+        "",
+        "Risk of fine-tuning by the scale of the layers, in the limit and on data sets: diagonal "
+        "networks from rich to lazy, where transfer helps them, and two layers of unequal size.",
+    ),
     "relu_transfer": Picture(
         "laws",
         "",

@@ -38,6 +38,7 @@ ROOMS = (
     "theory.deep_linear.sources_claims",
     "theory.deep_linear.ranks_claims",
     "theory.deep_linear.regularised_claims",
+    "theory.deep_linear.scale_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.pretraining_claims",
     "theory.two_layer.perturbation_claims",

@@ -32,6 +32,7 @@ from theory import (
 )
 from theory.deep_linear import (
     covariance,
+    diagonal,
     divergences,
     overlaps,
     penalised,
@@ -39,6 +40,7 @@ from theory.deep_linear import (
     ranks,
     regularised,
     risks,
+    scales,
     sources,
     subspace,
     training_time,
@@ -369,6 +371,27 @@ def null_scale(p, q, depth):
     return scale(p, 1 - q, depth)
 
 
+def unbalanced(p, seen, r):
+    """The root of x = a(p + (1 - seen) x) / a(1), x = c^2, with digits for what cancels."""
+    q = 1 - seen
+    with mp.workdps(200):
+        start = (r + mp.sqrt(r**2 + 4)) / 2
+        b = seen * r + q * start
+        return mp.sqrt((b + mp.sqrt(b**2 + 4 * p)) / 2 / start)
+
+
+def unbalanced_limit(gamma, sigma, r):
+    load(gamma)
+    deviation(sigma)
+    need(gamma < 1)
+    return unbalanced(gamma * (1 + sigma**2 / (1 - gamma)), gamma, r)
+
+
+def unbalanced_risk(gamma, theta, sigma, r):
+    c = unbalanced_limit(gamma, sigma, r)
+    return (1 - gamma) * (1 - 2 * c * mp.cos(theta) + c**2) + gamma * sigma**2 / (1 - gamma)
+
+
 def limit_scale(gamma, sigma, depth, size=1):
     return scale(gamma * (1 + sigma**2 / (1 - gamma)) / size**2, gamma, depth)
 
@@ -664,6 +687,17 @@ ROWS = [
     ),
     Row(overlaps.scale_by_seen, ("mass", "seen", "depth"), scale, 128, few=60),
     Row(overlaps.null_scale, ("mass", "seen", "depth"), null_scale, 128, few=60),
+    Row(
+        scales.unbalanced_scale,
+        ("mass", "seen", "real"),
+        lambda p, q, r: unbalanced(p, 1 - q, r),
+    ),
+    Row(scales.unbalanced_risk, ("gamma", "theta", "sigma", "real"), unbalanced_risk),
+    Row(
+        scales.unbalanced_boundary,
+        ("gamma", "sigma", "real"),
+        lambda gamma, sigma, r: mp.acos(min(unbalanced_limit(gamma, sigma, r) / 2, 1)),
+    ),
     Row(risks.linear_transfer_boundary, ("theta", "sigma"), linear_boundary),
     Row(
         risks.linear_transfer_sin2,
@@ -1145,6 +1179,31 @@ FEW: dict[str, list[Callable]] = {
         lambda s, w: regularised.across(jnp.array(s), jnp.array(w), jnp.ones(3))[0],
         SPECTRUM,
         ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)),
+    ),
+    "deep_linear.scales.unbalanced_limit": [
+        lambda r=r, data=data: scales.unbalanced_limit(
+            *(make() for make in data), normal(3, data[0]().shape[1]), r
+        )
+        for r in (-30.0, 0.0, 1.0, 1e15)
+        for data in (WIDE, DATA)
+    ],
+    "deep_linear.diagonal.diagonal_limit": [
+        lambda s=s, data=data: diagonal.diagonal_limit(
+            *(make() for make in data), normal(3, data[0]().shape[1]), s
+        )
+        for s in (1e-30, 1e-3, 1.0, 1e15)
+        for data in (WIDE, DATA)
+    ],
+    "deep_linear.diagonal.diagonal_risk": over(
+        lambda gamma, sigma, s: diagonal.diagonal_risk(
+            [0.5, 0.25, 0.25], [1.0, 0.0, -2.0], [1.0, 1.0, 0.0], gamma, sigma, s
+        ),
+        (0.5, 1e-3, 1.0),
+        (0.5, 0.0, 1e15),
+        (1e-3, 1e-20, 1e15),
+    ),
+    "deep_linear.diagonal.recovery_load": over(
+        diagonal.recovery_load, (0.0, 0.25), (0.0, 0.25), (0.0, 0.25), (0.0, 1e-6, 0.25, 1.0)
     ),
     "deep_linear.distributions.fine_tune_law": over(
         lambda n, theta, sigma: (

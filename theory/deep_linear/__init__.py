@@ -4,7 +4,8 @@ The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194). This pa
 closed-form risks, their distributions, estimators on given data, and simulators. More lies in the
 modules: `penalised` and `wishart` (ridge regression and L2-SP, in the limit and exactly),
 `regularised` (who gains over ridge regression), `covariance` (inputs of any covariance),
-`sources` (several sources), `subspace` and `ranks` (sources and fine-tuning of rank k),
+`scales` and `diagonal` (layers of unequal size, from rich to lazy), `sources` (several sources),
+`subspace` and `ranks` (sources and fine-tuning of rank k),
 `divergences` (distances between tasks) and `networks` (networks trained by gradient descent).
 """
 

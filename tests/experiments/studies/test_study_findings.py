@@ -55,6 +55,26 @@ def transfer_factors(effect, noise):
     return _dataset({**variables, "risk_near": (("draw", "value"), risk)}, coords, factor="time")
 
 
+def transfer_scales(effect, noise):
+    """Of three overlaps, the one between helps at the smaller scale and hurts at the larger."""
+    theory = np.array([[1.5, 1.5], [0.5, 1.5], [0.5, 0.5]])
+    gain = effect * np.array([[-1, -1], [1, -1], [1, 1]])[..., None] + noise(3, 2, COUNT)
+    return _dataset(
+        {
+            "fine_tune": (("share", "fine"), theory),
+            "scratch": ("fine", np.ones(2)),
+            "fine_tuned": (("overlap", "scale", "draw"), 2 - gain),
+            "from_scratch": (("scale", "draw"), np.full((2, COUNT), 2.0)),
+        },
+        {
+            "share": [0.2, 0.4, 0.6],
+            "overlap": [0.2, 0.4, 0.6],
+            "fine": [0.1, 10.0],
+            "scale": [0.1, 10.0],
+        },
+    )
+
+
 def ridge_transfer(effect, noise):
     return _dataset(
         {
@@ -225,6 +245,7 @@ CLAIMS = {  # how many each declares on the data above
     ridge_transfer: 4,
     several_sources: 5,
     regularised_transfer: 5,
+    transfer_scales: 2,
     divergences: 8,
     relu_transfer: 4,
     growth_training: 2,

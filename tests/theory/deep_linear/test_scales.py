@@ -1,0 +1,109 @@
+"""Fine-tuning at any scale of the layers: ends that other minimisers have, and refusals.
+
+The ledger has the simulations: networks that train, averages over data sets and linear programs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+from theory.deep_linear import diagonal, overlaps, scales
+
+P, Q = np.array([0.02, 0.5, 0.9, 4.0]), np.array([0.9, 0.5, 0.3, 0.1])
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("imbalance", "depth", "error"), [(0.0, 2.0, 1e-14), (1e8, 1.0, 1e-7), (-1e8, np.inf, 1e-7)]
+)
+def test_the_imbalance_of_two_layers_spans_all_depths(imbalance, depth, error):
+    """At 0 it is depth 2 to rounding; the ends are reached as 1 / |imbalance|."""
+    found = scales.unbalanced_scale(P, Q, imbalance)
+    np.testing.assert_allclose(found, overlaps.null_scale(P, Q, depth), rtol=error)
+
+
+def test_the_end_of_a_diagonal_network_is_the_nearest_interpolator():
+    """Nearest in the divergence of q, by a minimiser over the null space, one scale per entry."""
+    rng = np.random.default_rng(0)
+    x, y, start = rng.standard_normal((2, 5)), rng.standard_normal(2), rng.standard_normal(5)
+    start[:2] = 0.0
+    scale = np.array([0.1, 1.0, 0.3, 2.0, 0.05])
+    null = np.linalg.svd(x)[2][2:]
+
+    def beta(free):
+        return np.linalg.pinv(x) @ y + free @ null
+
+    def divergence(free):
+        b = beta(free)
+        q = b * np.arcsinh(2 * b / scale) - np.sqrt(b**2 + scale**2 / 4)
+        return np.sum(q - np.arcsinh(2 * start / scale) * b) / 2
+
+    least = optimize.minimize(divergence, np.zeros(3), method="BFGS", options={"gtol": 1e-9})
+    found = diagonal.diagonal_limit(jnp.asarray(x), jnp.asarray(y), jnp.asarray(start), scale)
+    np.testing.assert_allclose(found, beta(least.x), atol=1e-6)
+
+
+def test_lazy_diagonal_networks_have_the_risk_of_regression_from_the_source():
+    share, source, target = np.array([0.2, 0.3, 0.5]), np.array([1.0, -2, 0]), np.array([1.0, 1, 0])
+    gamma, sigma = 0.3, 0.4
+    distance2 = share @ (source - target) ** 2
+    found = diagonal.diagonal_risk(share, source, target, gamma, sigma, 1e6)
+    assert found == pytest.approx((1 - gamma) * distance2 + gamma * sigma**2 / (1 - gamma))
+
+
+def test_rich_diagonal_networks_find_the_target_beyond_the_load_of_recovery():
+    """A tenth below and above it, at a scale that leaves less than the load's own width."""
+    share, source, target = [0.05, 0.05, 0.05, 0.85], [1.0, 1, 0, 0], [1.0, 0, 1, 0]
+    load = float(diagonal.recovery_load(*share[:2], 0.0, share[2]))
+    below, above = (
+        float(diagonal.diagonal_risk(share, source, target, load * by, 0.0, 1e-40))
+        for by in (0.9, 1.1)
+    )
+    assert below > 0.005
+    assert above < 1e-6
+
+
+def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():
+    kept, flipped, new = (
+        float(diagonal.recovery_load(*features))
+        for features in ((0.1, 0, 0, 0.1), (0, 0, 0.1, 0.1), (0, 0, 0, 0.2))
+    )
+    assert kept < new < flipped
+    assert diagonal.recovery_load(0.1, 0.2, 0.0, 0.0) == pytest.approx(0.2)  # of each dropped half
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scales.unbalanced_scale(-1.0, 0.5, 0.0), "p must be finite and >= 0; got -1"),
+        (lambda: scales.unbalanced_scale(1.0, 0.5, np.inf), "imbalance must be finite; got inf"),
+        (lambda: scales.unbalanced_risk(1.0, 0.1, 0.1, 0.0), r"gamma must be a load in \[0, 1\)"),
+        (
+            lambda: diagonal.diagonal_limit(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(2), 1.0),
+            r"start must have shape \(3,\)",
+        ),
+        (
+            lambda: diagonal.diagonal_limit(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(3), 0.0),
+            "scale must be positive and finite",
+        ),
+        (
+            lambda: diagonal.diagonal_risk([0.5], [1.0], [1.0, 2.0], 0.5, 0.1, 1.0),
+            "vectors of one length",
+        ),
+        (
+            lambda: diagonal.diagonal_risk([0.5], [1.0], [0.0], 0.5, 0.1, 1.0),
+            "the sum of share must be 1; got 0.5",
+        ),
+        (lambda: diagonal.recovery_load(0.5, 0.5, 0.1, 0.1), "the sum of all shares must be"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
