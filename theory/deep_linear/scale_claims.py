@@ -324,7 +324,7 @@ def _needed(rng: np.random.Generator, features: Features, d: int, draws: int) ->
     "recovery-{name}/ours",
     DIAGONAL,
     "{features}, σ=0, d=16 and 48 extrapolated, linear programs",
-    effect=0.06,
+    effect=0.08,
     each=(("scratch", Features(0, 0, 0, 3)), ("transfer", Features(2, 1, 1, 1))),
 )
 def _(name, features):
@@ -332,11 +332,11 @@ def _(name, features):
     min_t [kept + new (1+t²) + flipped (1+4t²) + dropped (1/2 + S(2t)) + 2 absent S(t)],
     S(t) = E (g-t)₊²
 
-    E N is the statistical dimension and 1/2, exactly; the minimum is its limit; seen: 10 to 12 %
+    E N is the statistical dimension and 1/2, exactly; the minimum is its limit; seen: 13 to 16 %
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        rng, draws = generator(key), 12 if quick else 250
+        rng, draws = generator(key), 12 if quick else 150
         sizes = (SMALL, draws), (TIMES * SMALL, draws)
         return extrapolate(*(_needed(rng, features, *size) for size in sizes), times=TIMES)
 

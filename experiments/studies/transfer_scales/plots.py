@@ -41,7 +41,7 @@ def _risks(ax: Axes, dataset: xr.Dataset) -> None:
         color = style.PALETTE[i]
         ax.plot(dataset.fine, dataset.fine_tune.sel(share=overlap), color=color)
         drawn = dataset.fine_tuned.sel(overlap=overlap)
-        _points(ax, dataset.scale.values, drawn, color, label=f"source has {overlap:.0%} of it")
+        _points(ax, dataset.scale.values, drawn, color, label=f"{overlap:.0%} of features shared")
     ax.plot(dataset.fine, dataset.scratch, color=style.INK)
     _points(ax, dataset.scale.values, dataset.from_scratch, style.INK, label="from scratch")
     ax.set(

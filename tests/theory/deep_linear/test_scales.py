@@ -61,7 +61,7 @@ def test_lazy_diagonal_networks_have_the_risk_of_regression_from_the_source():
 def test_rich_diagonal_networks_find_the_target_beyond_the_load_of_recovery():
     """A tenth below and above it, at a scale that leaves less than the load's own width."""
     share, source, target = [0.05, 0.05, 0.05, 0.85], [1.0, 1, 0, 0], [1.0, 0, 1, 0]
-    load = float(diagonal.recovery_load(*share[:2], 0.0, share[2]))
+    load = float(diagonal.recovery_load(share[0], share[1], 0.0, share[2]))
     below, above = (
         float(diagonal.diagonal_risk(share, source, target, load * by, 0.0, 1e-40))
         for by in (0.9, 1.1)
@@ -71,10 +71,9 @@ def test_rich_diagonal_networks_find_the_target_beyond_the_load_of_recovery():
 
 
 def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():
-    kept, flipped, new = (
-        float(diagonal.recovery_load(*features))
-        for features in ((0.1, 0, 0, 0.1), (0, 0, 0.1, 0.1), (0, 0, 0, 0.2))
-    )
+    kept = diagonal.recovery_load(0.1, 0.0, 0.0, 0.1)
+    flipped = diagonal.recovery_load(0.0, 0.0, 0.1, 0.1)
+    new = diagonal.recovery_load(0.0, 0.0, 0.0, 0.2)
     assert kept < new < flipped
     assert diagonal.recovery_load(0.1, 0.2, 0.0, 0.0) == pytest.approx(0.2)  # of each dropped half
 
