@@ -178,7 +178,7 @@ PICTURES: Mapping[str, Picture] = {
     "merge_choice": Picture(
         "diagram",
         "",
-        "Which merge of Gaussian task vectors has the least risk, by noise, heterogeneity and "
+        "Which merge of Gaussian task vectors has the least risk, by noise, heterogeneity and the "
         "number of tasks: in theory (colour) and of drawn task vectors (dots).",
     ),
     "ledger": Picture(

@@ -122,10 +122,11 @@ def _excess(dataset: xr.Dataset) -> Figure:
             style.logarithmic(ax, "x")
         risk.set_yscale("log")
         style.logarithmic(density, "y")
-    for ax, words in zip(
-        axes[:, 0], ("excess risk, of the base's", "best scale", "best density"), strict=True
+    for row, words in zip(
+        axes, ("excess, of the base's", "best scale", "best density"), strict=True
     ):
-        ax.set_ylabel(words)
+        for ax in row:
+            ax.set_ylabel(words)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     handles += [Line2D([], [], ls="--", color=style.INK)]
     title = f"{int(at.tasks)} tasks, heterogeneity {share:g}; dots are drawn task vectors (± s.e.)"
