@@ -253,7 +253,7 @@ def barycentric(coupling: Float[ArrayLike, "new old"]) -> SpaceMap:
 def _unit_costs(x: Array, y: Array) -> Float[Array, "n m"]:
     """1 - the correlation of each unit of y with each of x."""
     m = moments(y, x)
-    # A unit that does not vary has a covariance of 0, which is divided by 1: its gradient is finite.
+    # A unit that does not vary has covariance 0. Divided by 1, its gradient is finite.
     sd_y, sd_x = (jnp.sqrt(jnp.where(var == 0, 1, var)) for var in (m.var_x, m.var_y))
     return 1 - m.cov / (sd_y[:, None] * sd_x)
 
