@@ -14,18 +14,27 @@ from sail_jax.align.many import Common, match_many, merge_many
 from sail_jax.align.matching import Matching, match_weights, weight_matching
 from sail_jax.align.statistics import repair, reset_statistics
 from sail_jax.align.straight_through import StraightThrough, straight_through
+from sail_jax.align.transport import (
+    LayerTransport,
+    barycentric,
+    sinkhorn,
+    transport_layers,
+    transport_units,
+)
 from sail_jax.lazy import listed
 
 __dir__ = listed(__name__)
 
 __all__ = [
     "Common",
+    "LayerTransport",
     "Matching",
     "Moments",
     "StraightThrough",
     "activation_matching",
     "auction",
     "auction_gap",
+    "barycentric",
     "block_exactness",
     "change_blocks",
     "fold_scales",
@@ -39,7 +48,10 @@ __all__ = [
     "pool",
     "repair",
     "reset_statistics",
+    "sinkhorn",
     "straight_through",
     "stream",
+    "transport_layers",
+    "transport_units",
     "weight_matching",
 ]
