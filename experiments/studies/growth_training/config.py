@@ -86,7 +86,8 @@ class Config:
     optimizer: Adam = Adam(rate=3e-3)
     """How every network is trained."""
     maps: LearnedMaps = LearnedMaps(steps=50)
-    """How the maps of LiGO and SAIL are learned."""
+    """How the maps of LiGO and SAIL are learned; for 'transport', how many steps the large network
+    trains before its units are matched."""
     ramp: Natural = 200
     """Steps over which masked structural growth brings its units in."""
 
@@ -145,7 +146,10 @@ class Config:
         # A mix of running variances may be negative; layers of unlike shapes cannot be mixed.
         if self.task == "images_resnet" or (self.deepens and self.task != "text"):
             learned = ()
-        return (*ways.DEPTH, *learned) if self.deepens else (*ways.WIDTH, ways.MSG, *learned)
+        if self.deepens:
+            return (*ways.DEPTH, *learned)
+        coupled = (ways.TRANSPORT,) if self.task == "images_mlp" else ()
+        return (*ways.WIDTH, ways.MSG, *learned, *coupled)
 
     def network(self, *, large: bool) -> dict[str, Any]:
         """Builds the configuration of the small or the large network.
@@ -191,6 +195,7 @@ PRESETS: dict[str, Config] = {
     "digits_mlp": varied(
         DEFAULT,
         task="images_mlp",
+        methods=(*ways.WIDTH, ways.MSG, *ways.LEARNED, ways.TRANSPORT),
         source_steps=300,
         budget={"steps": 300, "batch": 64, "every": 5},
         held_out=797,

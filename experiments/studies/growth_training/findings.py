@@ -21,6 +21,7 @@ PRINTED = {
     "hypercloning": ("HyperCloning, arXiv 2409.12903", "not compared"),
     "hypercloning_noise": ("HyperCloning, arXiv 2409.12903", "not compared"),
     "msg": ("masked structural growth, arXiv 2305.02869", "not compared"),
+    "transport": ("transport of activations, arXiv 2602.05495", "not compared"),
     **dict.fromkeys(("sail", "sail_svd", "sail_random"), ("SAIL", "faster, as curves")),
 }
 OTHERS = ("a method of sail_jax.growth", "not compared")

@@ -113,6 +113,10 @@ def _large(
         maps = config.maps
         how = ways.Learning(method, maps.steps, config.budget.batch, maps.rate)
         start = ways.learn(how, of_seed["variables"], small, large, data[seed], grow)
+    elif method == ways.TRANSPORT:
+        steps = config.maps.steps
+        first_steps = config.schedule(steps)._replace(every=steps)
+        start = ways.transport(first_steps, of_seed["variables"], small, large, data[seed], grow)
     else:
         move = config.optimizer.state == "move"
         start = ways.grow(
@@ -129,7 +133,7 @@ def _dataset(
     """The labelled dataset of all results; `run` says what is in it."""
     methods, budget = list(trained), config.budget
     loss = np.stack([trained[m]["loss"] for m in methods]).astype(float)
-    ahead = np.array([config.maps.steps if m in ways.LEARNED else 0 for m in methods])
+    ahead = np.array([config.maps.steps if m in ways.PREPARED else 0 for m in methods])
     level, reached, steps, scratch = savings(loss, budget.every, ahead=ahead)
     cost = [
         tasks.flops(presets.build(sizes), ways.shapes(sizes, data), data, budget.batch)

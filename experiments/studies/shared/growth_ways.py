@@ -7,18 +7,29 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
-from experiments.studies.shared.growth_tasks import ADAM, Data, Masked, draw, evaluate, init
-from sail_jax import architectures, change_basis, growth
+from experiments.studies.shared.growth_tasks import (
+    ADAM,
+    Data,
+    Masked,
+    Schedule,
+    draw,
+    evaluate,
+    init,
+    train,
+)
+from sail_jax import align, architectures, change_basis, growth
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned, networks
 
-SCRATCH, MSG, LEARNED = "scratch", "msg", ("ligo", "sail")
+SCRATCH, MSG, LEARNED, TRANSPORT = "scratch", "msg", ("ligo", "sail"), "transport"
+PREPARED = (*LEARNED, TRANSPORT)  # what trains the large network before its training is counted
 
 # A method of `growth.grow` and the options it is given, by what it is called here.
 WIDTH: dict[str, tuple[str, dict[str, Any]]] = {
@@ -264,6 +275,85 @@ def by_maps(
     return learned.learn_maps(
         loss, variables, free_spec, free, maps, batches, steps=steps, optimizer=adam
     ).params
+
+
+def transport(
+    schedule: Schedule,
+    variables: PyTree,
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    data: Data,
+    key: PRNGKeyArray,
+    *,
+    samples: int = 256,
+) -> Grown:
+    """Carries a small MLP into the basis of a large one that has begun to learn.
+
+    A large network with random weights computes nothing that units could be matched by. So it is
+    trained for a short time first.
+
+    Args:
+      schedule: How the large network is trained.
+      variables: The small network's variables.
+      source: The small network's configuration.
+      target: The large network's configuration, of equal depth.
+      data: The data to learn from.
+      key: A random key, of initial weights and minibatches.
+      samples: How many examples units are matched by.
+
+    Returns:
+      Where the large network's training starts, with a fresh Adam state.
+
+    References:
+      Cui et al., Transport and Merge, 2026 (arXiv 2602.05495).
+    """
+    first, second, third = jax.random.split(key, 3)
+    net = build(target)
+    large = init(net, data, first)
+    large, _, _ = train(net, schedule, large, ADAM.init(large["params"]), data, second)
+    inputs = draw(net, data, third, samples).inputs
+    return restarted(carried(variables, large, source, target, data, inputs))
+
+
+def carried(
+    variables: PyTree,
+    large: PyTree,
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    data: Data,
+    inputs: Float[Array, "n pixels"],
+) -> PyTree:
+    """Writes the function of a small MLP with units like those of a large one.
+
+    Units are coupled layer by layer by transport of their activations. Each large unit becomes the
+    mean of the small units that are coupled with it.
+
+    Args:
+      variables: The small network's variables.
+      large: The large network's variables.
+      source: The small network's configuration.
+      target: The large network's configuration, of equal depth.
+      data: The data, which say the shape of an input.
+      inputs: Examples on which both networks are run.
+
+    Returns:
+      The variables of a network of the large size.
+    """
+    small, other = _hidden(source, variables, inputs), _hidden(target, large, inputs)
+    pairs = enumerate(zip(small, other, strict=True))
+    maps = {f"hidden.{i}": align.barycentric(align.transport_units(*pair)[0]) for i, pair in pairs}
+    return change_basis(variables, masked(source, target, data).spec, maps)
+
+
+def _hidden(
+    sizes: Mapping[str, Any], variables: PyTree, inputs: Float[Array, "n pixels"]
+) -> list[Float[Array, "n width"]]:
+    """What the hidden layers of an MLP compute, before the ReLU, behind which some never vary."""
+    _, seen = build(sizes).apply(
+        variables, inputs, capture_intermediates=lambda module, _: isinstance(module, nn.Dense)
+    )
+    layers: Any = seen["intermediates"]
+    return [layers[f"hidden_{i}"]["__call__"][0] for i in range(len(sizes["widths"]))]
 
 
 def growing(before: Spec, after: Spec) -> dict[str, int]:

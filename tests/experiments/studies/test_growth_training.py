@@ -86,6 +86,38 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
 
 
 @pytest.mark.slow
+def test_transport_finds_the_copies_of_units_in_a_large_network():
+    """The large network is the small one with every unit twice, in another order."""
+    data, _, variables = _perturbed(MLP)
+    sizes = MLP.network(large=False), MLP.network(large=True)
+    state, key = tasks.ADAM.init(variables["params"]), jax.random.key(1)
+    twice = ways.grow("hypercloning", variables, state, *sizes, data, key, move=False).variables
+    order = np.random.default_rng(0).permutation(64)
+    hidden = [{k: v[..., order] for k, v in twice["params"][f"hidden_{i}"].items()} for i in (0, 1)]
+    hidden[1]["kernel"] = hidden[1]["kernel"][order]
+    out = {**twice["params"]["out"], "kernel": twice["params"]["out"]["kernel"][order]}
+    large = {"params": {"hidden_0": hidden[0], "hidden_1": hidden[1], "out": out}}
+    found = ways.carried(variables, large, *sizes, data, data.held_out.inputs)
+    # A coupling of some entropy mixes other units into copies, but copies stay the nearest.
+    for name in ("hidden_0", "hidden_1"):
+        ours, theirs = (np.asarray(v["params"][name]["kernel"]) for v in (found, large))
+        apart = np.linalg.norm(ours[:, :, None] - theirs[:, None], axis=0)
+        copies = np.linalg.norm(theirs[:, :, None] - theirs[:, None], axis=0) == 0
+        assert copies.sum() == 2 * 64
+        assert apart[copies].max() < apart[~copies].min() / 4
+
+
+@pytest.mark.slow
+def test_what_trains_the_large_network_first_is_counted():
+    small = varied(TINY, methods=("transport",), source_steps=20, budget={"steps": 20})
+    dataset = gt.run(small).sel(way="transport")
+    assert int(dataset["learning_steps"]) == TINY.maps.steps
+    assert not bool(dataset["exact"])
+    with pytest.raises(ValueError, match="methods: no way for text to grow in width is called"):
+        varied(GPT, methods=("transport",))
+
+
+@pytest.mark.slow
 def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
     exact = ran.sel(way=["hypercloning", "msg"])
     assert exact["exact"].all()
