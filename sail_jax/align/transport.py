@@ -260,7 +260,7 @@ def _unit_costs(x: Array, y: Array) -> Float[Array, "n m"]:
 
 @partial(jax.jit, static_argnums=5)
 def _sinkhorn(
-    C: Array, a: Array, b: Array, entropy: float, balance: float, steps: int
+    C: Array, a: Array, b: Array, entropy: ArrayLike, balance: ArrayLike, steps: int
 ) -> Float[Array, "n m"]:
     """The coupling exp((f + g - C) / entropy), whose potentials f and g take turns."""
     # A constant added to costs changes no coupling, and what is left of them rounds less.

@@ -201,8 +201,9 @@ def mixing_logits(
     """
     shares = deepen(old, new, how or ("interpolate" if new >= old else "mean")).dense().write
     largest = jnp.asarray(shares, float) / jnp.max(jnp.asarray(shares), axis=1, keepdims=True)
-    # exp(logit) - 1 is proportional to the share: 0 for layers without one.
-    return jnp.where(largest == 1, sharpness, jnp.log1p(jnp.expm1(sharpness) * largest))
+    # exp(logit) is 1 for layers without a share, exp(sharpness) for those with the largest one, and
+    # linear between them.
+    return jnp.logaddexp(jnp.log1p(-largest), sharpness + jnp.log(largest))
 
 
 def depth_up_scale(old: int, drop: int) -> SpaceMap:

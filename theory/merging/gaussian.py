@@ -292,7 +292,7 @@ def _tail(c: float, spread: float) -> float:
 
 
 def _density(z: np.ndarray | float) -> np.ndarray:
-    return np.exp(-np.square(z) / 2) / math.sqrt(2 * math.pi)
+    return np.asarray(np.exp(-np.square(z) / 2) / math.sqrt(2 * math.pi))
 
 
 def _kept(c: float, spread: float) -> float:

@@ -238,7 +238,7 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
     return low + width / 2
 
 
-def _log_odds(sigma: np.ndarray, tau: ArrayLike) -> np.ndarray:
+def _log_odds(sigma: np.ndarray | np.floating, tau: ArrayLike) -> np.ndarray | np.floating:
     """log(y / (sigma - y)) at the start y = e^{-2 tau}."""
     log = np.log(sigma) + 2 * np.asarray(tau)
     # log(e^log - 1) without overflow.

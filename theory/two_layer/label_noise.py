@@ -23,7 +23,7 @@ from theory.two_layer.layers import check_spectrum
 
 @problems.defined
 def drift(
-    imbalance: Float[ArrayLike, " d"],
+    imbalance: Sequence[float] | Float[ArrayLike, " d"],
     sigma: Sequence[float] | Float[ArrayLike, " d"],
     noise: float,
     rates: Sequence[float] | Float[ArrayLike, " steps"],

@@ -144,7 +144,10 @@ def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
 
 @problems.defined
 def bouncing_drift(
-    imbalance: Float[ArrayLike, " d"], sigma: Float[ArrayLike, " d"], rho: float, time: float
+    imbalance: Sequence[float] | Float[ArrayLike, " d"],
+    sigma: Sequence[float] | Float[ArrayLike, " d"],
+    rho: float,
+    time: float,
 ) -> Float[np.ndarray, " d"]:
     """Follows the imbalances of all modes under normalised SAM at a minimum.
 

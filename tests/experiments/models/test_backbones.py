@@ -164,7 +164,7 @@ def small(files, preset="paper_resnet18", **more):
 @pytest.mark.parametrize(
     "preset",
     [
-        pytest.param("paper_resnet18", marks=pytest.mark.slow),
+        pytest.param("paper_resnet18", marks=pytest.mark.soak),
         pytest.param("paper_vit", marks=pytest.mark.soak),
     ],
 )

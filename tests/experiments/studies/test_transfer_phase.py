@@ -182,7 +182,7 @@ def test_angles_are_spelt_as_parts_of_pi(angle, spelt):
     assert plots._as_pi(angle) == spelt
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_flows_end_nearer_to_the_corrected_scale_than_to_the_printed_one(monkeypatch):
     """On the same data sets, at sigma = 1, where c differs from the paper's 1. The flow uses
     neither. The difference of distances is judged over 12 draws: z > 4 (p = 2e-3 by Student)."""

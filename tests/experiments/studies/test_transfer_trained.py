@@ -260,7 +260,7 @@ def _trained(**changes):
     return trained.trained(varied(TINY, **changes), store.direct)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_study_keeps_the_protocol_with_networks(tmp_path):
     """All draws share one program; resumed after the first draw it gives the same, bit for bit; the
     figures draw and say what they show."""
