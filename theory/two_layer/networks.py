@@ -248,9 +248,16 @@ def _sgd(
     start: Layers, target: Array, batches: Array, rate: ArrayLike, anchor: ArrayLike
 ) -> Layers:
     centre = theta(start)
+    return _over(lambda w, x: batch_objective(w, x, target, anchor, centre), start, batches, rate)
+
+
+def _over(
+    error: Callable[[Layers, Array], Array], start: Layers, batches: Array, rate: ArrayLike
+) -> Layers:
+    """Descends an error by one step on each batch."""
 
     def step(layers: Layers, x: Array) -> tuple[Layers, None]:
-        g = jax.grad(batch_objective)(layers, x, target, anchor, centre)
+        g = jax.grad(error)(layers, x)
         return jax.tree.map(lambda w, g: w - rate * g, layers, g), None
 
     return jax.lax.scan(step, start, batches)[0]
@@ -367,8 +374,4 @@ def adapter_sgd(
         network = adapted(frozen, adapter, scale)
         return batch_objective(network, x, target, 0.0, target)
 
-    def step(adapter: Layers, x: Array) -> tuple[Layers, None]:
-        g = jax.grad(error)(adapter, x)
-        return jax.tree.map(lambda w, g: w - rate * g, adapter, g), None
-
-    return jax.lax.scan(step, start, batches)[0]
+    return _over(error, start, batches, rate)
