@@ -22,7 +22,7 @@ experts:
 import json
 from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -30,10 +30,9 @@ from sail_jax.checkpoint.recipe.declared import Placed, kind, read
 from sail_jax.checkpoint.recipe.parts import Document, Dtype, Ref, Reference
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Number
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where, compose
+from sail_jax.growth.routers import Drawn, Read
 
-Mode = Literal[
-    "hidden", "hidden_avg", "hidden_last", "cheap_embed", "random", "uniform_random", "zero"
-]
+Mode = Read | Drawn
 PROMPTED = ("hidden", "hidden_avg", "hidden_last", "cheap_embed")
 """The modes that are made of prompts."""
 
