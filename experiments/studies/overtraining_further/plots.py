@@ -1,5 +1,7 @@
 """The figure of `overtraining_further`."""
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -20,7 +22,13 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     parts = (_modes, _decay, _turned, _bits, _rise, _sam, _bouncing, _labels, _anneal)
     for ax, draw in zip(axes.flat, parts, strict=True):
         draw(ax, dataset)
+        ax.legend(frameon=False, fontsize=8, ncols=2 if draw is _rise else 1)
     return {"further": figure}
+
+
+def _points(ax: Axes, x: xr.DataArray, y: xr.DataArray, error: xr.DataArray, **look: Any) -> None:
+    """Draws measurements with two standard errors."""
+    ax.errorbar(x, y, 2 * error, **{"fmt": "o", "ms": 4, "lw": 1, "color": style.PALETTE[0]} | look)
 
 
 def _modes(ax: Axes, dataset: xr.Dataset) -> None:
@@ -32,7 +40,6 @@ def _modes(ax: Axes, dataset: xr.Dataset) -> None:
         ylim=(0, None),
         title="modes worth learning if noise follows",
     )
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _decay(ax: Axes, dataset: xr.Dataset) -> None:
@@ -43,17 +50,13 @@ def _decay(ax: Axes, dataset: xr.Dataset) -> None:
         ls=":",
         label="set by noise: $\\log(c\\,e^{2τ} - 1)/4c$",
     )
-    bars = 2 * dataset.decay_time_error
-    ax.errorbar(
-        dataset.cell_decay, dataset.decay_time, bars, fmt="o", ms=4, lw=1, color=style.PALETTE[0]
-    )
+    _points(ax, dataset.cell_decay, dataset.decay_time, dataset.decay_time_error)
     ax.set(
         xlabel=dataset.decay.attrs["long_name"],
         ylabel="pre-training time",
         ylim=(0, None),
         title="best time to stop if noise follows",
     )
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _turned(ax: Axes, dataset: xr.Dataset) -> None:
@@ -64,15 +67,13 @@ def _turned(ax: Axes, dataset: xr.Dataset) -> None:
     ):
         theory = dataset.turned_time_theory.sel(start=start)
         ax.plot(dataset.tau, theory, line, color=color, label=words)
-    bars = 2 * dataset.turned_time_error
-    ax.errorbar(dataset.tau, dataset.turned_time, bars, fmt="o", ms=4, lw=1, color=style.PALETTE[0])
+    _points(ax, dataset.tau, dataset.turned_time, dataset.turned_time_error)
     ax.set(
         xlabel=dataset.tau.attrs["long_name"],
         ylabel="pre-training time",
         ylim=(0, None),
         title="best time to stop, other singular vectors",
     )
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _bits(ax: Axes, dataset: xr.Dataset) -> None:
@@ -81,16 +82,8 @@ def _bits(ax: Axes, dataset: xr.Dataset) -> None:
         ax.plot(dataset.real_bits, theory, "--", color=style.PALETTE[color], label=f"theory, {law}")
     for i, (way, (marker, color, words)) in enumerate(LOOKS.items()):
         at = dataset.sel(way=way)
-        ax.errorbar(
-            dataset.bits + 0.04 * (i - 1),
-            at.bits_time,
-            2 * at.bits_time_error,
-            fmt=marker,
-            ms=4,
-            lw=1,
-            color=style.PALETTE[color],
-            label=words,
-        )
+        look = {"fmt": marker, "color": style.PALETTE[color], "label": words}
+        _points(ax, dataset.bits + 0.04 * (i - 1), at.bits_time, at.bits_time_error, **look)
     ax.set(
         xlabel=dataset.real_bits.attrs["long_name"],
         ylabel="pre-training time",
@@ -98,7 +91,6 @@ def _bits(ax: Axes, dataset: xr.Dataset) -> None:
         title="best time to stop if rounding follows",
     )
     style.logarithmic(ax, "y")
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _rise(ax: Axes, dataset: xr.Dataset) -> None:
@@ -106,13 +98,9 @@ def _rise(ax: Axes, dataset: xr.Dataset) -> None:
     for k, bits in enumerate(dataset.shown_bits.values):
         for way, line in (("nearest", "-"), ("mirrored", ":")):
             at = dataset.sel(way=way, shown_bits=bits)
-            bars, color = 2 * at.rise_error, style.PALETTE[k]
             words = f"{bits} bits" + (", mirrored" if way == "mirrored" else "")
-            marker = LOOKS[way][0]
-            ax.errorbar(
-                dataset.time, at.rise, bars, fmt=marker + line, ms=3, lw=0.8, color=color,
-                label=words,
-            )  # fmt: skip
+            look = {"fmt": LOOKS[way][0] + line, "ms": 3, "lw": 0.8, "label": words}
+            _points(ax, dataset.time, at.rise, at.rise_error, color=style.PALETTE[k], **look)
     shown = dataset.rise.sel(way=["nearest", "mirrored"]).values
     ax.set(
         xlabel=dataset.time.attrs["long_name"],
@@ -121,7 +109,6 @@ def _rise(ax: Axes, dataset: xr.Dataset) -> None:
         title="what rounding to nearest adds to the loss",
     )
     style.logarithmic(ax, "x")
-    ax.legend(frameon=False, fontsize=8, ncols=2)
 
 
 def _sam(ax: Axes, dataset: xr.Dataset) -> None:
@@ -137,7 +124,6 @@ def _sam(ax: Axes, dataset: xr.Dataset) -> None:
         title="SAM, not normalised: when half of a mode is learned",
     )
     style.logarithmic(ax, "y")
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _bouncing(ax: Axes, dataset: xr.Dataset) -> None:
@@ -153,34 +139,25 @@ def _bouncing(ax: Axes, dataset: xr.Dataset) -> None:
         ylim=(0, None),
         title="normalised SAM at a minimum",
     )
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _labels(ax: Axes, dataset: xr.Dataset) -> None:
     for i, schedule in enumerate(dataset.schedule.values):
         color, at = style.PALETTE[i], dataset.sel(schedule=schedule)
         ax.plot(dataset.step, at.trace_theory, "--", color=color)
-        ax.errorbar(
-            dataset.step, at.trace, 2 * at.trace_error, fmt="o", ms=4, lw=1, color=color,
-            label=str(schedule),
-        )  # fmt: skip
+        _points(ax, dataset.step, at.trace, at.trace_error, color=color, label=str(schedule))
     ax.set(
         xlabel=dataset.step.attrs["long_name"],
         ylabel="trace of the Hessian",
         title="label noise balances, and a decay ends that",
     )
-    ax.legend(frameon=False, fontsize=8)
 
 
 def _anneal(ax: Axes, dataset: xr.Dataset) -> None:
     ax.plot(dataset.rate, dataset.anneal_theory, "--", label="theory")
-    bars = 2 * dataset.anneal_error
-    ax.errorbar(
-        dataset.cell_rate, dataset.anneal, bars, fmt="o", ms=4, lw=1, color=style.PALETTE[0]
-    )
+    _points(ax, dataset.cell_rate, dataset.anneal, dataset.anneal_error)
     ax.set(
         xlabel=dataset.rate.attrs["long_name"],
         ylabel="rise of $a^2 + b^2$",
         title="what a decay adds at one balanced mode",
     )
-    ax.legend(frameon=False, fontsize=8)
