@@ -5,8 +5,11 @@ They look at values where these are known, and name what is near an unknown word
 
 import contextlib
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
@@ -156,6 +159,75 @@ def integer(name: str, value: object, least: int = 1) -> int:
 _COMPARED = 2000
 
 
+def as_path(name: str, value: object, error: type[Exception] = TypeError) -> Path:
+    """Checks that an argument is a path.
+
+    Args:
+      name: What the message calls it.
+      value: The value.
+      error: The class of the error.
+
+    Returns:
+      The path.
+
+    Raises:
+      TypeError: If it is anything but text or a path.
+
+    >>> as_path("out", "merged/model.npz").name
+    'model.npz'
+    """
+    if not isinstance(value, str | PathLike):
+        raise error(f"{name}: expected a path, got {described(value)}")
+    return Path(value)
+
+
+def callable_with(name: str, f: object, *arguments: str) -> None:
+    """Checks that an argument is a function that can be called with some positional arguments.
+
+    Args:
+      name: What the message calls it.
+      f: The value.
+      *arguments: The names of the arguments, for the message.
+
+    Raises:
+      TypeError: If it is no function, or takes other arguments.
+
+    >>> callable_with("score", abs, "params")
+    """
+    form = f"{name}({', '.join(arguments)})"
+    if not callable(f):
+        raise TypeError(f"{name}: expected a function, called as {form}; got {described(f)}")
+    try:
+        signature = inspect.signature(f)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as reason:
+        raise TypeError(f"{name}: expected a function, called as {form}; {reason}") from None
+
+
+def described(value: object) -> str:
+    """Describes a value for a message, without printing arrays.
+
+    Args:
+      value: Any value.
+
+    Returns:
+      Its type; for None, text, and numbers the value itself.
+
+    >>> import numpy as np
+    >>> described(None), described(3), described({"w": np.zeros(9)}), described(np.zeros((2, 3)))
+    ('None', '3', 'dict of 1', 'ndarray of shape (2, 3)')
+    """
+    if value is None or isinstance(value, str | int | float | complex):
+        return repr(value)[:80]
+    kind = type(value).__name__
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"{kind} of shape {shape}"
+    return f"{kind} of {len(value)}" if isinstance(value, Sized) else kind
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Names the known words near an unknown one, or else the known ones, for a message.
 
@@ -200,6 +272,30 @@ def one_of(name: str, value: object, options: object, error: type[ValueError] = 
         near = nearest(str(value), map(str, known))
         hint = near if near.startswith(" (nearest") else ""
         raise error(f"{name}: expected one of {listed}; got {value!r:.200}{hint}")
+
+
+def one_key(key: Any, *, optional: bool = False) -> None:
+    """Checks that an argument is one PRNG key.
+
+    Args:
+      key: A typed key, or a raw one of the default generator; it may be traced.
+      optional: Whether None passes, too.
+
+    Raises:
+      TypeError: If it is anything else.
+
+    >>> import jax
+    >>> one_key(jax.random.key(0))
+    """
+    if optional and key is None:
+        return
+    import jax
+
+    try:  # it takes one key, typed or raw, and refuses everything else
+        jax.eval_shape(lambda key: jax.random.fold_in(key, 0), key)
+    except (TypeError, ValueError):
+        expected = "expected one PRNG key, such as jax.random.key(0)"
+        raise TypeError(f"key: {expected}; got {described(key)}") from None
 
 
 def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:

@@ -18,6 +18,7 @@ from sail_jax.basis.change_basis import change_basis, unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity, invert
 from sail_jax.basis.spaces import Spec
+from sail_jax.checks import one_key
 from sail_jax.methods.sparse import linear
 
 
@@ -80,6 +81,7 @@ def match_many(
     >>> [maps["h"].index.tolist() for maps in match_many([a, b], s).maps]
     [[0, 1], [1, 0]]
     """
+    one_key(key, optional=True)
     if len(models) < 2:
         raise ValueError(f"a common frame is for two models at least, got {len(models)}")
     if odd := {"init", "weights", "within"} & options.keys():

@@ -53,7 +53,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import nearest, one_key
 
 Families = Family | Mapping[str, Family] | None
 
@@ -194,6 +194,7 @@ def match_weights(
     >>> found.maps["h"].index.tolist(), found.maps["h"].write.scale.tolist(), found.converged
     ([1, 0], [1.0, -1.0], True)
     """
+    one_key(key, optional=True)
     within = dict(within or {})
     weights = _by_block(spec, weights or {})
     silent = [path for path, weight in weights.items() if weight == 0]

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.basis.maps import SpaceMap, classify, measure
 from sail_jax.basis.spaces import Spec, table
-from sail_jax.checks import as_array
+from sail_jax.checks import as_array, callable_with
 from sail_jax.trees import leaf_paths
 
 
@@ -240,6 +240,7 @@ def certificate(
 
     Raises:
       ValueError: If the outputs differ in structure, or have no leaves.
+      TypeError: If `f` is not a function of two arguments.
 
     >>> f = lambda params, x: jnp.maximum(x @ params["in"], 0) @ params["out"]
     >>> old = {"in": jnp.array([[1.0, -2.0]]), "out": jnp.array([[3.0], [4.0]])}
@@ -247,6 +248,7 @@ def certificate(
     >>> certificate(f, old, new, jnp.array([[0.5], [-1.5]])).preserved
     True
     """
+    callable_with("f", f, "params", "inputs")
     old, new = f(params, inputs), f(new_params, inputs)
     paths = leaf_paths(old)
     if jax.tree.structure(old) != jax.tree.structure(new):

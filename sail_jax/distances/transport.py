@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
-from sail_jax.checks import integer
+from sail_jax.checks import integer, one_key
 from sail_jax.distances.estimates import Distance, host_samples, samples
 
 # How many projections are sorted at once.
@@ -110,6 +110,7 @@ def sliced_wasserstein(
     >>> float(got.value)  # in one dimension every projection has the distance itself
     2.0
     """
+    one_key(key)
     if not (isinstance(p, int | float) and 1 <= p < math.inf):
         raise ValueError(f"p must be a finite number >= 1; got {p}")
     integer("projections", projections, 2)

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, measure, select
-from sail_jax.checks import as_array, concrete
+from sail_jax.checks import as_array, concrete, one_key
 
 
 def permute(index: ArrayLike) -> SpaceMap:
@@ -69,6 +69,7 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     >>> widen(2, 3).read.scale.tolist()
     [0.5, 1.0, 0.5]
     """
+    one_key(key, optional=True)
     check_growth(old, new)
     if even and new % old:
         raise ValueError(f"even copies need new to be a multiple of old, got old={old}, new={new}")

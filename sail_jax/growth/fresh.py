@@ -21,7 +21,7 @@ from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
 from sail_jax.basis.change_basis import by_block
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import as_array, nearest
+from sail_jax.checks import as_array, nearest, one_key
 from sail_jax.growth.basic import lemon_gain
 from sail_jax.merging.arithmetic import norm
 from sail_jax.trees import leaf_paths, path_str
@@ -183,6 +183,8 @@ def fresh_units(
     [5.0, 5.0, 0.0]
     """
 
+    one_key(key)
+
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         factors = [f for axis in axes for f in axis]
         new = initial(factors, leaf_key(key, path), x.shape, std)
@@ -247,6 +249,8 @@ def break_symmetry(
     (1.0, False)
     """
 
+    one_key(key)
+
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         writers = _writing(places)
         if not writers:
@@ -294,6 +298,8 @@ def noise_pairs(
     References:
       Samragh et al., Scaling Smart (HyperCloning), 2024 (arXiv 2409.12903).
     """
+
+    one_key(key)
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         for place in _reading(axes, places):
@@ -380,6 +386,8 @@ def null_noise(
     >>> f"{float(w[0, 0]):.6f}", bool(w[1, 0] == 1)  # the second unit is always zero
     ('1.000000', False)
     """
+
+    one_key(key)
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         for place in _reading(axes, places):

@@ -22,7 +22,7 @@ from sail_jax.basis.axes import blocks
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
-from sail_jax.checks import one_of
+from sail_jax.checks import one_key, one_of
 from sail_jax.growth.basic import check_growth
 from sail_jax.growth.depth import interpolate, mixing_logits, stack
 from sail_jax.growth.fresh import leaf_key
@@ -136,6 +136,7 @@ def sail_init(
     References:
       Structured-Initialization Learning (SAIL), App. F.
     """
+    one_key(key, optional=True)
     stacks = _stacks(spec)
     for name in sizes:
         spec.space(name)
@@ -250,6 +251,7 @@ def ligo_init(
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
+    one_key(key)
     one_of("width", width, ("rand", "sel"))
     one_of("depth", depth, ("stack", "interlace", "rand"))
     stacks = _stacks(spec)

@@ -23,7 +23,7 @@ from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.basis.certificate import Report
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import nearest, one_key
 from sail_jax.growth.depth import _is_flat, _nested, deepen, interpolate
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
 from sail_jax.growth.leaves import Growth
@@ -151,6 +151,7 @@ def plan(
     >>> print(growth.report.lost[:55])
     'hidden.0': its nonlinearity (relu) commutes with posit
     """
+    one_key(key, optional=True)
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a mapping (config.json), got {type(config).__name__}")
     flat = {
@@ -262,8 +263,6 @@ def plan(
             f"{method!r} only deepens, but {name!r} goes from {spec.space(name).size} to "
             f"{widths[name]} units: name a method that widens, and depth_method={method!r}"
         )
-    if key is not None and not _is_key(key):
-        raise TypeError(f"key must be one of jax.random.key(seed), got {key!r}")
     # A key is only asked for where something will be drawn.
     drawn = (widths and wide.needs_key(values)) or ((layers or stacks) and deep.needs_key(values))
     if key is None and drawn:
@@ -415,13 +414,6 @@ def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) ->
                     f"go on stating {key!r}: {n}, as the rules have no settings: say there which "
                     f"entry states which space, such as {{{key}: {name}}}"
                 )
-
-
-def _is_key(key: object) -> bool:
-    """Whether it is one key of JAX, typed or raw."""
-    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return (typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
 
 
 def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete, one_of
+from sail_jax.checks import concrete, one_key, one_of
 from sail_jax.growth.basic import check_growth, lemon_gain, widen
 from sail_jax.growth.fresh import leaf_key
 
@@ -58,6 +58,7 @@ def project(
     >>> str(project(2, 4, jax.random.key(0)).family)
     'isometric'
     """
+    one_key(key)
     if min(old, new) < 1:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
     one_of("how", how, ("orthogonal", "gaussian"))
@@ -340,6 +341,7 @@ def singular(
     >>> (c_in @ theta @ c_out.T).round(3).tolist()
     [[2.0], [0.0]]
     """
+    one_key(key, optional=True)
     theta = jnp.asarray(theta, float)
     if theta.ndim != 2:
         raise ValueError(f"theta must be a matrix, got shape {theta.shape}")
@@ -399,6 +401,8 @@ def fpi(
     >>> fpi(s, {"h": 3}, key=jax.random.key(0))["h"].new
     3
     """
+
+    one_key(key)
 
     def make(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
         return widen(old, new, key=key)
@@ -485,6 +489,8 @@ def lemon(
     >>> lemon(s, {"h": 3})["h"].index.tolist()
     [0, 1, 0]
     """
+
+    one_key(key, optional=True)
 
     def make(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
         if "layernorm" in words:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from sail_jax.checks import concrete, scalar
+from sail_jax.checks import concrete, described, scalar
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.engine import InMemory, merge_arrays
@@ -26,12 +27,14 @@ from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
     Checked,
     Matched,
+    PerLeaf,
     Weights,
     known_finite,
     match,
     outcome,
     overflow,
     task_weights,
+    weights_of,
 )
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Program, Work
@@ -187,10 +190,11 @@ class Merge(Program):
 
     def __call__(
         self,
-        models: Sequence[PyTree],
+        models: Sequence[PyTree] | PyTree,
         base: PyTree | None = None,
         *,
-        weights: Weights = None,
+        weights: Weights | PerLeaf = None,
+        axis: int | None = None,
         integers: Integers | None = None,
         select: Select = None,
         rest: Rest = "last",
@@ -205,7 +209,11 @@ class Merge(Program):
             All other leaves have to agree between models. They may be whole states of training,
             such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
           base: The pytree from which the models were tuned, of the same paths and shapes.
-          weights: Shape `[M]`, finite; 1 for each model by default.
+          weights: Shape `[M]`, finite; 1 for each model by default. Or a mapping of such weights, a
+            prefix of the tree: {"encoder": [1, 0], "head": [1, 2]}. An entry counts for all leaves
+            below its name, and every merged leaf needs one.
+          axis: The axis of the models, where `models` is one pytree with stacked leaves, such as
+            parameters that `vmap` trained; None for a sequence of pytrees.
           integers: Whose integers, bools and keys are taken where models differ: those of the base
             or else of the "first" model, of the "last", or the largest ("max"); "refuse" makes it
             an error. By default the first, with a warning; traced values cause none.
@@ -226,6 +234,8 @@ class Merge(Program):
           TypeError: For dtypes that cannot be merged, and for a missing base.
         """
         try:
+            if axis is not None:
+                models = _apart(models, axis)
             return self._merged(models, base, weights, integers, select, rest)
         except (TypeError, ValueError) as error:
             raise named(self.name, error) from error
@@ -234,14 +244,22 @@ class Merge(Program):
         self,
         models: Sequence[PyTree],
         base: PyTree | None,
-        weights: Weights,
+        weights: Weights | PerLeaf,
         integers: Integers | None,
         select: Select,
         rest: Rest,
     ) -> PyTree:
         """Merges pytrees; its errors do not name the merge yet."""
         if isinstance(models, str) or not isinstance(models, Sequence):
-            raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
+            advice = "; for models that are stacked on an axis of each leaf, give axis=0"
+            raise TypeError(
+                f"models: expected a sequence of pytrees, got {described(models)}{advice}"
+            )
+        if any(isinstance(x, str | PathLike) for x in (*models, base)):
+            raise TypeError(
+                "models: expected pytrees, got a path; merge_checkpoints(models, out, "
+                "method=...) merges files"
+            )
         self.check_models(len(models), base is not None)
         # Something has to say which leaves there are and what dtype the outcome has.
         like = models[0] if base is None else base
@@ -250,11 +268,9 @@ class Merge(Program):
             base = None if base is None else like
             return parted.whole(self._merged(models, base, weights, integers, "*", rest))
         if self.base == "merged":
-            models, weights = [base, *models], with_base(weights)
-        # In float64 if they are known, as for files. What computes in float32 rounds them once.
-        with _wide(not is_traced(weights)):
-            w = self.check_weights(weights, len(models))
+            models = [base, *models]
         matched = match(models, like, integers)
+        w = self._weights(weights, [matched.paths[i] for i in matched.merged], len(models))
         # Before anything is computed: a misspelt path would otherwise show as a step without
         # effect.
         check_paths(self.steps, [matched.paths[i] for i, x in enumerate(matched.floating) if x])
@@ -275,8 +291,23 @@ class Merge(Program):
             for i, x in enumerate(matched.start)
         )
 
+    def _weights(
+        self, weights: Weights | PerLeaf, paths: Sequence[str], tasks: int
+    ) -> list[Checked]:
+        """Checks the weights of each leaf that is merged; `tasks` counts a base that is merged."""
+        each = weights_of(weights, paths)
+        checked: dict[int, Checked] = {}
+        # In float64 if they are known, as for files. What computes in float32 rounds them once.
+        with _wide(not is_traced(weights)):
+            # All of them, also those of no leaf: a tree without leaves has wrong weights, too.
+            for own in each or [None if isinstance(weights, Mapping) else weights]:
+                if id(own) not in checked:
+                    full = with_base(own) if self.base == "merged" else own
+                    checked[id(own)] = self.check_weights(full, tasks)
+        return [checked[id(own)] for own in each]
+
     def _in_one_program(
-        self, matched: Matched, w: Checked, relative: bool, traced: bool
+        self, matched: Matched, w: Sequence[Checked], relative: bool, traced: bool
     ) -> Sequence[Array]:
         """Merges the leaves that have entries in one compiled program."""
         if traced:
@@ -298,15 +329,17 @@ class Merge(Program):
                 raise ValueError(self._not_finite(leaf.path, leaf.source.dtype, nan))
         return [out for out, _ in outcomes]
 
-    def _in_pieces(self, matched: Matched, w: Checked, relative: bool) -> Sequence[np.ndarray]:
+    def _in_pieces(
+        self, matched: Matched, w: Sequence[Checked], relative: bool
+    ) -> Sequence[np.ndarray]:
         """Merges the leaves that have entries with the engine that merges files."""
         works = []
-        for i in matched.merged:
+        for i, own in zip(matched.merged, w, strict=True):
             path, start = matched.paths[i], matched.start[i]
             models = [InMemory.of(path, f"model {k}", x[i]) for k, x in enumerate(matched.models)]
             like = InMemory.of(path, "base", start) if relative else None
             dtype = np.dtype(start.dtype)
-            works.append(Work(path, start.shape, dtype, tuple(models), like, np.asarray(w), self))
+            works.append(Work(path, start.shape, dtype, tuple(models), like, np.asarray(own), self))
         try:
             return merge_arrays(works)
         except NotFiniteError as error:
@@ -319,6 +352,18 @@ class Merge(Program):
     def _not_finite(self, path: str, dtype: DTypeLike, nan: bool) -> str:
         """Returns the message about a leaf whose outcome holds infinity, or NaN."""
         return f"leaf {path!r}: {self.remedy}" if nan and self.remedy else overflow(path, dtype)
+
+
+def _apart(stacked: PyTree, axis: int) -> list[PyTree]:
+    """Takes a tree of stacked models apart into the models."""
+    shapes = [np.shape(x) for x in jax.tree.leaves(stacked)]
+    counts = {shape[axis] for shape in shapes if len(shape) > axis >= 0}
+    if len(counts) != 1 or any(len(shape) <= axis for shape in shapes):
+        got = f"shapes {', '.join(map(str, shapes[:5]))}"
+        raise ValueError(f"models: expected as many models on axis {axis} of every leaf, got {got}")
+    (count,) = counts
+    before = (slice(None),) * axis
+    return [jax.tree.map(lambda x, k=k: x[*before, k], stacked) for k in range(count)]
 
 
 def _wide(wide: bool) -> contextlib.AbstractContextManager[object]:

@@ -22,7 +22,6 @@ Both words of a stream enter, one before and one after a round of mixing. With `
 would be shuffled copies of one another. The hash is not meant for cryptography.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, UInt
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_key
 
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 """The 64 bits of state of one or more streams, in two words (low, high)."""
@@ -145,10 +144,7 @@ def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "word
     """
     if key is None:
         raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")
-    try:  # it takes one key, typed or raw, and refuses everything else
-        jax.eval_shape(functools.partial(jax.random.fold_in, data=0), key)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"key: expected one PRNG key, got {key!r}") from error
+    one_key(key)
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     words: Any = concrete(data)
     return (data if words is None else words).reshape(-1).astype(np.uint32)

@@ -8,7 +8,7 @@ where arrays are concrete, and not while they are traced.
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -31,10 +31,12 @@ from sail_jax.merging.integers import (
     taken,
 )
 from sail_jax.merging.steps import STATIC, kernel
-from sail_jax.trees import factor_of, leaf_paths, some_paths
+from sail_jax.trees import factor_of, leaf_paths, path_str, some_paths
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
+PerLeaf = Mapping[str, Any]
+"""Weights by the names of a pytree: each entry is `Weights` for all leaves below its path."""
 Checked = Float[Array | np.ndarray, "task"]
 """Weights that are checked: arrays of NumPy if their values are known."""
 Kind = Literal["float", "number", "key", "other"]
@@ -144,20 +146,20 @@ class Matched(NamedTuple):
 
         return self._replace(start=read(self.start), models=[*map(read, self.models)])
 
-    def leaves(self, weights: Checked, relative: bool) -> list[Leaf[Proposal]]:
+    def leaves(self, weights: Sequence[Checked], relative: bool) -> list[Leaf[Proposal]]:
         """Collects the arrays of the leaves that have anything to merge.
 
         Args:
-          weights: One for each model, shape `[task]`.
+          weights: For each of these leaves, one for each model, shape `[task]`.
           relative: Whether task vectors are relative to the base, or to 0.
 
         Returns:
           Their leaves for `evaluate`; the sources are `Proposal`s.
         """
         leaves = []
-        for i in self.merged:
+        for i, w in zip(self.merged, weights, strict=True):
             start, models = self.start[i], tuple([column[i] for column in self.models])
-            source = Proposal(start if relative else None, models, weights, str(start.dtype))
+            source = Proposal(start if relative else None, models, w, str(start.dtype))
             leaves.append(Leaf(self.paths[i], start.size, source))
         return leaves
 
@@ -335,7 +337,7 @@ def task_vectors(
     """
     matched = match(models, base, "first").narrow()
     w = task_weights(weights, len(models), normalize)
-    leaves = matched.leaves(w, relative=True)
+    leaves = matched.leaves([w] * len(matched.merged), relative=True)
     vectors = dict(zip(matched.merged, evaluate((), leaves, kernel(_as_they_are)), strict=True))
     matched.refuse(known_finite(leaves))
 
@@ -531,6 +533,49 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Check
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
         w = w / w.sum()
     return w.astype(jnp.result_type(float))
+
+
+def weights_of(weights: Weights | PerLeaf, paths: Sequence[str]) -> list[Weights]:
+    """Finds the weights of each leaf.
+
+    Args:
+      weights: One for each model, or None; or such weights by name, a prefix of the tree.
+      paths: The paths of the leaves.
+
+    Returns:
+      The weights of each leaf, not checked yet. Leaves that share weights share the object.
+
+    Raises:
+      ValueError: If a leaf has no entry, or an entry no leaf. The message has the path.
+
+    >>> weights_of({"encoder": [1, 0], "head": [0, 1]}, ["encoder/w", "head"])
+    [[1, 0], [0, 1]]
+    """
+    if not isinstance(weights, Mapping):
+        return [weights] * len(paths)
+    entries = {
+        path_str(path): entry
+        for path, entry in jax.tree.leaves_with_path(
+            dict(weights), is_leaf=lambda x: not isinstance(x, Mapping)
+        )
+    }
+    unused, found = set(entries), []
+    for path in paths:
+        above = next((at for at in _upwards(path) if at in entries), None)
+        if above is None:
+            raise ValueError(f"weights: no entry for the leaf {path!r}")
+        unused.discard(above)
+        found.append(entries[above])
+    if unused:
+        raise ValueError(f"weights: no leaf that is merged lies at {some_paths(sorted(unused))}")
+    return found
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A path, and those of the nodes above it, from the leaf up."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _is_none(x: Any) -> bool:

@@ -44,6 +44,24 @@ def trajectory(*, shape: Shape = "uniform", decay: float | None = None) -> Merge
     return Merge(reduction=reduce(step), normalize=True, base="unused", positive_weights=True)
 
 
+def ema(decay: float) -> Merge:
+    """Averages the checkpoints of one run exponentially: `trajectory(shape="ema", decay=decay)`.
+
+    Args:
+      decay: The factor between one checkpoint and the next, between 0 and 1.
+
+    Returns:
+      A merge of one or more models, oldest first.
+
+    Raises:
+      ValueError: For a `decay` outside of (0, 1).
+
+    >>> ema(0.5)([{"a": 0.0}, {"a": 3.0}])
+    {'a': Array(2., dtype=float32)}
+    """
+    return trajectory(shape="ema", decay=decay)
+
+
 def _averaged(piece: Piece, delta: Array, weight: Array, *, shape: Shape, decay: float | None):
     """The mean of the models, with their weights times those of the shape."""
     c = jnp.asarray(shapes.weights(shape, len(delta), decay=decay), delta.dtype)

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
+from sail_jax.checks import callable_with, described
 from sail_jax.merging.task_vectors import as_given
 from sail_jax.methods.sparse import linear
 
@@ -59,7 +61,7 @@ def greedy_soup(
     Raises:
       ValueError: For no models, a number of scores that differs from theirs, if every score is NaN,
         and as `linear` does for models that do not fit each other.
-      TypeError: As `linear` does.
+      TypeError: As `linear` does, and if `score` is not a function that returns one number.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Recipe 1.
@@ -69,10 +71,11 @@ def greedy_soup(
     Soup(params={'a': Array(1.875, dtype=float32)}, taken=(2, 3), scores=(-1.0, -7.0, -0.5, -0.75),
          trials=((2, -0.5), (3, -0.125), (0, -0.41...), (1, -2.25)))
     """
+    callable_with("score", score, "params")
     if not len(models):
         raise ValueError("models: expected at least one, got none")
     if scores is None:
-        scores = [float(score(models[i])) for i in range(len(models))]
+        scores = [_scored(score, models[i]) for i in range(len(models))]
     scores = tuple(float(value) for value in scores)
     if len(scores) != len(models):
         raise ValueError(f"scores: expected one per model, {len(models)}, got {len(scores)}")
@@ -88,12 +91,19 @@ def greedy_soup(
     for i in rest:
         # The mean so far weighs as much as the models that are in it.
         wider = linear()([mean, models[i]], weights=[len(taken), 1])
-        value = float(score(_cast(wider, like)))
+        value = _scored(score, _cast(wider, like))
         trials.append((i, value))
         if value > best or (not strict and value == best):
             mean, best = wider, value
             taken.append(i)
     return Soup(_cast(mean, like), tuple(taken), scores, tuple(trials))
+
+
+def _scored(score: Callable[[PyTree], float], params: PyTree) -> float:
+    value = score(params)
+    if np.shape(value) != () or isinstance(value, str | None):
+        raise TypeError(f"score: expected one number, got {described(value)}")
+    return float(value)
 
 
 def _finite(value: float) -> float:

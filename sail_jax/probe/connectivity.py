@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import callable_with, concrete, described
 from sail_jax.probe.combinations import line, mixer, points, stack, sweep
 from sail_jax.probe.estimates import check_finite, check_size, examples, mean
 
@@ -68,6 +68,7 @@ def barrier(
 
     Raises:
       ValueError: As `simplex_barrier`.
+      TypeError: As `simplex_barrier`.
 
     References:
       Entezari et al., The Role of Permutation Invariance in Linear Mode Connectivity of Neural
@@ -79,6 +80,7 @@ def barrier(
     >>> float(height)
     1.0
     """
+    callable_with("loss", loss, "params", "batch")
     alphas = np.linspace(0, 1, 11) if alphas is None else alphas
     return simplex_barrier(
         loss,
@@ -121,7 +123,8 @@ def simplex_barrier(
     Raises:
       ValueError: For models that differ in structure (naming the leaf), weights, data or sizes that
         do not fit, losses of the models that are not finite, and a loss that is NaN at a point.
-      TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
+      TypeError: For leaves of dtypes that cannot be combined, such as complex ones, and if `loss`
+        is not a function that returns one number.
 
     >>> loss = lambda w, x: jnp.mean(x * (1 - w @ w))
     >>> weights = jnp.array([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]])
@@ -133,12 +136,29 @@ def simplex_barrier(
     w = points(weights, len(models))
     examples(data)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
+    check_loss(loss, models[0], data)
     measured = _barrier(loss, models[0], stacked, data, w, batch_size, chunk_size)
     check_finite("loss of the models", measured.endpoints)
     losses = concrete(measured.losses)
     if losses is not None and np.isnan(losses).any():
         raise ValueError(f"loss: NaN at weights {np.asarray(w)[np.isnan(losses)][0]}")
     return measured
+
+
+def check_loss(loss: Loss, first: PyTree, data: PyTree) -> None:
+    """Checks that a loss is a function of two arguments that returns one floating number.
+
+    It is traced once, for its shapes. `first` are the parameters or, where the loss is one of
+    outputs, these.
+    """
+    callable_with("loss", loss, "params", "batch")
+    out = jax.eval_shape(loss, first, data)
+    shapes = [x.shape for x in jax.tree.leaves(out)]
+    if shapes != [()] or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = f"shape {shapes[0]}" if len(shapes) == 1 and shapes[0] else described(out)
+        raise TypeError(
+            f"loss: expected one number, the mean over the examples of a batch; got {got}"
+        )
 
 
 @partial(jax.jit, static_argnames=("loss", "batch_size", "chunk_size"))

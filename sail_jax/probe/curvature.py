@@ -15,8 +15,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax.checks import callable_with, one_key
 from sail_jax.merging.arithmetic import norm
 from sail_jax.probe.combinations import numbers, stack
+from sail_jax.probe.connectivity import check_loss
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.probe.networks import Apply, outputs
 
@@ -103,6 +105,7 @@ def hessian_spectrum(
     >>> found.largest.round(4).tolist(), found.trace.value.round(4).item()
     ([3.0, 1.0], 2.0)
     """
+    one_key(key)
     examples(data)
     stack([params])
     size = sum(x.size for x in jax.tree.leaves(flatten(params)[0]))
@@ -113,6 +116,10 @@ def hessian_spectrum(
         raise ValueError(
             f"top: expected at most steps ({steps}) and parameters ({size}), got {top}"
         )
+    if network is not None:
+        callable_with("network", network, "params", "batch")
+    at = params if network is None else jax.eval_shape(network, params, data)
+    check_loss(loss, at, data)
     spectrum = _spectrum(
         loss, params, data, key, top, min(steps, size), probes, network, batch_size
     )

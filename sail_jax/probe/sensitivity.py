@@ -15,9 +15,9 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_key
 from sail_jax.probe.combinations import numbers, stack
-from sail_jax.probe.connectivity import Loss
+from sail_jax.probe.connectivity import Loss, check_loss
 from sail_jax.probe.curvature import dot, flatten, product
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.trees import leaf_paths
@@ -107,6 +107,7 @@ def gaussian_sensitivity(
     >>> bool(jnp.allclose(found.increase.value, found.predicted.value, rtol=1e-4))
     True
     """
+    one_key(key)
     examples(data)
     stack([params])
     check_size(draws=draws, batch_size=batch_size)
@@ -114,6 +115,7 @@ def gaussian_sensitivity(
         raise ValueError("draws: expected at least 2, for standard errors, got 1")
     s = numbers("scales", scales)
     std = _deviation(deviation, params)
+    check_loss(loss, params, data)
     sensitivity = _gaussian(loss, params, data, key, s, std, draws, batch_size)
     check_finite("loss", sensitivity.loss)
     check_finite("loss: its second derivatives", sensitivity.predicted.value)
@@ -162,6 +164,7 @@ def fine_tuning_sensitivity(
     examples(data)
     check_size(batch_size=batch_size)
     stack([params, tuned])
+    check_loss(loss, params, data)
     sensitivity = _fine_tuning(loss, params, tuned, data, numbers("scales", scales), batch_size)
     check_finite("loss", sensitivity.loss)
     check_finite("loss: its derivatives", jnp.stack([sensitivity.slope, sensitivity.curvature]))

@@ -16,7 +16,7 @@ from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, s
 from sail_jax.checkpoint.formats.quantized import Scheme
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, Format, of_file, suffixes
-from sail_jax.checks import argument
+from sail_jax.checks import argument, as_path
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
@@ -216,7 +216,7 @@ def open_checkpoint(
     ...     checkpoint.format, checkpoint.tensors["w"].shape
     ('npz', (2, 3))
     """
-    given, path = path, Path(path)
+    given, path = path, as_path("path", path)
     checkpoint = Checkpoint(path)
     with closed_on_error(checkpoint), reading(path):
         checkpoint.snapshot = hub.resolved(given, offline=offline)

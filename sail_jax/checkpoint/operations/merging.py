@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -30,7 +31,8 @@ from sail_jax.checkpoint.planning import plan as planning
 from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
+from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, read_file, simple
+from sail_jax.checks import as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -190,7 +192,7 @@ def previewed(
 
 
 def merge_recipe(
-    recipe: Recipe | Sequence[Recipe] | str,
+    recipe: Recipe | Sequence[Recipe] | Path_,
     out: Path_,
     *,
     measure: bool = False,
@@ -204,7 +206,8 @@ def merge_recipe(
     an interrupt leaves what is finished, and `run.resume` goes on from there.
 
     Args:
-      recipe: The recipe, as YAML text or parsed; or several, as `parse_all` orders them.
+      recipe: The recipe: the path of a YAML file, YAML text, or a parsed recipe; or several, as
+        `parse_all` orders them. Text of one line that ends in .yaml or .yml is a path.
       out: Where the output goes. A name with the suffix of a format, such as .npz, makes one file;
         any other a folder with config.json, the tokenizer, a model card and the recipe's YAML, if
         there is one. Of several documents that no other uses, each has a folder by its name there.
@@ -218,6 +221,7 @@ def merge_recipe(
 
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.
+      TypeError: If `recipe` or `out` is of another type.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
@@ -233,11 +237,7 @@ def merge_recipe(
     >>> load_checkpoint(merge_recipe(recipe, f"{folder}/out").out)["w"]
     array([2., 2.], dtype=float32)
     """
-    out = Path(out)
-    if isinstance(recipe, Recipe):
-        recipes = (recipe,)
-    else:
-        recipes = parse_all(recipe) if isinstance(recipe, str) else tuple(recipe)
+    out, recipes = as_path("out", out), _recipes(recipe)
     if len(recipes) == 1:
         _check_inputs(recipes, run)
         return _merged(recipes[0], out, measure, run, before)
@@ -267,6 +267,21 @@ def merge_recipe(
             done.append(_merged(one, place, measure, how, before, places, record))
             places[one.name or ""] = place
     return dataclasses.replace(done[-1], others=tuple(done[:-1]))
+
+
+def _recipes(recipe: Recipe | Sequence[Recipe] | Path_) -> tuple[Recipe, ...]:
+    """Reads what `merge_recipe` takes as recipes."""
+    if isinstance(recipe, Recipe):
+        return (recipe,)
+    if isinstance(recipe, str) and not re.fullmatch(r"[^\n]+\.ya?ml", recipe):
+        return parse_all(recipe)
+    if isinstance(recipe, str | PathLike):
+        return read_file(recipe)
+    several = tuple(recipe) if isinstance(recipe, Sequence) else ()
+    if not several or not all(isinstance(one, Recipe) for one in several):
+        expected = "the path of a YAML file, YAML text, or parsed recipes"
+        raise TypeError(f"recipe: expected {expected}; got {described(recipe)}")
+    return several
 
 
 def _merged(
@@ -353,6 +368,7 @@ def merge_checkpoints(
     >>> load_checkpoint(merged.out)["w"]
     array([2., 2., 2.], dtype=float32)
     """
+    as_path("out", out)
     check_options(options)
     recipe = simple(models, base, method, weights=weights, compat=compat, **options)
     return merge_recipe(recipe, out, measure=measure, run=run)

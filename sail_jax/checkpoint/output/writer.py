@@ -41,7 +41,7 @@ from sail_jax.checkpoint.formats.table import (
     of_output,
 )
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
-from sail_jax.checks import argument
+from sail_jax.checks import argument, as_path, described
 from sail_jax.merging.tensors import Shape
 
 # The bytes of a tensor that share one digest.
@@ -673,6 +673,30 @@ class Writer:
             self.partial.rmdir()
 
 
+def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Lists the arrays of a tree with their names; JAX is imported for trees alone."""
+    if all(map(_is_array, tensors.values())):
+        yield from ((name, np.asarray(array)) for name, array in tensors.items())
+        return
+    import jax
+
+    from sail_jax.trees import path_str
+
+    for path, leaf in jax.tree.leaves_with_path(dict(tensors), is_leaf=_is_array):
+        yield path_str(path), np.asarray(leaf)
+
+
+def _is_array(x: object) -> bool:
+    """Whether `numpy.asarray` makes an array of numbers of it; other lists are trees."""
+    if isinstance(x, list | tuple):
+        return all(map(_is_number, x))
+    return _is_number(x) or hasattr(x, "__array__")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, bool | int | float | complex | np.generic)
+
+
 def save_checkpoint(
     out: str | Path,
     tensors: Mapping[str, Any],
@@ -686,7 +710,8 @@ def save_checkpoint(
 
     Args:
       out: Where the checkpoint goes: a file or a folder, as `create` decides by its suffix.
-      tensors: Arrays by name (anything that `numpy.asarray` takes).
+      tensors: Arrays by name (anything that `numpy.asarray` takes); or a tree of them, such as the
+        parameters of a Flax module. The name of a leaf is its path, with "/" between keys.
       extras: Plain files for a folder, such as config.json: contents, or paths to copy, by file
         name.
       metadata: As `create` takes it.
@@ -695,14 +720,26 @@ def save_checkpoint(
 
     Raises:
       CheckpointError: As `create` and `Writer.extra` do. No unfinished work is left behind.
+      TypeError: If `out` is not a path, or `tensors` has no names.
 
     >>> import tempfile
     >>> path = f"{tempfile.mkdtemp()}/model.npz"
     >>> save_checkpoint(path, {"w": np.arange(3, dtype=np.float32)})
     >>> np.load(path)["w"]
     array([0., 1., 2.], dtype=float32)
+    >>> path = f"{tempfile.mkdtemp()}/nested.npz"
+    >>> save_checkpoint(path, {"dense": {"kernel": np.ones((2, 2)), "bias": np.zeros(2)}})
+    >>> sorted(np.load(path))
+    ['dense/bias', 'dense/kernel']
     """
-    arrays = {name: np.asarray(array) for name, array in tensors.items()}
+    out = as_path("out", out)
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors: expected arrays by name, got {described(tensors)}")
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in _named(tensors):
+        if name in arrays:
+            raise CheckpointError(f"tensors: two leaves of the tree have the path {name!r}")
+        arrays[name] = array
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     with create(
         *(out, wanted),

@@ -275,6 +275,9 @@ def entry(method: str | Merge) -> Entry:
     """
     if isinstance(method, Merge):
         return _entry_of(method)
+    if callable(method):
+        name = getattr(method, "__name__", "method")
+        raise ValueError(f"expected a merge, got a function; call it: methods.{name}(...)")
     is_method = isinstance(method, str) and method in methods.METHODS
     try:
         example = methods.example(method) if is_method else None

@@ -41,7 +41,7 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Note, kind, read
 from sail_jax.checkpoint.recipe.parts import Document, Module, Recipe, Ref, Slice, Source
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose, compose_all
-from sail_jax.checks import nearest
+from sail_jax.checks import described, nearest
 from sail_jax.merging.merge import Merge
 
 _TOP = [
@@ -213,7 +213,7 @@ def simple(
     except ValueError as error:
         raise RecipeError(Where("method"), str(error)) from error
     if isinstance(models, (str, PathLike)) or not isinstance(models, Sequence):
-        raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
+        raise RecipeError(Where("models"), f"expected a sequence of paths, got {described(models)}")
     weight = entry.parameters.get("weight")
     if weights is None and compat != "paper" and weight and weight.required:
         # mergekit demands weights in every recipe; here they default to 1.
@@ -240,10 +240,9 @@ def simple(
             raise RecipeError(Where(key), f"expected {expected}, got {len(value)}")
         for i, part in enumerate(value):
             by_model[i][own] = _node(part, f"{key}[{i}]")
-    sources = [
-        {"model": _path(model, f"models[{i}]"), "parameters": by_model[i]}
-        for i, model in enumerate(models)
-    ]
+    sources = []
+    for i, model in enumerate(models):
+        sources.append({"model": _path(model, f"models[{i}]"), "parameters": by_model[i]})
     top |= {
         "merge_method": _node(entry, "method"),
         "models": _node(sources, "models"),
@@ -264,7 +263,8 @@ def _path(model: object, path: str) -> Ref:
     if isinstance(model, Ref):
         return model
     if not isinstance(model, (str, PathLike)):
-        raise RecipeError(Where(path), f"expected a path, got {model!r}")
+        advice = "; pytrees are merged by method(models, base)"
+        raise RecipeError(Where(path), f"expected a path, got {described(model)}{advice}")
     return Ref(str(fspath(model)))
 
 

@@ -652,7 +652,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
         ("llama", {"hidden_size": 9.5}, "lemon", {}, r"a whole number below 16777216, got 9.5"),
         ("llama", {"hidden_size": 10**9}, "lemon", {}, r"whole number below 16777216, got 10{9}"),
         ("llama", {"hidden_size": None}, "lemon", {}, "'hidden_size' without a value"),
-        ("llama", {"width": 2}, "lemon", {"key": 3}, r"key must be one of jax.random.key\(seed\)"),
+        ("llama", {"width": 2}, "lemon", {"key": 3}, "key: expected one PRNG key"),
         ("llama", {"rms_norm_eps": 1e-3}, "lemon", {}, "growth keeps 'rms_norm_eps': it is 1e-06"),
         ("llama", {"tie_word_embeddings": True}, "lemon", {}, "network's tables are not tied"),
         ("llama", {"vocab_size": 20}, "lemon", {}, "'vocab' is the network's input or output"),

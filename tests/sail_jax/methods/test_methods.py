@@ -816,3 +816,20 @@ def test_a_merge_is_shown_in_one_line():
     mine = Merge(chain(transforms.trim(0.3), transforms.elect()), weighted_mean, scale=2.0)
     steps = "chain(trim(density=0.3), elect())"
     assert repr(mine) == f"Merge(transform={steps}, reduction=weighted_mean, scale=2.0)"
+
+
+@pytest.mark.parametrize("label", ["linear", "ties tensor"])
+def test_weights_of_parts_are_those_of_each_part_alone(label):
+    """Tensor scope: no leaf counts for another one."""
+    name, options = SUBJECTS[label]
+    rng = np.random.default_rng(0)
+    base, *models = ({"a": {"v": x[0], "w": x[1]}, "b": x[2]} for x in rng.normal(size=(4, 3, 5)))
+    merge = getattr(methods, name)(**options)
+    weights = {"a": [1.0, 2.0, 0.5], "b": [3.0, 0.0, 1.0]}
+    merged = merge(models, base, weights=weights)
+    for part in ("a", "b"):
+        alone = merge([{part: m[part]} for m in models], {part: base[part]}, weights=weights[part])
+        chex.assert_trees_all_equal({part: merged[part]}, alone)
+    stacked = jax.tree.map(lambda *x: np.stack(x, axis=1), *({"b": m["b"][None]} for m in models))
+    along = merge(stacked, {"b": base["b"][None]}, weights=weights["b"], axis=1)
+    chex.assert_trees_all_equal(along["b"][0], merged["b"])
