@@ -1,7 +1,9 @@
 """Studies of the papers' claims, and what they share: data, models, training, storage, commands.
 
-A study is a folder of `experiments.studies`. Its config goes to its `run`, which returns a dataset;
-its findings and its plots are computed from that dataset alone.
+`experiments.run(name)` runs a study and returns its dataset, figures and findings;
+`experiments.list()` lists all studies. A study is a folder of `experiments.studies`. Its config
+goes to its `run`, which returns a dataset; its findings and its plots are computed from that
+dataset alone.
 """
 
 from typing import TYPE_CHECKING
@@ -20,17 +22,23 @@ if TYPE_CHECKING:
         studies,
         training,
     )
+    from experiments.lab.running import Result, list, run
 
 __all__ = [
+    "Result",
     "bench",
     "commands",
     "data",
     "lab",
+    "list",
     "measures",
     "models",
     "pages",
+    "run",
     "studies",
     "training",
 ]
 
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, ""))
+__getattr__, __dir__ = lazily(
+    __name__, {name: "lab.running" if name in ("Result", "list", "run") else "" for name in __all__}
+)

@@ -22,6 +22,7 @@ from sail_jax.checks import argument, nearest, one_of
 
 # JAX, slow to import, is imported where claims are checked: what shows verdicts needs none.
 if TYPE_CHECKING:
+    import pandas as pd
     from jaxtyping import Array
 
     from theory.adversary import Domain
@@ -769,3 +770,41 @@ def select(patterns: str = "*") -> list[Claim]:
             raise ValueError(f"no claim matches {pattern!r}{near}")
         selected |= matching
     return [c for c in claims if c.id in selected]
+
+
+def table(
+    patterns: str = "*", *, check: bool = False, seed: int = 0, quick: bool = False
+) -> "pd.DataFrame":
+    """Lists claims as a table, and checks them if asked.
+
+    Args:
+      patterns: Which claims, as `select` takes them.
+      check: Whether both sides are evaluated; all claims take some minutes.
+      seed: Seed of the simulations.
+      quick: Whether simulators are asked for about a tenth of the work.
+
+    Returns:
+      A data frame with a row for each claim: its statement, source, status and relation. With
+      `check` also the predicted and the simulated value, the standard error, the score, whether
+      the claim holds, and whether that is expected.
+
+    Raises:
+      ValueError: If no claim matches.
+
+    >>> table("features-are-fate/T3.7/*")["relation"].unique().tolist()
+    ['=']
+    """
+    import pandas as pd
+
+    chosen = select(patterns)
+    about = ("statement", "source", "status", "relation")
+    rows = {one.id: {name: getattr(one, name) for name in about} for one in chosen}
+    if check:
+        found = ("predicted", "simulated", "stderr", "score", "score_name", "holds", "expected")
+        for one in chosen:
+            verdict = _check(one, seed=seed, quick=quick)
+            rows[one.id] |= {name: getattr(verdict, name) for name in found}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("claim")
+
+
+_check = check

@@ -234,12 +234,13 @@ class Run:
                 work.parent.rmdir()
         return arrays
 
-    def finish(self, dataset: "xr.Dataset") -> None:
+    def finish(self, dataset: "xr.Dataset", seconds: float = 0.0) -> None:
         """Stores the result of the run, then marks the run as finished.
 
         Args:
           dataset: The result. It is stored with the config, seed, versions, device and computing
             time as its attributes.
+          seconds: The time it took before the run was opened.
 
         Raises:
           TypeError: If a variable holds neither numbers nor text.
@@ -259,7 +260,7 @@ class Run:
             "device": record["device"]["kind"],
             "device_count": record["device"]["count"],
             "started": record["started"],
-            "wall_seconds": time.perf_counter() - self._start + self._kept_seconds,
+            "wall_seconds": time.perf_counter() - self._start + self._kept_seconds + seconds,
         }
 
         def write() -> None:

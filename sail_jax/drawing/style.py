@@ -184,7 +184,8 @@ def _is_mathematics(text: str) -> bool:
     if text.count("$") - text.count(r"\$") < 2:
         return True
     try:
-        MathTextParser("path").parse(text)
+        for line in text.splitlines():
+            MathTextParser("path").parse(line)
     except ValueError:
         return False
     return True

@@ -27,6 +27,7 @@ from theory.deep_linear.distributions import (
     linear_transfer_law,
     scratch_law,
 )
+from theory.deep_linear.drawing import phase_diagram
 from theory.deep_linear.estimators import fine_tune_limit, linear_transfer_fit, scratch_fit
 from theory.deep_linear.flow import fine_tune_flow, linear_flow
 from theory.deep_linear.grid import nested_overlaps, simulate_overlaps
@@ -82,6 +83,7 @@ __all__ = [
     "null_scale",
     "optimal_ridge",
     "overlaps_law",
+    "phase_diagram",
     "scratch_fit",
     "scratch_law",
     "scratch_limit",

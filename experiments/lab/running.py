@@ -1,0 +1,143 @@
+"""Studies from Python: run one, look at its dataset, figures and findings, and save it.
+
+The command `sail-jax run` does the same in a folder that can be resumed.
+"""
+
+import builtins
+import contextlib
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from experiments.lab import registry, stages, store
+from experiments.lab.config import AnyConfig, varied
+from experiments.lab.findings import Finding, told
+from experiments.lab.progress import reporting
+from sail_jax.checks import as_path, one_of
+from sail_jax.cli.kernels import compiled_quickly
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What one run of a study computed.
+
+    Attributes:
+      study: The study.
+      config: The config that it ran with.
+      dataset: Its dataset: theory and measurement as variables on the same coordinates.
+      seconds: How long it took.
+    """
+
+    study: registry.Study
+    config: AnyConfig
+    dataset: "xr.Dataset"
+    seconds: float
+
+    @property
+    def figures(self) -> "dict[str, Figure]":
+        """Its figures by name, drawn anew each time."""
+        return self.study.plot(self.dataset)
+
+    @functools.cached_property
+    def findings(self) -> builtins.list[Finding]:
+        """The claims that it tested, judged together; empty if it tests none."""
+        return self.study.findings(self.dataset)
+
+    @property
+    def summary(self) -> str:
+        """What the dataset shows, in sentences."""
+        return self.study.summary(self.dataset)
+
+    def save(self, out: str | PathLike[str]) -> "Result":
+        """Writes the dataset, the figures and the record of the run to a folder.
+
+        The folder is one that `sail-jax run NAME --out FOLDER` writes, so that `sail-jax plot` and
+        `sail-jax report` read it.
+
+        Args:
+          out: The folder, new or empty.
+
+        Returns:
+          The same result.
+
+        Raises:
+          RefusedError: If the folder holds anything.
+          StoreError: If it cannot be written.
+        """
+        with store.Run.open(as_path("out", out), self.study.name, self.config) as run:
+            run.finish(self.dataset, self.seconds)
+            store.redraw(run, self.study)
+        return self
+
+    def __repr__(self) -> str:
+        lines = [f"{self.study.name}: {self.study.question}", self.summary]
+        return "\n".join([*lines, *filter(None, [told(self.findings)])])
+
+
+def run(name: str, *, preset: str = "default", progress: bool = False, **fields: Any) -> Result:
+    """Runs a study in this process and writes nothing.
+
+    Args:
+      name: The name of the study; see `list`.
+      preset: The config that the fields start from: "tiny" takes seconds, "default" minutes at
+        most, and some studies have the settings of their paper.
+      progress: Whether stages are reported on the standard error.
+      **fields: Other values of fields of the config, by name. Lists are taken for tuples. The value
+        of a group of fields may be a mapping.
+
+    Returns:
+      The result.
+
+    Raises:
+      ValueError: For an unknown study, preset or field, or a value that is not allowed; the message
+        has the nearest name.
+
+    >>> result = run("ridge_transfer", preset="tiny", seed=1)
+    >>> result.config.seed, sorted(result.figures)[0]
+    (1, 'ridge')
+    """
+    study = registry.load(name)
+    one_of("preset", preset, study.presets)
+    config = varied(study.presets[preset], **_with_tuples(fields))
+    began = time.perf_counter()
+    # Its programs run once, as in the command.
+    with compiled_quickly() if preset == "tiny" else contextlib.nullcontext():
+        dataset = study.run(config, reporting(stages.direct) if progress else stages.direct)
+    return Result(study, config, dataset, time.perf_counter() - began)
+
+
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with tuples in place of lists, as configs have them."""
+
+    def converted(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return _with_tuples(x)
+        return tuple(x) if isinstance(x, builtins.list) else x
+
+    return {name: converted(x) for name, x in fields.items()}
+
+
+def list() -> "pd.DataFrame":
+    """Lists the studies.
+
+    Returns:
+      A table with a row for each study: its question, and the names of its presets.
+
+    >>> "transfer_phase" in list().index
+    True
+    """
+    import pandas as pd
+
+    rows = {
+        name: {"question": study.question, "presets": ", ".join(study.presets)}
+        for name, study in registry.studies().items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("study")
