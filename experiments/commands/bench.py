@@ -1,4 +1,7 @@
-"""Run one benchmark."""
+"""Run one benchmark.
+
+$ sail-jax bench merge
+"""
 
 import ast
 import importlib

@@ -1,4 +1,7 @@
-"""The data sets that experiments know, and what is found of one."""
+"""The data sets that experiments know, and what is found of one.
+
+$ sail-jax data cifar-10 --folder cifar-10-batches-bin
+"""
 
 import contextlib
 import shlex
@@ -6,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.commands.run import add_fields, given
-from sail_jax.checks import nearest
-from sail_jax.cli.options import Parser, UsageError
+from sail_jax.checks import nearest, spelled
+from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import show
 
 
@@ -34,7 +37,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         data = varied(group, **given(vars(args) | {"name": argv[0]}, group))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    show(data.described())
+    # Here fields are options without the name of their group.
+    with spelled(lambda name, value: flag(name.removeprefix("data."), value)):
+        show(data.described())
     fields = {k: v for k, v in vars(data).items() if v is not None}
     options = [x for k, v in fields.items() for x in (f"--data.{k.replace('_', '-')}", str(v))]
     for study, preset in _that_take(type(data), fields):

@@ -1,4 +1,7 @@
-"""Small real checkpoints and recipes, to try merging on."""
+"""Small real checkpoints and recipes, to try merging on.
+
+$ sail-jax examples ex
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

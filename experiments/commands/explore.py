@@ -1,4 +1,7 @@
-"""A page with sliders: when does transfer help, or pre-training hurt?"""
+"""A page with sliders: when does transfer help, or pre-training hurt?
+
+$ sail-jax explore --out explorer.html
+"""
 
 from collections.abc import Sequence
 

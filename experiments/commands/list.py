@@ -1,4 +1,7 @@
-"""The experiments and what each one asks."""
+"""The experiments and what each one asks.
+
+$ sail-jax list
+"""
 
 from collections.abc import Sequence
 

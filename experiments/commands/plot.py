@@ -1,4 +1,7 @@
-"""Redraw a finished run from its stored result."""
+"""Redraw a finished run from its stored result.
+
+$ sail-jax plot results/transfer_phase
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Four real results in a minute or two, and a page."""
+"""Four real results in a minute or two, and a page.
+
+$ sail-jax quickstart --quick
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""One page of all finished runs, beside the papers' figures."""
+"""One page of all finished runs, beside the papers' figures.
+
+$ sail-jax report results
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Run one experiment; every field of its config is an option."""
+"""Run one experiment; every field of its config is an option.
+
+$ sail-jax run transfer_phase --preset tiny
+"""
 
 import argparse
 import ast

@@ -1,4 +1,7 @@
-"""Search for a merge on held-out examples, with the evidence for it."""
+"""Search for a merge on held-out examples, with the evidence for it.
+
+$ sail-jax search ex/expert-0 ex/expert-1 --base ex/base --data ex/held_out --out found
+"""
 
 import contextlib
 import math

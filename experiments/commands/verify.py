@@ -1,6 +1,10 @@
-"""Check the papers' claims: closed form beside simulation."""
+"""Check the papers' claims: closed form beside simulation.
+
+$ sail-jax verify --claims 'sail/*' --quick
+"""
 
 import math
+import textwrap
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from functools import partial
@@ -13,8 +17,13 @@ from sail_jax.cli.options import Parser, UsageError, add_seed, numbers
 from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from experiments.studies.ledger.config import Config
     from theory.adversary import Attack, Domain
+
+# The width of a verdict.
+VERDICT = 19
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -104,7 +113,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     remember_kernels()
     with compiled_quickly():  # hundreds of programs, most of which run once
         dataset = run(config, reporting(store.direct))
-    _print_table(*findings.table(dataset, "statement", "where"))
+    _print_claims(dataset)
     show(findings.summary(dataset))
     show(findings.statuses(dataset))
     if sharp := findings.sharpness(dataset):
@@ -170,6 +179,31 @@ def _one_attack(
 
     kept.append(adversary.attack(name, domain, seed=seed, seconds=seconds))
     return {"ratio": kept[-1].ratio}
+
+
+def _print_claims(dataset: "xr.Dataset") -> None:
+    """Prints a line for each claim with its verdict, and below it what was compared.
+
+    Lines have 80 columns. Claims that do not fare as expected are red.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from experiments.studies.ledger import findings
+
+    console = Console(width=None, soft_wrap=True)
+    header, *rows = findings.table(dataset)
+    for row in rows:
+        cell = dict(zip(header, row, strict=True))
+        bad = cell["verdict"].split()[0].isupper()
+        first = f"{cell['verdict']:{VERDICT}}  {cell['claim']}"
+        console.print(Text(first, style="bold red" if bad else ""))
+        relation = cell["relation"].split()[1]
+        numbers = f"simulated {cell['simulated']} {relation} predicted {cell['predicted']}"
+        parts = [cell["status"], numbers, cell["score"], cell["sharpness"], cell["source"]]
+        text = "; ".join(filter(None, parts))
+        for line in textwrap.wrap(text, 78 - VERDICT, break_on_hyphens=False):
+            console.print(Text(" " * (VERDICT + 2) + line))
 
 
 def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:

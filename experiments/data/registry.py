@@ -19,7 +19,7 @@ from experiments.data.files import DataError, DataSet, Images, Pool, Source
 from experiments.data.latents import FOLDERS, Latents
 from experiments.data.tokens import Tokens
 from experiments.lab.config import Different, Natural, config
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest
 
 OFFLINE, OFFLINE_TEXT = digits.NAME, text.NAME
 SAME = "same"
@@ -58,8 +58,8 @@ def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *file
 def _unsaid(field: str, source: Source, offline: str, group: str = "data") -> DataError:
     """Makes the error for a data set whose files have not been named."""
     return DataError(
-        f"{group}.{field} must name where {source.name} can be found (published at {source.home}); "
-        f"the default, {group}.name = {offline}, needs none"
+        f"{argument(f'{group}.{field}')} must name where {source.name} can be found (published at "
+        f"{source.home}); the default, {group}.name = {offline}, needs none"
     )
 
 
@@ -208,8 +208,8 @@ class ImageTasks:
         source = Source(f"images of {len(self.names)} tasks", home, "the digits")
         if self.folder is None:
             raise DataError(
-                f"{group}.folder must name where images of {', '.join(self.names)} can be found "
-                f"(published by {home})"
+                f"{argument(f'{group}.folder')} must name where images of "
+                f"{', '.join(self.names)} can be found (published by {home})"
             )
         return image_folders.listed(Path(self.folder) / name / split, source)
 

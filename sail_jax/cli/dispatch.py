@@ -64,7 +64,9 @@ def _dispatch(argv: Sequence[str], alone: bool) -> int:
         name, *rest = f"{name} {rest[0]}", *rest[1:]
     if not command.module.startswith("sail_jax."):
         _pin_packages(own=alone and sys.modules["__main__"].__spec__ is None)
-    return importlib.import_module(command.module).main(Parser(name, command.about), rest)
+    return importlib.import_module(command.module).main(
+        Parser(name, command.about, example=command.example), rest
+    )
 
 
 def _named(name: str, known: Mapping[str, Command]) -> Command:

@@ -1,8 +1,9 @@
 """Finds commands: a command is a module, and its name is the name of the module.
 
 A folder of commands is a command of its own, such as `lora`: its first argument names one of them.
-The first line of a docstring is what `--help` says of the command. It is read without importing
-anything, as to start one command may not import the others.
+The first line of a docstring is what `--help` prints about the command, and its first line that
+begins with "$ sail-jax" is the example at the end. They are read without importing anything, as
+to start one command may not import the others.
 """
 
 from collections.abc import Iterator
@@ -34,6 +35,13 @@ class Command(NamedTuple):
         source = self.file / "__init__.py" if self.file.is_dir() else self.file
         with open(source, encoding="utf-8") as lines:
             return lines.readline().strip().strip('"')
+
+    @property
+    def example(self) -> str:
+        """A line that runs it: the first that begins with "$ sail-jax"."""
+        source = self.file / "__init__.py" if self.file.is_dir() else self.file
+        with open(source, encoding="utf-8") as lines:
+            return next((x.strip("$ \n") for x in lines if x.startswith("$ sail-jax ")), "")
 
     def inner(self) -> "dict[str, Command]":
         """The commands of a package, by name; none for a module."""

@@ -34,7 +34,8 @@ class Parser(argparse.ArgumentParser):
 
     Args:
       command: The name of the command, after "sail-jax".
-      about: What `--help` says that it does.
+      about: What `--help` prints that it does.
+      example: A line that runs it, at the end of `--help`.
       **options: Options of `argparse.ArgumentParser`.
 
     Attributes:
@@ -43,10 +44,17 @@ class Parser(argparse.ArgumentParser):
 
     latest: "ClassVar[Parser | None]" = None
 
-    def __init__(self, command: str, about: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, command: str, about: str | None = None, example: str = "", **options: Any
+    ) -> None:
         super().__init__(
             prog=f"sail-jax {command}", description=about, allow_abbrev=False, **options
         )
+        self.example = example
+
+    def format_help(self) -> str:
+        """The help, with the example at its end."""
+        return super().format_help() + (f"\nexample:\n  {self.example}\n" if self.example else "")
 
     def error(self, message: str) -> NoReturn:
         # `argparse` itself would print the usage and end the process.
@@ -82,6 +90,13 @@ class Parser(argparse.ArgumentParser):
 
 def flag(name: str, value: str) -> str:
     """Spells an argument of the library as an option of the command line.
+
+    Args:
+      name: The name of the argument.
+      value: Its value, which is left out.
+
+    Returns:
+      The option.
 
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
@@ -256,6 +271,8 @@ def file(text: str) -> Path:
     Raises:
       ArgumentTypeError: If no plain file is there.
     """
+    if os.path.isdir(text):
+        raise ArgumentTypeError(f"expected a file; {text} is a folder")
     # pathlib would raise an error for what is too long to be a path.
     if not os.path.isfile(text):
         raise ArgumentTypeError(f"{text} is missing or not a plain file")

@@ -13,7 +13,7 @@ from sail_jax import architectures
 from sail_jax.architectures.table import Config, Rules, look, put, stated
 from sail_jax.basis.axes import blocks, path_pattern
 from sail_jax.basis.spaces import Space, Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest
 from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
 
 TIES = ("tie_word_embeddings", "tied")
@@ -472,7 +472,7 @@ def new_sizes(
             raise ValueError(
                 f"growth was asked for, but space {space.name!r} (leaf "
                 f"{spec.uses(space.name)[0].path!r}) has {space.size} units and would have {new}: "
-                "to shrink it name the method 'magnitude'"
+                f"to shrink it, give {argument('method')} magnitude"
             )
         out[space.name] = new
     return out

@@ -274,10 +274,22 @@ def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) 
     # One is looked up as it is opened.
     if len(names) > 1:
         for name in names:
-            with reading(name):
-                if not os.path.lexists(name):
-                    runs.named(name)
+            check_named(name)
         hub.check_there(names, offline=offline)
+
+
+def check_named(path: str) -> None:
+    """Checks that an input exists, or has the form of a name on the Hub.
+
+    Args:
+      path: The input, as `open_checkpoint` takes it.
+
+    Raises:
+      CheckpointError: As `open_checkpoint` does for what does not exist.
+    """
+    with reading(path):
+        if not os.path.lexists(path):
+            runs.named(path)
 
 
 def load_checkpoint(

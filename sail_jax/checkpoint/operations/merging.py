@@ -13,7 +13,7 @@ from typing import Any
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, check_there
+from sail_jax.checkpoint.formats.open import Checkpoint, check_named, check_there
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.results import Result
@@ -32,6 +32,7 @@ from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, read_file, simple
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -96,7 +97,16 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
     """Looks all inputs up before any is downloaded, but for what recipes make for one another."""
-    inputs = [x for one in recipes for x in paths(one.models()) if x not in one.uses]
+    inputs: list[str] = []
+    for one in recipes:
+        for ref in one.models():
+            own = [path for path in paths([ref]) if path not in one.uses]
+            try:
+                for path in own:
+                    check_named(path)
+            except CheckpointError as error:
+                raise RecipeError(one.place_of(ref), str(error)) from error
+            inputs += own
     check_there(inputs, offline=run.offline)
 
 

@@ -372,8 +372,9 @@ class _Planner:
         extras, codes = self._extras(treatments), self._codes(treatments)
         notes = list(dict.fromkeys(self.notes))
         # In mergekit `dtype` is also that of the arithmetic.
-        if self.recipe.dtype is not None and self.recipe.compat == "mergekit":
-            notes.append("dtype: what is written, not what is computed in: that is float32")
+        narrow = self.recipe.dtype is not None and np.dtype(self.recipe.dtype).itemsize < 4
+        if narrow and self.recipe.compat == "mergekit":
+            notes.append(f"dtype: {self.recipe.dtype} is written; arithmetic is always in float32")
         return Plan(
             self.recipe.method,
             tuple(treatments),
@@ -408,7 +409,7 @@ class _Planner:
             or self.hyperparameters.differs(self.other, job)
         ):  # fmt: skip
             self.notes.append(
-                f"compat: {used}, since none was named; {other} gives other numbers here: name one"
+                f"compat: using {used}'s conventions; `compat: {other}` gives different numbers"
             )
             self.other = None
 

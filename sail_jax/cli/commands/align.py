@@ -1,4 +1,7 @@
-"""Permute or rotate a checkpoint to match another."""
+"""Permute or rotate a checkpoint to match another.
+
+$ sail-jax align base tuned aligned
+"""
 
 import contextlib
 import math

@@ -1,4 +1,7 @@
-"""Average the checkpoints of a training run."""
+"""Average the checkpoints of a training run.
+
+$ sail-jax average run averaged --last 5
+"""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Trees of MaxText and Tunix to Hugging Face's tensors, and back."""
+"""Trees of MaxText and Tunix to Hugging Face's tensors, and back.
+
+$ sail-jax convert run model --to hugging-face --config config.json
+"""
 
 from argparse import Namespace
 from pathlib import Path

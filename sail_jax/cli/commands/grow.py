@@ -1,4 +1,7 @@
-"""Grow a checkpoint in width and depth."""
+"""Grow a checkpoint in width and depth.
+
+$ sail-jax grow base larger --width 2x --depth 2x
+"""
 
 import math
 from argparse import ArgumentTypeError, Namespace

@@ -1,5 +1,7 @@
 """Spaces, sizes and parameters of a checkpoint.
 
+$ sail-jax inspect tuned-a tuned-b --base base
+
 With two checkpoints or more, `compare` shows what merging them will meet.
 """
 

@@ -1,6 +1,11 @@
-"""Merge checkpoints by a recipe, tensor by tensor."""
+"""Merge checkpoints by a recipe, tensor by tensor.
 
-from argparse import Namespace
+$ sail-jax merge recipe.yaml merged --report report
+"""
+
+import os
+import shlex
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +27,15 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.merging import Merged
     from sail_jax.checkpoint.recipe.recipes import Recipe
 
-# The most bytes of a recipe.
 # The most lines of one kind that a run prints about its outcome.
 MOST = 5
+
+
+def _recipe(text: str) -> Path:
+    """Reads the path of a recipe."""
+    if os.path.isdir(text):
+        raise ArgumentTypeError(f"expected a YAML file that names the models; {text} is a folder")
+    return file(text)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        type=file,
+        type=_recipe,
         help="a YAML file as mergekit has it; our own keys may be added",
     )
     add_output(parser, "the merge", nargs="?")
@@ -106,6 +117,23 @@ def run(args: Namespace) -> None:
         # The folder of what only serves others is removed by now.
         where = f"{merged.recipe.name}, for others" if merged.recipe.name in used else None
         show(outcome(merged, where))
+        if where is None and not merged.unchanged:
+            for line in _summary(merged):
+                show(fitted(line))
+
+
+def _summary(merged: "Merged") -> list[str]:
+    """What was merged, and where to look; two lines."""
+    base = merged.recipe.base_model
+    refs = dict.fromkeys(source.model for source in merged.recipe.sources())
+    names = [Path(ref.path).name for ref in refs if ref != base]
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    on = f" on {Path(base.path).name}" if base is not None else ""
+    what = f"merged by {merged.recipe.method}: {', '.join(names[:MOST])}{more}{on}"
+    card = merged.out / "README.md"
+    inputs = [base.path] if base is not None else []
+    inspect = shlex.join(["sail-jax", "inspect", *inputs, str(merged.out)])
+    return [what, f"see {card}, and {inspect}" if card.exists() else f"see {inspect}"]
 
 
 def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:

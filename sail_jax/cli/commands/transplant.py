@@ -1,4 +1,7 @@
-"""Give a checkpoint another one's tokenizer."""
+"""Give a checkpoint another one's tokenizer.
+
+$ sail-jax transplant base donor out
+"""
 
 from argparse import Namespace
 

@@ -1,4 +1,7 @@
-"""Make a mixture of experts of dense checkpoints."""
+"""Make a mixture of experts of dense checkpoints.
+
+$ sail-jax upcycle dense experts --experts 4 --router random
+"""
 
 from argparse import Namespace
 from pathlib import Path

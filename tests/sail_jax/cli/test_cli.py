@@ -153,6 +153,12 @@ def test_help_and_version(call):
         code, out, err = call(command, "--help")
         assert (code, err) == (0, "")
         assert f"sail-jax {command}" in out
+        if example := commands()[command].example:
+            # What `run` and `bench` print without a name is a list.
+            assert command in ("run", "bench") or out.endswith(f"example:\n  {example}\n")
+            assert all(word in out for word in example.split() if word.startswith("--"))
+        else:
+            assert commands()[command].inner()
 
 
 @pytest.mark.parametrize("name", registry.studies())
@@ -194,7 +200,7 @@ def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
 
 BAD = [
     ("data cifar", "no data set is called 'cifar' (nearest: 'cifar-10'"),
-    ("data cifar-10", "data.folder must name where CIFAR-10"),
+    ("data cifar-10", "--folder must name where CIFAR-10"),
     ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
     ("data digits --folder x", "folder must not be given for digits; got x"),
     ("verfy", "unknown command 'verfy' (nearest: 'verify'"),

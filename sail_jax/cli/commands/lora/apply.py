@@ -1,4 +1,7 @@
-"""Add an adapter to its base, and write the model."""
+"""Add an adapter to its base, and write the model.
+
+$ sail-jax lora apply base adapter model
+"""
 
 from argparse import Namespace
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Extract an adapter from a tuned model and its base."""
+"""Extract an adapter from a tuned model and its base.
+
+$ sail-jax lora extract base tuned adapter --rank 16
+"""
 
 from argparse import Namespace
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Merge adapters of one base into one, exactly or to a rank."""
+"""Merge adapters of one base into one, exactly or to a rank.
+
+$ sail-jax lora merge adapter-a adapter-b merged --rank 16
+"""
 
 from argparse import Namespace
 

@@ -649,7 +649,7 @@ def test_the_convention_is_said_where_it_matters_and_none_is_named():
         assert no == none == []
         assert len(said) == (paper is not None and paper != mergekit), name
         for note in said:
-            assert note.startswith("compat: mergekit, since none was named; paper gives other")
+            assert note.startswith("compat: using mergekit's conventions; `compat: paper` gives")
         matters |= {name} if said else set()
     assert {"ties", "slerp"} <= matters
     assert "linear" not in matters
@@ -659,5 +659,5 @@ def test_pytrees_convention_is_said_of_files_too():
     for compat, said in ((None, 1), ("paper", 0), ("mergekit", 0)):
         recipe = simple(["one", "two"], "base", "ties", compat=compat)
         notes = plan(recipe, models().__getitem__).notes
-        assert sum(note.startswith("compat: paper, since") for note in notes) == said
+        assert sum(note.startswith("compat: using paper's") for note in notes) == said
         assert recipe.compat == (compat or "paper")
