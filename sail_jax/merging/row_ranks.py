@@ -15,6 +15,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Array, Float, UInt
 
 from sail_jax.merging.arithmetic import automatic
+from sail_jax.merging.placement import in_parts
 
 IN_CACHE = 1 << 15
 """The number of entries that are sorted at a time."""
@@ -37,7 +38,7 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
     # Sizes are not negative, so that their bit patterns are ordered as they are.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     ranks = _rank_by_numpy if on_host else _rank_by_xla
-    return automatic(ranks, keys)(keys)
+    return automatic(lambda keys: ranks(in_parts(keys, -2)), keys)(keys)
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:
@@ -51,7 +52,7 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
     _, rank = lax.sort((order, index), num_keys=1)
-    return rank.astype(_rank_dtype(keys.shape[-1]))
+    return in_parts(rank.astype(_rank_dtype(keys.shape[-1])), -2)
 
 
 def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
