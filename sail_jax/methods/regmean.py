@@ -20,8 +20,8 @@ from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.placement import in_parts, whole
+from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
 from sail_jax.merging.task_vectors import (
     Weights,
