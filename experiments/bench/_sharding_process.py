@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments.bench._compile_process import REQUIRED
 from sail_jax import Merge, methods
+from sail_jax.methods.registry import example
 
 Axes = Literal["Auto", "Explicit"]
 """Whether the compiler chooses the sharding of what is computed, or its type has it."""
@@ -134,9 +135,8 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> tuple[str, bool
         return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
 
     tree = {f"{p}{i}": leaf(*PLACEMENTS[p]) for p in placements for i in range(LEAVES)}
-    example = methods.registry.example(name) if name not in REQUIRED else None
-    most = 1 if name == "nearswap" else 2 if name == "slerp" else MODELS
-    count = most if example is None else min(MODELS, example.models[1] or MODELS)
+    merge = example(name)
+    count = MODELS if merge is None else min(MODELS, merge.models[1] or MODELS)
     statistics: Any = None
     if name == "fisher":
         statistics = {"fishers": [tree] * count}
@@ -144,8 +144,8 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> tuple[str, bool
         square = {k: leaf(x.shape[:1] * 2, PartitionSpec("x", "y")) for k, x in tree.items()}
         grams = {k: square[k] for k, x in tree.items() if len(x.shape) == 2}
         statistics = {"grams": [grams] * count}
-    merge = jax.jit(merged, static_argnums=0)
-    compiled = merge.lower(name, statistics, [tree] * count, tree).compile()
+    lowered = jax.jit(merged, static_argnums=0).lower(name, statistics, [tree] * count, tree)
+    compiled = lowered.compile()
     found: Any = compiled.output_shardings
     there = all(found[k].is_equivalent_to(x.sharding, len(x.shape)) for k, x in tree.items())
     return compiled.as_text() or "", there

@@ -4,6 +4,8 @@ Mostly it chooses well: what is entry by entry stays where it is, and sums send 
 row that is sorted, and a matrix that is factorised, have to lie on one device.
 """
 
+import math
+
 import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -39,16 +41,15 @@ def in_parts(x: Array, axis: int) -> Array:
 
     Args:
       x: The array, which is traced.
-      axis: The axis, counted from the end if it is negative.
+      axis: The axis, counted from the end: a negative number.
 
     Returns:
-      The same array. Where the devices do not divide the axis, every device has all of it.
+      The same array. If there is no such axis, or the devices do not divide it, every device has
+      all of the array.
     """
     names = _automatic(x)
-    parts = 1
-    for name in names:
-        parts *= jax.typeof(x).sharding.mesh.shape[name]
-    if x.shape[axis] % parts:
+    parts = math.prod(jax.typeof(x).sharding.mesh.shape[name] for name in names)
+    if x.ndim < -axis or x.shape[axis] % parts:
         return whole(x)
     spec: list[tuple[str, ...] | None] = [None] * x.ndim
     spec[axis] = names

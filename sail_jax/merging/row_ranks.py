@@ -38,7 +38,7 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
     # Sizes are not negative, so that their bit patterns are ordered as they are.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     ranks = _rank_by_numpy if on_host else _rank_by_xla
-    return automatic(lambda keys: ranks(in_parts(keys, -2)), keys)(keys)
+    return automatic(ranks, keys)(keys)
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:
@@ -48,6 +48,7 @@ def _rank_dtype(n: int) -> type[np.unsignedinteger]:
 
 def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
+    keys = in_parts(keys, -2)  # a row that is cut would be put together for each sort
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
     # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)

@@ -197,7 +197,7 @@ def _fit(
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     # Shapes: G [task, in, in], A [in, in], each change [in, out].
     A = task_sum(w[:, None, None] * G)
-    moved = [in_parts(matrix(delta[k] - mean), 1) for k in range(tasks)]
+    moved = [in_parts(matrix(delta[k] - mean), -1) for k in range(tasks)]
     changes = [w[k] * product(G[k], moved[k]) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
     # The mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0.
