@@ -37,7 +37,7 @@ PLACEMENTS = {
 LEAVES = 2
 """The number of leaves of each placement: those of one shape share a loop, so that one is too few.
 """
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4}
+BYTES = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4}
 
 _KINDS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
 _COLLECTIVE = re.compile(rf" = (.*?) ((?:ragged-)?(?:{_KINDS}))(?:-start)?\(")
@@ -107,18 +107,15 @@ def collectives(hlo: str) -> Counter[Sent]:
     return total
 
 
-def merged(name: str, statistics: Any, models: Sequence[Any], base: Any) -> Any:
-    """Merges by a method with its default options; `statistics` of data are arguments, too."""
-    options = dict(REQUIRED.get(name, {}))
+def method(name: str, statistics: Any) -> Merge:
+    """Makes the merge of a method with its default options, and its statistics of data."""
+    options = dict(REQUIRED.get(name, {}), **statistics)
     if "key" in methods.options_of(name):
         options["key"] = jax.random.key(0)
-    if statistics is not None:
-        options |= statistics
-    merge: Merge = methods.get(name)(**options)
-    return merge(models, base)
+    return methods.get(name)(**options)
 
 
-def program(name: str, axes: Axes, placements: Sequence[str]) -> tuple[str, bool]:
+def program(name: str, axes: Axes, placements: Sequence[str]) -> dict[str, Any]:
     """Compiles a merge of leaves that are divided among all devices.
 
     Args:
@@ -127,7 +124,8 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> tuple[str, bool
       placements: Keys of `PLACEMENTS`; the tree has `LEAVES` leaves of each.
 
     Returns:
-      The text of the program, and whether each merged leaf lies where the leaf of the base lies.
+      What the method `needs` of a leaf, the `text` of the program, and whether each merged leaf is
+      `there` where the leaf of the base is.
     """
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType[axes],) * 2)
 
@@ -135,32 +133,36 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> tuple[str, bool
         return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
 
     tree = {f"{p}{i}": leaf(*PLACEMENTS[p]) for p in placements for i in range(LEAVES)}
-    merge = example(name)
-    count = MODELS if merge is None else min(MODELS, merge.models[1] or MODELS)
-    statistics: Any = None
+    made = example(name)
+    count = MODELS if made is None else min(MODELS, made.models[1] or MODELS)
+    statistics: Any = {}
     if name == "fisher":
         statistics = {"fishers": [tree] * count}
     if name == "regmean":
         square = {k: leaf(x.shape[:1] * 2, PartitionSpec("x", "y")) for k, x in tree.items()}
-        grams = {k: square[k] for k, x in tree.items() if len(x.shape) == 2}
-        statistics = {"grams": [grams] * count}
-    lowered = jax.jit(merged, static_argnums=0).lower(name, statistics, [tree] * count, tree)
-    compiled = lowered.compile()
+        statistics = {"grams": [{k: square[k] for k, x in tree.items() if x.ndim == 2}] * count}
+    needs = []
+
+    @jax.jit
+    def merged(statistics: Any, models: Sequence[Any], base: Any) -> Any:
+        merge = method(name, statistics)
+        needs.append(merge.needs)
+        return merge(models, base)
+
+    compiled = merged.lower(statistics, [tree] * count, tree).compile()
     found: Any = compiled.output_shardings
-    there = all(found[k].is_equivalent_to(x.sharding, len(x.shape)) for k, x in tree.items())
-    return compiled.as_text() or "", there
+    there = all(found[k].is_equivalent_to(x.sharding, x.ndim) for k, x in tree.items())
+    return {"needs": needs[0], "text": compiled.as_text(), "there": there}
 
 
 def main(axes: Axes, placements: str, *names: str) -> None:
     """Prints what crosses devices, a line of JSON for each method and placement."""
     for name in names:
         for some in placements.split(","):
-            text, there = program(name, axes, some.split("+"))
-            sent = [[*one, times] for one, times in collectives(text).items()]
-            print(
-                json.dumps({"method": name, "placement": some, "sent": sent, "there": there}),
-                flush=True,
-            )
+            found = program(name, axes, some.split("+"))
+            sent = [[*one, times] for one, times in collectives(found.pop("text")).items()]
+            about = {"method": name, "placement": some, "sent": sent}
+            print(json.dumps({**about, **found}), flush=True)
 
 
 if __name__ == "__main__":
