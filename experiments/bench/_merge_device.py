@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench._llama import DELTA, SPREAD, Llama
-from experiments.bench._measuring import device, print_table, spread, times
+from experiments.bench._measuring import device, in_turns, print_table, spread
 from sail_jax import methods
 
 Trees = list[dict[str, jax.Array]]
@@ -34,6 +34,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
     Bandwidth is counted as if a method read each of its inputs once and wrote its output once.
+    A copy of as many bytes on the same device takes turns with the methods.
 
     Args:
       size: The name of the size, for the table.
@@ -46,10 +47,10 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
+    moved = held * (len(models) + 2)
     # Inverting all bits reads and writes every word once, as a copy does.
-    words = jnp.zeros(max(held // 4, 1), jnp.int32)
+    words = jnp.zeros(max(moved // 8, 1), jnp.int32)
     flip = jax.jit(lambda x: ~x)
-    copy = 2 * words.nbytes / times(lambda: flip(words), repeats).median  # bytes/s
     merges = {
         "linear": methods.linear(),
         "task_arithmetic": methods.task_arithmetic(),
@@ -58,14 +59,16 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
         "dare_ties": methods.dare_ties(key=jax.random.key(1)),
         "della": methods.della(key=jax.random.key(1)),
     }
+    jobs = [lambda: flip(words), *(partial(jax.jit(m), models, base) for m in merges.values())]
+    copying, *each = in_turns(jobs, repeats)
+    copy = 2 * words.nbytes / copying.median  # bytes/s
     print(
         f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16; "
         f"{device()}; copying {copy / 1e9:.1f} GB/s"
     )
     rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
-    for name, merge in merges.items():
-        took = times(partial(jax.jit(merge), models, base), repeats)
-        rate = held * (len(models) + 2) / took.median
+    for name, took in zip(merges, each, strict=True):
+        rate = moved / took.median
         speed = f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"
         rows.append((name, spread(took.later), f"{took.first:.1f}", *speed))
         measured[name] = {**took.record(), "bytes_per_second": rate, "of_copy": rate / copy}

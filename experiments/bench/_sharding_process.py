@@ -39,6 +39,12 @@ LEAVES = 2
 """
 BYTES = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4}
 
+QUICK: dict[str, str | bool] = {
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""Options for the compiler: what devices exchange is decided before it optimises for one."""
+
 _KINDS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
 _COLLECTIVE = re.compile(rf" = (.*?) ((?:ragged-)?(?:{_KINDS}))(?:-start)?\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
@@ -149,7 +155,7 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> dict[str, Any]:
         needs.append(merge.needs)
         return merge(models, base)
 
-    compiled = merged.lower(statistics, [tree] * count, tree).compile()
+    compiled = merged.lower(statistics, [tree] * count, tree).compile(QUICK)
     found: Any = compiled.output_shardings
     there = all(found[k].is_equivalent_to(x.sharding, x.ndim) for k, x in tree.items())
     return {"needs": needs[0], "text": compiled.as_text(), "there": there}

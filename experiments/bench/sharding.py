@@ -2,9 +2,9 @@
 
 Compiles every method for a mesh of 4 times 2 devices, which a CPU is made to be, and reads the
 programs: nothing is run. Leaves are divided along their rows, their columns, both, or are vectors
-that are divided. Figures are what each device holds after an exchange, for one merged leaf, as a
-multiple of the whole leaf; below 0.01 of it, in bytes. The exit code is 1 where a method receives
-more than what it needs of a leaf allows (`allowed`).
+that are divided. Figures count the bytes that each device holds after an exchange, for one merged
+leaf: as a multiple of the whole leaf, or in bytes below 0.01 of it. The exit code is 1 if a method
+receives more than it needs (`allowed`).
 """
 
 import argparse
@@ -13,14 +13,14 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.bench._measuring import Table, some_of
 from experiments.bench._sharding_process import AXES, DEVICES, LEAVES, MODELS, PLACEMENTS, Sent
 from sail_jax import methods
-from sail_jax.cli.kernels import quick_flags
 from sail_jax.cli.options import Parser
+from sail_jax.cli.progress import say
 
 FEW = 1 << 10
 """The most bytes of a few numbers; the smallest leaf has 256 times as many."""
@@ -28,28 +28,15 @@ Found = Mapping[str, Any]
 """A record of one method and placement: see `_sharding_process`."""
 
 
-def environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Makes the environment of a process that sees its CPU as `DEVICES` devices.
-
-    Args:
-      inherited: What it has besides.
-
-    Returns:
-      The variables. Programs are compiled without optimising: what devices exchange is the same.
-    """
-    flags = f"{quick_flags()} --xla_force_host_platform_device_count={DEVICES}"
-    return {**inherited, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-
-
-def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> Iterator[Found]:
-    """Compiles methods in a process of its own, and yields what devices exchange.
+def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> list[Found]:
+    """Compiles methods in a process that sees its CPU as `DEVICES` devices.
 
     Args:
       axes: The kind of the mesh's axes; see `_sharding_process.Axes`.
       placements: How leaves are divided; those joined by "+" are in one tree.
       names: The methods.
 
-    Yields:
+    Returns:
       For each method and placement: its names, what it `needs` of a leaf, the collectives `sent`
       with how often, and whether all merged leaves are `there` where the base's are.
 
@@ -58,14 +45,14 @@ def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> Iter
     """
     module = "experiments.bench._sharding_process"
     command = [sys.executable, "-m", module, axes, ",".join(placements), *names]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        yield from map(json.loads, child.stdout)
-        said = child.stderr.read().strip().splitlines() or ["silent"]
+    devices = f"--xla_force_host_platform_device_count={DEVICES}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(command, env=env, capture_output=True, text=True)
     if child.returncode:
+        said = child.stderr.strip().splitlines() or ["silent"]
         raise RuntimeError(f"{axes}: exit {child.returncode}: {said[-1]}")
+    return [json.loads(line) for line in child.stdout.splitlines()]
 
 
 def received(found: Found) -> dict[str, int]:
@@ -77,12 +64,13 @@ def received(found: Found) -> dict[str, int]:
 
 
 def allowed(found: Found) -> tuple[float, float]:
-    """Computes what a method may receive by what it needs of a leaf.
+    """Computes how much a method may receive, given what it needs of a leaf.
 
-    Entry by entry, models send sums: a few numbers each. Row by row they send a few numbers for
-    each row, and put together rows that are cut: in a matrix each device gets its share of them, in
-    a vector, which is one row, all entries of all models. What needs a matrix gets that of every
-    model, or its Gram matrix, and OPCM twice: for the norm of its sum and for the outcome.
+    - Single entries: sums, of a few numbers for each model.
+    - Rows: a few numbers for each row, and the rows that are cut. Each device gets its share of
+      the rows of a matrix, and all of a vector, which is one row.
+    - Matrices: that of every model, or its Gram matrix. OPCM gets each twice, for the norm of its
+      sum and for the outcome.
 
     Args:
       found: The record of one method.
@@ -103,7 +91,7 @@ def allowed(found: Found) -> tuple[float, float]:
 
 
 def excess(found: Found) -> str:
-    """Returns what a method receives beyond what is `allowed`; "" if nothing is."""
+    """Describes a collective that is not `allowed`; "" if all are."""
     most, rest = allowed(found)
     sums = {tuple(shapes) for kind, shapes, _ in found["sent"] if kind == "all-reduce"}
     large = [shapes for shapes in sums if Sent("all-reduce", shapes).bytes > most]
@@ -116,12 +104,12 @@ def excess(found: Found) -> str:
 
 
 def cell(found: Found) -> str:
-    """Writes what each device receives for one leaf of one placement."""
+    """Writes what each device receives for one leaf of one placement: moved / summed."""
     leaf = 4 * math.prod(PLACEMENTS[found["placement"]][0])
     total = {kind: n / LEAVES for kind, n in received(found).items()}
-    sums, others = total.pop("all-reduce", 0.0), sum(total.values())
-    parts = [f"{n / leaf:.2f}" if n > leaf / 100 else f"{n:.0f} B" for n in (others, sums) if n]
-    return " + ".join(parts) or "-"
+    summed, moved = total.pop("all-reduce", 0.0), sum(total.values())
+    amounts = [f"{n / leaf:.2f}" if n > leaf / 100 else f"{n:.0f} B" for n in (moved, summed)]
+    return " / ".join(amounts) if moved or summed else "-"
 
 
 def options(parser: Parser) -> None:
@@ -133,22 +121,17 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints a table, and returns the record."""
+    """Prints a table for each kind of axes, and returns the record."""
     record: dict[str, list[Found]] = {}
     good = True
     for axes in args.axes:
-        print(f"{axes} axes: received by each device for one leaf, in leaves: moved + summed")
+        say(f"{axes} axes ...")
+        record[axes] = compiled(axes, list(PLACEMENTS), args.methods)
+        print(f"{axes} axes: received by each device for one leaf, in leaves: moved / summed")
         table = Table("method".ljust(17), "needs ", *(name.ljust(15) for name in PLACEMENTS), "")
-        rows: dict[str, list[Found]] = {}
-        for found in compiled(axes, list(PLACEMENTS), args.methods):
-            own = rows.setdefault(found["method"], [])
-            own.append(found)
-            if len(own) < len(PLACEMENTS):
-                continue
-            too_much = "; ".join(
-                f"{one['placement']}: {why}" for one in own if (why := excess(one))
-            )
-            good = good and not too_much
-            table.row(found["method"], found["needs"], *map(cell, own), too_much)
-        record[axes] = [one for own in rows.values() for one in own]
+        for name in args.methods:
+            own = [found for found in record[axes] if found["method"] == name]
+            beyond = [f"{one['placement']}: {why}" for one in own if (why := excess(one))]
+            good = good and not beyond
+            table.row(name, own[0]["needs"], *map(cell, own), "; ".join(beyond))
     return {"good": good, "found": record}

@@ -1,7 +1,7 @@
 """On which devices the arrays of a program lie, where the compiler would choose badly.
 
-Mostly it chooses well: what is entry by entry stays where it is, and sums send one number. But a
-row that is sorted, and a matrix that is factorised, have to lie on one device.
+Mostly it chooses well: entries stay where they are, and sums send one number. But each row that is
+sorted, and each matrix that is factorised, has to lie on one device.
 """
 
 import math
