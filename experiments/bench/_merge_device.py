@@ -1,16 +1,27 @@
 """Merges of arrays in device memory, compared with copying as many bytes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from experiments.bench._llama import DELTA, SPREAD, Llama
 from experiments.bench._measuring import device, in_turns, print_table, spread
-from sail_jax import methods
+from sail_jax import Merge, methods
 
 Trees = list[dict[str, jax.Array]]
+MERGES: dict[str, Callable[[], Merge]] = {
+    "linear": methods.linear,
+    "task_arithmetic": methods.task_arithmetic,
+    "ties": partial(methods.ties, scope="tensor"),
+    "ties_tree": partial(methods.ties, scope="tree"),
+    "dare_ties": lambda: methods.dare_ties(key=jax.random.key(1)),
+    "della": lambda: methods.della(key=jax.random.key(1)),
+}
+"""What is measured, by name."""
 
 
 def _models(llama: Llama, count: int = 4) -> Trees:
@@ -30,11 +41,17 @@ def _models(llama: Llama, count: int = 4) -> Trees:
     return jax.block_until_ready(draw(jax.random.key(0)))
 
 
+@jax.jit
+def _inverted(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Inverts all bits of a tree, which reads and writes every one of them once, as a copy does."""
+    return {name: ~lax.bitcast_convert_type(x, jnp.uint16) for name, x in tree.items()}
+
+
 def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
     Bandwidth is counted as if a method read each of its inputs once and wrote its output once.
-    A copy of as many bytes on the same device takes turns with the methods.
+    A copy of the base, leaf by leaf on the same device, takes turns with the methods.
 
     Args:
       size: The name of the size, for the table.
@@ -47,28 +64,16 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
-    moved = held * (len(models) + 2)
-    # Inverting all bits reads and writes every word once, as a copy does.
-    words = jnp.zeros(max(moved // 8, 1), jnp.int32)
-    flip = jax.jit(lambda x: ~x)
-    merges = {
-        "linear": methods.linear(),
-        "task_arithmetic": methods.task_arithmetic(),
-        "ties": methods.ties(scope="tensor"),
-        "ties_tree": methods.ties(scope="tree"),
-        "dare_ties": methods.dare_ties(key=jax.random.key(1)),
-        "della": methods.della(key=jax.random.key(1)),
-    }
-    jobs = [lambda: flip(words), *(partial(jax.jit(m), models, base) for m in merges.values())]
-    copying, *each = in_turns(jobs, repeats)
-    copy = 2 * words.nbytes / copying.median  # bytes/s
+    merges = [partial(jax.jit(make()), models, base) for make in MERGES.values()]
+    copying, *each = in_turns([partial(_inverted, base), *merges], repeats)
+    copy = 2 * held / copying.median  # bytes/s
     print(
         f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16; "
         f"{device()}; copying {copy / 1e9:.1f} GB/s"
     )
     rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
-    for name, took in zip(merges, each, strict=True):
-        rate = moved / took.median
+    for name, took in zip(MERGES, each, strict=True):
+        rate = held * (len(models) + 2) / took.median
         speed = f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"
         rows.append((name, spread(took.later), f"{took.first:.1f}", *speed))
         measured[name] = {**took.record(), "bytes_per_second": rate, "of_copy": rate / copy}
