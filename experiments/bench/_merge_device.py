@@ -1,16 +1,27 @@
 """Merges of arrays in device memory, compared with copying as many bytes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from experiments.bench._llama import DELTA, SPREAD, Llama
-from experiments.bench._measuring import device, print_table, spread, times
-from sail_jax import methods
+from experiments.bench._measuring import device, in_turns, print_table, spread
+from sail_jax import Merge, methods
 
 Trees = list[dict[str, jax.Array]]
+MERGES: dict[str, Callable[[], Merge]] = {
+    "linear": methods.linear,
+    "task_arithmetic": methods.task_arithmetic,
+    "ties": partial(methods.ties, scope="tensor"),
+    "ties_tree": partial(methods.ties, scope="tree"),
+    "dare_ties": lambda: methods.dare_ties(key=jax.random.key(1)),
+    "della": lambda: methods.della(key=jax.random.key(1)),
+}
+"""What is measured, by name."""
 
 
 def _models(llama: Llama, count: int = 4) -> Trees:
@@ -30,10 +41,17 @@ def _models(llama: Llama, count: int = 4) -> Trees:
     return jax.block_until_ready(draw(jax.random.key(0)))
 
 
+@jax.jit
+def _inverted(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Inverts all bits of a tree, which reads and writes every one of them once, as a copy does."""
+    return {name: ~lax.bitcast_convert_type(x, jnp.uint16) for name, x in tree.items()}
+
+
 def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
     Bandwidth is counted as if a method read each of its inputs once and wrote its output once.
+    A copy of the base, leaf by leaf on the same device, takes turns with the methods.
 
     Args:
       size: The name of the size, for the table.
@@ -46,25 +64,15 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
-    # Inverting all bits reads and writes every word once, as a copy does.
-    words = jnp.zeros(max(held // 4, 1), jnp.int32)
-    flip = jax.jit(lambda x: ~x)
-    copy = 2 * words.nbytes / times(lambda: flip(words), repeats).median  # bytes/s
-    merges = {
-        "linear": methods.linear(),
-        "task_arithmetic": methods.task_arithmetic(),
-        "ties": methods.ties(scope="tensor"),
-        "ties_tree": methods.ties(scope="tree"),
-        "dare_ties": methods.dare_ties(key=jax.random.key(1)),
-        "della": methods.della(key=jax.random.key(1)),
-    }
+    merges = [partial(jax.jit(make()), models, base) for make in MERGES.values()]
+    copying, *each = in_turns([partial(_inverted, base), *merges], repeats)
+    copy = 2 * held / copying.median  # bytes/s
     print(
         f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16; "
         f"{device()}; copying {copy / 1e9:.1f} GB/s"
     )
     rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
-    for name, merge in merges.items():
-        took = times(partial(jax.jit(merge), models, base), repeats)
+    for name, took in zip(MERGES, each, strict=True):
         rate = held * (len(models) + 2) / took.median
         speed = f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"
         rows.append((name, spread(took.later), f"{took.first:.1f}", *speed))

@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Num
 
 from sail_jax.checks import concrete
 from sail_jax.merging.counting import numpy_of
+from sail_jax.merging.placement import divided
 
 PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
 """One number for all models, or one number for each model."""
@@ -90,8 +91,8 @@ def _folds(arrays: Sequence[Array]) -> bool:
     """Checks whether vectors can be folded into `FOLDED` rows each."""
     first = arrays[0]
     # Folding is a reshape: it needs whole rows, and does not fit axes split over devices.
-    spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
-    return first.ndim == 1 and bool(first.size) and first.size % FOLDED == 0 and not spread
+    whole = not any(map(divided, arrays))
+    return first.ndim == 1 and bool(first.size) and first.size % FOLDED == 0 and whole
 
 
 @jax.custom_jvp

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt
 
+from sail_jax.merging.placement import divided
 from sail_jax.merging.steps import Kernel, kernel
 
 HALF = 1 << 16
@@ -154,7 +155,7 @@ def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
     """
     n = mask.shape[-1]
     # Of many it pays on CPUs to add up eight in a byte first.
-    if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
+    if n % 8 == 0 and mask.size > MANY and not divided(mask):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
     return mask.sum(-1, dtype=jnp.uint32)
 

@@ -276,22 +276,23 @@ class _Loop:
         """Applies the last steps to every leaf, and returns the outcomes."""
 
         def finished(
-            state: PyTree, kernels: Known, data: Data, piece: Piece
+            before: PyTree, kernels: Known, data: Data, piece: Piece
         ) -> tuple[PyTree, PyTree]:
-            return state, tail(data.source, through(kernels, data, piece))
+            return before + 1, tail(data.source, through(kernels, data, piece))
 
-        count = len(self.data)
-        if count == 1 or self._is_short(finished):
-            return [self.visit(finished, (), i)[1] for i in range(count)]
-        return _unstacked(self.scan(finished, ())[1], count, self.stacked)
+        none, count = jnp.int32(0), len(self.data)
+        if count == 1 or self._is_short(finished, none):
+            return [self.visit(finished, none, i)[1] for i in range(count)]
+        counted, stack = self.scan(finished, none)
+        return _unstacked(stack, count, None if self.stacked else counted)
 
-    def _is_short(self, f: Body) -> bool:
+    def _is_short(self, f: Body, state: PyTree) -> bool:
         """Checks whether a leaf needs so few operations that a loop would cost more than it saves.
 
         A loop keeps XLA from fusing what a leaf does with what surrounds it, which costs copies.
         """
         # Counted in the program of one leaf, which is traced for this but not compiled.
-        return _operations(jax.make_jaxpr(lambda: self.visit(f, (), 0))().jaxpr) <= SHORT
+        return _operations(jax.make_jaxpr(lambda: self.visit(f, state, 0))().jaxpr) <= SHORT
 
 
 def _operations(jaxpr: Any) -> int:
@@ -307,29 +308,23 @@ def _operations(jaxpr: Any) -> int:
     return total
 
 
-def _unstacked(stack: PyTree, count: int, differentiable: bool) -> list[PyTree]:
-    """Splits a stack of outcomes along its leading axis."""
+def _unstacked(stack: PyTree, count: int, counted: Array | None) -> list[PyTree]:
+    """Splits a stack of outcomes along its leading axis.
+
+    `counted` is `count` as the loop counted, or None where the outcome will be differentiated.
+    """
     leaves, structure = jax.tree.flatten(stack)
-    columns = [_slices(x, count, differentiable) for x in leaves]
-    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
-
-
-def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
-    """Returns the `count` entries of an array along its leading axis."""
-    if differentiable:  # the transpose of `split` is one concatenation
-        return [part[0] for part in lax.split(x, (1,) * count)]
-    if not x.size:
-        return [x[0]] * count
-    # XLA compiles slices at known places one by one, but slices at unknown places once
-    entry = x.reshape(-1)[0]
-    dtype = jnp.dtype(f"uint{8 * entry.dtype.itemsize}")
-    bits = entry.astype(dtype) if entry.dtype == bool else lax.bitcast_convert_type(entry, dtype)
+    if counted is None:  # the transpose of `split` is one concatenation
+        columns = [[part[0] for part in lax.split(x, (1,) * count)] for x in leaves]
+        return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+    # XLA compiles slices at known places one by one, but slices at unknown places once.
     places = lax.cond(
-        (bits | 1) != 0,  # always, but XLA does not see that
+        counted == count,  # always, but XLA does not see through the loop
         lambda: tuple(jnp.int32(i) for i in range(count)),
         lambda: (jnp.int32(0),) * count,
     )
-    return [lax.dynamic_index_in_dim(x, place, 0, False) for place in places]
+    columns = [[lax.dynamic_index_in_dim(x, at, 0, False) for at in places] for x in leaves]
+    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
 
 
 class _Loops(Traced):

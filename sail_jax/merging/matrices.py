@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from sail_jax.merging.arithmetic import unit_of
+from sail_jax.merging.placement import whole
 
 Matrix = Float[Array, "a b"]
 
@@ -63,10 +64,11 @@ def svd(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     unit = unit_of(x)  # at any scale the same digits
-    U, S, Vt = jnp.linalg.svd(x * (1 / unit), full_matrices=False)
+    U, S, Vt = jnp.linalg.svd(whole(x * (1 / unit)), full_matrices=False)
     S = unit * S
     real = rounding(x, S[0] if size is None else size) < S
-    return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
+    found = jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
+    return whole(found[0]), found[1], whole(found[2])
 
 
 @svd.defjvp
@@ -103,7 +105,7 @@ def polar(x: Matrix) -> Matrix:
     [[1.0, 0.0], [0.0, 0.0]]
     """
     U, _, V = svd(x)
-    return matmul(U, V.T)
+    return whole(matmul(U, V.T))
 
 
 @polar.defjvp

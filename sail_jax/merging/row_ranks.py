@@ -15,6 +15,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Array, Float, UInt
 
 from sail_jax.merging.arithmetic import automatic
+from sail_jax.merging.placement import in_parts
 
 IN_CACHE = 1 << 15
 """The number of entries that are sorted at a time."""
@@ -47,11 +48,12 @@ def _rank_dtype(n: int) -> type[np.unsignedinteger]:
 
 def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
+    keys = in_parts(keys, -2)  # a row that is cut would be put together for each sort
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
     # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
     _, rank = lax.sort((order, index), num_keys=1)
-    return rank.astype(_rank_dtype(keys.shape[-1]))
+    return in_parts(rank.astype(_rank_dtype(keys.shape[-1])), -2)
 
 
 def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:

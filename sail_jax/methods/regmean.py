@@ -20,6 +20,7 @@ from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.merge import Merge
+from sail_jax.merging.placement import in_parts, whole
 from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
 from sail_jax.merging.task_vectors import (
@@ -190,12 +191,14 @@ def _fit(
         # in...].
         return x.reshape(-1, n).T if last else x.reshape(n, -1)
 
+    G = whole(G)
     # RegMean's shrinkage: alpha G + (1 - alpha) diag(G), with alpha = `off_diagonal`.
     G = jnp.where(jnp.eye(n, dtype=bool), G, off_diagonal * G)
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     # Shapes: G [task, in, in], A [in, in], each change [in, out].
     A = task_sum(w[:, None, None] * G)
-    changes = [w[k] * product(G[k], matrix(delta[k] - mean)) for k in range(tasks)]
+    moved = [in_parts(matrix(delta[k] - mean), -1) for k in range(tasks)]
+    changes = [w[k] * product(G[k], moved[k]) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
     # The mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0.
     size = jnp.trace(A) / n
@@ -203,7 +206,7 @@ def _fit(
     # A + damping is symmetric and, with Grams of real inputs, positive definite. Where it is not,
     # Cholesky gives NaN, which is refused with the advice of `remedy`.
     root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
-    change = jax.scipy.linalg.cho_solve(root, change / size)
+    change = jax.scipy.linalg.cho_solve(root, whole(change / size))
     return mean + (change.T if last else change).reshape(mean.shape)
 
 

@@ -36,6 +36,7 @@ from sail_jax.merging.combining import Transform, masked, matching, reduce, tran
 from sail_jax.merging.leafwise import check_chosen
 from sail_jax.merging.matrices import matmul, polar, rounding, svd
 from sail_jax.merging.merge import Merge
+from sail_jax.merging.placement import in_parts, whole
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import Scope, Vectors
@@ -346,9 +347,9 @@ def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array,
     gets rows of 0, and one loop does both.
     """
     rows = max(len(U), len(V))
-    pair = jnp.stack([jnp.pad(x, ((0, rows - len(x)), (0, 0))) for x in (U, V)])
-    first, second = lax.map(polar, pair)
-    return first[: len(U)], second[: len(V)]
+    pair = jnp.stack([jnp.pad(whole(x), ((0, rows - len(x)), (0, 0))) for x in (U, V)])
+    first, second = lax.map(polar, whole(pair))
+    return whole(first[: len(U)]), whole(second[: len(V)])
 
 
 def _beside(x: Float[Array, "task a k"]) -> Float[Array, "a task*k"]:
@@ -390,6 +391,7 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     U, S, V = (part[..., :common] for part in svd(task_sum(deltas)))
 
     def specific(x: Matrix) -> tuple[Array, ...]:
+        x = whole(x)
         # Where nothing is left of x, its rest is rounding: zero is measured by the size of x.
         rest = svd(x - matmul(U, U.T, x), jnp.linalg.norm(x))
         return tuple(part[..., :n] for part in rest)
@@ -410,6 +412,7 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     exactly 0.
     """
     # The grams do not depend on the size of a delta: each is computed where its squares fit.
+    deltas = in_parts(deltas, -2)  # grams are sums over rows, and all else goes row by row
     own = deltas * (1 / units_of([*deltas]))[:, None, None]
     squares = jnp.sum(own**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
@@ -418,7 +421,8 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     start = task_sum(deltas)
     # For one model start - x is exactly 0, and so is its pull.
     pulls = [matmul(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
-    return start, task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
+    A, C = task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
+    return in_parts(start, -2), whole(A), in_parts(C, -2)
 
 
 def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
@@ -458,7 +462,8 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
     start, A, C = _quadratic(deltas)
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        y, mean, square = state
+        # Row by row, so that no step sends anything between devices.
+        y, mean, square = (in_parts(x, -2) for x in state)
         # The gradient of a quadratic needs A and C alone, not the deltas: a step costs one product,
         # whatever the number of models.
         gradient = 2 * (matmul(y, A) + C)
@@ -479,6 +484,7 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     """The sum of the projected deltas of one matrix."""
 
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
+        x = whole(x)
         U, S, V = svd(merged)
         mass = jnp.cumsum(S)
         # The r leading directions: the longest run of singular values with at most alpha of their
@@ -487,9 +493,10 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
         index = jnp.arange(len(S))
         # In the basis of the sum so far: the block of the leading directions, and the diagonal.
         removed = (leading[:, None] & leading) | (index[:, None] == index)
-        return merged + x - matmul(U, jnp.where(removed, matmul(U.T, x, V), 0), V.T), None
+        rest = x - matmul(U, jnp.where(removed, matmul(U.T, x, V), 0), V.T)
+        return merged + rest, None
 
-    return lax.scan(add, deltas[0], deltas[1:])[0]
+    return whole(lax.scan(add, whole(deltas[0]), deltas[1:])[0])
 
 
 def _squares(piece: Piece, delta: Array, weight: Array) -> Products:

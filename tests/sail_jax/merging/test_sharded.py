@@ -19,12 +19,13 @@ PROGRAM = """
 
     kind, *names = sys.argv[1:]
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
-    specs = {"kernel": P("x", "y"), "bias": P("x"), "gain": P(), "steps": P()}
+    specs = {"kernel": P("x", "y"), "other": P("x", "y"), "bias": P("x"), "gain": P(), "steps": P()}
     rng = np.random.default_rng(0)
 
     def model(like=None):
         draw = lambda *shape: np.float32(rng.normal(size=shape))
-        tree = {"kernel": draw(16, 12), "bias": draw(8), "gain": draw()}
+        # those of one shape share a loop
+        tree = {"kernel": draw(16, 12), "other": draw(16, 12), "bias": draw(8), "gain": draw()}
         if like is not None:
             tree = {name: like[name] + 0.1 * (common[name] + tree[name]) for name in tree}
         return {name: jnp.asarray(x) for name, x in tree.items()} | {"steps": jnp.arange(3)}
