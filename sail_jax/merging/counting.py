@@ -5,11 +5,13 @@ files.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, UInt
 
 from sail_jax.merging.placement import divided
@@ -71,6 +73,7 @@ def add(a: Counts, b: Counts) -> Counts:
     return jax.tree.map(both, a, b, is_leaf=lambda x: isinstance(x, Wide))
 
 
+@np.errstate(over="ignore")
 def subtract(a: Wide, b: Wide) -> Wide:
     """Subtracts counts."""
     # Borrowed beforehand, so that the lower word is not negative.
@@ -82,15 +85,15 @@ def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
     return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
 
 
+def smaller(a: Wide, b: Wide, larger: bool = False) -> Wide:
+    """Takes the smaller of two counts, entry by entry, or the larger one."""
+    first = less(b, a) if larger else less(a, b)
+    return Wide(*(numpy_of(first).where(first, x, y) for x, y in zip(a, b, strict=True)))
+
+
 def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
     """Converts 32-bit counts to a `Wide`."""
     return carry(jnp.uint32(0), n)
-
-
-def running(counts: Wide) -> Wide:
-    """Computes for each row the sum of the rows before it."""
-    # Fewer than 2**16 words below 2**16 add up to less than 2**32.
-    return carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
 def numpy_of(x: Any) -> Any:
@@ -121,27 +124,38 @@ def for_each(tasks: int, count: Wide) -> Wide:
     return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in count))
 
 
-def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
-    """Counts how often a mask is True for each task.
+def occurrences(masks: Sequence[Bool[Array, "..."]] | Bool[Array, "mask ..."]) -> Wide:
+    """Counts how often each of some masks of one shape is True.
 
     Args:
-      mask: Shape `[task, ...]`, fewer than 2**32 entries for each task.
+      masks: At least one mask, of fewer than 2**32 entries.
 
     Returns:
-      Counts, shape `[task]`.
+      Counts, shape `[mask]`.
 
     Raises:
       ValueError: For a leaf with more entries.
     """
-    check_size(mask)
-    counts = [row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
+    first, *others = masks
+    check_size(first.shape)
+    if not others or divided(first):
+        counts = [row_sums(x) if x.ndim == 1 else x.sum(dtype=jnp.uint32) for x in masks]
+    else:
+        # Together, which compiles to one loop: XLA rewrites a sum by itself into two on CPUs.
+        # Devices would exchange the parts of sums that are taken together in more steps.
+        words = [x.astype(jnp.uint32) for x in masks]
+        counts = lax.reduce(words, [jnp.uint32(0)] * len(words), _add_each, range(first.ndim))
     return narrow_to_wide(jnp.stack(counts))
 
 
-def check_size(keys: Array) -> None:
+def _add_each(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def check_size(shape: Sequence[int]) -> None:
     """Refuses a leaf with more entries than 32 bits can count."""
-    if math.prod(keys.shape[1:]) >= 1 << 32:
-        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
+    if math.prod(shape) >= 1 << 32:
+        raise ValueError(f"cannot count a leaf of shape {tuple(shape)}: expected < 2**32 entries")
 
 
 def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
@@ -177,17 +191,63 @@ def fraction(part: float) -> Kernel:
 
 
 def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
-    """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
-    # Column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
-    # so that none overflows before carries are passed on.
-    columns = [jnp.uint32(0)] * 6
-    for i, digit in enumerate((count.lo, count.hi)):
-        for j in range(3):
-            product = digit * places[j]
-            # Each column receives at most five numbers below 2**16.
+    """Multiplies counts by a fraction of 48 binary places."""
+    _, _, _, *whole = _long_product(list(places), [count.lo, count.hi])
+    return Wide(whole[1], whole[0])
+
+
+def of_size(part: Numbers, size: int, half: bool = True) -> Wide:
+    """Computes how many entries a fraction of them is: floor(part * size + 1/2).
+
+    A known fraction is computed with in float64, and so is a traced one of float64. Any other that
+    is traced is taken as the float32 number that it is, and the outcome is exact for this number.
+    It may differ from the known one by 1 + 2**-24 * part * size: the float32 number next to 0.7
+    lies 1.2e-8 below it, which makes 3 of 5 entries instead of 4.
+
+    Args:
+      part: In [0, 1], any shape; of NumPy if its values are known.
+      size: The number of entries, below 2**48.
+      half: Whether it is rounded to the nearest, or down.
+
+    Returns:
+      Counts, of the shape of `part`.
+    """
+    rounding = 0.5 if half else 0.0
+    if isinstance(part, np.ndarray | np.generic):
+        # Not np.round, which takes halves to the nearest even number.
+        return wide(np.floor(part * size + rounding).astype(int))
+    part = jnp.clip(lax.stop_gradient(part), 0, 1)
+    if part.dtype == jnp.float64:
+        count = jnp.floor(part * size + rounding)
+        high = jnp.floor(count / HALF)
+        return Wide(high.astype(jnp.uint32), (count - high * HALF).astype(jnp.uint32))
+    rest, digits = part.astype(jnp.float32), []
+    for _ in range(6):  # its digits of 16 bits; each of these operations is exact
+        digit = jnp.floor(rest)
+        rest = (rest - digit) * HALF
+        digits.append(digit.astype(jnp.uint32))
+    # What follows 80 binary places is less than 2**-8 of an entry.
+    words = [np.uint32(size >> 16 * j & 0xFFFF) for j in range(3)]
+    *_, low, middle, high = _long_product(digits[::-1], words, half=4 if half else None)[:8]
+    return Wide(high << 16 | middle, low)
+
+
+def _long_product(a: Sequence[Array], b: Sequence[Any], half: int | None = None) -> list[Array]:
+    """Multiplies numbers of 16-bit digits, given and returned from the lowest digit up.
+
+    With `half`, half of HALF is added to the digit of this place.
+    """
+    # Both halves of each product of 32 bits go to their own column. So each column receives at most
+    # twelve numbers below 2**16, and none overflows before carries are passed on.
+    columns: list[Any] = [np.uint32(0)] * (len(a) + len(b))
+    if half is not None:
+        columns[half] = np.uint32(HALF // 2)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            product = x * y
             columns[i + j] = columns[i + j] + (product & 0xFFFF)
             columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
-    for i in range(5):
+    for i in range(len(columns) - 1):
         columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
-    # Columns 0 to 2 are the 48 binary places.
-    return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
+        columns[i] = columns[i] & 0xFFFF
+    return columns

@@ -22,16 +22,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
-from sail_jax.merging import counting
 from sail_jax.merging.leafwise import (
     Add,
     Data,
     Known,
     Leaf,
-    Traced,
     alone,
     local_of,
-    map_counts,
     naming,
     summarise,
     through,
@@ -40,6 +37,8 @@ from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
 SHORT = 60
 """The largest number of operations of a leaf for which its program is repeated for every leaf."""
+FEW = 1 << 12
+"""The largest number of entries of leaves that are stacked: branches take longer to compile."""
 
 
 def is_traced(*trees: Any) -> bool:
@@ -87,15 +86,15 @@ class Plan(NamedTuple):
       loops: The indices of the leaves in each loop.
       sizes: The number of entries of a leaf, for each loop.
       applied: Which steps apply to the leaves, for each loop.
-      order: The indices of all leaves in order of their paths.
       first: The path of the first leaf of each loop, for messages.
+      data: For each leaf the structure of its `Data`, and which of all arrays it holds.
     """
 
     loops: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
     applied: tuple[tuple[bool, ...], ...]
-    order: tuple[int, ...]
     first: tuple[str, ...]
+    data: tuple[tuple[Any, tuple[int, ...]], ...]
 
 
 class Tables(NamedTuple):
@@ -103,11 +102,13 @@ class Tables(NamedTuple):
 
     Attributes:
       names: The `fingerprint` of each leaf, an array `[leaf, 4]` for each loop.
+      places: How many leaves come before each in order of paths, an array `[leaf]` for each loop.
       prepared: For each step what its statistics derive from sizes (`Step.prepare`): from the size
         of the tree, or, in a tuple, from the size of a leaf of each loop.
     """
 
     names: tuple[np.ndarray, ...]
+    places: tuple[np.ndarray, ...]
     prepared: tuple[PyTree, ...]
 
 
@@ -136,13 +137,17 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
         loops.setdefault((applied, structure, types), []).append(i)
+    # What several leaves hold, such as the weights of models, is one argument.
+    arrays = list({id(x): x for x in jax.tree.leaves(data)}.values())
+    known = {id(x): i for i, x in enumerate(arrays)}
     plan = Plan(
         tuple(map(tuple, loops.values())),
         tuple(leaves[members[0]].size for members in loops.values()),
         tuple(key[0] for key in loops),
-        # Ties between equal magnitudes are broken by path, whatever the order of the pytree.
-        tuple(sorted(range(len(leaves)), key=lambda i: leaves[i].path)),
         tuple(leaves[members[0]].path for members in loops.values()),
+        tuple(
+            (jax.tree.structure(x), tuple(known[id(y)] for y in jax.tree.leaves(x))) for x in data
+        ),
     )
 
     def prepare(s: int, step: Step) -> Any:
@@ -155,34 +160,41 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
             for n, mask in zip(plan.sizes, plan.applied, strict=True)
         )
 
+    in_order = sorted(range(len(leaves)), key=lambda i: leaves[i].path)
+    place = {i: rank for rank, i in enumerate(in_order)}
     tables = Tables(
         # Paths enter the program as data: trees of the same shapes under other names share a
         # program.
         tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
+        # Ties between equal magnitudes are broken by path, whatever the order of the pytree.
+        tuple(np.array([place[i] for i in members], np.int32) for members in plan.loops),
         tuple(prepare(s, step) for s, step in enumerate(steps)),
     )
-    return _compiled(plan, tuple(step.compiled() for step in steps), data, tables, tail)
+    return _compiled(plan, tuple(step.compiled() for step in steps), arrays, tables, tail)
 
 
 def _walk(
     stacked: bool,
     plan: Plan,
     steps: tuple[Step, ...],
-    data: tuple[Data, ...],
+    arrays: Sequence[Array],
     tables: Tables,
     tail: Kernel,
 ) -> list[PyTree]:
     """Applies the steps to all loops; the body of the compiled program."""
+    data = [structure.unflatten(arrays[i] for i in places) for structure, places in plan.data]
     loops = [
-        _Loop(members, size, tuple(data[i] for i in members), names, stacked)
-        for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
+        _Loop(members, size, tuple(data[i] for i in members), names, places, stacked)
+        for members, size, names, places in zip(
+            plan.loops, plan.sizes, tables.names, tables.places, strict=True
+        )
     ]
     for s, step in enumerate(steps):
         chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
         kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
             # Visits every leaf once or more, each time through all steps before this one.
-            visit = _Loops([loops[k] for k in chosen], plan.order)
+            visit = _Loops([loops[k] for k in chosen], len(data))
             bound, own = resolve(step, visit, tables.prepared[s])
             for i, k in enumerate(chosen):
                 kernels[k], loops[k].own[s] = bound, tuple(argument[i] for argument in own)
@@ -228,6 +240,7 @@ class _Loop:
       size: The number of entries of each leaf.
       data: The arrays of each leaf.
       names: The fingerprint of each leaf, `[leaf, 4]`.
+      places: How many leaves come before each in order of paths, `[leaf]`.
       stacked: Whether the arrays are stacked first, which is better to differentiate and takes more
         memory.
       known: The kernels of the steps that are resolved, None where a step does not apply.
@@ -238,6 +251,7 @@ class _Loop:
     size: int
     data: tuple[Data, ...]
     names: Array | np.ndarray
+    places: Array | np.ndarray
     stacked: bool
     known: list[Kernel | None] = field(default_factory=list)
     own: dict[int, tuple[PyTree, ...]] = field(default_factory=dict)
@@ -247,30 +261,40 @@ class _Loop:
         if len(self.data) == 1:  # a loop would only hide it from XLA's fusion
             state, outcome = self.visit(f, state, 0)
             return state, jax.tree.map(lambda x: x[None], outcome)
-        mine = self.names, self.own
-        if self.stacked:
-            xs = jax.tree.map(lambda *x: jnp.stack(x), *self.data), mine
-            return lax.scan(lambda state, x: self._step(f, state, *x), state, xs)
+        mine = self.names, self.places, self.own
+        rows, structure = [jax.tree.leaves(x) for x in self.data], jax.tree.structure(self.data[0])
+        # What all leaves share, such as the weights of models, is not stacked or picked.
+        own = [
+            k for k, column in enumerate(zip(*rows, strict=True)) if len(set(map(id, column))) > 1
+        ]
+
+        def whole(mine: Sequence[Array]) -> Data:
+            arrays = dict(enumerate(rows[0])) | dict(zip(own, mine, strict=True))
+            return structure.unflatten(arrays.values())
+
+        if self.stacked or self.size <= FEW:
+            xs = [jnp.stack([row[k] for row in rows]) for k in own], mine
+            return lax.scan(lambda state, x: self._step(f, state, whole(x[0]), x[1]), state, xs)
         # Picked by a branch: to stack them first would copy all inputs.
-        branches = [lambda leaf=leaf: jax.tree.map(jnp.asarray, leaf) for leaf in self.data]
+        branches = [lambda row=row: [jnp.asarray(row[k]) for k in own] for row in rows]
 
         def step(state: PyTree, x: Any) -> tuple[PyTree, PyTree]:
-            return self._step(f, state, lax.switch(x[0], branches), x[1])
+            return self._step(f, state, whole(lax.switch(x[0], branches)), x[1])
 
         return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
 
     def visit(self, f: Body, state: PyTree, i: int) -> tuple[PyTree, PyTree]:
         """Returns the next state and the outcome of leaf `i` alone."""
-        mine = jax.tree.map(lambda x: x[i], (self.names, self.own))
+        mine = jax.tree.map(lambda x: x[i], (self.names, self.places, self.own))
         return self._step(f, state, self.data[i], mine)
 
     def _step(self, f: Body, state: PyTree, data: Data, mine: Any) -> tuple[PyTree, PyTree]:
         """Calls the body of a loop with the kernels of one leaf."""
-        name, own = mine
+        name, place, own = mine
         kernels = tuple(
             kernel and kernel.bind(*own.get(s, ())) for s, kernel in enumerate(self.known)
         )
-        return f(state, kernels, data, Piece(name))
+        return f(state, kernels, data, Piece(name, place=place))
 
     def finish(self, tail: Kernel) -> Iterable[PyTree]:
         """Applies the last steps to every leaf, and returns the outcomes."""
@@ -327,19 +351,18 @@ def _unstacked(stack: PyTree, count: int, counted: Array | None) -> list[PyTree]
     return [structure.unflatten(row) for row in zip(*columns, strict=True)]
 
 
-class _Loops(Traced):
-    """The visit (`steps.Visit`) of all leaves by loops.
+class _Loops:
+    """The visit (`steps.Leaves`) of all leaves by loops.
 
     What pieces keep for themselves is a list with one entry for each loop, stacked over its leaves.
     """
 
-    bits = 1
-
-    def __init__(self, loops: Sequence[_Loop], order: Sequence[int]):
+    def __init__(self, loops: Sequence[_Loop], leaves: int):
         self.loops, self.tasks = loops, loops[0].data[0].source.tasks
-        # Loops group leaves by shape, but equal keys are taken in order of paths.
-        rank = {leaf: place for place, leaf in enumerate(order)}
-        self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
+        self.leaves, self.largest = leaves, max(loop.size for loop in loops)
+
+    def run(self, function: Kernel, *args: Any) -> PyTree:
+        return function(*args)
 
     def fold(self, summary: Kernel, add: Add) -> PyTree:
         return self._visit(lambda *leaf: (summarise(leaf[0], summary, *leaf[1:]), ()), add)[0]
@@ -368,18 +391,8 @@ class _Loops(Traced):
             own.append(mine)
         return total, own
 
-    def before(self, own: PyTree) -> PyTree:
-        ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
-        # `by_path` takes the order of the loops to that of the paths, `back` undoes it.
-        back = np.argsort(self.by_path)
+    def each(self, function: Kernel) -> PyTree:
+        def of(name: Any, place: Any) -> PyTree:
+            return function(Piece(name, place=place))
 
-        def running(*parts: counting.Wide) -> list[counting.Wide]:
-            in_order = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
-            before = [jnp.split(part[back], ends) for part in counting.running(in_order)]
-            return [counting.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
-
-        spread = map_counts(running, *own)
-        return [
-            jax.tree.map(lambda x, k=k: x[k], spread, is_leaf=lambda x: isinstance(x, list))
-            for k in range(len(own))
-        ]
+        return [jax.vmap(of)(loop.names, loop.places) for loop in self.loops]

@@ -5,7 +5,7 @@ Both evaluators (`evaluate` and `streaming`) are written with these functions.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -183,24 +183,15 @@ def _alone(
     step: Step, prepared: tuple[PyTree, ...], piece: Piece, delta: Array, weight: Array
 ) -> Any:
     """Finds the statistics of a step in a whole leaf and applies its kernel."""
-    bound, own = resolve(step, Whole(piece, delta, weight), prepared)
+    # Bins pay only on CPUs, and there only for many entries.
+    binned = piece.on_host and delta[0].size > SMALL
+    visit = (Binned if binned else Whole)(piece, delta, weight)
+    bound, own = resolve(step, visit, prepared)
     return bound(*own, piece, delta, weight)
 
 
-class Traced:
-    """The methods common to visits that are part of a compiled program."""
-
-    def run(self, function: Kernel, *args: Any) -> PyTree:
-        """Calls a kernel; see `Visit.run`."""
-        return function(*args)
-
-    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
-        """Repeats a function of a state in a loop of the program; see `Visit.repeat`."""
-        return lax.fori_loop(0, times, body, state)
-
-
-class Whole(Traced):
-    """The visit (`steps.Visit`) of one leaf that is a single piece.
+class _One:
+    """A visit of one leaf that is a single piece, as part of a compiled program.
 
     Args:
       piece: The piece.
@@ -211,14 +202,35 @@ class Whole(Traced):
     def __init__(self, piece: Piece, delta: Array, weight: Array):
         self.piece, self.delta, self.weight = piece, delta, weight
         self.tasks = len(delta)
-        # Bins pay only on CPUs, and there only for many entries.
-        self.bits = 16 if piece.on_host and delta[0].size > SMALL else 1
+
+    def run(self, function: Kernel, *args: Any) -> PyTree:
+        return function(*args)
 
     def fold(self, summary: Kernel, add: Add) -> PyTree:
         return summary(self.piece, self.delta, self.weight)
 
     def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
         return summary(self.piece, self.delta, self.weight)
+
+
+class Whole(_One):
+    """The visit (`steps.Leaves`) of one leaf."""
+
+    def __init__(self, piece: Piece, delta: Array, weight: Array):
+        super().__init__(replace(piece, place=0), delta, weight)
+        self.leaves, self.largest = 1, delta[0].size
+
+    def each(self, function: Kernel) -> PyTree:
+        return function(self.piece)
+
+
+class Binned(_One):
+    """The visit (`steps.Pieces`) of one leaf of many entries on a CPU."""
+
+    bits = 16
+
+    def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
+        return lax.fori_loop(0, times, body, state)
 
     def before(self, own: PyTree) -> PyTree:
         # Nothing lies before the only piece.

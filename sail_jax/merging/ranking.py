@@ -28,27 +28,35 @@ order, so that a threshold takes one pass over the model for each digit. One mor
 keys equal to the threshold in each piece. A piece then takes as many of them as the pieces before
 it leave.
 
-The width of digits depends on where keys are (`Visit.bits`). Two digits of 16 bits, counted into
+The width of digits depends on where keys are (`Pieces.bits`). Two digits of 16 bits, counted into
 65,536 bins, read a file only twice, and take 0.6 ms for 2^20 keys on one core. Four digits of 8
-bits cost less where leaves are small. In a program that is traced digits have one bit. One
-comparison and one sum count them, in a loop that compiles to a few instructions on every device.
+bits cost less where leaves are small.
+
+In a program that is traced digits have one bit, and bins would be too much: a comparison and a sum
+count them, in one loop for all leaves that compiles to a few instructions on every device. Devices
+exchange counts and no keys. The place of the last entry is found in the same loop, as further bits
+below those of the key: first the leaf in order of paths, then the index. Most searches end before,
+as soon as some cut keeps as many entries as are wanted.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import register_dataclass
-from jaxtyping import Array, Bool, Float, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
-from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
+from sail_jax.merging.steps import STATIC, Kernel, Leaves, Piece, Pieces, Statistic, Visit, kernel
 
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
@@ -56,6 +64,9 @@ COLUMNS = 1 << 14
 """The number of columns of the rows into which a vector is divided."""
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
+
+ALL = np.uint32(0xFFFFFFFF)
+"""An index behind all entries of a leaf."""
 
 Keys = UInt[Array, "task ..."]
 """Unsigned integers in the order of what is ranked, for each task."""
@@ -164,6 +175,19 @@ class Threshold(NamedTuple):
     rank: Wide
 
 
+class Cut(NamedTuple):
+    """Where a ranking of whole leaves is cut, for each task: what `Threshold` is to pieces.
+
+    Attributes:
+      key: Larger keys are kept, shape `[task]`.
+      ends: The keys equal to it are kept before this row-major index of a leaf, uint32. Shape
+        `[leaf, task]`; leaves count as `Piece.place` does.
+    """
+
+    key: UInt[Array, "task"]
+    ends: UInt[Array, "leaf task"]
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Statistic):
@@ -188,11 +212,15 @@ class Order(Statistic):
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: tuple[Wide, ...]
-    ) -> tuple[tuple[Threshold, ...], tuple[Any, ...]]:
+    ) -> tuple[tuple[Threshold, ...] | tuple[Cut, ...], tuple[Any, ...]]:
         """Searches for the keys of all ranks together; see `Statistic.find`."""
         keys = self.keys.bind(*found)
         ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
-        tasks, digits = self.tasks or visit.tasks, _key_bits() // visit.bits
+        tasks = self.tasks or visit.tasks
+        if isinstance(visit, Leaves):
+            return _cut(visit, keys, tasks, ranks, self.ties)
+        assert isinstance(visit, Pieces)
+        digits = _key_bits() // visit.bits
         # No digit is known yet: every key begins with the empty head.
         head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
@@ -222,6 +250,72 @@ class Order(Statistic):
         """Returns the memory that counting takes; see `Statistic.visiting_bytes`."""
         # measured: the keys below each further rank are counted beside those below the first
         return 24 * max(0, len(self.prepare(size)) - 1)
+
+
+def _cut(
+    visit: Leaves, keys: Kernel, tasks: int, ranks: Sequence[Wide], ties: bool
+) -> tuple[tuple[Cut, ...], tuple[Any, ...]]:
+    """Searches for the cuts after some ranks by bisection, in a loop of the program.
+
+    With `ties` a cut lies between two entries, and the place of each leaf is returned, for `take`.
+    Without, the keys of the cuts are those of the ranks.
+    """
+    parts = zip(*ranks, strict=True)
+    wanted = Wide(*(jnp.stack(jnp.broadcast_arrays(*x)).reshape(len(ranks), -1) for x in parts))
+    # No two entries have the same (key, place of the leaf, index). A cut is three such words, of
+    # which the last two count from the end. Their bits are found from the highest down.
+    leaves, largest = (visit.leaves, visit.largest) if ties else (1, 1)
+    bits = [_key_bits(), (leaves - 1).bit_length(), (largest - 1).bit_length()]
+    dtype = _key_dtype()
+    step = np.zeros((sum(bits), len(bits), 1, 1), dtype)
+    for word, n in enumerate(bits):
+        step[sum(bits[:word]) :][:n, word, 0, 0] = [1 << i for i in reversed(range(n))]
+
+    def at(words: Array) -> Cut:
+        key, leaf, index = words
+        ends = (largest - jnp.minimum(index, largest)).astype(jnp.uint32)[None]
+        if leaves > 1:
+            place = np.arange(leaves, dtype=np.int32)[:, None, None]
+            last = leaves - 1 - leaf.astype(jnp.int32)
+            ends = jnp.where(place < last, ALL, jnp.where(place == last, ends, 0))
+        return Cut(key, ends)
+
+    def going(state: Any) -> Array:
+        i, _, found = state
+        return (i < sum(bits)) & ~found.all()
+
+    def halve(state: Any) -> Any:
+        i, words, found = state
+        more = words | jnp.asarray(step)[i]
+        count = kernel(_count_kept, keys, at(more), ties=ties)
+        # Up to 2**16 leaves add up before a carry.
+        kept = counting.carry(*visit.fold(count, functools.partial(jax.tree.map, operator.add)))
+        enough = ~counting.less(kept, wanted)
+        # No entry lies between this cut and the one of the last bit: either will do.
+        exact = enough & ~counting.less(wanted, kept)
+        return i + 1, jnp.where(enough, more, words), found | exact if ties else found
+
+    shape = len(ranks), tasks
+    start = jnp.int32(0), np.zeros((len(bits), *shape), dtype), np.zeros(shape, bool)
+    cut = at(lax.while_loop(going, halve, start)[1])
+    cuts = tuple(Cut(key, cut.ends[:, i]) for i, key in enumerate(cut.key))
+    return cuts, (visit.each(kernel(_places, count=len(cuts))),) if ties else ()
+
+
+def _count_kept(keys: Kernel, cuts: Cut, *of: Any, ties: bool) -> Wide:
+    """Counts what each of some cuts keeps, `[rank, task]`."""
+    values, inside = _keys_inside(keys, *of)
+    kept: list[Array] = []
+    for key, end in zip(cuts.key, cuts.ends[of[0].place], strict=True):
+        # Keys of which none is taken in part may be the largest integer.
+        kept.extend(_until(values, key, end) if ties else per_task(jnp.greater_equal, values, key))
+    counts = counting.occurrences(kept if inside is None else [x & inside for x in kept])
+    return Wide(*(part.reshape(cuts.key.shape) for part in counts))
+
+
+def _places(piece: Piece, *, count: int) -> tuple[Any, ...]:
+    """Returns the place of a leaf, for each of some cuts."""
+    return (jnp.asarray(piece.place, jnp.int32),) * count
 
 
 def _next_digit(threshold: Threshold, counts: Wide) -> Threshold:
@@ -263,22 +357,23 @@ def _count_digits(
 ) -> tuple[Wide, ...]:
     """Counts for each head the keys that begin with it, by their next digit: `[task, 2**bits]`.
 
-    `of` is (piece, delta, weight). Where digits have one bit, those that are 0 are not counted.
+    `of` is (piece, delta, weight).
     """
     values, inside = _keys_inside(keys, *of)
-    if bits > 1:
-        return tuple(histogram(values, head, shift, inside, bits) for head in heads)
-    ones = _count_where(
-        lambda key, p: key >> shift == p, [h << 1 | 1 for h in heads], values, inside
-    )
-    return tuple(Wide(*(jnp.stack([0 * part, part], 1) for part in n)) for n in ones)
+    return tuple(histogram(values, head, shift, inside, bits) for head in heads)
 
 
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *of: Any
 ) -> tuple[tuple[()], tuple[Wide, ...]]:
     """Counts the keys that are equal to each threshold."""
-    return (), _count_where(jnp.equal, thresholds, *_keys_inside(keys, *of))
+    values, inside = _keys_inside(keys, *of)
+
+    def count(threshold: Array) -> Wide:
+        hits = per_task(jnp.equal, values, threshold)
+        return counting.occurrences(hits if inside is None else hits & inside)
+
+    return (), tuple(map(count, thresholds))
 
 
 def _keys_inside(
@@ -286,21 +381,6 @@ def _keys_inside(
 ) -> tuple[Keys, Bool[Array, "..."] | None]:
     """Computes the keys of a piece, and which of them are no padding (None if all are)."""
     return keys(piece, delta, weight), piece.inside(delta.shape[1:])
-
-
-def _count_where(
-    holds: Callable[[Array, Array], Array],
-    values: Sequence[Array],
-    keys: Array,
-    inside: Array | None,
-) -> tuple[Wide, ...]:
-    """Counts for each value the keys for which a predicate holds."""
-
-    def count(value: Array) -> Wide:
-        hits = per_task(holds, keys, value)
-        return counting.occurrences(hits if inside is None else hits & inside)
-
-    return tuple(map(count, values))
 
 
 def histogram(
@@ -325,7 +405,7 @@ def histogram(
     Raises:
       ValueError: For a leaf with more entries.
     """
-    counting.check_size(keys)
+    counting.check_size(keys.shape[1:])
 
     def digits(key: Array, head: Array) -> tuple[Array, Array]:
         rest = key >> shift
@@ -374,7 +454,9 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 # --- which entries are kept
 
 
-def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..."]:
+def take(
+    keys: Keys, threshold: Threshold | Cut, before: Wide | Int[Array, ""]
+) -> Bool[Array, "task ..."]:
     """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
@@ -382,17 +464,31 @@ def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..
     says.
 
     Args:
-      keys: The keys of a piece, shape `[task, ...]`.
+      keys: The keys of a piece, shape `[task, ...]`. None is the largest integer.
       threshold: The threshold, and how many keys equal to it are taken in all.
-      before: How many keys equal to it lie in earlier pieces, shape `[task]`.
+      before: How many keys equal to it lie in earlier pieces, shape `[task]`; for a `Cut` how many
+        leaves come before this one.
 
     Returns:
       A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
+    if isinstance(threshold, Cut):
+        return automatic(_until, keys)(keys, threshold.key, threshold.ends[before])
+    assert isinstance(before, Wide)
     left = counting.rest(threshold.rank, before)
     return automatic(_take, keys)(keys, threshold.key, left)
+
+
+def _until(keys: Array, thresholds: Array, ends: Array) -> Array:
+    """Takes the keys above a threshold, and those equal to it before an index."""
+    index = lax.iota(jnp.uint32, math.prod(keys.shape[1:])).reshape(keys.shape[1:])
+    # Fewer operations than with two comparisons. Keys that are ranked leave room for the 1.
+    return per_task(
+        lambda key, least, end: key + (index < end).astype(key.dtype) > least,
+        keys, thresholds, ends,
+    )  # fmt: skip
 
 
 def _take(keys: Array, thresholds: Array, left: Array) -> Array:
@@ -410,11 +506,7 @@ def _take(keys: Array, thresholds: Array, left: Array) -> Array:
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     # Behind the last equal key that is taken; the row's own start if none of it is.
     end = row * columns + jnp.where(left > 0, column + 1, 0)
-    index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
-    return per_task(
-        lambda key, least, end: (key > least) | ((key == least) & (index < end)),
-        keys, thresholds, end,
-    )  # fmt: skip
+    return _until(keys, thresholds, end)
 
 
 def _first_reaching(

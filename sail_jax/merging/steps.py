@@ -184,6 +184,8 @@ class Piece:
         None if there is no padding.
       on_host: Whether the kernel is compiled for the CPU of this process and called there by the
         evaluator itself. Then it may use NumPy in callbacks. It may not under the caller's `jit`.
+      place: How many leaves come before this one in order of paths, if it is a whole leaf in the
+        visit of `Leaves`.
       local: The arrays that `Step.local` has for this leaf; None without.
     """
 
@@ -192,6 +194,7 @@ class Piece:
     size: ArrayLike | None = None
     on_host: bool = field(default=False, metadata=STATIC)
     local: Any = None
+    place: ArrayLike | None = None
 
     def beside(self, local: Any) -> "Piece":
         """Returns the piece as a step sees it that has arrays of its own for this leaf.
@@ -242,12 +245,9 @@ class Visit(Protocol):
 
     Attributes:
       tasks: The number of models.
-      bits: How many bits of a key one pass should find (see `ranking`): many where passes cost more
-        than counting does.
     """
 
     tasks: int
-    bits: int
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
         """Adds up what all pieces contribute."""
@@ -257,12 +257,40 @@ class Visit(Protocol):
         """Adds up what all pieces contribute, and keeps a value of each piece."""
         ...
 
-    def before(self, own: Any) -> Any:
-        """Adds up, for each piece, the counts that the pieces before it keep."""
-        ...
-
     def run(self, function: Kernel, *args: Any) -> Any:
         """Calls a kernel on what was found, compiled where that pays."""
+        ...
+
+
+@runtime_checkable
+class Leaves(Visit, Protocol):
+    """A visit of whole leaves in a program that is traced.
+
+    Attributes:
+      leaves: The number of leaves of which `Piece.place` counts.
+      largest: The number of entries of the largest leaf that is visited.
+    """
+
+    leaves: int
+    largest: int
+
+    def each(self, function: Kernel) -> Any:
+        """Computes a value of each piece from where it lies: `function(piece)`."""
+        ...
+
+
+@runtime_checkable
+class Pieces(Visit, Protocol):
+    """A visit of pieces in which bins are cheap, and passes dear.
+
+    Attributes:
+      bits: How many bits of a key one pass should find (see `ranking`).
+    """
+
+    bits: int
+
+    def before(self, own: Any) -> Any:
+        """Adds up, for each piece, the counts that the pieces before it keep."""
         ...
 
     def repeat(self, times: int, body: Callable[[Any, T], T], state: T) -> T:
@@ -277,10 +305,11 @@ class Statistic:
     There are two: `Fold` adds something up, `ranking.Order` finds entries of some rank.
 
     Attributes:
-      sized: What follows from the number of entries alone, as a function of it; nothing by default.
+      sized: Kernel `(*arrays, size)` of what follows from the number of entries alone; nothing by
+        default.
     """
 
-    sized: Callable[[int], Any] | None = field(default=None, metadata=STATIC, kw_only=True)
+    sized: Kernel | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         return _described(self)

@@ -102,14 +102,19 @@ class Proposal:
           The delta, shape `[task, ...]`, and the weight, shape `[task, 1, ...]`, in the same dtype.
         """
         dtype = jnp.float64 if self.wide else jnp.float32
-        # Pieces of files come stacked, pytrees as one array for each model.
+        start = None if self.start is None else self.start.astype(dtype)
+
+        def relative(x: Array) -> Array:
+            # The difference is taken in the wide dtype: models in bfloat16 lie close to their base,
+            # and their difference in bfloat16 would keep few digits.
+            return x.astype(dtype) if start is None else x.astype(dtype) - start
+
+        # Pieces of files come stacked, pytrees as one array for each model. Those are stacked after
+        # the difference: XLA skips a stack of which it knows the entry that is read.
         if isinstance(self.models, jax.Array):
-            delta = self.models.astype(dtype)
+            delta = relative(self.models)
         else:
-            delta = jnp.stack([x.astype(dtype) for x in self.models])
-        # The difference is taken in the wide dtype: models in bfloat16 lie close to their base, and
-        # their difference in bfloat16 would keep few digits.
-        delta = delta if self.start is None else delta - self.start.astype(dtype)
+            delta = jnp.stack([relative(x) for x in self.models])
         return delta, self.weights.astype(dtype).reshape(-1, *(1,) * (delta.ndim - 1))
 
 

@@ -23,6 +23,7 @@ from sail_jax.merging.arithmetic import (
     beside,
     computed_once,
     l1_norms,
+    number,
     per_task,
     task_sum,
 )
@@ -85,9 +86,7 @@ def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Arr
 
 
 @shown
-def trim(
-    density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False
-) -> Transform:
+def trim(density: PerModel, scope: Scope = "tree", *, floor: bool = False) -> Transform:
     """Keeps, for each model, the `density` fraction of entries of largest magnitude.
 
     This is the first step of TIES. Every other entry gets weight 0. Exactly k = max(1,
@@ -96,7 +95,8 @@ def trim(
     sharding. Entries that are masked already rank last.
 
     Args:
-      density: Fraction in (0, 1], one for all models or one per model. Static under `jit`.
+      density: Fraction in (0, 1], one for all models or one per model. It may be traced, see
+        `counting.of_size`: then other densities share the program.
       scope: "tree" counts all leaves together, one threshold per model (the paper); "tensor" counts
         each leaf alone (mergekit). A leaf has fewer than 2**32 entries, a tree fewer than 2**48.
       floor: Whether density * n is rounded down (mergekit).
@@ -106,7 +106,6 @@ def trim(
 
     Raises:
       ValueError: If a density lies outside (0, 1], or for another scope.
-      TypeError: If the density is traced.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Sec. 4.
@@ -116,22 +115,27 @@ def trim(
     >>> trim(0.5)(vectors).weight["a"].tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
-    densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    _check_density(density)
     one_of("scope", scope, Scope)
-    order = Order(MAGNITUDES, sized=functools.partial(_trim_ranks, densities, floor), ties=True)
-    return transform(kernel(_keep_largest), order, scope=scope)
+    ranks = kernel(_trim_ranks, number(density), floor=floor)
+    return transform(kernel(_keep_largest), Order(MAGNITUDES, sized=ranks, ties=True), scope=scope)
 
 
-def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]:
+def _check_density(density: PerModel) -> None:
+    """Checks densities; ValueError unless they lie in (0, 1]."""
+    check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+
+
+def _trim_ranks(density: counting.Numbers, size: int, *, floor: bool) -> tuple[Wide, ...]:
     """Returns the rank of the last entry that stays."""
-    return (counting.wide(_how_many(density, floor, size)),)
+    return (_how_many(density, floor, size),)
 
 
-def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
+def _how_many(density: counting.Numbers, floor: bool, size: int) -> Wide:
     """Counts the entries that stay: at least one of a tensor that has any."""
-    # Not np.round, which takes halves to the nearest even number.
-    count = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
-    return np.clip(count, min(1, size), size)
+    count = counting.of_size(density, size, half=not floor)
+    some = counting.smaller(count, counting.wide(1), larger=True)
+    return counting.smaller(some, counting.wide(size))
 
 
 def _keep_largest(
@@ -144,8 +148,8 @@ def _keep_largest(
 
 @shown
 def keep_between(
-    density: float | Sequence[float],
-    gamma: float | Sequence[float],
+    density: PerModel,
+    gamma: PerModel,
     scope: Scope = "tensor",
     *,
     floor: bool = False,
@@ -157,7 +161,7 @@ def keep_between(
     index), as in `trim`.
 
     Args:
-      density: The fraction that stays, in (0, 1]; one number or one per model. Static under `jit`.
+      density: The fraction that stays, in (0, 1]; one number or one per model. It may be traced.
       gamma: The fraction of largest entries that is masked, in [0, 1); likewise.
       scope: Whether n counts each "tensor" (the paper's layers) or the whole "tree".
       floor: Whether products are rounded down instead of to the nearest.
@@ -167,7 +171,6 @@ def keep_between(
 
     Raises:
       ValueError: For other densities, gammas or scopes.
-      TypeError: If one is traced.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
@@ -177,24 +180,22 @@ def keep_between(
     >>> keep_between(0.5, 0.25)(vectors).weight["a"].tolist()
     [[1.0, 0.0, 1.0, 0.0]]
     """
-    densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    gammas = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
+    _check_density(density)
+    check_per_model("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
     one_of("scope", scope, Scope)
-    order = Order(
-        MAGNITUDES, sized=functools.partial(_between_ranks, densities, gammas, floor), ties=True
-    )
-    return transform(kernel(_keep_between), order, scope=scope)
+    ranks = kernel(_between_ranks, number(density), number(gamma), floor=floor)
+    return transform(kernel(_keep_between), Order(MAGNITUDES, sized=ranks, ties=True), scope=scope)
 
 
 def _between_ranks(
-    density: np.ndarray, gamma: np.ndarray, floor: bool, size: int
+    density: counting.Numbers, gamma: counting.Numbers, size: int, *, floor: bool
 ) -> tuple[Wide, ...]:
     """Returns the ranks of the last entry above those that stay, and of the last one that stays."""
     count = _how_many(density, floor, size)
-    above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
+    above = counting.of_size(gamma, size, half=not floor)
     # `density` wins over `gamma`: as many entries stay as it says, and fewer large ones are masked.
-    above = np.minimum(above, size - count)
-    return counting.wide(above), counting.wide(above + count)
+    above = counting.smaller(above, counting.subtract(counting.wide(size), count))
+    return above, counting.add(above, count)
 
 
 def _keep_between(
@@ -586,16 +587,6 @@ def check_per_model(
     if values.dtype.kind not in "fiub" or not (np.isfinite(values) & holds(values)).all():
         raise ValueError(f"{name}: expected {numbers}, {expected}; got {value!r}")
     return values.astype(float)
-
-
-def _static_fractions(
-    name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
-) -> np.ndarray:
-    """Checks a hyperparameter that may not be traced; TypeError if it is."""
-    fractions = check_per_model(name, value, holds, expected)
-    if fractions is None:
-        raise TypeError(f"{name}: expected static numbers, got traced ones")
-    return fractions
 
 
 def _float32(x: PerModel) -> Array | np.ndarray:

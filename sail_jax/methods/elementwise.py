@@ -311,7 +311,7 @@ def sce(
     fraction = static("select_topk", select_topk, lambda k: 0 < k <= 1, "a number in (0, 1]")
     select = Transform() if fraction == 1 else _most_varying(fraction)
     floor = 1e-6 if compat == "mergekit" else 0.0
-    energies = Fold(kernel(_energy), kernel(_beside_size), add_products, sized=np.float32)
+    energies = Fold(kernel(_energy), kernel(_beside_size), add_products, sized=kernel(np.float32))
     calculate = transform(kernel(_weigh, np.float32(floor)), energies)
     erase = elect("mass", default(tie, "none", "positive"))
     mean = reduce(kernel(_floored_mean, np.float32(floor))) if floor else weighted_mean
@@ -446,7 +446,7 @@ def arcee_fusion() -> Merge:
     >>> arcee_fusion()([model], base)["a"].tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0, 5.0]
     """
-    order = Order(kernel(_importance_keys), sized=_quartile_ranks, tasks=1)
+    order = Order(kernel(_importance_keys), sized=kernel(_quartile_ranks), tasks=1)
     return Merge(reduction=reduce(kernel(_fuse), order, needs="row"), base="merged", models=(1, 1))
 
 
@@ -521,8 +521,8 @@ def pcb(*, ratio: Annotated[float, Range(0.02, 0.5)] = 0.1, scale: Scale = 1.0) 
       Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
     """
     fraction = static("ratio", ratio, lambda r: 0 < r <= 1, "a number in (0, 1]")
-    bounds = Order(MAGNITUDES, sized=_quantile_ranks)
-    limits = Order(kernel(_score_keys), sized=functools.partial(_best_ranks, fraction))
+    bounds = Order(MAGNITUDES, sized=kernel(_quantile_ranks))
+    limits = Order(kernel(_score_keys), sized=kernel(_best_ranks, fraction))
     return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 

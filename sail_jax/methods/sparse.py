@@ -3,7 +3,6 @@
 Each method is one expression: transforms of `merging.transforms`, then the weighted sum or mean.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -88,7 +87,7 @@ def task_arithmetic(*, normalize: bool = False, scale: Scale = 1.0) -> Merge:
 @method
 def ties(
     *,
-    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
     scope: Scope | None = None,
     rescale: bool = False,
     elect_by: ElectBy | None = None,
@@ -118,7 +117,7 @@ def ties(
       fails; here one entry stays.
 
     Args:
-      density: In (0, 1], one number or one per model, static; 0.2 by default.
+      density: In (0, 1], one number or one per model; 0.2 by default. It may be traced, see `trim`.
       scope: Whether thresholds are of the whole "tree" (the default) or of each "tensor"; see
         `trim`.
       rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
@@ -135,7 +134,6 @@ def ties(
     Raises:
       ValueError: For a density outside (0, 1], another `scope`, `elect_by`, `tie` or `compat`, and
         a `scale` that is not finite.
-      TypeError: If the density is traced.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Algorithm 1.
@@ -400,8 +398,8 @@ def _della(
 @method
 def breadcrumbs(
     *,
-    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
-    gamma: Annotated[float | Sequence[float] | None, Range(0.0, 0.2)] = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
+    gamma: Annotated[PerModel | None, Range(0.0, 0.2)] = None,
     scope: Scope = "tensor",
     rescale: bool = False,
     normalize: bool = False,
@@ -420,8 +418,8 @@ def breadcrumbs(
     gives the base for the whole tensor. Here none of the largest is left out then.
 
     Args:
-      density: In (0, 1], one number or one per model, static. 0.15 by default, where the authors'
-        search begins; mergekit's is 1, which drops nothing.
+      density: In (0, 1], one number or one per model, which may be traced. 0.15 by default, where
+        the authors' search begins; mergekit's is 1, which drops nothing.
       gamma: In [0, 1), likewise. 0.006 by default; mergekit's is 0.01.
       scope: Whether fractions are of each "tensor" or of the whole "tree".
       rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
@@ -436,7 +434,6 @@ def breadcrumbs(
     Raises:
       ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope` or `compat`,
         and a `scale` that is not finite.
-      TypeError: If the density or gamma is traced.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
@@ -452,8 +449,8 @@ def breadcrumbs(
 @method
 def breadcrumbs_ties(
     *,
-    density: Annotated[float | Sequence[float] | None, DENSITY] = None,
-    gamma: Annotated[float | Sequence[float] | None, Range(0.0, 0.2)] = None,
+    density: Annotated[PerModel | None, DENSITY] = None,
+    gamma: Annotated[PerModel | None, Range(0.0, 0.2)] = None,
     scope: Scope = "tensor",
     rescale: bool = False,
     elect_by: ElectBy | None = None,
@@ -487,7 +484,6 @@ def breadcrumbs_ties(
     Raises:
       ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope`, `elect_by`,
         `tie` or `compat`, and a `scale` that is not finite.
-      TypeError: If the density or gamma is traced.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795); Yadav et al., TIES-Merging,
@@ -501,8 +497,8 @@ def breadcrumbs_ties(
 
 
 def _thinned(
-    density: float | Sequence[float] | None,
-    gamma: float | Sequence[float] | None,
+    density: PerModel | None,
+    gamma: PerModel | None,
     scope: Scope,
     rescale: bool,
     compat: Compat,

@@ -1,18 +1,20 @@
 """Transforms entry by entry: exact counts, ties, elections, masks, and how they combine."""
 
 import functools
+import math
 import os
 import random
 import subprocess
 import sys
 import textwrap
+from fractions import Fraction
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from merge_cases import streamed
+from merge_cases import compilations, streamed
 
 from sail_jax import Merge
 from sail_jax.merging import (
@@ -26,7 +28,7 @@ from sail_jax.merging import (
     work,
 )
 from sail_jax.merging.combining import chain, from_function, masked
-from sail_jax.merging.leafwise import Whole
+from sail_jax.merging.leafwise import Binned, Whole
 from sail_jax.merging.steps import Piece, kernel
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, keep_between, trim
@@ -143,8 +145,6 @@ def test_trim_refuses():
             trim(density)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"scope: expected one of .* got 'global'"):
         trim(0.5, "global")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="density: expected static numbers"):
-        jax.jit(lambda d: trim(d)(vectors()))(0.5)
 
 
 # --- ranking
@@ -169,52 +169,80 @@ def test_wide_counts_agree_with_integers():
                 assert a < b or value(counting.subtract(x, y)) == a - b
 
 
-def test_running_sums_beyond_32_bits():
-    counts = np.random.default_rng(0).integers(0, 2**40, (50, 2))
-    wide = counting.Wide(*map(jnp.asarray, counting.wide(counts)))
-    got = counting.running(wide)
-    found = np.asarray(got.hi, np.int64) * 2**16 + np.asarray(got.lo)
-    np.testing.assert_array_equal(found, counts.cumsum(0) - counts)
+def test_numbers_of_entries_of_traced_fractions_are_exact():
+    """Those of float32 numbers, against rational arithmetic, and against static ones of float64."""
+    draw = random.Random(0)
+    some = [1.0, 0.5, 0.3, 0.7, 1e-7, 1e-30, *((k + 0.5) / 999 for k in range(9))]
+    parts = np.array([*some, *(draw.random() * 2.0 ** -(k % 40) for k in range(80))], np.float32)
+    for size, half in ((999, True), (2**29 - 3, False), (2**48 - 1, True), (2**31 + 11, False)):
+        got = jax.device_get(counting.of_size(jnp.asarray(parts), size, half))
+        want = [math.floor(Fraction(float(x)) * size + Fraction(half, 2)) for x in parts]
+        assert (got.hi.astype(int) * 2**16 + got.lo).tolist() == want
+        if size < 2**29:  # the products of float64 are exact
+            chex.assert_trees_all_equal(got, counting.of_size(parts.astype(float), size, half))
 
 
-def ranked(keys, ranks, on_host=False):
+def ranked(keys, ranks, visit=Whole, ties=True):
     """The thresholds of some ranks, and which keys they take."""
     order = ranking.Order(
         kernel(lambda piece, delta, weight: delta),
-        sized=lambda size: tuple(counting.wide(rank) for rank in ranks),
-        ties=True,
+        sized=kernel(lambda size: tuple(counting.wide(rank) for rank in ranks)),
+        ties=ties,
     )
 
     @jax.jit
     def found(keys):
-        visit = Whole(Piece(np.zeros(4, np.uint32), on_host=on_host), keys, jnp.ones(1))
-        thresholds, (before,) = order.find(visit, (), order.prepare(keys[0].size))
-        pairs = zip(thresholds, before, strict=True)
-        return thresholds, [ranking.take(keys, *pair) for pair in pairs]
+        leaf = visit(Piece(np.zeros(4, np.uint32)), keys, jnp.ones(1))
+        thresholds, own = order.find(leaf, (), order.prepare(keys[0].size))
+        pairs = zip(thresholds, *own, strict=True)
+        return thresholds, [ranking.take(keys, *pair) for pair in pairs if ties]
 
     return jax.device_get(found(np.asarray(keys, np.uint32)))
 
 
 def test_the_example_of_the_module():
-    (found,), (taken,) = ranked([[0b0110, 0b1001, 0b0110, 0b0101]], [2])
+    (found,), (taken,) = ranked([[0b0110, 0b1001, 0b0110, 0b0101]], [2], Binned)
     assert (found.key.item(), found.rank.hi.item(), found.rank.lo.item()) == (0b0110, 0, 1)
     assert taken.tolist() == [[True, True, False, False]]
 
 
 @pytest.mark.one
-@pytest.mark.parametrize("on_host", [False, True], ids=["bit by bit", "in bins"])
-def test_thresholds_are_those_of_a_sort(on_host):
+@pytest.mark.parametrize("visit", [Whole, Binned], ids=["bit by bit", "in bins"])
+def test_thresholds_are_those_of_a_sort(visit):
     """Of keys that are few and often equal, and all over the range; two tasks at once."""
-    size = leafwise.SMALL + 1 if on_host else 999
+    size = leafwise.SMALL + 1 if visit is Binned else 999
     rng = np.random.default_rng(8)
     keys = np.stack([rng.integers(7, 10, size), rng.integers(0, 2**32, size)]).astype(np.uint32)
     ranks = [1, size // 2, size]
-    found, taken = ranked(keys, ranks, on_host)
+    found, _ = ranked(keys, ranks, visit, ties=False)
+    _, taken = ranked(keys, ranks, visit)
     order = np.argsort(-keys.astype(np.int64), axis=1, kind="stable")
     for rank, threshold, mask in zip(ranks, found, taken, strict=True):
         for task in range(2):
             assert threshold.key[task] == keys[task, order[task, rank - 1]]
             np.testing.assert_array_equal(np.flatnonzero(mask[task]), np.sort(order[task, :rank]))
+
+
+@pytest.mark.slow
+def test_another_traced_density_compiles_nothing(caplog):
+    """Nor do other static ones outside of `jit`. Both keep the same entries, as does `vmap`."""
+    given = vectors(coarse=True)
+
+    def kept(density, gamma):
+        return chain(trim(density), keep_between(density, gamma))(given).weight
+
+    program = jax.jit(kept)
+    for first, points in ((True, [0.5, 0.25]), (False, [0.1, 0.0]), (False, [1.0, 0.75])):
+        density, gamma = points
+        traced, static = [], []
+        compiled = compilations(caplog, lambda: traced.append(program(density, gamma)))  # noqa: B023
+        assert len(compiled) == first
+        assert first == bool(compilations(caplog, lambda: static.append(kept(density, gamma))))  # noqa: B023
+        chex.assert_trees_all_equal(traced, static)
+    several = jnp.array([0.5, 0.1, 1.0])
+    mapped = jax.vmap(lambda density: kept(density, 0.0))(several)
+    for k, density in enumerate(several):
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, k=k: x[k], mapped), kept(density, 0.0))
 
 
 @pytest.mark.one
