@@ -48,6 +48,7 @@ from jaxtyping import Array, Bool, Float, UInt
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
+from sail_jax.merging.guessing import guess
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
 SPARE = 1 << 10
@@ -196,6 +197,10 @@ class Order(Statistic):
         # No digit is known yet: every key begins with the empty head.
         head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
+        if (guessed := guess(visit, keys, [threshold.rank for threshold in start])) is not None:
+            *found, equal = guessed
+            own = (visit.before(equal),) if self.ties else ()
+            return tuple(map(Threshold, *found)), own
 
         def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
             # All ranks share the count of the first digit, under the empty head. It takes a program

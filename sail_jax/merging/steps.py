@@ -257,6 +257,13 @@ class Visit(Protocol):
         """Adds up what all pieces contribute, and keeps a value of each piece."""
         ...
 
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces, and its share of all entries, to guess from.
+
+        None where a pass over all pieces costs no more than one over a few.
+        """
+        ...
+
     def before(self, own: Any) -> Any:
         """Adds up, for each piece, the counts that the pieces before it keep."""
         ...

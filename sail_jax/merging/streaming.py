@@ -52,8 +52,10 @@ from sail_jax.merging.leafwise import (
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
-from sail_jax.merging.work import ENTRIES, PieceOf, Work, at_a_time, passes, pieces, read_as
+from sail_jax.merging.work import ENTRIES, SOME, PieceOf, Work, at_a_time, passes, pieces, read_as
 
+SAMPLED = 4
+"""The number of pieces of which a sample is taken."""
 Computed = TypeVar("Computed")
 Shaped = TypeVar("Shaped", Tensor, Work)
 
@@ -498,6 +500,31 @@ class Tree:
         self.visit(visit_unit)
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
+
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces of the largest length; see `Visit.sample`."""
+        full = [
+            (place, k)
+            for place, unit in enumerate(self.units)
+            for k, run in enumerate(unit.runs)
+            if run.count == math.prod(run.shape) >= SOME and unit.batch == 1
+        ]
+        if len(full) < 2:
+            return None
+        # Some from everywhere: the first, the last, and others at equal distances.
+        steps = min(SAMPLED, len(full)) - 1
+        chosen = {full[i * (len(full) - 1) // steps] for i in range(steps + 1)}
+        found: dict[tuple[int, int], np.ndarray] = {}
+
+        def visit_unit(place: int, unit: Unit, read: Reader) -> None:
+            for k in sorted(k for at, k in chosen if at == place):
+                program = functools.partial(_parts, _first, False, summary, unit.count, unit.local)
+                part, _ = read(k, functools.partial(program, *unit.arguments(k)))
+                found[place, k] = jax.device_get(part)
+
+        self.visit(visit_unit)
+        values = np.concatenate([found[at] for at in sorted(found)], axis=1)
+        return values, values.shape[1] / sum([w.size for unit in self.units for w in unit.works])
 
     def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
