@@ -17,24 +17,69 @@ value, as in models in float32, nothing is guessed.
 
 import math
 from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt
 
 from sail_jax.merging import counting
-from sail_jax.merging.arithmetic import per_task
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.steps import Kernel, Piece, Visit, kernel
 
 GUESSES = 4
 """How often a guess is counted before the search for digits takes over."""
-DRAWN = 1 << 14
-"""The number of keys that are taken of a piece for the sample."""
+DRAWN = 61, 256
+"""How many runs of how many keys are taken of a piece for the sample."""
+COLUMNS = 1 << 14
+"""The number of columns of the rows into which a vector is divided."""
 FOLDS = 8, 16
 """Of how many flags, and of how many of these sums, the sum fits half a byte, and a byte."""
 
-Found = tuple[list[np.ndarray], list[Wide], tuple[Wide, ...]]
+
+class Ties(NamedTuple):
+    """How many keys are equal to a threshold, for each task.
+
+    Attributes:
+      count: The number in a piece, or in all pieces before it; shape `[task]`.
+      rows: The number in each row of the piece (`rows_of`), `[task, row]`.
+    """
+
+    count: Wide
+    rows: UInt[Array, "task rows"]
+
+    @classmethod
+    def summed(cls, rows: UInt[Array, "task rows"]) -> "Ties":
+        """Adds up what rows hold."""
+        return cls(counting.narrow_to_wide(rows.sum(1, dtype=jnp.uint32)), rows)
+
+    @classmethod
+    def of(cls, equal: Bool[Array, "task ..."]) -> "Ties":
+        """Counts the entries of a piece that are True."""
+        shape = rows_of(equal)
+        return cls.summed(jnp.stack([counting.row_sums(task.reshape(shape)) for task in equal]))
+
+
+def rows_of(keys: Array) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of the entries of a task.
+
+    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
+    allows.
+
+    Args:
+      keys: Shape `[task, ...]`.
+
+    Returns:
+      The two numbers.
+    """
+    *rows, columns = keys.shape[1:] or (1,)
+    if not rows and columns % COLUMNS == 0:
+        return columns // COLUMNS, COLUMNS
+    return math.prod(rows), columns
+
+
+Side = Literal["left", "right"]
+Found = tuple[list[np.ndarray], list[Wide], Any]
 
 
 def guess(visit: Visit, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
@@ -55,7 +100,7 @@ def guess(visit: Visit, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     sample, share = drawn
     # Ascending: the place of rank k is counted from the end.
     sample = np.sort(sample, axis=1)
-    wanted = np.array([(np.int64(rank.hi) << 16) + rank.lo for rank in ranks])  # [rank, task]
+    wanted = _numbers(ranks)
     top = np.iinfo(sample.dtype).max
     place = _places(sample, wanted * share)
     found = np.where(wanted > 0, np.take_along_axis(sample, place.T, 1).T, top)
@@ -64,7 +109,9 @@ def guess(visit: Visit, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     for _ in range(GUESSES):
         count = kernel(_count, keys, tuple(found))
         (above, equal), own = visit.keep(count, counting.add)
-        above, equal = (np.array([(np.int64(n.hi) << 16) + n.lo for n in x]) for x in (above, equal))
+        above, equal = (
+            np.array([(np.int64(n.hi) << 16) + n.lo for n in x]) for x in (above, equal)
+        )
         larger, smaller = wanted <= above, wanted > above + equal
         # Above all keys, as the key of rank 0 is.
         larger &= wanted > 0
@@ -84,13 +131,18 @@ def guess(visit: Visit, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     return None
 
 
+def _numbers(counts: Sequence[Wide]) -> np.ndarray:
+    """Counts as integers, `[rank, task]`."""
+    return np.array([(np.asarray(n.hi, np.int64) << 16) + n.lo for n in counts])
+
+
 def _places(sample: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """The places in ascending samples of ranks in the sample, which need not be whole numbers."""
     size = sample.shape[1]
     return np.clip(size - np.ceil(rank).astype(int), 0, size - 1)
 
 
-def _ranks(sample: np.ndarray, found: np.ndarray, side: str) -> np.ndarray:
+def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
     """How many keys of the sample of each task are smaller than a key ("left"), or at most it."""
     return np.array([
         [np.searchsorted(row, key, side) for row, key in zip(sample, keys, strict=True)]
@@ -100,7 +152,7 @@ def _ranks(sample: np.ndarray, found: np.ndarray, side: str) -> np.ndarray:
 
 def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether a sample repeats keys so often that it shows which one it is."""
-    first, last = (_ranks(sample, found, side) for side in ("left", "right"))
+    first, last = _ranks(sample, found, "left"), _ranks(sample, found, "right")
     size = sample.shape[1]
     # The number of larger keys in a sample has a deviation of at most this.
     spread = np.sqrt(first * (1 - first / size))
@@ -108,46 +160,58 @@ def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.nd
 
 
 def _drawn(keys: Kernel, piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task drawn"]:
-    """Takes about `DRAWN` keys of a piece."""
+    """Takes some runs of the keys of a piece."""
+    runs, length = DRAWN
     values = keys(piece, delta, weight)
-    values = values.reshape(len(values), -1)
-    # Odd, so that not all of them are of a few columns.
-    return values[:, :: max(1, values.shape[1] // DRAWN) | 1]
+    every = math.prod(values.shape[1:]) // runs
+    # A prime number of runs, so that not all of them are of a few columns.
+    drawn = [
+        task.reshape(-1)[: runs * every].reshape(runs, every)[:, :length].reshape(-1)
+        for task in values
+    ]
+    return jnp.stack(drawn)
 
 
 def _count(
     keys: Kernel, found: tuple[Array, ...], piece: Piece, delta: Array, weight: Array
-) -> tuple[tuple[tuple[Wide, ...], tuple[Wide, ...]], tuple[Wide, ...]]:
+) -> tuple[tuple[tuple[Wide, ...], tuple[Wide, ...]], tuple[Ties, ...]]:
     """Counts the keys of a piece above some keys, and those equal to them."""
     values, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
     counts = [_above_and_equal(values, key, inside) for key in found]
     above, equal = (tuple(each) for each in zip(*counts, strict=True))
-    return (above, equal), equal
+    return (above, tuple(ties.count for ties in equal)), equal
 
 
 def _above_and_equal(
     keys: UInt[Array, "task ..."], of: UInt[Array, "task"], inside: Bool[Array, "..."] | None
-) -> tuple[Wide, Wide]:
+) -> tuple[Wide, Ties]:
     """Counts the keys above one for each task, and those equal to it."""
     counting.check_size(keys)
-    above, equal = (per_task(holds, keys, of) for holds in (jnp.greater, jnp.equal))
+    counts = [_in_rows(task, key, inside) for task, key in zip(keys, of, strict=True)]
+    above, equal = map(jnp.stack, zip(*counts, strict=True))
+    return counting.narrow_to_wide(above.sum(1, dtype=jnp.uint32)), Ties.summed(equal)
+
+
+def _in_rows(
+    keys: UInt[Array, "..."], of: UInt[Array, ""], inside: Bool[Array, "..."] | None
+) -> tuple[UInt[Array, "rows"], UInt[Array, "rows"]]:
+    """Counts the keys of a task above one in each row, and those equal to it."""
+    above, equal = keys > of, keys == of
     if inside is not None:
         above, equal = above & inside, equal & inside
-    size = math.prod(keys.shape[1:])
-    if size % math.prod(FOLDS):
-        return counting.occurrences(above), counting.occurrences(equal)
+    shape = rows_of(keys[None])
+    if shape[1] % math.prod(FOLDS):
+        larger, same = (counting.row_sums(x.reshape(shape)) for x in (above, equal))
+        return larger, same
     # Both in one byte, which is faster than to count one after the other.
-    flags = per_task(lambda a, b: jnp.where(b, jnp.uint8(16), a.astype(jnp.uint8)), above, equal)
-    sums = [_folded(task.reshape(-1), FOLDS[0]) for task in flags]
-    halves = ([half(task) for task in sums] for half in (lambda x: x & 15, lambda x: x >> 4))
-    totals = (
-        jnp.stack([_folded(task, FOLDS[1]).sum(dtype=jnp.uint32) for task in half])
-        for half in halves
+    flags = jnp.where(equal, jnp.uint8(16), above.astype(jnp.uint8)).reshape(shape)
+    sums = _folded(flags, FOLDS[0])
+    larger, same = (
+        _folded(half, FOLDS[1]).sum(1, dtype=jnp.uint32) for half in (sums & 15, sums >> 4)
     )
-    above, equal = map(counting.narrow_to_wide, totals)
-    return above, equal
+    return larger, same
 
 
-def _folded(x: UInt[Array, "n"], rows: int) -> UInt[Array, "m"]:
-    """Adds up the rows of a vector, which is fast on CPUs."""
-    return x.reshape(rows, -1).sum(0, dtype=jnp.uint8)
+def _folded(x: UInt[Array, "rows n"], times: int) -> UInt[Array, "rows m"]:
+    """Adds up parts of each row in bytes, which is fast on CPUs."""
+    return x.reshape(len(x), times, -1).sum(1, dtype=jnp.uint8)

@@ -34,7 +34,6 @@ bits cost less where leaves are small. In a program that is traced digits have o
 comparison and one sum count them, in a loop that compiles to a few instructions on every device.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,14 +46,12 @@ from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
-from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
-from sail_jax.merging.guessing import guess
+from sail_jax.merging.counting import Numbers, Wide, numpy_of
+from sail_jax.merging.guessing import Ties, guess, rows_of
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
-COLUMNS = 1 << 14
-"""The number of columns of the rows into which a vector is divided."""
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
 
@@ -198,9 +195,9 @@ class Order(Statistic):
         head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
         if (guessed := guess(visit, keys, [threshold.rank for threshold in start])) is not None:
-            *found, equal = guessed
+            keys_found, left, equal = guessed
             own = (visit.before(equal),) if self.ties else ()
-            return tuple(map(Threshold, *found)), own
+            return tuple(map(Threshold, keys_found, left)), own
 
         def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
             # All ranks share the count of the first digit, under the empty head. It takes a program
@@ -281,9 +278,12 @@ def _count_digits(
 
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *of: Any
-) -> tuple[tuple[()], tuple[Wide, ...]]:
+) -> tuple[tuple[()], tuple[Ties, ...]]:
     """Counts the keys that are equal to each threshold."""
-    return (), _count_where(jnp.equal, thresholds, *_keys_inside(keys, *of))
+    values, inside = _keys_inside(keys, *of)
+    counting.check_size(values)
+    hits = [per_task(jnp.equal, values, threshold) for threshold in thresholds]
+    return (), tuple(Ties.of(hit if inside is None else hit & inside) for hit in hits)
 
 
 def _keys_inside(
@@ -379,7 +379,7 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 # --- which entries are kept
 
 
-def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..."]:
+def take(keys: Keys, threshold: Threshold, ties: Ties) -> Bool[Array, "task ..."]:
     """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
@@ -389,28 +389,25 @@ def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..
     Args:
       keys: The keys of a piece, shape `[task, ...]`.
       threshold: The threshold, and how many keys equal to it are taken in all.
-      before: How many keys equal to it lie in earlier pieces, shape `[task]`.
+      ties: How many keys equal to it lie in earlier pieces, and in each row of this one.
 
     Returns:
       A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
-    left = counting.rest(threshold.rank, before)
-    return automatic(_take, keys)(keys, threshold.key, left)
+    left = counting.rest(threshold.rank, ties.count)
+    return automatic(_take, keys)(keys, threshold.key, left, ties.rows)
 
 
-def _take(keys: Array, thresholds: Array, left: Array) -> Array:
+def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array) -> Array:
     """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave.
 
     By definition these have a running count of at most `left`. XLA counts so slowly. So the last of
     them is searched for, its row first and then its place there: what is equal and does not lie
     behind it is taken.
     """
-    rows, columns = _rows(keys)
-    in_rows = per_task(
-        lambda key, least: row_sums((key == least).reshape(rows, columns)), keys, thresholds
-    )
+    rows, columns = rows_of(keys)
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     # Behind the last equal key that is taken; the row's own start if none of it is.
@@ -468,15 +465,3 @@ def _descend(
 
     picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))
     return row, wanted - before.sum(1, dtype=jnp.uint32), picked
-
-
-def _rows(keys: Array) -> tuple[int, int]:
-    """Returns the numbers of rows and columns of the entries of a task.
-
-    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
-    allows.
-    """
-    *rows, columns = keys.shape[1:] or (1,)
-    if not rows and columns % COLUMNS == 0:
-        return columns // COLUMNS, COLUMNS
-    return math.prod(rows), columns

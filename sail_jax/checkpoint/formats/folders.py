@@ -150,10 +150,10 @@ def reserve(fd: int, size: int) -> None:
             raise
 
 
-AT_ONCE = 1 << 18
+AT_ONCE = 1 << 17
 """Bytes that are written in one call. Linux takes pages of the size of a call where it can, and to
 find and clear large ones costs several times as much as to write (measured on ext4: 1.6 CPU-seconds
-for each GB in calls of 2 MiB, .2 in calls of 256 KiB).
+for each GB in calls of 2 MiB, .1 to .2 in calls of 128 KiB).
 """
 
 
