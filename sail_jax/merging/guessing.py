@@ -48,17 +48,6 @@ class Ties(NamedTuple):
     count: Wide
     rows: UInt[Array, "task rows"]
 
-    @classmethod
-    def summed(cls, rows: UInt[Array, "task rows"]) -> "Ties":
-        """Adds up what rows hold."""
-        return cls(counting.narrow_to_wide(rows.sum(1, dtype=jnp.uint32)), rows)
-
-    @classmethod
-    def of(cls, equal: Bool[Array, "task ..."]) -> "Ties":
-        """Counts the entries of a piece that are True."""
-        shape = rows_of(equal)
-        return cls.summed(jnp.stack([counting.row_sums(task.reshape(shape)) for task in equal]))
-
 
 def rows_of(keys: Array) -> tuple[int, int]:
     """Returns the numbers of rows and columns of the entries of a task.
@@ -189,7 +178,8 @@ def _above_and_equal(
     counting.check_size(keys)
     counts = [_in_rows(task, key, inside) for task, key in zip(keys, of, strict=True)]
     above, equal = map(jnp.stack, zip(*counts, strict=True))
-    return counting.narrow_to_wide(above.sum(1, dtype=jnp.uint32)), Ties.summed(equal)
+    larger, same = (counting.narrow_to_wide(x.sum(1, dtype=jnp.uint32)) for x in (above, equal))
+    return larger, Ties(same, equal)
 
 
 def _in_rows(

@@ -4,7 +4,6 @@ Both evaluators (`evaluate` and `streaming`) are written with these functions.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -226,18 +225,9 @@ class Whole(Traced):
 
     def before(self, own: PyTree) -> PyTree:
         # Nothing lies before the only piece.
-        return map_counts(functools.partial(jax.tree.map, jnp.zeros_like), own)
+        return jax.tree.map(jnp.zeros_like, own)
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
-    """Applies a function to every `counting.Wide` in some trees of the same structure.
-
-    Other leaves stay as they are: one of one tree, a list of those of several.
-    """
-
-    def apply(*x: Any) -> Any:
-        if isinstance(x[0], counting.Wide):
-            return function(*x)
-        return x[0] if len(x) == 1 else [*x]
-
-    return jax.tree.map(apply, *trees, is_leaf=lambda x: isinstance(x, counting.Wide))
+    """Applies a function to every `counting.Wide` in some trees of the same structure."""
+    return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, counting.Wide))

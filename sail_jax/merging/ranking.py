@@ -46,7 +46,7 @@ from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
-from sail_jax.merging.counting import Numbers, Wide, numpy_of
+from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
 from sail_jax.merging.guessing import Ties, guess, rows_of
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
@@ -278,12 +278,9 @@ def _count_digits(
 
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *of: Any
-) -> tuple[tuple[()], tuple[Ties, ...]]:
+) -> tuple[tuple[()], tuple[Wide, ...]]:
     """Counts the keys that are equal to each threshold."""
-    values, inside = _keys_inside(keys, *of)
-    counting.check_size(values)
-    hits = [per_task(jnp.equal, values, threshold) for threshold in thresholds]
-    return (), tuple(Ties.of(hit if inside is None else hit & inside) for hit in hits)
+    return (), _count_where(jnp.equal, thresholds, *_keys_inside(keys, *of))
 
 
 def _keys_inside(
@@ -379,7 +376,7 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 # --- which entries are kept
 
 
-def take(keys: Keys, threshold: Threshold, ties: Ties) -> Bool[Array, "task ..."]:
+def take(keys: Keys, threshold: Threshold, before: Wide | Ties) -> Bool[Array, "task ..."]:
     """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
@@ -389,18 +386,22 @@ def take(keys: Keys, threshold: Threshold, ties: Ties) -> Bool[Array, "task ..."
     Args:
       keys: The keys of a piece, shape `[task, ...]`.
       threshold: The threshold, and how many keys equal to it are taken in all.
-      ties: How many keys equal to it lie in earlier pieces, and in each row of this one.
+      before: How many keys equal to it lie in earlier pieces, shape `[task]`; perhaps also how many
+        lie in the rows of this one.
 
     Returns:
       A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
-    left = counting.rest(threshold.rank, ties.count)
-    return automatic(_take, keys)(keys, threshold.key, left, ties.rows)
+    count, *rows = before if isinstance(before, Ties) else (before,)
+    left = counting.rest(threshold.rank, count)
+    return automatic(_take, keys)(keys, threshold.key, left, *rows)
 
 
-def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array) -> Array:
+def _take(
+    keys: Array, thresholds: Array, left: Array, in_rows: Array | None = None
+) -> Bool[Array, "task ..."]:
     """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave.
 
     By definition these have a running count of at most `left`. XLA counts so slowly. So the last of
@@ -408,6 +409,10 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array) -> Array:
     behind it is taken.
     """
     rows, columns = rows_of(keys)
+    if in_rows is None:
+        in_rows = per_task(
+            lambda key, least: row_sums((key == least).reshape(rows, columns)), keys, thresholds
+        )
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     # Behind the last equal key that is taken; the row's own start if none of it is.

@@ -540,7 +540,9 @@ class Tree:
         # By path and then by place: the order in which ties are taken.
         entries.sort()
 
-        def running(*counts: counting.Wide) -> list[counting.Wide]:
+        def running(*counts: Any) -> list[Any]:
+            if not isinstance(counts[0], counting.Wide):
+                return [*counts]
             by_key = dict(zip(own, counts, strict=True))
             # In 64 bits, by NumPy: counts of a model outgrow 32.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)

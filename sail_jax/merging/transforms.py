@@ -35,7 +35,6 @@ from sail_jax.merging.combining import (
     transform,
 )
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.guessing import Ties
 from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.row_ranks import row_ranks
 from sail_jax.merging.steps import Fold, Piece, Scope, kernel
@@ -136,11 +135,11 @@ def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.in
 
 
 def _keep_largest(
-    thresholds: tuple[Threshold], ties: tuple[Ties], piece: Piece, delta: Array, weight: Array
+    thresholds: tuple[Threshold], before: tuple[Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """The kernel of `trim`."""
     keys = ranking.magnitude(delta, weight)
-    return delta, mask(ranking.take(keys, thresholds[0], ties[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
 @shown
@@ -199,12 +198,12 @@ def _between_ranks(
 
 
 def _keep_between(
-    thresholds: tuple[Threshold, Threshold], ties: tuple[Ties, Ties],
+    thresholds: tuple[Threshold, Threshold], before: tuple[Wide, Wide],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """The kernel of `keep_between`."""
     keys = ranking.magnitude(delta, weight)
-    largest, leading = (ranking.take(keys, *args) for args in zip(thresholds, ties, strict=True))
+    largest, leading = (ranking.take(keys, *args) for args in zip(thresholds, before, strict=True))
     # The first k + m entries without the first m.
     return delta, mask(per_task(lambda a, b: a & ~b, leading, largest), weight)
 

@@ -28,7 +28,6 @@ from sail_jax.merging.arithmetic import (
 )
 from sail_jax.merging.combining import Transform, chain, reduce, transform
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.guessing import Ties
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.reductions import weighted_mean
@@ -376,12 +375,12 @@ def _rank_of_part(fraction: Kernel, varying: Varying) -> tuple[Wide, ...]:
 
 
 def _keep_varying(
-    varying: Varying, thresholds: tuple[Threshold], ties: tuple[Ties],
+    varying: Varying, thresholds: tuple[Threshold], before: tuple[Wide],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """Masks all entries whose variance ranks behind the threshold."""
     keys = _variance_keys(varying, piece, delta, weight)
-    return delta, mask(ranking.take(keys, thresholds[0], ties[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
