@@ -477,7 +477,8 @@ def _sample(
 ) -> tuple[Norms, Array]:  # fmt: skip
     """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
-    kept = _drawn(words, piece, delta, p)
+    # Norms and bits would each draw anew.
+    kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
     return _norms(piece, delta, mask(kept, weight)), _packed(kept)
 
 
@@ -485,7 +486,7 @@ def _masked_before(
     factor: Array, bits: Array, piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Applies masks that were kept as bits, and a factor for each model."""
-    kept = computed_once(lambda: _unpacked(bits, delta.shape), weight)
+    kept = _unpacked(bits, delta.shape, weight)
     return per_task(jnp.multiply, beside(factor, delta), delta), mask(kept, weight)
 
 
@@ -502,11 +503,15 @@ def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
     return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
 
 
-def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Array, "task ..."]:
-    """Unpacks the masks of `_packed`."""
-    bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[:, None]) & 1
+def _unpacked(
+    words: UInt[Array, "task words"], shape: Sequence[int], like: Array
+) -> Bool[Array, "task ..."]:
+    """Unpacks the masks of `_packed`; `like` is what `computed_once` takes."""
+    places = jnp.arange(WORD, dtype=jnp.uint32)[:, None]
+    # In the order of words: elsewhere XLA would divide the index of each entry to find its word.
+    bits = computed_once(lambda: (words[:, None] >> places) & 1 != 0, like)
     size = int(np.prod(shape[1:]))
-    return bits.reshape(shape[0], -1)[:, :size].reshape(shape) != 0
+    return bits.reshape(shape[0], -1)[:, :size].reshape(shape)
 
 
 # --- by length
