@@ -10,6 +10,7 @@ steps of the merge, and what comes out is written. Three things make that hard.
 * What a piece has to know of others, such as the threshold below which TIES trims. `Tree` visits
   all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
   two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
+  One takes their place where a sample shows the threshold (`guessing`).
 * Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
   up the same in any order. So parts are added in the order of units (`_InOrder`), and pieces follow
   from shapes alone, never from memory or threads.
