@@ -50,6 +50,7 @@ from sail_jax.merging.leafwise import (
     summarise,
     through,
 )
+from sail_jax.merging.row_ranks import host_ranks
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
@@ -277,7 +278,7 @@ class Unit:
         # As an array: a batch that is not full runs the same program.
         self.count = np.int32(len(works))
         names = self._stacked([fingerprint(work.name) for work in works])
-        on_host = jax.default_backend() == "cpu"
+        self.on_host = on_host = jax.default_backend() == "cpu"
         self.places = [
             Piece(
                 names,
@@ -319,6 +320,31 @@ class Unit:
             tuple([step[k] if step else () for step in self.own]),
             self.places[k],
         )
+
+    def beside(self, k: int, source: Proposal) -> tuple[PyTree, ...]:
+        """Collects what each step has for the tensors alone, and ranks in rows by NumPy.
+
+        Programs do not call NumPy: those that do are compiled in every process anew.
+
+        Args:
+          k: The index of the piece in `runs`.
+          source: The arrays of the piece.
+
+        Returns:
+          `local`, with the ranks of steps that take some (`Step.ranked`).
+        """
+        local = list(self.local)
+        for s, step in enumerate(self.steps if self.on_host else ()):
+            # A statistic that is found needs its ranks no more.
+            found = step.statistics and s < len(self.known) and len(self.runs) > 1
+            if step.ranked is None or not step.applies(self.name) or s > len(self.known) or found:
+                continue
+            kernels, own, place = self.arguments(k)
+            sizes = _sizes(
+                step.ranked, self.count, tuple(local), kernels[:s], own[:s], place, source
+            )
+            local[s] = host_ranks(np.asarray(sizes))
+        return tuple(local)
 
     def forget(self) -> None:
         """Frees what was kept for the steps.
@@ -391,7 +417,8 @@ class Unit:
         self, k: int, tail: Kernel, measure: bool, faint: set[PieceOf] | None, source: Proposal
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        out, seen = _outcomes(tail, self.count, self.local, *self.arguments(k), source, measure)
+        local = self.beside(k, source)
+        out, seen = _outcomes(tail, self.count, local, *self.arguments(k), source, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
@@ -489,8 +516,8 @@ class Tree:
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
             total = None
             for k in range(len(unit.runs)):
-                program = functools.partial(_parts, add, keep, summary, unit.count, unit.local)
-                part, mine = read(k, functools.partial(program, *unit.arguments(k)))
+                contribute = functools.partial(_contribution, unit, k, summary, add, keep)
+                part, mine = read(k, contribute)
                 part = jax.device_get(part) if on_host else part
                 # At once: the histograms of all pieces of a large tensor would fill the memory.
                 total = part if total is None else sums.function(total, part)
@@ -519,8 +546,7 @@ class Tree:
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
             for k in sorted(k for at, k in chosen if at == place):
-                program = functools.partial(_parts, _first, False, summary, unit.count, unit.local)
-                part, _ = read(k, functools.partial(program, *unit.arguments(k)))
+                part, _ = read(k, functools.partial(_contribution, unit, k, summary, _first, False))
                 found[place, k] = jax.device_get(part)
 
         self.visit(visit_unit)
@@ -571,6 +597,14 @@ class Tree:
         return state
 
 
+def _contribution(
+    unit: Unit, k: int, summary: Kernel, add: Add, keep: bool, source: Proposal
+) -> tuple[PyTree, PyTree]:
+    """Computes what a piece of a unit contributes to a statistic, and what it keeps."""
+    local = unit.beside(k, source)
+    return _parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
+
+
 class _InOrder:
     """Adds parts in the order of their places, whatever the order in which they come.
 
@@ -619,6 +653,20 @@ def _parts(
         return contribution if keep else (contribution, ())
 
     return _batched(contribute, count, (own, Data(source, local), place), add)
+
+
+@jax.jit
+def _sizes(
+    ranked: Kernel, count: Array, local: PyTree,
+    kernels: Known, own: PyTree, place: Piece, source: Proposal,
+) -> Array:  # fmt: skip
+    """Computes what a step ranks in the rows of each tensor of a batch, stacked."""
+
+    def sizes(x: Any) -> tuple[PyTree, Array]:
+        mine, data, place = x
+        return (), summarise(_bound(kernels, mine), ranked, data, place)
+
+    return _batched(sizes, count, (own, Data(source, local), place), _first)[1]
 
 
 @functools.partial(jax.jit, static_argnames="measure")

@@ -414,14 +414,15 @@ def drop_by_magnitude(
     one_of("rank_by", rank_by, RankBy)
     words = random_bits.key_words(key, "the masks of DELLA")
     numbers = _float32(density), _float32(epsilon), words
+    ranked = kernel(_sizes) if rank_by == "rank" else None
     if rescale != "l1":
         divided = rescale is not None
         masks = kernel(_drop_by_magnitude, *numbers, rank_by=rank_by, rescale=divided)
-        return transform(masks, needs="row")
+        return transform(masks, needs="row", ranked=ranked)
     # A bit for each entry: ranking costs far more than remembering what came of it.
     sample = kernel(_sample, *numbers, rank_by=rank_by)
     norms = Fold(sample, kernel(_ratio), add_norms, kept=1 / 8)
-    return transform(kernel(_masked_before), norms, needs="row")
+    return transform(kernel(_masked_before), norms, needs="row", ranked=ranked)
 
 
 def _drop_by_magnitude(
@@ -443,18 +444,28 @@ def _probability(
     density, epsilon = beside(density, delta), beside(epsilon, delta)
     # Keeps density - epsilon and density + epsilon, the least and the largest p, within [0, 1].
     epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
-    size = jnp.where(weight != 0, jnp.abs(delta), 0)
+    size = _sizes(piece, delta, weight)
     if rank_by == "magnitude":
         return density + epsilon * _place_by_magnitude(size)
-    return density + epsilon * _place_by_rank(size, piece.on_host)
+    return density + epsilon * _place_by_rank(size, piece.local)
 
 
-def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest."""
+def _sizes(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task ..."]:
+    """Computes magnitudes, 0 where an entry is masked."""
+    return jnp.where(weight != 0, jnp.abs(delta), 0)
+
+
+def _place_by_rank(
+    size: Float[Array, "task ..."], ranks: UInt[Array, "task ..."] | None
+) -> Float[Array, "task ..."]:
+    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest.
+
+    `ranks` are those of `row_ranks`, if they are known.
+    """
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
-    ranks = row_ranks(size, on_host)
+    ranks = row_ranks(size) if ranks is None else ranks
     return ranks.astype(jnp.int32).astype(size.dtype) * (2 / (n - 1)) - 1
 
 
