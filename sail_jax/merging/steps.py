@@ -183,10 +183,11 @@ class Piece:
       size: The number of entries that belong to the leaf; padding, of zero deltas, follows them.
         None if there is no padding.
       on_host: Whether the kernel is compiled for the CPU of this process and called there by the
-        evaluator itself. Then it may use NumPy in callbacks. It may not under the caller's `jit`.
+        evaluator itself, and not under the caller's `jit`.
       place: How many leaves come before this one in order of paths, if it is a whole leaf in the
         visit of `Leaves`.
-      local: The arrays that `Step.local` has for this leaf; None without.
+      local: The arrays that `Step.local` has for this leaf, or the ranks of `Step.ranked`; None
+        without.
     """
 
     name: UInt[Any, "*tensors 4"]
@@ -288,6 +289,13 @@ class Pieces(Visit, Protocol):
     """
 
     bits: int
+
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces, and its share of all entries, to guess from.
+
+        None where a pass over all pieces costs no more than one over a few.
+        """
+        ...
 
     def before(self, own: Any) -> Any:
         """Adds up, for each piece, the counts that the pieces before it keep."""
@@ -481,6 +489,9 @@ class Step:
       propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
         of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
         steps need not be looked at.
+      ranked: Kernel `(piece, delta, weight) -> [task, ...]`, sizes whose ranks in their rows
+        (`row_ranks`) the summaries need, or the kernel if there are none. Where NumPy can find the
+        ranks first, they are `Piece.local`; if that is None, they are not known yet.
       call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
         `combining.shown`.
     """
@@ -492,6 +503,7 @@ class Step:
     where: Callable[[str], bool] | None = field(default=None, metadata=STATIC)
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
     propagates_nonfinite: bool = field(default=False, metadata=STATIC)
+    ranked: Kernel | None = None
     call: str = field(default="", metadata=STATIC)
 
     def __repr__(self) -> str:
@@ -520,7 +532,7 @@ class Step:
           The step for which code is specialised.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
-        return replace(self, statistics=statistics, where=None, local=None, call="")
+        return replace(self, statistics=statistics, where=None, local=None, ranked=None, call="")
 
     def prepare(self, size: int) -> tuple[Any, ...]:
         """Computes what the statistics derive from the number of entries alone.
