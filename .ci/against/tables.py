@@ -231,7 +231,7 @@ def _others(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Configurations with other sizes and depths, of which the first that can be built counts."""
     sizes = {
         k: 2 * v for k, v in config.items()
-        if k in _SMALL and isinstance(v, int) and v > 2
+        if k in _SMALL and isinstance(v, int) and v > 1
     }  # fmt: skip
     yield {**config, **sizes}
     yield {**config, **{k: v for k, v in sizes.items() if k != "head_dim"}}
