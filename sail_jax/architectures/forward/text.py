@@ -5,6 +5,7 @@ They are GPT-2, the Llama family with Granite and its mixtures of experts, BERT,
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import jax
@@ -201,7 +202,7 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
     weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
     outcomes: Iterable[Array]
     if stacks[0] in mixture:
-        outcomes = map(joined, *(mixture[name] for name in stacks))
+        outcomes = starmap(joined, zip(*(mixture[name] for name in stacks), strict=True))
     else:
         outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
     mixed = sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
