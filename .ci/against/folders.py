@@ -30,7 +30,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": HEADS,
     "Phi3ForCausalLM": GROUPED,
     "Olmo2ForCausalLM": GROUPED,
-    "CohereForCausalLM": GROUPED,
+    # More heads of keys than the network has that its table was found from.
+    "CohereForCausalLM": GROUPED | {
+        "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4,
+    },
     "OPTForCausalLM": {k: v for k, v in OPT.items() if k != "intermediate_size"},
     "GPTNeoXForCausalLM": TEXT,
     # Saved expert by expert, and run with all experts in one tensor.

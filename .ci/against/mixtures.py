@@ -6,7 +6,8 @@ are made of prompts may differ in sixteen roundings of 1, their length. mergekit
 in bfloat16 for `hidden`; here it is made to run it in float32. For `hidden_avg` it also counts
 padding, so that prompts of one length are compared. Routers that are drawn are drawn otherwise, and
 their mean squares are compared. Qwen2-MoE has a shared expert. The first rows have copies of one
-network: the logits of the mixture and of the network.
+network: the logits of the mixture and of the network, both run by transformers. mergekit-moe makes
+no mixture of Granite, so that its rows are such copies alone; its four multipliers are not 1.
 """
 
 import importlib.util
@@ -26,6 +27,19 @@ SIZES = {
 }  # fmt: skip
 KINDS = {"Mixtral of Llama": "Llama", "Mixtral of Mistral": "Mistral"}
 KINDS |= {"Qwen2-MoE": "Qwen2", "Qwen3-MoE": "Qwen3"}
+# Those that are no default of their network, by what they are called.
+OTHERS = {
+    "Qwen2-MoE of Llama": ("Llama", "qwen2_moe"),
+    "GraniteMoE": ("Granite", "granitemoe"),
+    "GraniteMoE, shared": ("Granite", "granitemoeshared"),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Mistral": {"sliding_window": None},
+    "Granite": {
+        "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3,
+        "logits_scaling": 4.0,
+    },
+}  # fmt: skip
 FILE = """\
 base_model: {folder}/0
 gate_mode: {mode}
@@ -55,8 +69,8 @@ def written(kind: str, folder: Path) -> None:
     model = getattr(transformers, f"{kind}ForCausalLM")
     for k in range(3):
         torch.manual_seed(k)
-        settings = {"sliding_window": None} if kind == "Mistral" else {}
-        model(model.config_class(**SIZES, **settings)).save_pretrained(folder / str(k))
+        config = model.config_class(**SIZES, **SETTINGS.get(kind, {}))
+        model(config).save_pretrained(folder / str(k))
     core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(40)}, unk_token="t0"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(
@@ -121,12 +135,14 @@ def compared(kind: str, mode: str, folder: Path) -> Outcome:
 
 def copied(kind: str, folder: Path) -> Outcome:
     """Compares the logits of a network and of a mixture of its copies."""
-    written(KINDS[kind], folder)
-    sail_jax("upcycle", folder / "0", folder / "out", "--router", "random", "--quiet")
+    network, named = OTHERS.get(kind) or (KINDS[kind], "")
+    written(network, folder)
+    options = ["--architecture", named] if named else []
+    sail_jax("upcycle", folder / "0", folder / "out", "--router", "random", "--quiet", *options)
     dense, mixture = loaded(folder / "0"), loaded(folder / "out")
     got, want = logits(mixture), logits(dense)
     difference, scale = float((got - want).abs().max()), float(want.abs().max())
-    return Outcome(difference, scale, rounding(dense, 2), "8 experts")
+    return Outcome(difference, scale, rounding(dense, 2), f"8 experts, {type(mixture).__name__}")
 
 
 MODES = {
@@ -137,7 +153,7 @@ MODES = {
 }
 CASES = [
     Case(f"{kind}, copies", "a network, and its copies as experts", partial(copied, kind))
-    for kind in KINDS
+    for kind in (*KINDS, *OTHERS)
 ]
 if importlib.util.find_spec("mergekit") is not None:
     CASES += [

@@ -47,7 +47,11 @@ _SMALL = {
 }  # fmt: skip
 
 # What else differs: the number of heads of keys is varied alone, and has to divide that of queries.
-_OWN = {"helium": {"hidden_size": 64, "num_attention_heads": 8}}
+_OWN = {
+    "helium": {"hidden_size": 64, "num_attention_heads": 8},
+    # By default it has no shared expert.
+    "granitemoeshared": {"shared_intermediate_size": 28},
+}
 
 # Model types, and what differs from the sizes above.
 _PLAIN = (
@@ -57,7 +61,16 @@ _PLAIN = (
     *("bloom", "falcon", "mpt", "arcee", "apertus", "helium", "seed_oss", "exaone4"),
     *("ernie4_5", "biogpt", "xglm", "persimmon", "nanochat", "vaultgemma"),
     *("bitnet", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
-    *("granitemoe", "phimoe", "mamba", "falcon_mamba", "bert", "roberta", "xlm-roberta"),
+    *(
+        "granitemoe",
+        "granitemoeshared",
+        "phimoe",
+        "mamba",
+        "falcon_mamba",
+        "bert",
+        "roberta",
+        "xlm-roberta",
+    ),
     *(
         "camembert",
         "distilbert",
@@ -231,7 +244,7 @@ def _others(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Configurations with other sizes and depths, of which the first that can be built counts."""
     sizes = {
         k: 2 * v for k, v in config.items()
-        if k in _SMALL and isinstance(v, int) and v > 2
+        if k in _SMALL and isinstance(v, int) and v > 1
     }  # fmt: skip
     yield {**config, **sizes}
     yield {**config, **{k: v for k, v in sizes.items() if k != "head_dim"}}

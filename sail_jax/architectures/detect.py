@@ -38,14 +38,15 @@ class Architecture(NamedTuple):
 
 _BY_TYPE: dict[str, Architecture] = {}
 
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+# Granite and mixtures of experts have the forward pass of Llama, and names of their own.
+_LIKE_LLAMA = ("mixtral", "qwen2_moe", "qwen3_moe", "granite", "granitemoe", "granitemoeshared")
 
 # The forward passes of model types that have a table in a file: their family, what runs it, its
 # inputs, and whether a token's outputs predict the next.
 _FORWARD: dict[str, tuple[str, Callable[..., dict[str, Any]], Inputs, bool]] = {
     "gpt2": ("gpt2", forward.gpt2, tokens, True),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llama", forward.llama, tokens, True)),
-    **{name: (name, forward.llama, tokens, True) for name in _MIXTURES},
+    **{name: (name, forward.llama, tokens, True) for name in _LIKE_LLAMA},
     "bert": ("bert", forward.bert, tokens, False),
     **dict.fromkeys(("roberta", "xlm-roberta"), ("roberta", forward.roberta, tokens, False)),
     "vit": ("vit", forward.vit, images, False),

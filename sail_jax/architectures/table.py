@@ -288,9 +288,13 @@ def _is_whole(x: object) -> bool:
 # wrong kind would else be found far away, inside of a forward pass or by XLA.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
-        (*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+        (
+            *(*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+            *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
+        ),
         (_is_number, "a finite number, not negative"),
     ),
+    "logits_scaling": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
     **dict.fromkeys(
         (
             *("vocab_size", "max_position_embeddings", "n_positions", "image_size", "patch_size"),

@@ -210,6 +210,7 @@ def hidden(
             found.append(np.einsum("bt,btn->bn", weights, np.asarray(x)))
             return x
 
+        # Granite multiplies embeddings by a number, which rows of length 1 do not show.
         see("embeddings", table[tokens])
         run(_Body(tensors, embeddings, table), stated(short), tokens, see=see)
         return np.stack(found, axis=1)

@@ -11,9 +11,12 @@ Qwen2-MoE adds a shared expert, which every token uses, with a share of its own:
 
     y + sigmoid(g x) shared(x)
 
+The shared expert of Granite has the share 1.
+
 The shares s add up to 1. So experts that are alike give y = expert(x) whatever the router is: the
 mixture computes what the dense network does. A shared expert must add nothing then: its last layer
-is zero, or g is zero, so that its share is 1/2, and the other experts are scaled to the rest.
+is zero, or its share is known, and the other experts are scaled to the rest. The share is 1/2 where
+g is zero.
 
 Training has nothing that tells experts apart that are alike but the router. Noise breaks that
 symmetry, and so does drop-upcycling, which draws a fraction of the hidden units of each expert
@@ -56,27 +59,50 @@ class Target(NamedTuple):
       sources: The model types of the dense networks that it is made of.
       prefix: What the names of its classes begin with.
       router: The name of the router within a layer.
-      expert: The name of a part of an expert within a layer, by that of the dense part.
+      expert: The names of the tensors of experts within a layer, and the dense parts that lie in
+        each, one below the other. A name with `{e}` for the number of the expert has one expert,
+        and a name without has all of them, stacked.
       count: The entry of the configuration that states how many experts there are.
-      states: What else the configuration states; a text is the name of a dense network's entry.
-      shared: The name of a part of the shared expert within a layer, by that of the dense part;
-        empty if there is none.
-      share: The name of what gives the shared expert its share.
+      states: What else the configuration states; a text is the name of a dense network's entry,
+        and a mapping has a value for each of the sources.
+      shared: As `expert`, of the shared expert; empty if there is none.
+      share: The name of what gives the shared expert its share; empty if that is 1.
     """
 
     label: str
     sources: tuple[str, ...]
     prefix: str
     router: str
-    expert: Mapping[str, str]
+    expert: Mapping[str, tuple[str, ...]]
     count: str
     states: Mapping[str, Any]
-    shared: Mapping[str, str] = {}
+    shared: Mapping[str, tuple[str, ...]] = {}
     share: str = ""
 
 
 _DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _DOWN = "mlp.down_proj"
+
+
+def _within(folder: str) -> dict[str, tuple[str, ...]]:
+    """The tensors of an expert that has its own, under the names that dense parts have."""
+    return {name.replace("mlp.", folder): (name,) for name in _DENSE}
+
+
+def _granite(folder: str) -> dict[str, tuple[str, ...]]:
+    """The two tensors of Granite's experts: what reads the stream lies in one."""
+    return {f"{folder}input_linear": _DENSE[:2], f"{folder}output_linear": _DENSE[2:]}
+
+
+_GRANITE = Target(
+    "Granite MoE",
+    ("granite",),
+    "GraniteMoe",
+    "block_sparse_moe.router.layer",
+    _granite("block_sparse_moe."),
+    "num_local_experts",
+    {},
+)
 
 TARGETS = {
     "mixtral": Target(
@@ -84,8 +110,8 @@ TARGETS = {
         ("llama", "mistral"),
         "Mixtral",
         "block_sparse_moe.gate",
-        {f"mlp.{old}_proj": f"block_sparse_moe.experts.{{e}}.{new}" for old, new in
-         (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+        {f"block_sparse_moe.experts.{{e}}.{new}": (old,)
+         for new, old in zip(("w1", "w3", "w2"), _DENSE, strict=True)},
         "num_local_experts",
         {},
     ),
@@ -94,23 +120,31 @@ TARGETS = {
         ("qwen3",),
         "Qwen3Moe",
         "mlp.gate",
-        {name: name.replace("mlp.", "mlp.experts.{e}.") for name in _DENSE},
+        _within("mlp.experts.{e}."),
         "num_experts",
         {"moe_intermediate_size": "intermediate_size", "norm_topk_prob": True,
          "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
     "qwen2_moe": Target(
         "Qwen MoE",
-        ("qwen2",),
+        ("qwen2", "llama"),
         "Qwen2Moe",
         "mlp.gate",
-        {name: name.replace("mlp.", "mlp.experts.{e}.") for name in _DENSE},
+        _within("mlp.experts.{e}."),
         "num_experts",
         {"moe_intermediate_size": "intermediate_size", "norm_topk_prob": True,
-         "shared_expert_intermediate_size": "intermediate_size", "qkv_bias": True,
+         "shared_expert_intermediate_size": "intermediate_size",
+         "qkv_bias": {"qwen2": True, "llama": False},
          "decoder_sparse_step": 1, "mlp_only_layers": []},
-        {name: name.replace("mlp.", "mlp.shared_expert.") for name in _DENSE},
+        _within("mlp.shared_expert."),
         "mlp.shared_expert_gate",
+    ),
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE._replace(
+        label="Granite MoE shared",
+        prefix="GraniteMoeShared",
+        states={"shared_intermediate_size": "intermediate_size"},
+        shared=_granite("shared_mlp."),
     ),
 }  # fmt: skip
 """The kinds of mixtures by model type."""
@@ -121,6 +155,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"num_key_value_heads": 32},
+    "granite": {},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
 _SHARED = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
@@ -169,36 +204,31 @@ class Edit:
             of_expert = jax.random.fold_in(jax.random.fold_in(key, layer), expert)
             of_weight = jax.random.fold_in(of_expert, weight)
             if self.drop:
-                lost = dropped(of_expert, y.shape[self.axis], self.drop)
-                y = redrawn(y, lost, of_weight, self.axis)
+                units = y.shape[self.axis]
+                # The three weights of an expert ask with one key, and so lose the same units.
+                order = jax.random.permutation(of_expert, units)
+                y = redrawn(y, order, round(self.drop * units), of_weight, self.axis)
             if self.noise:
                 noise = jax.random.normal(jax.random.fold_in(of_weight, 1), y.shape, y.dtype)
                 y = y + self.noise * noise
         return (y * self.residual).astype(x.dtype)
 
 
-def dropped(key: Key[Array, ""], units: int, fraction: float) -> Array:
-    """Chooses the hidden units of an expert that are drawn anew, `(units,)`, of type bool.
-
-    round(fraction * units) of them are, whatever the key. The three weights of an expert ask with
-    one key, and so lose the same units.
-    """
-    return jax.random.permutation(key, units) < round(fraction * units)
-
-
 def redrawn(
-    x: Float[Array, "n m"], chosen: Array, key: Key[Array, ""], axis: int
+    x: Float[Array, "n m"], order: UInt[Array, "units"], few: int, key: Key[Array, ""], axis: int
 ) -> Float[Array, "n m"]:
     """Draws the entries of some units of a weight from the normal distribution that fits them.
 
-    Its mean and its standard deviation are those of the entries that are replaced. `chosen` has a
-    bool for each unit, and `axis` counts units.
+    Its mean and its standard deviation are those of the entries that are replaced. `order` numbers
+    the units, which `axis` counts, and the first `few` of them are replaced. No more is drawn.
     """
-    mask = jnp.broadcast_to(jnp.expand_dims(chosen, 1 - axis), x.shape)
-    mean = jnp.mean(x, where=mask)
-    return jnp.where(
-        mask, mean + jnp.std(x, where=mask) * jax.random.normal(key, x.shape, x.dtype), x
-    )
+    if not few:
+        return x
+    mask = jnp.broadcast_to(jnp.expand_dims(order < few, 1 - axis), x.shape)
+    mean, std = jnp.mean(x, where=mask), jnp.std(x, where=mask)
+    shape = (few, x.shape[1]) if axis == 0 else (x.shape[0], few)
+    drawn = mean + std * jax.random.normal(key, shape, x.dtype)
+    return jnp.where(mask, jnp.take(drawn, jnp.minimum(order, few - 1), axis), x)
 
 
 class Part(NamedTuple):
@@ -228,6 +258,26 @@ class Part(NamedTuple):
         return jax.jit(self.function)(self.operands, jnp.asarray(models[model][name]))
 
 
+class Joined(NamedTuple):
+    """A tensor of a mixture that several parts lie in.
+
+    Attributes:
+      like: Its shape and dtype.
+      parts: The parts, in the order of their entries.
+    """
+
+    like: jax.ShapeDtypeStruct
+    parts: tuple[Part, ...]
+
+    def of(self, models: Sequence[Tree]) -> Any:
+        """Returns the tensor for these networks, a new array."""
+        arrays = [part.of(models) for part in self.parts]
+        # JAX would take float64 for float32.
+        own = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
+        flat = [x.astype(self.like.dtype).reshape(-1) for x in arrays]
+        return own.concatenate(flat).reshape(self.like.shape)
+
+
 class Plan(NamedTuple):
     """A mixture of which everything but the values is known.
 
@@ -239,7 +289,7 @@ class Plan(NamedTuple):
     """
 
     config: Config
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Part | Joined]
     alike: bool
 
 
@@ -311,6 +361,7 @@ def mixture_config(config: Config, kind: str, experts: int, used: int) -> dict[s
     if out.get("num_key_value_heads") is None:
         out["num_key_value_heads"] = count(config, "num_attention_heads")
     for entry, value in target.states.items():
+        value = value[own] if isinstance(value, Mapping) else value
         out[entry] = count(config, value) if isinstance(value, str) else value
     out |= {target.count: experts, "num_experts_per_tok": used, "model_type": kind}
     # Qwen3's list of its layers' kinds is one that mixtures do not read.
@@ -339,7 +390,7 @@ def plan(
       config: The configuration of the base.
       experts: The experts, in order.
       router: The rows of the routers, `(layer, expert, width)`; one row for each expert, and a last
-        one for a shared expert.
+        one for the share of a shared expert, if that is not 1.
       used: How many experts each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
       shared: The expert that every token uses, for a kind of mixtures that has one.
@@ -363,15 +414,16 @@ def plan(
         raise ValueError(f"shared_experts: {target.label} {has}")
     new = mixture_config(config, kind, len(experts), used)
     rows = np.asarray(router, np.float32)
-    width = count(config, "hidden_size")
-    if rows.shape != (len(layers), len(all_of), width):
+    wanted = (len(layers), len(experts) + bool(target.share), count(config, "hidden_size"))
+    if rows.shape != wanted:
         raise ValueError(
-            f"router: expected an array {[len(layers), len(all_of), width]} of layers, experts "
-            f"and the width, got {list(rows.shape)}"
+            f"router: expected an array {list(wanted)} of layers, experts and the width, got "
+            f"{list(rows.shape)}"
         )
     if key is None and any(expert.noise or expert.drop for expert in all_of):
         raise TypeError("key: expected a PRNG key, for what is drawn, got None")
     changed = {name for names in layers.values() for name in names.values()}
+    parts: dict[str, Part | Joined]
     parts = {name: Part(_like(x), (0, name)) for name, x in base.items() if name not in changed}
     for layer, (prefix, names) in enumerate(layers.items()):
         like = _like(base[names[_DOWN]])
@@ -380,18 +432,25 @@ def plan(
         for name, x in ends.items():
             if name:
                 parts[f"{prefix}{name}.weight"] = Part(_like(x), None, operands=x)
+        found: dict[str, list[Part]] = {}
         for e, expert in enumerate(all_of):
-            named = target.expert if e < len(experts) else target.shared
+            made = {}
             for place, (dense, name) in enumerate(names.items()):
                 source = _source(models, expert, e, name, _like(base[name]))
                 drawn = key, np.array([layer, e, place], np.uint32)
-                path = f"{prefix}{named[dense].format(e=e)}.weight"
-                parts[path] = _edited(expert, dense, name, source, drawn)
+                made[dense] = _edited(expert, dense, name, source, drawn)
+            for name, held in (target.expert if e < len(experts) else target.shared).items():
+                path = f"{prefix}{name.format(e=e)}.weight"
+                found.setdefault(path, []).extend(made[dense] for dense in held)
+        stacked = {f"{prefix}{name}.weight" for name in target.expert}
+        for path, held in found.items():
+            parts[path] = _joined(held, len(experts) if path in stacked else 0)
     try:
         architectures.of(new).rules(new).spec({name: part.like for name, part in parts.items()})
     except ValueError as error:
         raise ValueError(f"the tensors do not fit {target.label}: {error}") from error
-    return Plan(new, parts, _alike(experts, shared, rows[:, len(experts) :]))
+    share = rows[:, len(experts) :] if target.share else None
+    return Plan(new, parts, _alike(experts, shared, share))
 
 
 def upcycle(
@@ -411,7 +470,7 @@ def upcycle(
       models: The dense networks, arrays by name, the base first.
       config: The configuration of the base.
       experts: The experts.
-      router: The rows of the routers, `(layer, expert, width)`; the last ones of a shared expert.
+      router: The rows of the routers, `(layer, expert, width)`, as `plan` takes them.
       used: How many experts each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
       shared: The expert that every token uses, for a kind of mixtures that has one.
@@ -432,16 +491,35 @@ def upcycle(
     return {name: part.of(models) for name, part in planned.parts.items()}, planned.config
 
 
+def _joined(parts: Sequence[Part], stacked: int) -> Part | Joined:
+    """One tensor of parts that lie below one another; `stacked` counts experts, 0 for no stack."""
+    rows = sum(part.like.shape[0] for part in parts)
+    width = parts[0].like.shape[1]
+    shape = (stacked, rows // stacked, width) if stacked else (rows, width)
+    if shape == parts[0].like.shape:
+        return parts[0]
+    dtypes = {np.dtype(part.like.dtype) for part in parts}
+    # Of several dtypes one that holds all of them.
+    wide = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
+    dtype = dtypes.pop() if len(dtypes) == 1 else wide
+    return Joined(jax.ShapeDtypeStruct(shape, dtype), tuple(parts))
+
+
 def _alike(
-    experts: Sequence[Expert], shared: Expert | None, share: Float[np.ndarray, "layer few width"]
+    experts: Sequence[Expert],
+    shared: Expert | None,
+    share: Float[np.ndarray, "layer 1 width"] | None,
 ) -> bool:
-    """Whether the experts, with the shared one, give what the base's own feed-forward part does."""
+    """Whether the experts, with the shared one, give what the base's own feed-forward part does.
+
+    `share` is what gives the shared expert its share, None where that is 1.
+    """
     # A shared expert of zero output gives nothing. A share of zero weights is sigmoid(0) = 1/2.
     if shared is None or shared.residual == 0:
         return all(expert == Expert() for expert in experts)
-    own = Expert(residual=1 - shared.residual / 2)
+    own = Expert(residual=1 - shared.residual * (1.0 if share is None else 0.5))
     return (
-        not share.any()
+        not (share is not None and share.any())
         and shared == Expert(residual=shared.residual)
         and all(expert == own for expert in experts)
     )

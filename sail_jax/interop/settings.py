@@ -470,10 +470,12 @@ class _Maker:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
                 )
+        # A tensor that not all networks have shows no size.
+        optional = {*map(self.opened, self.optional)}
         alone = {
             called[name]
             for name, where in places.items()
-            if any(place.count == 1 and place.n == 0 for place in where)
+            if any(p.count == 1 and p.n == 0 and p.pattern not in optional for p in where)
         }
         sizes = {}
         for name, own in self.sizes.items():
@@ -532,7 +534,7 @@ class _Maker:
             sizes=sizes,
             settings=settings,
             layers=self.layers,
-            optional=tuple(sorted({*map(self.opened, self.optional)})),
+            optional=tuple(sorted(optional)),
             single=tuple(sorted(self.single)),
             tied={
                 self.opened(p): format_axes(_renamed(own, called)) for p, own in self.tied.items()

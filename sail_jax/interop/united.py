@@ -48,7 +48,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
             stars = {f"{x}*" for x in read}
             ends[name] = tuple(p for p in axes if p not in other.axes and uses[p] & stars)
     spaces: dict[str, str] = {}
-    sizes: dict[str, str] = {}
+    sizes = dict(table.sizes)
     words: dict[str, dict[str, str]] = {}
     for name, other in ({"": table} | dict(heads)).items():
         for space, word in other.spaces.items():
@@ -57,9 +57,11 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
                 continue
             if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
                 words.setdefault(name, {})[space] = both(spaces[space], word)
+    own = _spaces(table.axes.values())
     for other in known:
         spaces = {**other.spaces, **spaces}
-        sizes = {**other.sizes, **sizes}
+        # Of other classes few entries were varied, so what they seem to size by a number is left.
+        sizes = {**{name: n for name, n in other.sizes.items() if name not in own}, **sizes}
     settings = dict.fromkeys(one for other in known for one in other.settings)
     folds = {
         gain: tuple(dict.fromkeys(p for other in known for p in other.folds.get(gain, ())))

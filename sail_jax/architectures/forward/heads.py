@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from sail_jax.architectures.forward.layers import Tensors, activation, layer_norm, linear
-from sail_jax.architectures.table import Config, flag
+from sail_jax.architectures.table import Config, flag, setting
 from sail_jax.checks import one_of
 from sail_jax.configurations import class_of
 
@@ -306,6 +306,12 @@ _BERT = (
     labels("qa_outputs", _everywhere),
 )
 
+
+def _granite_scale(config: Config) -> float:
+    """What Granite's logits are multiplied by: it states what they are divided by."""
+    return 1 / setting(config, "logits_scaling", default=1.0)
+
+
 HEADS: Mapping[str, tuple[Head, ...]] = {
     "gpt2": (
         vocabulary(),
@@ -320,6 +326,7 @@ HEADS: Mapping[str, tuple[Head, ...]] = {
         labels("score", _last, bias=False),
         labels("qa_outputs", _everywhere),
     ),
+    "granite": (vocabulary(_granite_scale),),
     "bert": (
         words("cls.predictions.", "transform.dense", "transform.LayerNorm"),
         *_BERT,

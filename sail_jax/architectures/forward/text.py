@@ -1,11 +1,12 @@
 """Forward passes of language models, from the tensors of a checkpoint.
 
-They are GPT-2, the Llama family with its mixtures of experts, BERT, RoBERTa and T5.
+They are GPT-2, the Llama family with Granite and its mixtures of experts, BERT, RoBERTa and T5.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
-    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Mixtral or Qwen-MoE.
+    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Granite, or mixtures of these.
 
     Args:
       params: The tensors by name; those of experts by themselves, or of a layer's experts stacked.
@@ -105,7 +106,8 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
     time = np.arange(tokens.shape[-1])
     # [query, key]: how many places back each key lies; negative in the future.
     back = time[:, None] - time
-    x = table[tokens]
+    by = _multipliers(config)
+    x = table[tokens] * by.embedding
     for i in range(config["num_hidden_layers"]):
         h = body / f"layers.{i}."
         y = rms_norm(h, "input_layernorm", x, eps)
@@ -120,12 +122,38 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
         window = _window(config, i)
         mask = (back >= 0) & ((back < window) if window else True)
         q, k = rotary(q, frequencies), rotary(k, frequencies)
-        y = attend(q, k, v, scale=size**-0.5, mask=jnp.asarray(mask))
-        x = x + linear(h, "self_attn.o_proj", y)
+        scale = size**-0.5 if by.attention is None else by.attention
+        y = attend(q, k, v, scale=scale, mask=jnp.asarray(mask))
+        x = x + linear(h, "self_attn.o_proj", y) * by.residual
         y = rms_norm(h, "post_attention_layernorm", x, eps)
-        x = see(f"layers.{i}", x + _feed_forward(h, config, y))
+        x = see(f"layers.{i}", x + _feed_forward(h, config, y) * by.residual)
     stream = {"last_hidden_state": rms_norm(body, "norm", x, eps)}
-    return outputs("llama", t, config, States(stream, tokens, table))
+    family = "granite" if _is_granite(config) else "llama"
+    return outputs(family, t, config, States(stream, tokens, table))
+
+
+class _Multipliers(NamedTuple):
+    """What embeddings, the products of attention, and the outputs of parts are multiplied by.
+
+    `attention` is None for the root of a head's size, by which products are divided.
+    """
+
+    embedding: float = 1.0
+    attention: float | None = None
+    residual: float = 1.0
+
+
+def _multipliers(config: Config) -> _Multipliers:
+    """The numbers that Granite states."""
+    if not _is_granite(config):
+        return _Multipliers()
+    return _Multipliers(
+        *(setting(config, f"{key}_multiplier", default=1.0) for key in _Multipliers._fields)
+    )
+
+
+def _is_granite(config: Config) -> bool:
+    return str(config.get("model_type") or class_of(config).lower()).startswith("granite")
 
 
 def _is_mixtral(config: Config) -> bool:
@@ -136,47 +164,53 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
     """The feed-forward part of a layer: a gated one, or a router and such experts.
 
     The router gives each token a share for each expert, by a softmax over all of them. The largest
-    shares count. Mixtral divides them by their sum, and Qwen-MoE does if `norm_topk_prob` is true.
-    Qwen2-MoE adds an expert that all tokens use, with a share of its own.
+    shares count. Mixtral and Granite divide them by their sum, and Qwen-MoE does if
+    `norm_topk_prob` is true. Qwen2-MoE adds an expert that all tokens use, with a share of its own,
+    and Granite one with a share of 1.
     """
     act = activation(config.get("hidden_act", "silu"))
 
     def gated(t: Tensors, gate: str, up: str, down: str) -> Array:
         return linear(t, down, act(linear(t, gate, y)) * linear(t, up, y))
 
-    def stacked(gate_up: Array, down: Array) -> Iterator[Array]:
-        for into, out in zip(gate_up, down, strict=True):
-            gate, up = jnp.split(y @ into.T, 2, axis=-1)
-            yield act(gate) * up @ out.T
+    def joined(gate_up: Array, down: Array) -> Array:
+        gate, up = jnp.split(y @ gate_up.T, 2, axis=-1)
+        return act(gate) * up @ down.T
 
-    if "block_sparse_moe.gate.weight" in h:
+    mixture, names, router = h / "mlp.", ("gate_proj", "up_proj", "down_proj"), "gate"
+    stacks = ("experts.gate_up_proj", "experts.down_proj")
+    if _is_granite(config) and "mlp.gate_proj.weight" not in h:
+        mixture, router = h / "block_sparse_moe.", "router.layer"
+        stacks = ("input_linear.weight", "output_linear.weight")
+    elif "block_sparse_moe.gate.weight" in h:
         mixture, names = h / "block_sparse_moe.", ("w1", "w3", "w2")
-    else:
-        mixture, names = h / "mlp.", ("gate_proj", "up_proj", "down_proj")
-    if "gate.weight" not in mixture:
+    elif "gate.weight" not in mixture:
         return gated(mixture, *names)
-    shares = jax.nn.softmax(linear(mixture, "gate", y).astype(jnp.float32), axis=-1)
+    shares = jax.nn.softmax(linear(mixture, router, y).astype(jnp.float32), axis=-1)
     experts = shares.shape[-1]
-    default = {"mixtral": 2, "qwen2_moe": 4}.get(str(config.get("model_type")), 8)
+    always = _is_mixtral(config) or _is_granite(config)
+    default = 2 if always else 4 if config.get("model_type") == "qwen2_moe" else 8
     used = count(config, "num_experts_per_tok", default=default)
     if used > experts:
         raise ValueError(
             f"the configuration's 'num_experts_per_tok' is {used}, and a router has {experts} rows"
         )
     largest, which = jax.lax.top_k(shares, used)
-    if _is_mixtral(config) or flag(config, "norm_topk_prob", default=False):
+    if always or flag(config, "norm_topk_prob", default=False):
         largest = largest / largest.sum(-1, keepdims=True)
     # [batch, time, expert]: 0 for an expert that the token does not use.
     weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
     outcomes: Iterable[Array]
-    if "experts.gate_up_proj" in mixture:
-        outcomes = stacked(mixture["experts.gate_up_proj"], mixture["experts.down_proj"])
+    if stacks[0] in mixture:
+        outcomes = starmap(joined, zip(*(mixture[name] for name in stacks), strict=True))
     else:
         outcomes = (gated(mixture / f"experts.{e}.", *names) for e in range(experts))
     mixed = sum((weights[..., e, None] * z for e, z in enumerate(outcomes)), jnp.zeros_like(y))
     if "shared_expert_gate.weight" in mixture:
         share = jax.nn.sigmoid(linear(mixture, "shared_expert_gate", y))
         mixed += share * gated(mixture / "shared_expert.", *names)
+    if "shared_mlp.input_linear.weight" in h:
+        mixed += joined(*(h[f"shared_mlp.{name}put_linear.weight"] for name in ("in", "out")))
     return mixed
 
 

@@ -50,6 +50,7 @@ from sail_jax.checkpoint.sources.agreement import (
     wanted,
 )
 from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.joined import Joined
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.configurations import Config
@@ -292,7 +293,9 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config, max_memory: int | 
             raise CheckpointError(f"{base.path}: config.json states {name} as {value!r}")
     assert isinstance(layers, int)
     assert isinstance(width, int)
-    experts, mode = (*mixture.experts, *mixture.shared_experts), mixture.gate_mode
+    kind = upcycling.target_of(str(config.get("model_type")), mixture.architecture)
+    shared = mixture.shared_experts if upcycling.TARGETS[kind].share else ()
+    experts, mode = (*mixture.experts, *shared), mixture.gate_mode
     if mode not in mixtures.PROMPTED:
         key = jax.random.fold_in(random_bits.key(mixture.seed), 1)
         return routers.drawn(mode, layers, len(experts), width, key)
@@ -410,10 +413,16 @@ def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
     about = [mixture.seed, mixture.dtype, made.config]
     mark = hashlib.sha256(json.dumps(about, default=repr).encode())
     for name, part in made.parts.items():
-        mark.update(repr([name, part.like, part.source, part.function]).encode())
-        if part.source is None:
-            mark.update(np.ascontiguousarray(part.operands).tobytes())
+        for own in _parts(part):
+            mark.update(repr([name, own.like, own.source, own.function]).encode())
+            if own.source is None:
+                mark.update(np.ascontiguousarray(own.operands).tobytes())
     return mark.hexdigest()
+
+
+def _parts(part: upcycling.Part | upcycling.Joined) -> tuple[upcycling.Part, ...]:
+    """The parts of a tensor, most often itself."""
+    return part.parts if isinstance(part, upcycling.Joined) else (part,)
 
 
 def _view(
@@ -421,17 +430,23 @@ def _view(
 ) -> View:
     """The mixture as a checkpoint, in the dtype that it is written in."""
     programs, tensors = Programs(), {}
-    for name, part in made.parts.items():
+
+    def tensor(name: str, part: upcycling.Part) -> Tensor:
         if part.source is None:
-            tensors[name] = InMemory.of(name, "the routers", part.operands)
-            continue
+            return InMemory.of(name, "the routers", part.operands)
         model, source = part.source
-        tensors[name] = tensor = models[model].tensors[source]
-        if part.function is not None:
-            tensors[name] = Computed(
-                name, part.like, [tensor], part.function, part.operands, programs, how="upcycled",
-                mark=mark, allow_nonfinite=run.allow_nonfinite,
-            )  # fmt: skip
+        own = models[model].tensors[source]
+        if part.function is None:
+            return own
+        return Computed(
+            name, part.like, [own], part.function, part.operands, programs, how="upcycled",
+            mark=mark, allow_nonfinite=run.allow_nonfinite,
+        )  # fmt: skip
+
+    for name, part in made.parts.items():
+        own = [tensor(name, each) for each in _parts(part)]
+        joins = isinstance(part, upcycling.Joined)
+        tensors[name] = Joined(name, part.like, own) if joins else own[0]
     dtype = None if mixture.dtype is None else DTYPES[mixture.dtype]
     config = dict(made.config)
     view = View(models, tensors, config, dtype)
@@ -457,8 +472,10 @@ def _measured(
     def renew(arrays: Arrays) -> tuple[Arrays, Config]:
         return {name: part.of([arrays]) for name, part in plan.parts.items()}, plan.config
 
-    # The experts are the base's own arrays, which are held once.
+    # Experts are the base's own arrays, which are held once, unless they lie in one tensor.
+    joined = [x for x in plan.parts.values() if isinstance(x, upcycling.Joined)]
     entries = 2 * sum(int(np.prod(x.shape)) for x in base.tensors.values())
+    entries += sum(int(np.prod(x.like.shape)) for x in joined)
     own = config_of(base.extras)
     return wanted(
         certify, entries, base.path, lambda: certified(base.tensors, own, renew, certify),

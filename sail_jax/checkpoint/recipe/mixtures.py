@@ -8,7 +8,7 @@ gate_mode: hidden             # or hidden_avg, cheap_embed, random, uniform_rand
 experts_per_token: 2
 dtype: bfloat16               # by default each tensor keeps its own
 architecture: mixtral         # by default the first that is made of such networks
-shared_experts: []            # one for Qwen2-MoE, as an expert below
+shared_experts: []            # one for mixtures that have such, as an expert below
 seed: 0                       # of all that is drawn
 experts:
 - source_model: path

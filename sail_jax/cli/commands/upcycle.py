@@ -74,7 +74,7 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--architecture",
         metavar="NAME",
-        help="mixtral, qwen2_moe or qwen3_moe; default: what fits CKPT",
+        help="what mixture it becomes, such as granitemoeshared; default: the first that fits CKPT",
     )
     add("--dtype", metavar="NAME", help="the dtype that is written; default: that of each tensor")
     add_seed(parser, "what is drawn")

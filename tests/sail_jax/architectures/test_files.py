@@ -47,6 +47,15 @@ def test_sizes_of_entries_and_of_what_is_not_stated():
     assert table.rules(stated).sizes == {"head.{i}": 2, "group.{i}": 3, "qk.{i}": 5, "v.{i}": 5}
 
 
+@pytest.mark.parametrize("kind", ["cohere", "cohere2"])
+@pytest.mark.parametrize(("heads", "keys"), [(96, 8), (64, 64), (32, 8), (6, 3), (4, 1)])
+def test_cohere_has_as_many_heads_as_are_stated(kind, heads, keys):
+    """Its scales of queries and keys, which show how many heads there are, are optional."""
+    config = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": keys}
+    sizes = {"head.{i}": keys, "group.{i}": heads // keys, "qk.{i}": 8, "v.{i}": 8}
+    assert read(kind).rules(config).sizes == sizes
+
+
 def test_an_activation_decides_what_can_be_scaled():
     spaces = {
         act: read("opt").rules({"activation_function": act}).spaces["hidden.{i}"]

@@ -4,6 +4,7 @@ import re
 
 import jax
 import mixture_reference
+import ml_dtypes
 import numpy as np
 import pytest
 import small_checkpoints
@@ -16,6 +17,11 @@ from sail_jax.merging import random_bits
 
 QWEN = {**CONFIG, "model_type": "qwen3", "head_dim": 4}
 QWEN2 = {**CONFIG, "model_type": "qwen2"}
+GRANITE = {
+    **CONFIG, "model_type": "granite", "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.3, "logits_scaling": 4.0,
+}  # fmt: skip
+NAMES = ("gate", "up", "down")
 TOKENS = np.array([3, 5, 0, 7, 7, 2])
 
 
@@ -39,7 +45,7 @@ def rows(experts, scale=1.0):
     return scale * np.random.default_rng(7).standard_normal((2, experts, 16)).astype(np.float32)
 
 
-@pytest.mark.parametrize("config", [CONFIG, QWEN], ids=["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("config", [CONFIG, QWEN, GRANITE], ids=lambda own: own["model_type"])
 @pytest.mark.parametrize("used", [1, 3])
 def test_experts_that_are_alike_compute_what_the_dense_network_does(config, used):
     """Whatever the router is; by a reference that knows nothing of how the mixture was made."""
@@ -78,6 +84,60 @@ def test_shared_expert_keeps_the_function_where_its_part_is_made_up_for(
     _, after = mixture_reference.run(mixture, plan.config, TOKENS)
     # Scaled weights are rounded once.
     assert plan.alike == alike == (np.abs(after - before).max() < 1e-6 * np.abs(before).max())
+
+
+@pytest.mark.parametrize(
+    ("expert", "shared", "alike"),
+    [
+        (Expert(), Expert(residual=0.0), True),
+        (Expert(residual=0.25), Expert(residual=0.75), True),
+        (Expert(residual=0.5), Expert(), False),
+        (Expert(residual=0.25), Expert(1, residual=0.75), False),
+    ],
+)
+def test_shared_expert_of_granite_has_a_share_of_1(expert, shared, alike):
+    models = [dense(k) for k in range(2)]
+    _, before = mixture_reference.run(models[0], GRANITE, TOKENS)
+    plan = upcycling.plan(
+        models, GRANITE, [expert] * 4, rows(4), shared=shared, kind="granitemoeshared"
+    )
+    mixture = {name: np.asarray(part.of(models)) for name, part in plan.parts.items()}
+    _, after = mixture_reference.run(mixture, plan.config, TOKENS)
+    assert plan.alike == alike == (np.abs(after - before).max() < 1e-6 * np.abs(before).max())
+    with pytest.raises(ValueError, match=r"expected an array \[2, 4, 16\] of layers, experts"):
+        upcycling.plan(
+            models, GRANITE, [expert] * 4, rows(5), shared=shared, kind="granitemoeshared"
+        )
+
+
+@pytest.mark.parametrize("one", [np.float64, ml_dtypes.bfloat16])
+def test_experts_of_granite_lie_in_two_tensors(one):
+    models = [dense(k) for k in range(2)]
+    models[1] = {name: x.astype(one) for name, x in models[1].items()}
+    mixture, config = upcycle(models, GRANITE, [Expert(1), Expert()], rows(2), used=1)
+    at = "model.layers.1.block_sparse_moe."
+    for e, model in enumerate(models[::-1]):
+        gate, up, down = (model[f"model.layers.1.mlp.{n}_proj.weight"] for n in NAMES)
+        assert np.array_equal(mixture[at + "input_linear.weight"][e], np.concatenate([gate, up]))
+        assert np.array_equal(mixture[at + "output_linear.weight"][e], down)
+    # Of two dtypes the one that holds both.
+    assert mixture[at + "output_linear.weight"].dtype == np.result_type(one, np.float32)
+    kept = {**GRANITE, "model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"]}
+    kept |= {"num_local_experts": 2, "num_experts_per_tok": 1}
+    assert {key: config[key] for key in kept} == kept
+
+
+def test_llama_makes_qwen2_moe_without_biases():
+    """Qwen2-MoE has them unless its configuration states that it does not."""
+    shared = Expert(residual=0.0)
+    mixture, config = upcycle(
+        [dense()], CONFIG, [Expert()] * 2, rows(3), shared=shared, kind="qwen2_moe"
+    )
+    _, before = mixture_reference.run(dense(), CONFIG, TOKENS)
+    _, after = mixture_reference.run(mixture, config, TOKENS)
+    assert np.abs(after - before).max() < 1e-12 * np.abs(before).max()
+    assert config["qkv_bias"] is False
+    assert upcycling.mixture_config(QWEN2, "qwen2_moe", 2, 2)["qkv_bias"] is True
 
 
 def test_other_experts_are_mixed_by_the_router():
@@ -139,6 +199,8 @@ def test_dropped_units_are_drawn_with_the_moments_of_what_they_replace():
             # Of 6000 entries: 5 standard errors of the mean and of the standard deviation.
             assert abs(new.mean() - old.mean()) < 5 * old.std() / 6000**0.5
             assert abs(new.std() - old.std()) < 5 * old.std() / 12000**0.5
+            # Nothing is drawn for two units.
+            assert np.unique(new).size > 0.99 * new.size
             found.append(moved)
         assert found[0].sum() == 60
         assert all(np.array_equal(found[0], other) for other in found)
@@ -232,13 +294,16 @@ def test_what_is_drawn_needs_a_key():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "normalised"), [(CONFIG, True), (QWEN, True), (QWEN, False), (QWEN2, True)]
+    ("config", "normalised"),
+    [(CONFIG, True), (QWEN, True), (QWEN, False), (QWEN2, True), (GRANITE, True)],
 )
 def test_forward_pass_of_a_mixture_is_its_definition(config, normalised):
     models = [dense(k, config) for k in range(3)]
     experts = [Expert(k) for k in range(3)]
-    shared = Expert(1) if config is QWEN2 else None
-    mixture, new = upcycle(models, config, experts, rows(4 if shared else 3), shared=shared)
+    shared = Expert(1) if config in (QWEN2, GRANITE) else None
+    kind = "granitemoeshared" if config is GRANITE else None
+    router = rows(4 if config is QWEN2 else 3)
+    mixture, new = upcycle(models, config, experts, router, shared=shared, kind=kind)
     new = {**new, "norm_topk_prob": normalised} if config is QWEN else new
     wanted = mixture_reference.run(mixture, new, TOKENS)[1]
     forward = architectures.of(new).logits
@@ -254,8 +319,14 @@ def test_router_of_fewer_rows_than_experts_that_are_used_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mean", "most"), [(False, 1 << 28), (True, 1 << 28), (True, 15_000)])
-def test_rows_of_hidden_states_are_what_layers_read(mean, most):
+@pytest.mark.parametrize(
+    ("config", "mean", "most"),
+    [
+        (CONFIG, False, 1 << 28), (CONFIG, True, 1 << 28), (CONFIG, True, 15_000),
+        (GRANITE, False, 1 << 28),
+    ],
+)  # fmt: skip
+def test_rows_of_hidden_states_are_what_layers_read(config, mean, most):
     """Prompts of several lengths are padded and run together; a group reads each tensor once."""
     params, read = dense(), []
 
@@ -266,7 +337,7 @@ def test_rows_of_hidden_states_are_what_layers_read(mean, most):
 
     table = params["model.embed_tokens.weight"]
     states = routers.hidden(
-        Stored(params), CONFIG, table.__getitem__, "model.embed_tokens.weight", mean=mean, most=most
+        Stored(params), config, table.__getitem__, "model.embed_tokens.weight", mean=mean, most=most
     )
     prompts = routers.Prompts(((3, 5, 0, 7), (2,)), ((1, 1),))
     found = routers.of_prompts([prompts], states)
@@ -278,7 +349,7 @@ def test_rows_of_hidden_states_are_what_layers_read(mean, most):
     assert len({*read}) == 10
 
     def state(prompt):
-        inputs = mixture_reference.run(params, CONFIG, np.array(prompt))[0]
+        inputs = mixture_reference.run(params, config, np.array(prompt))[0]
         return inputs.mean(1) if mean else inputs[:, -1]
 
     positive, negative = (np.mean([state(x) for x in group], 0) for group in prompts)

@@ -129,6 +129,22 @@ def test_sizes_in_proportion_to_entries_are_found():
         table.rules({"width": 10, "heads": 1})
 
 
+def test_a_size_that_only_an_optional_tensor_shows_is_stated():
+    rules = {"q": "resid* (head unit)", "o": "(head* unit*) resid", "scale": "head"}
+
+    def made(config):
+        axes = rules if config["scaled"] else {k: rules[k] for k in ("q", "o")}
+        sizes = {"resid": config["width"], "head": config["heads"], "unit": 3}
+        spaces = tuple(Space(name, n, "linear") for name, n in sizes.items())
+        found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in axes.items()), spaces)
+        return Network(found, {leaf.path: found.shape(leaf.path) for leaf in found.leaves})
+
+    config = {"width": 5, "heads": 2, "scaled": False}
+    table = table_by_probing(config, made, vary=True, names=rules)
+    assert table.optional == ("scale",)
+    assert table.sizes == {"head": "heads", "unit": "3"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "method"),

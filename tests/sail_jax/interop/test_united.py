@@ -47,3 +47,13 @@ def test_what_another_head_restricts_is_of_its_class():
     assert table.spaces["resid"] == "layernorm"
     spaces = table.rules({"architectures": ["ASummed"]}).spaces
     assert spaces["resid"].split() == ["layernorm", "softmax"]
+
+
+def test_sizes_are_those_of_the_main_class():
+    """What another class seems to have as a number was not varied."""
+    sizes = {"resid": "8", "pooled": "8"}
+    table = united(MAIN, {"APooled": POOLED._replace(sizes=sizes)}, [BARE])
+    assert table.sizes == {"pooled": "8"}
+    main = MAIN._replace(sizes={"resid": "hidden_size"})
+    table = united(main, {"APooled": POOLED._replace(sizes=sizes)}, [BARE])
+    assert table.sizes == {"resid": "hidden_size", "pooled": "8"}

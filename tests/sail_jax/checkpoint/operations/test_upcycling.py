@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from sail_jax.checkpoint.operations import upcycling as operations
 from sail_jax.checkpoint.operations.upcycling import upcycle_checkpoint
 from sail_jax.checkpoint.recipe import mixtures, recipes
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
+from sail_jax.checkpoint.sources.joined import Joined
 from sail_jax.growth import upcycling
 from sail_jax.merging import random_bits
+from sail_jax.merging.engine import InMemory
 
+ROUTER = "block_sparse_moe.router.layer.weight"
 PROMPTS = "positive_prompts: [[{}, 5], [2]]"
 
 
@@ -67,6 +71,47 @@ def test_what_is_drawn_is_the_same_in_files_and_goes_on_where_it_stopped(tmp_pat
     other = mixture.model_copy(update={"seed": 4})
     with pytest.raises(ValueError, match="exists already"):
         upcycle_checkpoint(other, tmp_path / "out", run=again)
+
+
+GRANITE = {
+    **CONFIG, "model_type": "granite", "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.3, "logits_scaling": 4.0,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_stacked_experts_are_joined_while_they_are_written(tmp_path, models):
+    """Copies and drawn ones; and copies of one network are certified."""
+    _, found = models
+    folders = [save(tmp_path / f"g{k}", x, GRANITE) for k, x in found.items()]
+    given = text(folders).replace(PROMPTS.format(2), PROMPTS.format(2) + "\n  drop: 0.5")
+    upcycle_checkpoint(given, tmp_path / "out")
+    made = load_checkpoint(tmp_path / "out")
+    router = np.stack([made[f"model.layers.{i}.{ROUTER}"] for i in range(2)])
+    experts = [upcycling.Expert(1), upcycling.Expert(2, drop=0.5)]
+    wanted, config = upcycling.upcycle(
+        [*found.values()], GRANITE, experts, router, key=random_bits.key(0)
+    )
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[name], np.asarray(x)) for name, x in wanted.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+    mixture = mixtures.copies(folders[0], 2, gate_mode="random")
+    assert upcycle_checkpoint(mixture, tmp_path / "copies").verdict.exact
+
+
+def test_joined_tensor_is_read_from_any_place():
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(n).astype(t) for n, t in ((5, "f4"), (3, "f2"), (4, "f4"))]
+    parts = [InMemory.of("x", f"model {k}", x) for k, x in enumerate(arrays)]
+    joined = Joined("stack", jax.ShapeDtypeStruct((3, 4), np.float32), parts)
+    whole = np.concatenate(arrays, dtype=np.float32)
+    for start in range(12):
+        for size in range(13 - start):
+            out = np.empty(size, np.float32)
+            joined.read(out, start)
+            assert np.array_equal(out, whole[start : start + size])
+    with pytest.raises(ValueError, match="stack of model 0 and model 1 and model 2: entries 4 to"):
+        joined.read(np.empty(9, np.float32), 4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,64 @@
+"""A tensor that others lie in, one after the other, such as the stacked experts of a mixture."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import jax
+import numpy as np
+
+from sail_jax.checkpoint.sources.adapted import read_as
+from sail_jax.merging.tensors import Tensor, check_read, held
+
+
+class Joined:
+    """A tensor whose entries are those of others, in order and in row-major order.
+
+    Attributes:
+      name: The name of the tensor.
+      dtype: The dtype of its entries, to which those of others are cast.
+      shape: Its shape.
+      source: Where the others lie, for messages.
+    """
+
+    def __init__(self, name: str, like: jax.ShapeDtypeStruct, tensors: Sequence[Tensor]) -> None:
+        """Describes the tensor; nothing is read yet.
+
+        Args:
+          name: Its name.
+          like: Its shape and dtype.
+          tensors: The tensors that lie in it.
+        """
+        self.name, self.dtype, self.shape = name, np.dtype(like.dtype), tuple(like.shape)
+        self.source = " and ".join(dict.fromkeys(x.source for x in tensors))
+        self._tensors = tuple(tensors)
+        self._starts = [0, *accumulate(math.prod(x.shape) for x in tensors)]
+
+    @property
+    def needs(self) -> int:
+        """Bytes that are held while it is read; a tensor holds none once its end was read."""
+        # The executor reads pieces of at most 2^20 entries.
+        return max(
+            held(x) + (x.dtype != self.dtype) * min(math.prod(x.shape), 1 << 20) * x.dtype.itemsize
+            for x in self._tensors
+        )
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Reads consecutive entries, in row-major order.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+        """
+        check_read(self, out, start)
+        done = 0
+        while done < out.size:
+            at = start + done
+            which = bisect_right(self._starts, at) - 1
+            piece = out[done : done + self._starts[which + 1] - at]
+            read_as(self._tensors[which], piece, at - self._starts[which])
+            done += piece.size
