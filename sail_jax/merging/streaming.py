@@ -11,7 +11,7 @@ steps of the merge, and what comes out is written. Three things make that hard.
   all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
   two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
 * Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
-  up the same in any order. So parts are added in the order of units (`_InOrder`), and pieces follow
+  up the same in any order. So parts are added in the order of units (`InOrder`), and pieces follow
   from shapes alone, never from memory or threads.
 
 For instance, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first has four runs: two
@@ -467,7 +467,12 @@ class Tree:
         for place, unit in enumerate(self.units):
             unit.known.append(kernel)
             pieces = range(len(unit.runs))
-            unit.own.append([tuple([argument[place, k] for argument in own]) for k in pieces])
+            kept = self.kept_of
+            unit.own.append([tuple([kept(argument, place, k) for argument in own]) for k in pieces])
+
+    def kept_of(self, own: Any, place: int, k: int) -> Any:
+        """Returns what a piece keeps."""
+        return own[place, k]
 
     def fold(self, summary: Kernel, add: Add) -> PyTree:
         """Adds up what all pieces contribute, in order; see `Visit.fold`."""
@@ -478,26 +483,38 @@ class Tree:
         return self._visit(summary, add, True)
 
     def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
-        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
-        on_host = jax.default_backend() == "cpu"
-        sums = _InOrder(add if on_host else functools.partial(_sum, add))
+        sums = self.sums(add)
         own: dict[tuple[int, int], PyTree] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
-            total = None
-            for k in range(len(unit.runs)):
-                program = functools.partial(_parts, add, keep, summary, unit.count, unit.local)
-                part, mine = read(k, functools.partial(program, *unit.arguments(k)))
-                part = jax.device_get(part) if on_host else part
-                # At once: the histograms of all pieces of a large tensor would fill the memory.
-                total = part if total is None else sums.function(total, part)
-                if keep:
-                    own[place, k] = mine
-            sums.add(place, total)
+            sums.add(place, self.total(place, unit, read, summary, add, keep, own))
 
         self.visit(visit_unit)
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
+
+    def sums(self, add: Add) -> "InOrder":
+        """Makes a sum to which parts are added in the order of their places."""
+        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
+        on_host = jax.default_backend() == "cpu"
+        return InOrder(add if on_host else functools.partial(_sum, add))
+
+    def total(
+        self, place: int, unit: Unit, read: Reader, summary: Kernel, add: Add, keep: bool,
+        own: dict[tuple[int, int], PyTree],
+    ) -> PyTree:  # fmt: skip
+        """Adds up what the pieces of a unit contribute; what they keep goes to `own`."""
+        total, function = None, self.sums(add).function
+        on_host = jax.default_backend() == "cpu"
+        for k in range(len(unit.runs)):
+            program = functools.partial(parts, add, keep, summary, unit.count, unit.local)
+            part, mine = read(k, functools.partial(program, *unit.arguments(k)))
+            part = jax.device_get(part) if on_host else part
+            # At once: the histograms of all pieces of a large tensor would fill the memory.
+            total = part if total is None else function(total, part)
+            if keep:
+                own[place, k] = mine
+        return total
 
     def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
@@ -541,7 +558,7 @@ class Tree:
         return state
 
 
-class _InOrder:
+class InOrder:
     """Adds parts in the order of their places, whatever the order in which they come.
 
     A part is added as soon as all before it are there. To keep the parts of all leaves of a large
@@ -577,7 +594,7 @@ def _bound(kernels: Known, own: tuple[tuple[PyTree, ...], ...]) -> Known:
 
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
-def _parts(
+def parts(
     add: Add, keep: bool, summary: Kernel, count: Array, local: PyTree,
     kernels: Known, own: PyTree, place: Piece, source: Proposal,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip

@@ -156,7 +156,7 @@ def align_checkpoints(
             bounds = _limits(works, run, HELD if codes else 0)
             _, unchanged = carried_out(
                 works, Path(out), bounds, mark, [reference, other],
-                lambda: _extras(view.extras, about), run, codes=codes,
+                lambda: _extras(view.extras, about), run, codes=codes, divisible=True,
             )  # fmt: skip
     return AlignedCheckpoint(
         aligned=aligned, agreement=agreed, verdict=preserved,

@@ -239,6 +239,7 @@ def grow_checkpoint(
         _, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run, codes=ready.codes,
+            divisible=True,
         )  # fmt: skip
     return Grown(
         growth=ready.growth, agreement=agreed, verdict=preserved, out=Path(out),

@@ -1,0 +1,168 @@
+"""Statistics of a whole tree that several processes find together, each from its own tensors.
+
+TIES trims below one threshold for all tensors of a model. Where four processes write a quarter of
+the tensors each, none of them need read more than its quarter for that: counts of keys add up. So
+each process visits its own units, brings what they contribute, and gets what the others bring.
+
+Whole numbers add up to the same in any order, and a process brings one sum of them. Floats do not:
+what each unit contributes is brought, and everyone adds up all of it in the order of one process.
+So the outcome has the same bytes, however many processes there are.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from sail_jax.merging.leafwise import Add
+from sail_jax.merging.steps import Kernel
+from sail_jax.merging.streaming import Reader, Tree, Unit, parts
+from sail_jax.merging.task_vectors import Proposal
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """How tensors are shared out over processes, and the way between these.
+
+    Attributes:
+      mine: The number of this process, from 0.
+    """
+
+    mine: int
+
+    def owner(self, name: str) -> int:
+        """Returns the number of the process that writes a tensor."""
+        ...
+
+    def gather(
+        self, what: str, among: Collection[int], compute: Callable[[], list[np.ndarray]]
+    ) -> dict[int, list[np.ndarray]]:
+        """Brings arrays of this process, and waits for those of others.
+
+        `what` names them, in all processes alike. `compute` is called unless an earlier run of this
+        process has brought them.
+        """
+        ...
+
+
+class SharedTree(Tree):
+    """The visit (`steps.Visit`) of all pieces of some units, of which other processes visit some.
+
+    A unit of several small tensors may hold tensors of several processes. It counts for that of the
+    first of them; the others visit it for what its pieces keep.
+
+    Args:
+      units: The units in order, those of all processes.
+      visit: Calls the function that it is given for each unit that is visited here, as for `Tree`.
+      bits: How many bits of a key one pass finds.
+      sharing: The way to the other processes.
+      label: Names the step in all of them alike.
+      here: The places of the units that are visited here, at least one.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        visit: Callable[[Callable[[int, Unit, Reader], None]], None],
+        bits: int,
+        sharing: Sharing,
+        label: str,
+        here: Sequence[int],
+    ):
+        super().__init__(units, visit, bits)
+        self.sharing, self.label, self.here, self._rounds = sharing, label, here, 0
+        self.owners = [sharing.owner(unit.name) for unit in units]
+        self._own_like: PyTree = None
+
+    def kept_of(self, own: Any, place: int, k: int) -> Any:
+        """Returns what a piece keeps; nothing of a piece that is not visited here."""
+        return own.get((place, k))
+
+    def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
+        like, self._own_like = self._like(summary, add, keep)
+        leaves, structure = jax.tree.flatten(like)
+        exact = all(np.issubdtype(leaf.dtype, np.integer) for leaf in leaves)
+        mine = [p for p, owner in enumerate(self.owners) if owner == self.sharing.mine]
+        rank = {place: number for number, place in enumerate(mine)}
+        sums, own = self.sums(add), {}
+        each: dict[int, list[np.ndarray]] = {}
+
+        def visit_unit(place: int, unit: Unit, read: Reader) -> None:
+            total = self.total(place, unit, read, summary, add, keep, own)
+            if place in rank and exact:
+                sums.add(rank[place], total)
+            elif place in rank:
+                each[place] = jax.device_get(jax.tree.leaves(total))
+
+        def compute() -> list[np.ndarray]:
+            self.visit(visit_unit)
+            if exact:
+                return jax.device_get(jax.tree.leaves(sums.sum))
+            return [x for place in mine for x in each[place]]
+
+        if keep:
+            # What the pieces here keep is not stored, so they are visited in any case.
+            brought = compute()
+            compute = functools.partial(list, brought)
+        if not leaves:
+            return like, own
+        by_process = self._gather(compute)
+        if exact:
+            contributions = [by_process[process] for process in sorted(by_process)]
+        else:
+            those = {process: iter(arrays) for process, arrays in by_process.items()}
+            contributions = [[next(those[owner]) for _ in leaves] for owner in self.owners]
+        all_of_them = self.sums(add)
+        for place, arrays in enumerate(contributions):
+            all_of_them.add(place, structure.unflatten(arrays))
+        return jax.device_get(all_of_them.sum), own
+
+    def before(self, own: PyTree) -> PyTree:
+        """Adds up, for each piece, the counts that the pieces before it keep, in all processes."""
+        leaves, structure = jax.tree.flatten(self._own_like)
+        pieces = [(p, k) for p, unit in enumerate(self.units) for k in range(len(unit.runs))]
+
+        def compute() -> list[np.ndarray]:
+            mine = [key for key in pieces if self.owners[key[0]] == self.sharing.mine]
+            rows = [jax.device_get(jax.tree.leaves(own[key])) for key in mine]
+            return [
+                np.concatenate([np.ravel(row[i]) for row in rows])
+                if rows
+                else np.empty(0, leaf.dtype)
+                for i, leaf in enumerate(leaves)
+            ]
+
+        by_process = self._gather(compute)
+        ends = {process: [0] * len(leaves) for process in by_process}
+        everywhere = {}
+        for place, k in pieces:
+            owner, arrays = self.owners[place], []
+            for i, leaf in enumerate(leaves):
+                shape = (self.units[place].batch, *leaf.shape[1:])
+                start = ends[owner][i]
+                ends[owner][i] += int(np.prod(shape))
+                arrays.append(by_process[owner][i][start : ends[owner][i]].reshape(shape))
+            everywhere[place, k] = structure.unflatten(arrays)
+        return super().before(everywhere)
+
+    def _gather(self, compute: Callable[[], list[np.ndarray]]) -> dict[int, list[np.ndarray]]:
+        """Brings the arrays of the next round, and returns those of all processes."""
+        self._rounds += 1
+        what = f"{self.label}-{self._rounds}"
+        return self.sharing.gather(what, frozenset(self.owners), compute)
+
+    def _like(self, summary: Kernel, add: Add, keep: bool) -> tuple[PyTree, PyTree]:
+        """What a unit contributes and what its pieces keep, as shapes and dtypes."""
+        # Nothing is read or compiled for it: a run that goes on may find all counts stored.
+        unit = self.units[self.here[0]]
+        arrays = [
+            jax.ShapeDtypeStruct((unit.batch, *axes, *unit.runs[0].shape), unit.dtype)
+            for _, axes, _ in unit.inputs
+        ]
+        models, *start = reversed(arrays)
+        source: Any = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)  # type: ignore[arg-type]
+        program = functools.partial(parts, add, keep)
+        return jax.eval_shape(program, summary, unit.count, unit.local, *unit.arguments(0), source)
