@@ -86,7 +86,9 @@ def flag(name: str, value: str) -> str:
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """
-    options = {"rules": "spec", "select": "params", "write_as": "as"}
+    options = {
+        "rules": "spec", "select": "params", "write_as": "as", "shard_bytes": "shard-size"
+    }  # fmt: skip
     return "--" + options.get(name, name).replace("_", "-")
 
 
@@ -418,6 +420,52 @@ def add_copying(parser: Parser) -> None:
     add("--quiet", action="store_true", help="show no progress")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """A part as I/N.
+
+    >>> _part("2/4")
+    (2, 4)
+    """
+    number, count = map(_decimal, text.split("/"))
+    return number, count
+
+
+part = reader(_part, lambda p: 1 <= p[0] <= p[1] < 1e6, "I/N, such as 1/4 for the first of four")
+seconds = reader(float, lambda x: 0 <= x < 1e9, "a number of seconds")
+
+
+def add_parts(parser: Parser) -> None:
+    """Adds the options by which several processes make one output, such as --part.
+
+    Args:
+      parser: The parser of the command, which also has --plan.
+    """
+    group = parser.add_argument_group("several processes, in a file system that all of them see")
+    add = group.add_argument
+    add(
+        "--part",
+        metavar="I/N",
+        type=part,
+        help="make part I of N, some of the files of OUT; each part is a process of its own, "
+        "perhaps on a host of its own, and --resume continues it",
+    )
+    add("--join", action="store_true", help="make OUT of its parts, when all of them are whole")
+    add(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=argparse.SUPPRESS,
+        help="how long a part waits for others that give no sign of life, where it needs their "
+        "statistics; default: 600",
+    )
+    add(
+        "--processes",
+        metavar="HOW",
+        help="make a part in each of several processes, and join them: auto (SLURM, TPU pods), or "
+        "HOST:PORT,COUNT,RANK",
+    )
+
+
 def add_offline(parser: Parser) -> None:
     """Adds --offline, with which models on the Hub are read from the cache alone.
 
@@ -446,17 +494,23 @@ def add_params(parser: Parser) -> None:
     )
 
 
-def outcome(done: "Result", where: object = None) -> str:
+def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:
     """Writes the line about the output that merging, growing and aligning end with.
 
     Args:
       done: What the operation returned.
       where: What the line begins with; None for the place of the output.
+      part: Which part of it was made; None for all of it.
 
     Returns:
       One line, also about whether an earlier call had finished the output.
     """
     where = done.out if where is None else where
+    if part is not None:
+        number, count = part
+        how = f"in {done.seconds:.1f} s; --join makes the output when all are"
+        how = "as the output has it, which was finished before" if done.unchanged else how
+        return f"{where}: part {number} of {count} is whole, {how}"
     if done.unchanged:
         return f"{where}: finished before, and holds these {done.tensors} tensors"
     from sail_jax.checkpoint.sources.requantised import summary
@@ -498,5 +552,5 @@ def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
 
     from sail_jax.checkpoint import RunOptions
 
-    others = {*own, "quiet", *(field.name for field in fields(RunOptions))}
+    others = {*own, "quiet", "processes", *(field.name for field in fields(RunOptions))}
     return {k: v for k, v in vars(args).items() if v is not None and k not in others}

@@ -405,7 +405,7 @@ def _sharing(
 
     def waiting(who: str) -> None:
         if run.progress is not None:
-            run.progress(0, total, f"{who} waited for: statistics of the whole tree")
+            run.progress(0, total, f"waiting for statistics of {who}")
 
     partial = out.with_name(f".{out.name}.partial")
     return Gathering(partial, part, writer.owners, writer.head, run.wait, waiting)

@@ -267,9 +267,9 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
     unfinished = [number for number in sorted(heads) if number not in whole]
     if lacking or unfinished:
         said = [(lacking, "missing"), (unfinished, "unfinished")]
-        text = ", ".join(f"{several(numbers, count)} {why}" for numbers, why in said if numbers)
+        text = ", ".join(f"{why}: {several(numbers, count)}" for numbers, why in said if numbers)
         raise CheckpointError(
-            f"{out.name}: {text}; make each with {argument('part', '...')}, and those that were "
+            f"{out.name} has {text}; make each with {argument('part', '...')}, and those that were "
             f"begun with {argument('resume', 'True')} as well"
         )
     for file, size in narrowed(layout, layout.regions.keys()).sizes.items():
@@ -281,13 +281,13 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
 
 
 def several(numbers: Sequence[int], count: int) -> str:
-    """Names parts, with a verb.
+    """Names parts.
 
     >>> several([2], 4), several([2, 3], 4)
-    ('part 2 of 4 is', 'parts 2, 3 of 4 are')
+    ('part 2 of 4', 'parts 2, 3 of 4')
     """
     listed = ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)
-    return f"part{'s' * (len(numbers) > 1)} {listed} of {count} {'are' if numbers[1:] else 'is'}"
+    return f"part{'s' * (len(numbers) > 1)} {listed} of {count}"
 
 
 def check_same(other: Mapping[str, Any], head: Mapping[str, Any], who: str, folder: Path) -> None:
@@ -425,8 +425,8 @@ class Gathering:
         if lost:
             who = several(lost, self._part.count)
             raise WaitedError(
-                f"{self._part} has brought its statistics and needs those of the others, but {who} "
-                f"not running; start what is missing, then {argument('resume', 'True')} goes on "
+                f"{self._part} has brought its statistics and needs those of the others; not "
+                f"running: {who}; start what is missing, then {argument('resume', 'True')} goes on "
                 "with this one"
             )
         self._waiting(several([k + 1 for k in missing], self._part.count))

@@ -14,6 +14,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_input,
     add_output,
+    add_parts,
     add_seed,
     add_tables,
     arguments,
@@ -22,6 +23,7 @@ from sail_jax.cli.options import (
     outcome,
     run_options,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ def add_arguments(parser: Parser) -> None:
     add("--full", action="store_true", help="print a row for every space of every layer")
     add_certify(parser)
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:
@@ -152,6 +155,9 @@ def run(args: Namespace) -> None:
         given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
         given |= {"family": _families(args.family), "weights": dict(args.weights or [])}
         done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
+    if args.part is not None:
+        show(outcome(done, part=args.part))
+        return
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(fitted(f"note: {note}"))
@@ -264,4 +270,4 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     return columns(rows)
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

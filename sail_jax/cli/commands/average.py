@@ -7,6 +7,7 @@ from pathlib import Path
 from sail_jax.cli.options import (
     Parser,
     add_copying,
+    add_parts,
     arguments,
     natural,
     on_inputs,
@@ -14,6 +15,7 @@ from sail_jax.cli.options import (
     run_options,
     weights,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, show
 
 # Written out, as are the choices below: the library is imported after the arguments are read.
@@ -76,6 +78,7 @@ def add_arguments(parser: Parser) -> None:
     add("--plan", action="store_true", help="show what would be done, and stop")
     add("--full", action="store_true", help="with --plan: print a line for every tensor")
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:
@@ -107,7 +110,7 @@ def run(args: Namespace) -> None:
             checkpoints, out, run=run_options(args, meter),
             before=lambda ready: show(ready.about()), **given,
         )  # fmt: skip
-    show(outcome(done))
+    show(outcome(done, part=args.part))
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
@@ -128,4 +131,4 @@ def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
     return text
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

@@ -13,6 +13,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_input,
     add_output,
+    add_parts,
     add_seed,
     add_set,
     add_tables,
@@ -23,6 +24,7 @@ from sail_jax.cli.options import (
     reader,
     run_options,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ def add_arguments(parser: Parser) -> None:
     add("--plan", action="store_true", help="show what would be done, and stop")
     add_certify(parser)
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:
@@ -132,6 +135,9 @@ def run(args: Namespace) -> None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
     with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
         done = growing.grow_checkpoint(run=run_options(args, meter), **given)
+    if args.part is not None:
+        show(outcome(done, part=args.part))
+        return
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(done.growth.report)
@@ -220,4 +226,4 @@ def _show(ready: "Growing") -> None:
     show(f"exactness: {about['exactness']}")
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

@@ -11,11 +11,13 @@ from sail_jax.cli.options import (
     Parser,
     add_copying,
     add_output,
+    add_parts,
     file,
     on_inputs,
     outcome,
     run_options,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def add_arguments(parser: Parser) -> None:
         help="refuse a recipe in which something has no effect; by default that is a note",
     )
     add_copying(parser)
+    add_parts(parser)
     mergekit.add_options(parser)
 
 
@@ -99,6 +102,9 @@ def run(args: Namespace) -> None:
             recipes, args.out, measure=args.report is not None, run=run_options(args, meter),
             before=lambda ready: _admit(report(ready.recipe)),
         )  # fmt: skip
+    if args.part is not None:
+        show(outcome(last, part=args.part))
+        return
     used = {name for recipe in recipes for name in recipe.uses}
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
@@ -171,4 +177,4 @@ def _report(folder: Path | None, merged: "Merged") -> None:
         show(path)
 
 
-main = on_inputs(add_arguments, mergekit.answering(run))
+main = on_inputs(add_arguments, mergekit.answering(in_parts(run)))

@@ -1,7 +1,8 @@
-"""Several processes that run one study together: which of them writes, and when the others go on.
+"""Several processes that run one command together: which of them writes, and when others go on.
 
-Every process computes the same. What only one may do, such as writing a file, the first process
-does while the others wait. The directory of a run must be one that all of them see. Processes end
+The processes of a study compute the same. What only one may do, such as writing a file, the first
+process does while the others wait. Processes that merge each make a part of the output, and the
+first joins the parts. The folder that is written must be one that all of them see. Processes end
 together: when one is told to stop, all are, and when one is gone, the others say so and end.
 """
 
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from experiments.lab import relay
+from sail_jax.cli import relay
 from sail_jax.cli.stopping import before_leaving
 from sail_jax.disk import StoreError
 
@@ -30,7 +32,7 @@ LOST = "another of the processes has ended, and this one ends with it"
 
 
 def join(how: str) -> None:
-    """Connects this process with the others that run the same study.
+    """Connects this process with the others that run the same command.
 
     Call it before JAX computes anything. It is not needed where there is one process.
 
@@ -259,8 +261,56 @@ def any_of(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
+def in_parts(carry_out: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+    """Lets several processes carry out a command, where its options say so (`--processes`).
+
+    Each makes a part of the output. When all are whole, the first process joins them.
+
+    Args:
+      carry_out: Carries out the command: all of it, or what `part` and `join` of its arguments say.
+
+    Returns:
+      The function of the arguments that does so.
+    """
+
+    def run(args: Namespace) -> None:
+        if args.processes is None or args.plan:
+            carry_out(args)
+            return
+        if args.part is not None or args.join:
+            raise ValueError("--processes makes all parts and joins them: give no --part, --join")
+        join(args.processes)
+        import jax
+
+        with together():
+            if is_alone():
+                carry_out(args)
+                return
+            number, count = jax.process_index() + 1, jax.process_count()
+            try:
+                carry_out(Namespace(**{**vars(args), "part": (number, count)}))
+                _wait_for_all("parts")
+                if is_first():
+                    carry_out(Namespace(**{**vars(args), "join": True}))
+            except (StoreError, ValueError):
+                # It is raised here alone, and the others would wait for this process.
+                atexit.register(_end)
+                raise
+            _wait_for_all("joined")
+
+    return run
+
+
+def _wait_for_all(what: str) -> None:
+    """Waits until all processes have come so far, which may take days."""
+    from jax._src import distributed as of_jax
+
+    distributed: Any = of_jax
+    distributed.global_state.client.wait_at_barrier(f"sail-jax/{what}", 30 * 86_400_000)
+
+
 def is_alone() -> bool:
-    """Tells whether this process runs the study by itself.
+    """Tells whether this process runs the command by itself.
 
     Returns:
       True if JAX knows of no other process.
