@@ -261,13 +261,14 @@ def any_of(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
-def in_parts(carry_out: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespace], None]:
     """Lets several processes carry out a command, where its options say so (`--processes`).
 
     Each makes a part of the output. When all are whole, the first process joins them.
 
     Args:
       carry_out: Carries out the command: all of it, or what `part` and `join` of its arguments say.
+        Of a part it returns whether the output was finished before: then nothing is joined.
 
     Returns:
       The function of the arguments that does so.
@@ -288,9 +289,9 @@ def in_parts(carry_out: Callable[[Namespace], None]) -> Callable[[Namespace], No
                 return
             number, count = jax.process_index() + 1, jax.process_count()
             try:
-                carry_out(Namespace(**{**vars(args), "part": (number, count)}))
+                unchanged = carry_out(Namespace(**{**vars(args), "part": (number, count)}))
                 _wait_for_all("parts")
-                if is_first():
+                if is_first() and not unchanged:
                     carry_out(Namespace(**{**vars(args), "join": True}))
             except (StoreError, ValueError):
                 # It is raised here alone, and the others would wait for this process.

@@ -269,8 +269,8 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
         said = [(lacking, "missing"), (unfinished, "unfinished")]
         text = ", ".join(f"{why}: {several(numbers, count)}" for numbers, why in said if numbers)
         raise CheckpointError(
-            f"{out.name} has {text}; make each with {argument('part', '...')}, and those that were "
-            f"begun with {argument('resume', 'True')} as well"
+            f"{out.name} cannot be joined yet ({text}): make each with {argument('part', '...')}, "
+            f"and {argument('resume', 'True')} if it was begun"
         )
     for file, size in narrowed(layout, layout.regions.keys()).sizes.items():
         path = partial / "data" / file
@@ -304,9 +304,41 @@ def check_same(other: Mapping[str, Any], head: Mapping[str, Any], who: str, fold
     """
     if any(other.get(key) != head[key] for key in ("format", "fingerprint", "layout")):
         raise CheckpointError(
-            f"{who} is of another run: what is made, its files or an input differ; remove {folder} "
-            "and make it again"
+            f"{who} is of another run: what is made, its files or an input differ; remove "
+            f"{folder.parents[1]} to start again"
         )
+
+
+def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]) -> None:
+    """Checks that another part belongs with this one: both may write to one folder then.
+
+    Args:
+      partial: The folder of unfinished work.
+      number: The other part.
+      part: This part.
+      head: The header of this part's journal.
+
+    Raises:
+      CheckpointError: If it is of another output or another number of parts, or was made with other
+        versions.
+    """
+    folder = place(partial, number)
+    if not (folder / "journal").is_file():
+        return
+    other, *_ = Journal.read(folder / "journal")
+    check_same(other, head, f"part {number} of {_count(other)}", folder)
+    if _count(other) != part.count or other.get("versions") != head["versions"]:
+        what = _unlike(other, head) or f"of {_count(other)} and of {part.count} parts"
+        raise CheckpointError(
+            f"part {number} and {part} do not belong together ({what}); remove {partial} to start "
+            "again"
+        )
+
+
+def others(partial: Path, part: Part) -> list[int]:
+    """Lists the other parts of which there is a folder."""
+    found = [path.name for path in (partial / FOLDER).iterdir() if path.name.isdecimal()]
+    return sorted({*map(int, found)} - {part.number})
 
 
 def _count(head: Mapping[str, Any]) -> int:
@@ -395,19 +427,10 @@ class Gathering:
         return place(self._partial, k + 1) / STATISTICS / what
 
     def _check(self, k: int) -> None:
-        """CheckpointError if a part is of another output, or was made with other versions."""
-        if k in self._trusted:
-            return
-        folder = place(self._partial, k + 1)
-        who, (head, *_) = f"part {k + 1}", Journal.read(folder / "journal")
-        check_same(head, self._head, who, folder)
-        if _count(head) != self._part.count or head.get("versions") != self._head["versions"]:
-            what = _unlike(head, self._head) or f"of {_count(head)} and of {self._part.count}"
-            raise CheckpointError(
-                f"{who} and {self._part} do not belong together ({what}); remove {folder} and make "
-                "it again"
-            )
-        self._trusted.add(k)
+        """CheckpointError if a part does not belong with this one."""
+        if k not in self._trusted:
+            check_beside(self._partial, k + 1, self._part, self._head)
+            self._trusted.add(k)
 
     def _wait(self, missing: Iterable[int], signs: dict[int, tuple[int | None, float]]) -> None:
         """Waits a moment; WaitedError if a part has given no sign of life for too long."""

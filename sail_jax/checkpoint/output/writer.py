@@ -273,7 +273,7 @@ class Writer:
             "versions": dict(versions),
         }
         self.owners: Mapping[str, int] = {}
-        self._living = contextlib.ExitStack()
+        self._living, self._allocated = contextlib.ExitStack(), False
         if part is not None:
             self.owners = parts.owners(layout, out, part.count, belongs)
             mine = {n for n in wanted if self.owners[n] == part.number - 1}
@@ -323,10 +323,6 @@ class Writer:
                 # Killed between the renaming and the tidying up, or the output was removed since.
                 if inode is None or Journal.read(partial / "journal")[2] != inode:
                     raise CheckpointError(f"{partial} has lost what its parts wrote; remove it")
-                self.unchanged = True
-                return
-            # Where the output was whole, the parts compared it with what they would write.
-            if not (partial / parts.FOLDER).exists() and there and resume and self._is_there():
                 self.unchanged = True
                 return
             parts.joined(partial, self.out, head, layout)
@@ -502,6 +498,10 @@ class Writer:
                 with explained("write", path):
                     self._journal = Journal(path, head)
             if self._part is not None:
+                # After the journal is there: of two that do not belong together one sees the other.
+                above = self.partial.parents[1]
+                for number in parts.others(above, self._part):
+                    parts.check_beside(above, number, self._part, head)
                 self._living.enter_context(parts.alive(self.partial))
             # Files first: what the journal promises is verified against their bytes.
             self._allocate()
@@ -538,6 +538,7 @@ class Writer:
 
     def _allocate(self) -> None:
         """Makes every file at its full size: a disk too small is found out before any work."""
+        self._allocated = True
         with explained("write", self._root):
             self._root.mkdir(exist_ok=True)
             if self._part is None:
@@ -816,7 +817,8 @@ class Writer:
         with explained("remove", self.partial):
             self.partial.rmdir()
         if self._part is not None:
-            for file in self._layout.sizes:
+            # Those that it has not opened may be another's.
+            for file in self._layout.sizes if self._allocated else ():
                 with contextlib.suppress(OSError):
                     (self._root / file).unlink()
             for folder in (self._root, self.partial.parent, self._root.parent):

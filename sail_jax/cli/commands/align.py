@@ -125,11 +125,14 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the output is not named, or --family is given both for all spaces and for some;
@@ -144,7 +147,7 @@ def run(args: Namespace) -> None:
     config = None if args.config is None else read_target(args.config)
     if args.plan:
         _plan(args, spec, config)
-        return
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
@@ -157,7 +160,7 @@ def run(args: Namespace) -> None:
         done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
     if args.part is not None:
         show(outcome(done, part=args.part))
-        return
+        return done.unchanged
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(fitted(f"note: {note}"))
@@ -170,6 +173,7 @@ def run(args: Namespace) -> None:
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")
     show(f"{outcome(done)}; exactness: {done.verdict}")
+    return None
 
 
 def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:

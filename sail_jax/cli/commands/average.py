@@ -81,11 +81,14 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: As `average_checkpoints` does.
@@ -104,13 +107,14 @@ def run(args: Namespace) -> None:
                     show(f"  {name}: {gets}")
             show(ready.summary())
             show(f"output: {ready.out}, as {ready.write_as}")
-        return
+        return None
     with Meter(args.quiet) as meter:
         done = averaging.average_checkpoints(
             checkpoints, out, run=run_options(args, meter),
             before=lambda ready: show(ready.about()), **given,
         )  # fmt: skip
     show(outcome(done, part=args.part))
+    return done.unchanged
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:

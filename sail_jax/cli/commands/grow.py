@@ -99,11 +99,14 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the checkpoint, the output or the target is not named, and as `grow_checkpoint`
@@ -111,12 +114,12 @@ def run(args: Namespace) -> None:
     """
     if args.methods:
         _methods()
-        return
+        return None
     if args.path is None:
         raise ValueError("name the checkpoint: sail-jax grow CKPT OUT")
     if args.draft:
         _draft(args)
-        return
+        return None
     to, options = _target(args), _options(args)
     remember_kernels()
     from sail_jax.checkpoint.operations import growing
@@ -130,20 +133,21 @@ def run(args: Namespace) -> None:
         given = {name: value for name, value in given.items() if name not in ("out", "certify")}
         with growing.growing(run=run_options(args), **given) as ready:
             _show(ready)
-        return
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
     with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
         done = growing.grow_checkpoint(run=run_options(args, meter), **given)
     if args.part is not None:
         show(outcome(done, part=args.part))
-        return
+        return done.unchanged
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(done.growth.report)
     for agreement in done.agreement:
         show(agreement)
     show(f"{outcome(done)}; exactness: {done.verdict}")
+    return None
 
 
 def _options(args: Namespace) -> dict[str, object]:

@@ -63,11 +63,14 @@ def add_arguments(parser: Parser) -> None:
     mergekit.add_options(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the recipe or the output is not named, and as `merge_recipe` does.
@@ -79,13 +82,13 @@ def run(args: Namespace) -> None:
 
     if args.methods:
         show(cards.methods(), end="")
-        return
+        return None
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
     recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_file(args.recipe)]
     if args.plan:
         _plan(args, recipes)
-        return
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
@@ -104,7 +107,7 @@ def run(args: Namespace) -> None:
         )  # fmt: skip
     if args.part is not None:
         show(outcome(last, part=args.part))
-        return
+        return last.unchanged
     used = {name for recipe in recipes for name in recipe.uses}
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
@@ -112,6 +115,7 @@ def run(args: Namespace) -> None:
         # The folder of what only serves others is removed by now.
         where = f"{merged.recipe.name}, for others" if merged.recipe.name in used else None
         show(outcome(merged, where))
+    return None
 
 
 def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
