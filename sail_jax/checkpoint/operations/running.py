@@ -3,11 +3,12 @@
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -34,8 +35,8 @@ from sail_jax.checkpoint.formats.open import (
 )
 from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
-from sail_jax.checkpoint.output.parts import Gathering, Part, checked
-from sail_jax.checkpoint.output.writer import MEASURED, DiffersError, Writer, create
+from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
+from sail_jax.checkpoint.output.writer import MEASURED, DiffersError, Writer, create, laid_out
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requantised
 from sail_jax.checks import argument, one_of
@@ -335,14 +336,11 @@ def carried_out(
 
     def written(resume: bool) -> tuple[dict[str, Record], bool]:
         """Executes the works, or compares their outcome with an output that is finished."""
-        made_with = {} if codes is None else {
-            layout.scales_of(name): name for name, layout in codes.layouts.items()
-        }  # fmt: skip
         with create(
             out, wanted(works, codes),
             fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
             shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True, force=run.force,
-            part=part, join=run.join, belongs=made_with,
+            part=part, join=run.join, belongs=_made_with(codes),
         ) as writer:  # fmt: skip
             sink = writer if codes is None else Coding(writer, codes, works)
             records = _noted(writer) if measure else {}
@@ -378,6 +376,60 @@ def carried_out(
     if done is not None:
         disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
     return records, unchanged
+
+
+class Share(NamedTuple):
+    """What one of several processes does.
+
+    Attributes:
+      read: The bytes that it reads, in all passes.
+      written: The bytes of its tensors.
+    """
+
+    read: int
+    written: int
+
+
+def shares(
+    ready: Ready,
+    out: Path | None,
+    run: RunOptions,
+    count: int,
+    visits: Mapping[str, int],
+    codes: Requantisation | None = None,
+) -> list[Share]:
+    """Computes what each part of an output takes.
+
+    Args:
+      ready: The operation.
+      out: Where the output goes; None for a folder.
+      run: How it runs, and into which files it writes.
+      count: How many parts there are.
+      visits: How often the inputs of a tensor are read, by name; once for those not named.
+      codes: What is written in codes.
+
+    Returns:
+      The share of each part.
+
+    Raises:
+      CheckpointError: If the output has fewer files than parts.
+    """
+    out = Path("the output") if out is None else out
+    tensors = wanted(ready.works, codes)
+    _, layout = laid_out(out, tensors, run.format, None, run.shard_bytes)
+    of = owners(layout, out, count, _made_with(codes))
+    read, written = [0] * count, [0] * count
+    for work in ready.works:
+        read[of[work.name]] += work.reads * visits.get(work.name, 1)
+    for name, (dtype, shape) in tensors.items():
+        written[of[name]] += math.prod(shape) * dtype.itemsize
+    return [*map(Share, read, written)]
+
+
+def _made_with(codes: Requantisation | None) -> dict[str, str]:
+    """The weight that each tensor of scales is made along with."""
+    layouts = {} if codes is None else codes.layouts
+    return {layout.scales_of(name): name for name, layout in layouts.items()}
 
 
 def _note(writer: Writer, record: Record) -> None:

@@ -134,6 +134,35 @@ def create(
         copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
         how = (copied, folder, resume, sync, record, force, part, join, belongs)
         return Writer(out, wanted, layout, fingerprint, versions, *how)
+    chosen, layout = laid_out(out, wanted, format, file, shard_bytes, metadata)
+    how = (chosen, of_output(out) is None, resume, sync, record, force, part, join, belongs)
+    return Writer(out, wanted, layout, fingerprint, versions, *how)
+
+
+def laid_out(
+    out: Path,
+    tensors: Mapping[str, tuple[Any, Shape]],
+    format: str | None,
+    file: str | None,
+    shard_bytes: int,
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[Format, Layout]:
+    """Lays out an output; see `create`.
+
+    Args:
+      out: Where the output goes.
+      tensors: The dtype and shape of each tensor by name, in the order of the output.
+      format: The name of the format.
+      file: The name of the one file in a folder.
+      shard_bytes: The most bytes in a file of a folder of safetensors.
+      metadata: Text by key that the format stores.
+
+    Returns:
+      The format and the layout.
+
+    Raises:
+      CheckpointError: If no output can have this format, or the format cannot hold the tensors.
+    """
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -143,9 +172,7 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     most = None if own or file else shard_bytes
     name = out.name if own else file or chosen.file
-    layout = layouts()[chosen.name](wanted, name, dict(metadata or {}), most)
-    how = (chosen, own is None, resume, sync, record, force, part, join, belongs)
-    return Writer(out, wanted, layout, fingerprint, versions, *how)
+    return chosen, layouts()[chosen.name](tensors, name, dict(metadata or {}), most)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -303,10 +330,12 @@ class Writer:
         with explained("write", partial):
             names = {path.name for path in partial.iterdir() if not path.name.endswith(".part")}
             if strange := names - {"data", parts.FOLDER}:
-                raise CheckpointError(
-                    f"{partial} holds the work of a run without {argument('part')} "
-                    f"({min(strange)}); finish it, or remove it"
+                why = (
+                    f"is being joined; {argument('join', 'True')} goes on"
+                    if parts.FOLDER in names
+                    else f"holds the work of a run without {argument('part')}; finish it"
                 )
+                raise CheckpointError(f"{partial} {why}, or remove it ({min(strange)})")
             (partial / parts.FOLDER).mkdir(exist_ok=True)
             self._locks.append(hold(self.partial, f"{part} of {self.out}"))
 

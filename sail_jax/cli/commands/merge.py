@@ -21,7 +21,7 @@ from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.operations.merging import Merged
+    from sail_jax.checkpoint.operations.merging import Merged, Prepared
     from sail_jax.checkpoint.recipe.recipes import Recipe
 
 # The most bytes of a recipe.
@@ -132,8 +132,35 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
             if isinstance(ready, merging.Prepared):
                 show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
                 show(ready.summary())
+                _costs(args, ready)
             else:
                 show(f"not planned: {ready}")
+
+
+def _costs(args: Namespace, ready: "Prepared") -> None:
+    """Prints what a merge takes of a processor, and what each part of it reads and writes."""
+    from sail_jax.checkpoint.operations import merging, running
+    from sail_jax.checkpoint.planning import costs
+    from sail_jax.checks import storage
+
+    read_once = sum(work.reads for work in ready.works)
+    seconds = costs.cpu_seconds(ready.plan.method, read_once)
+    if seconds is not None:
+        hours = (
+            f"{seconds / 3600:.1f} CPU-hours" if seconds > 3600 else f"{seconds:.0f} CPU-seconds"
+        )
+        show(f"processor: about {hours}, by {costs.SOURCE}")
+    if args.part is None:
+        return
+    count = args.part[1]
+    shares = running.shares(
+        ready, args.out, run_options(args), count, merging.visits(ready.works), ready.plan.codes
+    )
+    spans = [
+        f"{verb} {storage(min(sizes))} to {storage(max(sizes))}"
+        for verb, sizes in zip(("reads", "writes"), zip(*shares, strict=True), strict=True)
+    ]
+    show(f"{count} parts: each {' and '.join(spans)}")
 
 
 def _said(merged: "Merged", who: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import jax.numpy as jnp
 import many_devices
 import ml_dtypes
 import numpy as np
@@ -17,25 +18,48 @@ import small_checkpoints
 from sail_jax import methods
 from sail_jax.checkpoint import RunOptions, merge_checkpoints, save_checkpoint
 from sail_jax.checkpoint.executor import MergeError
+from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, StoredTensor
 from sail_jax.checkpoint.operations import running
 from sail_jax.checkpoint.operations.averaging import average_checkpoints
 from sail_jax.checkpoint.output import parts
 from sail_jax.checkpoint.output.parts import WaitedError, divided
+from sail_jax.checkpoint.output.writer import Writer
 from sail_jax.cli import main as cli
 from sail_jax.merging import streaming
-from sail_jax.merging.combining import chain
+from sail_jax.merging.combining import chain, transform
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean
+from sail_jax.merging.steps import Fold, kernel
 from sail_jax.merging.transforms import rescale_l1, trim
 
+
+def _mass(piece, delta, weight):
+    return jnp.abs(delta).sum(tuple(range(1, delta.ndim)))
+
+
+def _scaled(mass, piece, delta, weight):
+    return delta * mass.reshape(-1, *(1,) * (delta.ndim - 1)), weight
+
+
+# Every task vector times its mass over the tree: one round, of floats.
+SUMS = Merge(transform(kernel(_scaled), Fold(kernel(_mass)), scope="tree"), weighted_mean)
 RUN = RunOptions(shard_bytes=1000, threads=1, wait=0)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A base and two models of 21 tensors, in which many entries have the same size."""
+    """A base and two models of 21 tensors, in which many entries have the same size. And in float32
+    two that differ by so much in the first tensor by name that a sum of masses loses all others, if
+    these are added to it one by one.
+    """
     folder = tmp_path_factory.mktemp("models")
+    base = small_checkpoints.tensors(0, 0.3, np.float32)
+    small_checkpoints.save(folder / "fine-base", base)
+    for seed, name in enumerate(["fine-a", "fine-b"]):
+        tuned = small_checkpoints.tuned(base, seed)
+        tuned["lm_head.weight"] = tuned["lm_head.weight"] * np.float32(1e7)
+        small_checkpoints.save(folder / name, tuned)
     for seed, name in enumerate(["base", "a", "b"]):
         rounded = {
             n: (np.round(4 * x.astype(np.float32)) / 4).astype(ml_dtypes.bfloat16)
@@ -65,9 +89,9 @@ def in_parts(count, carry_out, run=RUN):
     return attempts
 
 
-def merging(models, out, run=RUN, method="linear", **options):
-    both = [models / "a", models / "b"]
-    base = models / "base"
+def merging(models, out, run=RUN, method="linear", kind="", **options):
+    both = [models / f"{kind}{name}" for name in "ab"]
+    base = models / f"{kind}base"
     return merge_checkpoints(both, out, base=base, method=method, run=run, **options)
 
 
@@ -104,7 +128,7 @@ def apart(monkeypatch):
     [
         ("linear", "linear", 1),
         # Sums of floats over the tree, which depend on their order; and one round.
-        ("sums", Merge(rescale_l1("tree"), weighted_mean), 2),
+        ("sums", SUMS, 2),
         # Four digits, then equal keys: rounds that no part can pass without the others.
         pytest.param("ties", methods.ties(density=0.3), 3, marks=pytest.mark.slow),
         pytest.param(
@@ -117,10 +141,10 @@ def apart(monkeypatch):
 )
 def test_parts_make_the_bytes_of_one_process(models, tmp_path, name, method, attempts, request):
     def merge(out, run):
-        merging(models, out, run, method)
+        merging(models, out, run, method, "fine-" if name == "sums" else "")
 
-    # Small tensors of several parts are merged at a time, or each alone.
-    if name != "sums":
+    # Elsewhere small tensors of several parts are merged at a time.
+    if name == "sums":
         request.getfixturevalue("apart")
     one, many, begun = both(tmp_path, 3, merge)
     assert len(one) > 6
@@ -139,11 +163,11 @@ def test_a_part_reads_its_own_tensors_for_statistics(models, tmp_path, monkeypat
     monkeypatch.setattr(StoredTensor, "read", noted)
     run = replace(RUN, part=(2, 3), shard_bytes=1)
     with pytest.raises(WaitedError, match="not running: parts 1, 3 of 3; start what is missing"):
-        merging(models, tmp_path / "out", run, Merge(rescale_l1("tree"), weighted_mean))
-    written = {path.name for path in (tmp_path / ".out.partial" / "data").iterdir()}
+        merging(models, tmp_path / "out", run, SUMS)
+    mine = {path.name for path in (tmp_path / ".out.partial" / "data").iterdir()}
     # Each tensor has a file of its own here.
-    assert 3 < len(written) < 12
-    assert len(read) == len(written)
+    assert 3 < len(mine) < 12
+    assert len(read) == len(mine)
 
 
 def test_weights_in_codes_lie_with_their_scales(tmp_path):
@@ -247,6 +271,29 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("at", ["seal", "tidy"])
+def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, at):
+    out, join = tmp_path / "out", replace(RUN, join=True)
+    for number in (1, 2):
+        merging(models, out, replace(RUN, part=(number, 2)))
+    merging(models, one := tmp_path.with_name(f"{tmp_path.name}-one") / "out")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # Before the output has its name, and after that.
+        patch.setattr(*((written, "seal") if at == "seal" else (Writer, "_remove")), stop)
+        with pytest.raises(KeyboardInterrupt):
+            merging(models, out, join)
+    if at == "seal":
+        with pytest.raises(CheckpointError, match="is being joined; join=True goes on"):
+            merging(models, out, replace(RUN, part=(1, 2), resume=True))
+    assert merging(models, out, replace(join, resume=True)).unchanged == (at == "tidy")
+    assert files(out) == files(one)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("out", "run", "why"),
     [
@@ -305,7 +352,7 @@ def test_networks_are_grown_and_aligned_in_parts(models, tmp_path, name, record,
 def test_a_part_says_for_whom_it_waits(models, tmp_path, monkeypatch):
     """It asks again while another gives signs of life, and gives up when that ends."""
     out, said = tmp_path / "out", []
-    method = Merge(rescale_l1("tree"), weighted_mean)
+    method = SUMS
     clock = itertools.count()
     monkeypatch.setattr(parts.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(parts.time, "monotonic", lambda: float(next(clock)))
