@@ -178,7 +178,7 @@ def _end() -> None:
 
 
 def is_first() -> bool:
-    """Tells whether this is the process that writes.
+    """Checks whether this is the process that writes.
 
     Returns:
       True in the process of rank 0, and so wherever there is only one.
@@ -224,7 +224,7 @@ def by_first(do: Callable[[], T]) -> T | None:
 
 
 def agreed(flag: bool) -> bool:
-    """Tells every process what the first one says.
+    """Gives every process the flag of the first one.
 
     All processes must call it. They wait for one another.
 
@@ -243,7 +243,7 @@ def agreed(flag: bool) -> bool:
 
 
 def any_of(flag: bool) -> bool:
-    """Tells every process whether at least one of them says yes.
+    """Finds out whether the flag of at least one process is true.
 
     All processes must call it. They wait for one another.
 
@@ -311,7 +311,7 @@ def _wait_for_all(what: str) -> None:
 
 
 def is_alone() -> bool:
-    """Tells whether this process runs the command by itself.
+    """Checks whether this process runs the command by itself.
 
     Returns:
       True if JAX knows of no other process.

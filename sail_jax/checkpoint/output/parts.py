@@ -388,13 +388,28 @@ class Gathering:
         self.mine = part.number - 1
 
     def owner(self, name: str) -> int:
-        """Returns the place of the part that writes a tensor."""
+        """Returns the place of the part that writes a tensor.
+
+        Args:
+          name: The tensor.
+
+        Returns:
+          The place, from 0.
+        """
         return self._owners[name]
 
     def gather(
         self, what: str, among: Collection[int], compute: Callable[[], list[np.ndarray]]
     ) -> dict[int, list[np.ndarray]]:
         """Brings arrays of this part, and waits for those of others; see `Sharing.gather`.
+
+        Args:
+          what: What they are, in all parts alike: the name of a file.
+          among: The parts that bring some.
+          compute: Makes those of this part.
+
+        Returns:
+          The arrays of each part, by its place.
 
         Raises:
           WaitedError: If another part gave no sign of life for too long.

@@ -144,7 +144,7 @@ def _costs(args: Namespace, ready: "Prepared") -> None:
     from sail_jax.checks import storage
 
     read_once = sum(work.reads for work in ready.works)
-    seconds = costs.cpu_seconds(ready.plan.method, read_once)
+    seconds = costs.cpu_seconds(ready.plan.method, ready.plan.compat, read_once)
     if seconds is not None:
         hours = (
             f"{seconds / 3600:.1f} CPU-hours" if seconds > 3600 else f"{seconds:.0f} CPU-seconds"
