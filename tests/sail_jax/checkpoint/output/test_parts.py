@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import many_devices
@@ -89,7 +90,7 @@ def in_parts(count, carry_out, run=RUN):
     return attempts
 
 
-def merging(models, out, run=RUN, method="linear", kind="", **options):
+def merging(models, out, run=RUN, method: Any = "linear", kind: str = "", **options: Any):
     both = [models / f"{kind}{name}" for name in "ab"]
     base = models / f"{kind}base"
     return merge_checkpoints(both, out, base=base, method=method, run=run, **options)
@@ -237,12 +238,13 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     with pytest.raises(CheckpointError, match=r"\(missing: part 2 of 3, unfinished: part 3 of 3\)"):
         merging(models, out, join)
     # Another part never writes beside this one if it does not belong with it.
-    for run, options, why in (
+    wrong: list[tuple[RunOptions, dict[str, Any], str]] = [
         (replace(RUN, part=(2, 4)), {}, r"part 1 and part 2 of 4 do not .* \(of 3 and of 4 parts"),
         (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 is of another run"),
         (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 is of another run"),
         (RUN, {}, "holds parts of an output; join=True joins them"),
-    ):
+    ]
+    for run, options, why in wrong:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(CheckpointError, match=why):
             merging(models, out, run, **options)
