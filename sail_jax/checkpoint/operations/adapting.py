@@ -26,6 +26,7 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     bounds,
     carried_out,
+    check_whole,
     opened,
     state_of,
     unselected,
@@ -676,6 +677,7 @@ def _spooled(
     run: RunOptions,
 ) -> Iterator[FactorSpool]:
     """Computes factors, those of the largest tensors first; they are not laid out yet."""
+    check_whole(run)
     fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
     with FactorSpool(out, fingerprint, names, run.resume) as spool:
         made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)

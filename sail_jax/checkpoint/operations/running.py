@@ -168,6 +168,22 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
+def check_whole(run: RunOptions) -> None:
+    """Checks that an operation that cannot be carried out in parts is not asked to be.
+
+    Args:
+      run: How it runs.
+
+    Raises:
+      CheckpointError: If a part is asked for, or that parts are joined.
+    """
+    if run.part is not None or run.join:
+        raise CheckpointError(
+            f"{argument('part' if run.part else 'join')}: only merging, growing, aligning and "
+            "averaging are carried out in parts"
+        )
+
+
 def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:
     """Opens an input of an operation.
 
@@ -316,11 +332,8 @@ def carried_out(
             "transplanting write FP8 again"
         )
     part = None if run.part is None else checked(run.part)
-    if (part is not None or run.join) and not divisible:
-        raise CheckpointError(
-            f"{argument('part' if part else 'join')}: only merging, growing, aligning and "
-            "averaging are carried out in parts"
-        )
+    if not divisible:
+        check_whole(run)
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
     state = state_of(inputs)

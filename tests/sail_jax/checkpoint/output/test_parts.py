@@ -22,6 +22,7 @@ from sail_jax.checkpoint.executor import MergeError
 from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, StoredTensor
 from sail_jax.checkpoint.operations import running
+from sail_jax.checkpoint.operations.adapting import extract_adapter
 from sail_jax.checkpoint.operations.averaging import average_checkpoints
 from sail_jax.checkpoint.output import parts
 from sail_jax.checkpoint.output.parts import WaitedError, divided
@@ -317,6 +318,17 @@ def test_numbers_of_parts_are_checked():
             RunOptions(part=part)
     with pytest.raises(ValueError, match="part and join: expected only one"):
         RunOptions(part=(1, 2), join=True)
+
+
+def test_other_operations_refuse_parts_before_they_read(models, tmp_path, monkeypatch):
+    def read(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(StoredTensor, "read", read)
+    for run in (RunOptions(part=(1, 2)), RunOptions(join=True)):
+        with pytest.raises(CheckpointError, match="averaging are carried out in parts"):
+            extract_adapter(models / "base", models / "a", tmp_path / "out", rank=2, run=run)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_averages_are_made_in_parts(models, tmp_path):
