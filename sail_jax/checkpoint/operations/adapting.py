@@ -659,6 +659,7 @@ def _check_factors(
     if energy is not None:
         check_energy(energy)
     one_of(argument("dtype"), dtype, _NARROW)
+    check_whole(run)
     if run.format not in (None, "safetensors"):
         raise ValueError(
             f"{argument('format')}: an adapter is written as safetensors, got {run.format!r}"
@@ -677,7 +678,6 @@ def _spooled(
     run: RunOptions,
 ) -> Iterator[FactorSpool]:
     """Computes factors, those of the largest tensors first; they are not laid out yet."""
-    check_whole(run)
     fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
     with FactorSpool(out, fingerprint, names, run.resume) as spool:
         made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)
