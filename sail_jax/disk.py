@@ -188,7 +188,10 @@ def stranger(folder: Path) -> str:
     mine = os.stat(folder).st_uid
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
-            about = os.lstat(path)
+            try:
+                about = os.lstat(path)
+            except FileNotFoundError:  # a file that another part of the work has renamed
+                continue
             if stat.S_ISLNK(about.st_mode):
                 return f"{path} is a link"
             if about.st_uid != mine:

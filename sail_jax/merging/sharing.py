@@ -128,12 +128,7 @@ class SharedTree(Tree):
         def compute() -> list[np.ndarray]:
             mine = [key for key in pieces if self.owners[key[0]] == self.sharing.mine]
             rows = [jax.device_get(jax.tree.leaves(own[key])) for key in mine]
-            return [
-                np.concatenate([np.ravel(row[i]) for row in rows])
-                if rows
-                else np.empty(0, leaf.dtype)
-                for i, leaf in enumerate(leaves)
-            ]
+            return [np.concatenate([*map(np.ravel, column)]) for column in zip(*rows, strict=True)]
 
         by_process = self._gather(compute)
         ends = {process: [0] * len(leaves) for process in by_process}
@@ -158,11 +153,11 @@ class SharedTree(Tree):
         """What a unit contributes and what its pieces keep, as shapes and dtypes."""
         # Nothing is read or compiled for it: a run that goes on may find all counts stored.
         unit = self.units[self.here[0]]
-        arrays = [
+        arrays: list[Any] = [
             jax.ShapeDtypeStruct((unit.batch, *axes, *unit.runs[0].shape), unit.dtype)
             for _, axes, _ in unit.inputs
         ]
         models, *start = reversed(arrays)
-        source: Any = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)  # type: ignore[arg-type]
+        source = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)
         program = functools.partial(parts, add, keep)
         return jax.eval_shape(program, summary, unit.count, unit.local, *unit.arguments(0), source)

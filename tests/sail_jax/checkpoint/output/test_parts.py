@@ -46,7 +46,7 @@ def _scaled(mass, piece, delta, weight):
 
 # Every task vector times its mass over the tree: one round, of floats.
 SUMS = Merge(transform(kernel(_scaled), Fold(kernel(_mass)), scope="tree"), weighted_mean)
-RUN = RunOptions(shard_bytes=1000, threads=1, wait=0)
+RUN = RunOptions(shard_bytes=1000, threads=1, wait=0, sync=False)
 
 
 @pytest.fixture(scope="module")
