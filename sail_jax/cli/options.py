@@ -8,17 +8,20 @@ import pkgutil
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sail_jax.checks import nearest
-from sail_jax.cli.progress import Meter
+from sail_jax.cli.progress import Meter, show
 from sail_jax.disk import StoreError
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint import RunOptions
     from sail_jax.checkpoint.operations.results import Result
+    from sail_jax.checkpoint.operations.running import Ready
+    from sail_jax.checkpoint.sources.requantised import Requantisation
 
 T = TypeVar("T")
 
@@ -464,6 +467,37 @@ def add_parts(parser: Parser) -> None:
         help="make a part in each of several processes, and join them: auto (SLURM, TPU pods), or "
         "HOST:PORT,COUNT,RANK",
     )
+
+
+def show_shares(
+    args: argparse.Namespace,
+    ready: "Ready",
+    visits: Mapping[str, int] = MappingProxyType({}),
+    codes: "Requantisation | None" = None,
+) -> None:
+    """Prints what each part of an output reads and writes, if the command line asks for a part.
+
+    Args:
+      args: The arguments of the command line.
+      ready: The operation.
+      visits: How often the inputs of a tensor are read, by name; once for those not named.
+      codes: What is written in codes.
+
+    Raises:
+      CheckpointError: If the output has fewer files than parts.
+    """
+    if args.part is None:
+        return
+    from sail_jax.checkpoint.operations import running
+    from sail_jax.checks import storage
+
+    count = args.part[1]
+    shares = running.shares(ready, args.out, run_options(args), count, visits, codes)
+    spans = [
+        f"{verb} {storage(min(sizes))} to {storage(max(sizes))}"
+        for verb, sizes in zip(("reads", "writes"), zip(*shares, strict=True), strict=True)
+    ]
+    show(f"{count} parts: each {' and '.join(spans)}")
 
 
 def add_offline(parser: Parser) -> None:

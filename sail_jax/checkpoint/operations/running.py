@@ -144,11 +144,19 @@ class Ready:
     fingerprint: str
 
     def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most."""
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """Describes memory and threads."""
+        """Describes memory and threads.
+
+        Returns:
+          One line, without its end.
+        """
         return summary(self.works, self.limits)
 
 

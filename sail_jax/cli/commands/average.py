@@ -13,6 +13,7 @@ from sail_jax.cli.options import (
     on_inputs,
     outcome,
     run_options,
+    show_shares,
     weights,
 )
 from sail_jax.cli.processes import in_parts
@@ -107,6 +108,8 @@ def run(args: Namespace) -> bool | None:
                     show(f"  {name}: {gets}")
             show(ready.summary())
             show(f"output: {ready.out}, as {ready.write_as}")
+            if ready.write_as != "run":
+                show_shares(Namespace(**{**vars(args), "out": ready.out}), ready)
         return None
     with Meter(args.quiet) as meter:
         done = averaging.average_checkpoints(

@@ -23,6 +23,7 @@ from sail_jax.cli.options import (
     outcome,
     reader,
     run_options,
+    show_shares,
 )
 from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
@@ -133,6 +134,7 @@ def run(args: Namespace) -> bool | None:
         given = {name: value for name, value in given.items() if name not in ("out", "certify")}
         with growing.growing(run=run_options(args), **given) as ready:
             _show(ready)
+            show_shares(args, ready, codes=ready.codes)
         return None
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")

@@ -16,6 +16,7 @@ from sail_jax.cli.options import (
     on_inputs,
     outcome,
     run_options,
+    show_shares,
 )
 from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
@@ -139,9 +140,8 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
 
 def _costs(args: Namespace, ready: "Prepared") -> None:
     """Prints what a merge takes of a processor, and what each part of it reads and writes."""
-    from sail_jax.checkpoint.operations import merging, running
+    from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import costs
-    from sail_jax.checks import storage
 
     read_once = sum(work.reads for work in ready.works)
     seconds = costs.cpu_seconds(ready.plan.method, ready.plan.compat, read_once)
@@ -150,17 +150,7 @@ def _costs(args: Namespace, ready: "Prepared") -> None:
             f"{seconds / 3600:.1f} CPU-hours" if seconds > 3600 else f"{seconds:.0f} CPU-seconds"
         )
         show(f"processor: about {hours}, by {costs.SOURCE}")
-    if args.part is None:
-        return
-    count = args.part[1]
-    shares = running.shares(
-        ready, args.out, run_options(args), count, merging.visits(ready.works), ready.plan.codes
-    )
-    spans = [
-        f"{verb} {storage(min(sizes))} to {storage(max(sizes))}"
-        for verb, sizes in zip(("reads", "writes"), zip(*shares, strict=True), strict=True)
-    ]
-    show(f"{count} parts: each {' and '.join(spans)}")
+    show_shares(args, ready, merging.visits(ready.works), ready.plan.codes)
 
 
 def _said(merged: "Merged", who: str) -> None:
