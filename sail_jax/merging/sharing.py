@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from sail_jax.merging.counting import Wide
 from sail_jax.merging.leafwise import Add
 from sail_jax.merging.steps import Kernel
 from sail_jax.merging.streaming import Reader, Tree, Unit, parts
@@ -109,7 +110,7 @@ class SharedTree(Tree):
             compute = functools.partial(list, brought)
         if not leaves:
             return like, own
-        by_process = self._gather(compute)
+        by_process = self._gather(compute, frozenset(self.owners))
         if exact:
             contributions = [by_process[process] for process in sorted(by_process)]
         else:
@@ -121,33 +122,39 @@ class SharedTree(Tree):
         return jax.device_get(all_of_them.sum), own
 
     def before(self, own: PyTree) -> PyTree:
-        """Adds up, for each piece, the counts that the pieces before it keep, in all processes."""
-        leaves, structure = jax.tree.flatten(self._own_like)
+        """Adds up, for each piece, the counts that the pieces before it keep, in all processes.
+
+        Only counts go to the others; what else a piece keeps stays with it.
+        """
+        leaves, structure = _with_counts(self._own_like)
+        counts = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Wide)]
         pieces = [(p, k) for p, unit in enumerate(self.units) for k in range(len(unit.runs))]
+        kept = {key: jax.device_get(_with_counts(own[key])[0]) for key in pieces if key in own}
 
         def compute() -> list[np.ndarray]:
-            mine = [key for key in pieces if self.owners[key[0]] == self.sharing.mine]
-            rows = [jax.device_get(jax.tree.leaves(own[key])) for key in mine]
-            return [np.concatenate([*map(np.ravel, column)]) for column in zip(*rows, strict=True)]
+            mine = [kept[key] for key in pieces if self.owners[key[0]] == self.sharing.mine]
+            words = [[word for i in counts for word in row[i]] for row in mine]
+            return [np.concatenate(each) for each in zip(*words, strict=True)]
 
-        by_process = self._gather(compute)
-        ends = {process: [0] * len(leaves) for process in by_process}
+        by_process = self._gather(compute, frozenset(self.owners))
+        ends = dict.fromkeys(by_process, 0)
         everywhere = {}
         for place, k in pieces:
-            owner, arrays = self.owners[place], []
-            for i, leaf in enumerate(leaves):
-                shape = (self.units[place].batch, *leaf.shape[1:])
-                start = ends[owner][i]
-                ends[owner][i] += int(np.prod(shape))
-                arrays.append(by_process[owner][i][start : ends[owner][i]].reshape(shape))
-            everywhere[place, k] = structure.unflatten(arrays)
+            owner, batch = self.owners[place], self.units[place].batch
+            found = kept.get((place, k), [np.empty(0)] * len(leaves))
+            start, ends[owner] = ends[owner], ends[owner] + batch
+            words = iter(by_process[owner])
+            for i in counts:
+                found[i] = Wide(*(next(words)[start : ends[owner]] for _ in leaves[i]))
+            everywhere[place, k] = structure.unflatten(found)
         return super().before(everywhere)
 
-    def _gather(self, compute: Callable[[], list[np.ndarray]]) -> dict[int, list[np.ndarray]]:
-        """Brings the arrays of the next round, and returns those of all processes."""
+    def _gather(
+        self, compute: Callable[[], list[np.ndarray]], among: Collection[int]
+    ) -> dict[int, list[np.ndarray]]:
+        """Brings the arrays of the next round, and returns those of all that have some."""
         self._rounds += 1
-        what = f"{self.label}-{self._rounds}"
-        return self.sharing.gather(what, frozenset(self.owners), compute)
+        return self.sharing.gather(f"{self.label}-{self._rounds}", among, compute)
 
     def _like(self, summary: Kernel, add: Add, keep: bool) -> tuple[PyTree, PyTree]:
         """What a unit contributes and what its pieces keep, as shapes and dtypes."""
@@ -161,3 +168,8 @@ class SharedTree(Tree):
         source = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)
         program = functools.partial(parts, add, keep)
         return jax.eval_shape(program, summary, unit.count, unit.local, *unit.arguments(0), source)
+
+
+def _with_counts(tree: PyTree) -> tuple[list[Any], Any]:
+    """The leaves of what a piece keeps, of which counts are whole, and the structure of it."""
+    return jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Wide))
