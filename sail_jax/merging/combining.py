@@ -175,6 +175,7 @@ def transform(
     needs: Needs = "entry",
     scope: Scope = "tensor",
     local: Callable[[str], Any] | None = None,
+    ranked: Kernel | None = None,
 ) -> Transform:
     """Makes a transform of one step.
 
@@ -185,11 +186,12 @@ def transform(
         ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
       local: Function from the path of a leaf to arrays that belong to it; see `steps.PerLeaf`.
+      ranked: Kernel of what is ranked in rows; see `steps.Step`.
 
     Returns:
       The transform.
     """
-    return Transform((Step(kernel, statistics, needs, scope, local=local),))
+    return Transform((Step(kernel, statistics, needs, scope, local=local, ranked=ranked),))
 
 
 def reduce(

@@ -194,6 +194,9 @@ class Traced:
         """Calls a kernel; see `Visit.run`."""
         return function(*args)
 
+    def sample(self, summary: Kernel) -> None:
+        """Has none; see `Visit.sample`."""
+
     def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         """Repeats a function of a state in a loop of the program; see `Visit.repeat`."""
         return lax.fori_loop(0, times, body, state)

@@ -34,7 +34,6 @@ bits cost less where leaves are small. In a program that is traced digits have o
 comparison and one sum count them, in a loop that compiles to a few instructions on every device.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -48,12 +47,11 @@ from jaxtyping import Array, Bool, Float, UInt
 from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
+from sail_jax.merging.guessing import Ties, guess, rows_of
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
-COLUMNS = 1 << 14
-"""The number of columns of the rows into which a vector is divided."""
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
 
@@ -196,6 +194,10 @@ class Order(Statistic):
         # No digit is known yet: every key begins with the empty head.
         head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
+        if (guessed := guess(visit, keys, [threshold.rank for threshold in start])) is not None:
+            keys_found, left, equal = guessed
+            own = (visit.before(equal),) if self.ties else ()
+            return tuple(map(Threshold, keys_found, left)), own
 
         def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
             # All ranks share the count of the first digit, under the empty head. It takes a program
@@ -374,7 +376,7 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 # --- which entries are kept
 
 
-def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..."]:
+def take(keys: Keys, threshold: Threshold, before: Wide | Ties) -> Bool[Array, "task ..."]:
     """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
@@ -384,28 +386,33 @@ def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..
     Args:
       keys: The keys of a piece, shape `[task, ...]`.
       threshold: The threshold, and how many keys equal to it are taken in all.
-      before: How many keys equal to it lie in earlier pieces, shape `[task]`.
+      before: How many keys equal to it lie in earlier pieces, shape `[task]`; perhaps also how many
+        lie in the rows of this one.
 
     Returns:
       A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
-    left = counting.rest(threshold.rank, before)
-    return automatic(_take, keys)(keys, threshold.key, left)
+    count, *rows = before if isinstance(before, Ties) else (before,)
+    left = counting.rest(threshold.rank, count)
+    return automatic(_take, keys)(keys, threshold.key, left, *rows)
 
 
-def _take(keys: Array, thresholds: Array, left: Array) -> Array:
+def _take(
+    keys: Array, thresholds: Array, left: Array, in_rows: Array | None = None
+) -> Bool[Array, "task ..."]:
     """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave.
 
     By definition these have a running count of at most `left`. XLA counts so slowly. So the last of
     them is searched for, its row first and then its place there: what is equal and does not lie
     behind it is taken.
     """
-    rows, columns = _rows(keys)
-    in_rows = per_task(
-        lambda key, least: row_sums((key == least).reshape(rows, columns)), keys, thresholds
-    )
+    rows, columns = rows_of(keys)
+    if in_rows is None:
+        in_rows = per_task(
+            lambda key, least: row_sums((key == least).reshape(rows, columns)), keys, thresholds
+        )
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     # Behind the last equal key that is taken; the row's own start if none of it is.
@@ -463,15 +470,3 @@ def _descend(
 
     picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))
     return row, wanted - before.sum(1, dtype=jnp.uint32), picked
-
-
-def _rows(keys: Array) -> tuple[int, int]:
-    """Returns the numbers of rows and columns of the entries of a task.
-
-    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
-    allows.
-    """
-    *rows, columns = keys.shape[1:] or (1,)
-    if not rows and columns % COLUMNS == 0:
-        return columns // COLUMNS, COLUMNS
-    return math.prod(rows), columns

@@ -121,6 +121,21 @@ class SharedTree(Tree):
             all_of_them.add(place, structure.unflatten(arrays))
         return jax.device_get(all_of_them.sum), own
 
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces, each in the process that owns it."""
+        chosen = self.sampled()
+        if not chosen:
+            return None
+        mine = [at for at in chosen if self.owners[at[0]] == self.sharing.mine]
+
+        def compute() -> list[np.ndarray]:
+            drawn = self.drawn(summary, mine)
+            return [drawn[at] for at in mine]
+
+        among = frozenset(self.owners[place] for place, _ in chosen)
+        those = {k: iter(arrays) for k, arrays in self._gather(compute, among).items()}
+        return self.joined([next(those[self.owners[place]]) for place, _ in chosen])
+
     def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep, in all processes.
 

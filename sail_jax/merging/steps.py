@@ -183,8 +183,9 @@ class Piece:
       size: The number of entries that belong to the leaf; padding, of zero deltas, follows them.
         None if there is no padding.
       on_host: Whether the kernel is compiled for the CPU of this process and called there by the
-        evaluator itself. Then it may use NumPy in callbacks. It may not under the caller's `jit`.
-      local: The arrays that `Step.local` has for this leaf; None without.
+        evaluator itself, and not under the caller's `jit`.
+      local: The arrays that `Step.local` has for this leaf, or the ranks of `Step.ranked`; None
+        without.
     """
 
     name: UInt[Any, "*tensors 4"]
@@ -255,6 +256,13 @@ class Visit(Protocol):
 
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
         """Adds up what all pieces contribute, and keeps a value of each piece."""
+        ...
+
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces, and its share of all entries, to guess from.
+
+        None where a pass over all pieces costs no more than one over a few.
+        """
         ...
 
     def before(self, own: Any) -> Any:
@@ -452,6 +460,9 @@ class Step:
       propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
         of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
         steps need not be looked at.
+      ranked: Kernel `(piece, delta, weight) -> [task, ...]`, sizes whose ranks in their rows
+        (`row_ranks`) the summaries need, or the kernel if there are none. Where NumPy can find the
+        ranks first, they are `Piece.local`; if that is None, they are not known yet.
       call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
         `combining.shown`.
     """
@@ -463,6 +474,7 @@ class Step:
     where: Callable[[str], bool] | None = field(default=None, metadata=STATIC)
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
     propagates_nonfinite: bool = field(default=False, metadata=STATIC)
+    ranked: Kernel | None = None
     call: str = field(default="", metadata=STATIC)
 
     def __repr__(self) -> str:
@@ -491,7 +503,7 @@ class Step:
           The step for which code is specialised.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
-        return replace(self, statistics=statistics, where=None, local=None, call="")
+        return replace(self, statistics=statistics, where=None, local=None, ranked=None, call="")
 
     def prepare(self, size: int) -> tuple[Any, ...]:
         """Computes what the statistics derive from the number of entries alone.

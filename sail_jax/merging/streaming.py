@@ -10,6 +10,7 @@ steps of the merge, and what comes out is written. Three things make that hard.
 * What a piece has to know of others, such as the threshold below which TIES trims. `Tree` visits
   all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
   two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
+  One takes their place where a sample shows the threshold (`guessing`).
 * Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
   up the same in any order. So parts are added in the order of units (`InOrder`), and pieces follow
   from shapes alone, never from memory or threads.
@@ -49,11 +50,14 @@ from sail_jax.merging.leafwise import (
     summarise,
     through,
 )
+from sail_jax.merging.row_ranks import host_ranks
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
-from sail_jax.merging.work import ENTRIES, PieceOf, Work, at_a_time, passes, pieces, read_as
+from sail_jax.merging.work import ENTRIES, SOME, PieceOf, Work, at_a_time, passes, pieces, read_as
 
+SAMPLED = 4
+"""The number of pieces of which a sample is taken."""
 Computed = TypeVar("Computed")
 Shaped = TypeVar("Shaped", Tensor, Work)
 
@@ -274,7 +278,7 @@ class Unit:
         # As an array: a batch that is not full runs the same program.
         self.count = np.int32(len(works))
         names = self._stacked([fingerprint(work.name) for work in works])
-        on_host = jax.default_backend() == "cpu"
+        self.on_host = on_host = jax.default_backend() == "cpu"
         self.places = [
             Piece(
                 names,
@@ -316,6 +320,31 @@ class Unit:
             tuple([step[k] if step else () for step in self.own]),
             self.places[k],
         )
+
+    def beside(self, k: int, source: Proposal) -> tuple[PyTree, ...]:
+        """Collects what each step has for the tensors alone, and ranks in rows by NumPy.
+
+        Programs do not call NumPy: those that do are compiled in every process anew.
+
+        Args:
+          k: The index of the piece in `runs`.
+          source: The arrays of the piece.
+
+        Returns:
+          `local`, with the ranks of steps that take some (`Step.ranked`).
+        """
+        local = list(self.local)
+        for s, step in enumerate(self.steps if self.on_host else ()):
+            # A statistic that is found needs its ranks no more.
+            found = step.statistics and s < len(self.known) and len(self.runs) > 1
+            if step.ranked is None or not step.applies(self.name) or s > len(self.known) or found:
+                continue
+            kernels, own, place = self.arguments(k)
+            sizes = _sizes(
+                step.ranked, self.count, tuple(local), kernels[:s], own[:s], place, source
+            )
+            local[s] = host_ranks(np.asarray(sizes))
+        return tuple(local)
 
     def forget(self) -> None:
         """Frees what was kept for the steps.
@@ -388,7 +417,8 @@ class Unit:
         self, k: int, tail: Kernel, measure: bool, faint: set[PieceOf] | None, source: Proposal
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        out, seen = _outcomes(tail, self.count, self.local, *self.arguments(k), source, measure)
+        local = self.beside(k, source)
+        out, seen = _outcomes(tail, self.count, local, *self.arguments(k), source, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
@@ -507,14 +537,55 @@ class Tree:
         total, function = None, self.sums(add).function
         on_host = jax.default_backend() == "cpu"
         for k in range(len(unit.runs)):
-            program = functools.partial(parts, add, keep, summary, unit.count, unit.local)
-            part, mine = read(k, functools.partial(program, *unit.arguments(k)))
+            contribute = functools.partial(_contribution, unit, k, summary, add, keep)
+            part, mine = read(k, contribute)
             part = jax.device_get(part) if on_host else part
             # At once: the histograms of all pieces of a large tensor would fill the memory.
             total = part if total is None else function(total, part)
             if keep:
                 own[place, k] = mine
         return total
+
+    def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
+        """Computes `[task, ...]` of a few pieces of the largest length; see `Visit.sample`."""
+        chosen = self.sampled()
+        if not chosen:
+            return None
+        drawn = self.drawn(summary, chosen)
+        return self.joined([drawn[at] for at in chosen])
+
+    def sampled(self) -> list[tuple[int, int]]:
+        """Chooses the pieces of a sample, in order; none where a sample would cost too much."""
+        full = [
+            (place, k)
+            for place, unit in enumerate(self.units)
+            for k, run in enumerate(unit.runs)
+            if run.count == math.prod(run.shape) >= SOME and unit.batch == 1
+        ]
+        if len(full) < 2:
+            return []
+        # Some from everywhere: the first, the last, and others at equal distances.
+        steps = min(SAMPLED, len(full)) - 1
+        return sorted({full[i * (len(full) - 1) // steps] for i in range(steps + 1)})
+
+    def drawn(
+        self, summary: Kernel, chosen: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], np.ndarray]:
+        """Computes what is taken of some pieces for a sample."""
+        found: dict[tuple[int, int], np.ndarray] = {}
+
+        def visit_unit(place: int, unit: Unit, read: Reader) -> None:
+            for k in [k for at, k in chosen if at == place]:
+                part, _ = read(k, functools.partial(_contribution, unit, k, summary, _first, False))
+                found[place, k] = jax.device_get(part)
+
+        self.visit(visit_unit)
+        return found
+
+    def joined(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        """Joins what was taken of pieces, and computes its share of all entries."""
+        values = np.concatenate(drawn, axis=1)
+        return values, values.shape[1] / sum([w.size for unit in self.units for w in unit.works])
 
     def before(self, own: PyTree) -> PyTree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
@@ -530,7 +601,9 @@ class Tree:
         # By path and then by place: the order in which ties are taken.
         entries.sort()
 
-        def running(*counts: counting.Wide) -> list[counting.Wide]:
+        def running(*counts: Any) -> list[Any]:
+            if not isinstance(counts[0], counting.Wide):
+                return [*counts]
             by_key = dict(zip(own, counts, strict=True))
             # In 64 bits, by NumPy: counts of a model outgrow 32.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
@@ -556,6 +629,14 @@ class Tree:
         for i in range(times):
             state = body(i, state)
         return state
+
+
+def _contribution(
+    unit: Unit, k: int, summary: Kernel, add: Add, keep: bool, source: Proposal
+) -> tuple[PyTree, PyTree]:
+    """Computes what a piece of a unit contributes to a statistic, and what it keeps."""
+    local = unit.beside(k, source)
+    return parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
 
 
 class InOrder:
@@ -606,6 +687,20 @@ def parts(
         return contribution if keep else (contribution, ())
 
     return _batched(contribute, count, (own, Data(source, local), place), add)
+
+
+@jax.jit
+def _sizes(
+    ranked: Kernel, count: Array, local: PyTree,
+    kernels: Known, own: PyTree, place: Piece, source: Proposal,
+) -> Array:  # fmt: skip
+    """Computes what a step ranks in the rows of each tensor of a batch, stacked."""
+
+    def sizes(x: Any) -> tuple[PyTree, Array]:
+        mine, data, place = x
+        return (), summarise(_bound(kernels, mine), ranked, data, place)
+
+    return _batched(sizes, count, (own, Data(source, local), place), _first)[1]
 
 
 @functools.partial(jax.jit, static_argnames="measure")

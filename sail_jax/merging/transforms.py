@@ -414,14 +414,15 @@ def drop_by_magnitude(
     one_of("rank_by", rank_by, RankBy)
     words = random_bits.key_words(key, "the masks of DELLA")
     numbers = _float32(density), _float32(epsilon), words
+    ranked = kernel(_sizes) if rank_by == "rank" else None
     if rescale != "l1":
         divided = rescale is not None
         masks = kernel(_drop_by_magnitude, *numbers, rank_by=rank_by, rescale=divided)
-        return transform(masks, needs="row")
+        return transform(masks, needs="row", ranked=ranked)
     # A bit for each entry: ranking costs far more than remembering what came of it.
     sample = kernel(_sample, *numbers, rank_by=rank_by)
     norms = Fold(sample, kernel(_ratio), add_norms, kept=1 / 8)
-    return transform(kernel(_masked_before), norms, needs="row")
+    return transform(kernel(_masked_before), norms, needs="row", ranked=ranked)
 
 
 def _drop_by_magnitude(
@@ -443,18 +444,28 @@ def _probability(
     density, epsilon = beside(density, delta), beside(epsilon, delta)
     # Keeps density - epsilon and density + epsilon, the least and the largest p, within [0, 1].
     epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
-    size = jnp.where(weight != 0, jnp.abs(delta), 0)
+    size = _sizes(piece, delta, weight)
     if rank_by == "magnitude":
         return density + epsilon * _place_by_magnitude(size)
-    return density + epsilon * _place_by_rank(size, piece.on_host)
+    return density + epsilon * _place_by_rank(size, piece.local)
 
 
-def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest."""
+def _sizes(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task ..."]:
+    """Computes magnitudes, 0 where an entry is masked."""
+    return jnp.where(weight != 0, jnp.abs(delta), 0)
+
+
+def _place_by_rank(
+    size: Float[Array, "task ..."], ranks: UInt[Array, "task ..."] | None
+) -> Float[Array, "task ..."]:
+    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest.
+
+    `ranks` are those of `row_ranks`, if they are known.
+    """
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
-    ranks = row_ranks(size, on_host)
+    ranks = row_ranks(size) if ranks is None else ranks
     return ranks.astype(jnp.int32).astype(size.dtype) * (2 / (n - 1)) - 1
 
 
@@ -477,7 +488,8 @@ def _sample(
 ) -> tuple[Norms, Array]:  # fmt: skip
     """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
-    kept = _drawn(words, piece, delta, p)
+    # Norms and bits would each draw anew.
+    kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
     return _norms(piece, delta, mask(kept, weight)), _packed(kept)
 
 
@@ -485,7 +497,7 @@ def _masked_before(
     factor: Array, bits: Array, piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Applies masks that were kept as bits, and a factor for each model."""
-    kept = computed_once(lambda: _unpacked(bits, delta.shape), weight)
+    kept = _unpacked(bits, delta.shape, weight)
     return per_task(jnp.multiply, beside(factor, delta), delta), mask(kept, weight)
 
 
@@ -502,11 +514,15 @@ def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
     return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
 
 
-def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Array, "task ..."]:
-    """Unpacks the masks of `_packed`."""
-    bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[:, None]) & 1
+def _unpacked(
+    words: UInt[Array, "task words"], shape: Sequence[int], like: Array
+) -> Bool[Array, "task ..."]:
+    """Unpacks the masks of `_packed`; `like` is what `computed_once` takes."""
+    places = jnp.arange(WORD, dtype=jnp.uint32)[:, None]
+    # In the order of words: elsewhere XLA would divide the index of each entry to find its word.
+    bits = computed_once(lambda: (words[:, None] >> places) & 1 != 0, like)
     size = int(np.prod(shape[1:]))
-    return bits.reshape(shape[0], -1)[:, :size].reshape(shape) != 0
+    return bits.reshape(shape[0], -1)[:, :size].reshape(shape)
 
 
 # --- by length

@@ -181,7 +181,7 @@ def passes(work: Work, bits: int = 16) -> int:
 
     Returns:
       One pass for the outcome, and those of the statistics. A statistic of a tensor that is one
-      piece takes no pass.
+      piece takes no pass. Where a threshold is guessed (`guessing`) there are fewer.
     """
     in_one_piece = len(pieces(work.shape, work.needs)) <= 1
     # A tensor of one piece finds its statistics in the program that merges it.

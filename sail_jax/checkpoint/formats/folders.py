@@ -151,6 +151,13 @@ def reserve(fd: int, size: int) -> None:
             raise
 
 
+AT_ONCE = 1 << 17
+"""Bytes that are written in one call. Linux takes pages of the size of a call where it can, and to
+find and clear large ones costs several times as much as to write (measured on ext4: 1.6 CPU-seconds
+for each GB in calls of 2 MiB, .1 to .2 in calls of 128 KiB).
+"""
+
+
 def pwrite(fd: int, view: memoryview, offset: int) -> None:
     """Writes a whole buffer to a file, in as many calls as the system needs.
 
@@ -163,7 +170,7 @@ def pwrite(fd: int, view: memoryview, offset: int) -> None:
       OSError: If the system cannot write.
     """
     while len(view):
-        wrote = os.pwrite(fd, view, offset)
+        wrote = os.pwrite(fd, view[:AT_ONCE], offset)
         view, offset = view[wrote:], offset + wrote
 
 

@@ -1,0 +1,207 @@
+"""Thresholds that are guessed from a few entries, and proven by one count of all of them.
+
+Checkpoints hold numbers of few digits. So the differences of two models in bfloat16 take few
+values: of 2^20 of them some thousands, and a tenth of them may be equal to the threshold. Then a
+sample shows which value it is. Whether it is, all entries decide. A key is that of rank k if
+
+    (number of keys above it)  <  k  <=  (number of keys above it or equal to it)
+
+and of no other key this is true. So a guess is either the threshold that the search for digits
+(`ranking`) finds, or it is refused. The count takes one pass instead of the two for digits, and has
+the number of equal keys in each piece as well, for which there would be a third. It is also cheaper
+than a pass for digits: two comparisons of each key instead of an addition to one of 65,536 bins.
+
+A guess that is refused shows by how much it is off, and is corrected. Where a sample repeats no
+value, as in models in float32, nothing is guessed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, UInt
+
+from sail_jax.merging import counting
+from sail_jax.merging.counting import Wide
+from sail_jax.merging.steps import Kernel, Piece, Visit, kernel
+
+GUESSES = 4
+"""How often a guess is counted before the search for digits takes over."""
+DRAWN = 61, 256
+"""How many runs of how many keys are taken of a piece for the sample."""
+COLUMNS = 1 << 14
+"""The number of columns of the rows into which a vector is divided."""
+FOLDS = 8, 16
+"""Of how many flags, and of how many of these sums, the sum fits half a byte, and a byte."""
+
+
+class Ties(NamedTuple):
+    """How many keys are equal to a threshold, for each task.
+
+    Attributes:
+      count: The number in a piece, or in all pieces before it; shape `[task]`.
+      rows: The number in each row of the piece (`rows_of`), `[task, row]`.
+    """
+
+    count: Wide
+    rows: UInt[Array, "task rows"]
+
+
+def rows_of(keys: Array) -> tuple[int, int]:
+    """Returns the numbers of rows and columns of the entries of a task.
+
+    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
+    allows.
+
+    Args:
+      keys: Shape `[task, ...]`.
+
+    Returns:
+      The two numbers.
+    """
+    *rows, columns = keys.shape[1:] or (1,)
+    if not rows and columns % COLUMNS == 0:
+        return columns // COLUMNS, COLUMNS
+    return math.prod(rows), columns
+
+
+Side = Literal["left", "right"]
+Found = tuple[list[np.ndarray], list[Wide], Any]
+
+
+def guess(visit: Visit, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
+    """Finds the keys of some ranks from a sample and a count.
+
+    Args:
+      visit: The walk over all pieces.
+      keys: Kernel `(piece, delta, weight) -> [task, ...]`, unsigned integers.
+      ranks: The ranks, each `[task]`, counted from 1 for the largest key.
+
+    Returns:
+      For each rank the keys, `[task]`, and their ranks among the keys that are equal to them; then
+      the number of equal keys in each piece, as `Visit.keep` has it. None if nothing was guessed,
+      or not well enough.
+    """
+    if (drawn := visit.sample(kernel(_drawn, keys))) is None:
+        return None
+    sample, share = drawn
+    # Ascending: the place of rank k is counted from the end.
+    sample = np.sort(sample, axis=1)
+    wanted = _numbers(ranks)
+    top = np.iinfo(sample.dtype).max
+    place = _places(sample, wanted * share)
+    found = np.where(wanted > 0, np.take_along_axis(sample, place.T, 1).T, top)
+    if not _repeats(sample, found, wanted).all():
+        return None
+    for _ in range(GUESSES):
+        count = kernel(_count, keys, tuple(found))
+        (above, equal), own = visit.keep(count, counting.add)
+        above, equal = (
+            np.array([(np.int64(n.hi) << 16) + n.lo for n in x]) for x in (above, equal)
+        )
+        larger, smaller = wanted <= above, wanted > above + equal
+        # Above all keys, as the key of rank 0 is.
+        larger &= wanted > 0
+        if not (larger | smaller).any():
+            return list(found), [counting.wide(n) for n in wanted - above], own
+        # The sample's own number of larger keys shows by how much it is off here.
+        last = _ranks(sample, found, "right")
+        off = above * share - (sample.shape[1] - last)
+        place = _places(sample, wanted * share - off)
+        first = _ranks(sample, found, "left")
+        place = np.where(larger, np.maximum(place, last), np.minimum(place, first - 1))
+        if ((place < 0) | (place >= sample.shape[1]))[larger | smaller].any():
+            return None
+        place = np.clip(place, 0, sample.shape[1] - 1)
+        better = np.take_along_axis(sample, place.T, 1).T
+        found = np.where(larger | smaller, better, found)
+    return None
+
+
+def _numbers(counts: Sequence[Wide]) -> np.ndarray:
+    """Counts as integers, `[rank, task]`."""
+    return np.array([(np.asarray(n.hi, np.int64) << 16) + n.lo for n in counts])
+
+
+def _places(sample: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """The places in ascending samples of ranks in the sample, which need not be whole numbers."""
+    size = sample.shape[1]
+    return np.clip(size - np.ceil(rank).astype(int), 0, size - 1)
+
+
+def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
+    """How many keys of the sample of each task are smaller than a key ("left"), or at most it."""
+    return np.array([
+        [np.searchsorted(row, key, side) for row, key in zip(sample, keys, strict=True)]
+        for keys in found
+    ])  # fmt: skip
+
+
+def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Whether a sample repeats keys so often that it shows which one it is."""
+    first, last = _ranks(sample, found, "left"), _ranks(sample, found, "right")
+    size = sample.shape[1]
+    # The number of larger keys in a sample has a deviation of at most this.
+    spread = np.sqrt(first * (1 - first / size))
+    return (last - first >= 1 + spread / 2) | (wanted == 0)
+
+
+def _drawn(keys: Kernel, piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task drawn"]:
+    """Takes some runs of the keys of a piece."""
+    runs, length = DRAWN
+    values = keys(piece, delta, weight)
+    every = math.prod(values.shape[1:]) // runs
+    # A prime number of runs, so that not all of them are of a few columns.
+    drawn = [
+        task.reshape(-1)[: runs * every].reshape(runs, every)[:, :length].reshape(-1)
+        for task in values
+    ]
+    return jnp.stack(drawn)
+
+
+def _count(
+    keys: Kernel, found: tuple[Array, ...], piece: Piece, delta: Array, weight: Array
+) -> tuple[tuple[tuple[Wide, ...], tuple[Wide, ...]], tuple[Ties, ...]]:
+    """Counts the keys of a piece above some keys, and those equal to them."""
+    values, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
+    counts = [_above_and_equal(values, key, inside) for key in found]
+    above, equal = (tuple(each) for each in zip(*counts, strict=True))
+    return (above, tuple(ties.count for ties in equal)), equal
+
+
+def _above_and_equal(
+    keys: UInt[Array, "task ..."], of: UInt[Array, "task"], inside: Bool[Array, "..."] | None
+) -> tuple[Wide, Ties]:
+    """Counts the keys above one for each task, and those equal to it."""
+    counting.check_size(keys)
+    counts = [_in_rows(task, key, inside) for task, key in zip(keys, of, strict=True)]
+    above, equal = map(jnp.stack, zip(*counts, strict=True))
+    larger, same = (counting.narrow_to_wide(x.sum(1, dtype=jnp.uint32)) for x in (above, equal))
+    return larger, Ties(same, equal)
+
+
+def _in_rows(
+    keys: UInt[Array, "..."], of: UInt[Array, ""], inside: Bool[Array, "..."] | None
+) -> tuple[UInt[Array, "rows"], UInt[Array, "rows"]]:
+    """Counts the keys of a task above one in each row, and those equal to it."""
+    above, equal = keys > of, keys == of
+    if inside is not None:
+        above, equal = above & inside, equal & inside
+    shape = rows_of(keys[None])
+    if shape[1] % math.prod(FOLDS):
+        larger, same = (counting.row_sums(x.reshape(shape)) for x in (above, equal))
+        return larger, same
+    # Both in one byte, which is faster than to count one after the other.
+    flags = jnp.where(equal, jnp.uint8(16), above.astype(jnp.uint8)).reshape(shape)
+    sums = _folded(flags, FOLDS[0])
+    larger, same = (
+        _folded(half, FOLDS[1]).sum(1, dtype=jnp.uint32) for half in (sums & 15, sums >> 4)
+    )
+    return larger, same
+
+
+def _folded(x: UInt[Array, "rows n"], times: int) -> UInt[Array, "rows m"]:
+    """Adds up parts of each row in bytes, which is fast on CPUs."""
+    return x.reshape(len(x), times, -1).sum(1, dtype=jnp.uint8)
