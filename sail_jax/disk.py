@@ -188,7 +188,10 @@ def stranger(folder: Path) -> str:
     mine = os.stat(folder).st_uid
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
-            about = os.lstat(path)
+            try:
+                about = os.lstat(path)
+            except FileNotFoundError:  # a file that another part of the work has renamed
+                continue
             if stat.S_ISLNK(about.st_mode):
                 return f"{path} is a link"
             if about.st_uid != mine:
@@ -212,12 +215,13 @@ def _keeps_modes(folder: Path, mode: int) -> bool:
     return kept
 
 
-def lock(folder: Path, *, links: bool = False) -> int | None:
+def lock(folder: Path, *, links: bool = False, shared: bool = False) -> int | None:
     """Locks a folder for this process.
 
     Args:
       folder: The folder.
       links: Whether a link to a folder is followed.
+      shared: Whether others may hold such a lock at the same time, but none that is not shared.
 
     Returns:
       An open file descriptor: the lock lasts until it is closed. None if the system or the file
@@ -231,7 +235,7 @@ def lock(folder: Path, *, links: bool = False) -> int | None:
         return None
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         raise BusyError(f"{folder} is in use by another process") from None

@@ -53,7 +53,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     # Without --help, which is added once the fields are: reading the preset must not print it.
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
-    from experiments.lab import processes, store
+    from experiments.lab import store
+    from sail_jax.cli import processes
 
     remember_kernels()
     if args.processes is not None:

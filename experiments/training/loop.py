@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments.lab import processes, progress
+from experiments.lab import progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import Metrics, State, Step, examples, places, watched
 from sail_jax.checks import integer
+from sail_jax.cli import processes
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 

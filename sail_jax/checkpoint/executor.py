@@ -19,6 +19,7 @@ from sail_jax.checks import argument
 from sail_jax.disk import RefusedError, StoreError
 from sail_jax.merging.engine import Engine
 from sail_jax.merging.extremes import FAINT
+from sail_jax.merging.sharing import Sharing
 from sail_jax.merging.streaming import NotFiniteError, Unit, all_finite
 from sail_jax.merging.tensors import Tensor, held
 from sail_jax.merging.work import (
@@ -248,8 +249,15 @@ def _mib(size: int) -> str:
 class _Run:
     """What the workers of one call of `execute` share: the sink, the measurements, the progress."""
 
-    def __init__(self, works: Sequence[Work], sink: Sink, measure: bool, progress: Progress | None):
-        self.sink, self.measure, self.progress = sink, measure, progress
+    def __init__(
+        self,
+        works: Sequence[Work],
+        sink: Sink,
+        measure: bool,
+        progress: Progress | None,
+        keep: Callable[[Record], None] | None,
+    ):
+        self.sink, self.measure, self.progress, self.keep = sink, measure, progress, keep
         # Progress counts bytes of inputs, which take the time, and not tensors.
         self.total = sum(work.reads for work in works)
         self.missing = {work.name for work in works} - sink.finished
@@ -285,7 +293,10 @@ class _Run:
         with self.lock:
             for work in whole:
                 if work.name in self.sums:
-                    self.records[work.name] = _record(work, self.sums.pop(work.name))
+                    record = _record(work, self.sums.pop(work.name))
+                    self.records[work.name] = record
+                    if self.keep is not None:
+                        self.keep(record)
                 self.sink.done(work.name)
                 self.done_bytes += work.reads
                 if self.progress is not None:
@@ -326,6 +337,8 @@ def execute(
     allow_nonfinite: bool = False,
     measure: bool = False,
     progress: Progress | None = None,
+    keep: Callable[[Record], None] | None = None,
+    sharing: Sharing | None = None,
 ) -> dict[str, Record]:
     """Carries out works: reads inputs, merges them, and writes the outcome to a sink.
 
@@ -342,6 +355,9 @@ def execute(
         overflow.
       measure: Whether norms, cosines and conflicts are recorded.
       progress: Called as `progress(bytes_done, bytes_in_all, name)` when a tensor is finished.
+      keep: Called with the measurements of a tensor before the sink notes it as finished.
+      sharing: The way to other processes that carry out some of the works; this one leaves these
+        out. None without any.
 
     Returns:
       The measurements by tensor name; empty unless `measure`.
@@ -351,13 +367,17 @@ def execute(
         a step of a merge refuses its input, or there is too little memory for what has to be
         computed in float64.
     """
-    run = _Run(works, sink, measure, progress)
+    mine = works
+    if sharing is not None:
+        mine = [work for work in works if sharing.owner(work.name) == sharing.mine]
+    run, check = _Run(mine, sink, measure, progress, keep), not allow_nonfinite
     try:
-        with Engine(works, limits.threads, limits.hold, not allow_nonfinite) as engine:
+        with Engine(works, limits.threads, limits.hold, check, sharing=sharing) as engine:
             run.carry_out(works, engine)
         if faint := engine.faint:
+            # Other processes may have no such pieces: nothing is shared with them here.
             threads, hold, *_ = _in_float64(works, faint, limits)
-            with Engine(works, threads, hold, not allow_nonfinite, faint) as engine:
+            with Engine(works, threads, hold, check, faint) as engine:
                 run.carry_out(works, engine)
     except NotFiniteError as error:
         if isinstance(error.tensor, Work):

@@ -314,10 +314,10 @@ def on_device(name: str | None) -> Iterator[None]:
     try:
         if match is None:
             raise ValueError(name)
-        device = jax.devices(match[1])[int(match[2] or 0)]
+        device = jax.local_devices(backend=match[1])[int(match[2] or 0)]
     # JAX raises a RuntimeError for a platform that it lacks.
     except (RuntimeError, IndexError, ValueError) as error:
-        there = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
+        there = ", ".join(f"{device.platform}:{device.id}" for device in jax.local_devices())
         raise ValueError(
             f"no device {name}: JAX has {there} here; install JAX for another, and let "
             "JAX_PLATFORMS name it if it is set"

@@ -8,17 +8,20 @@ import pkgutil
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sail_jax.checks import nearest
-from sail_jax.cli.progress import Meter
+from sail_jax.cli.progress import Meter, show
 from sail_jax.disk import StoreError
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint import RunOptions
     from sail_jax.checkpoint.operations.results import Result
+    from sail_jax.checkpoint.operations.running import Ready
+    from sail_jax.checkpoint.sources.requantised import Requantisation
 
 T = TypeVar("T")
 
@@ -101,7 +104,9 @@ def flag(name: str, value: str) -> str:
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """
-    options = {"rules": "spec", "select": "params", "write_as": "as"}
+    options = {
+        "rules": "spec", "select": "params", "write_as": "as", "shard_bytes": "shard-size"
+    }  # fmt: skip
     return "--" + options.get(name, name).replace("_", "-")
 
 
@@ -435,6 +440,83 @@ def add_copying(parser: Parser) -> None:
     add("--quiet", action="store_true", help="show no progress")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """A part as I/N.
+
+    >>> _part("2/4")
+    (2, 4)
+    """
+    number, count = map(_decimal, text.split("/"))
+    return number, count
+
+
+part = reader(_part, lambda p: 1 <= p[0] <= p[1] < 1e6, "I/N, such as 1/4 for the first of four")
+seconds = reader(float, lambda x: 0 <= x < 1e9, "a number of seconds")
+
+
+def add_parts(parser: Parser) -> None:
+    """Adds the options by which several processes make one output, such as --part.
+
+    Args:
+      parser: The parser of the command, which also has --plan.
+    """
+    group = parser.add_argument_group("several processes, in a file system that all of them see")
+    add = group.add_argument
+    add(
+        "--part",
+        metavar="I/N",
+        type=part,
+        help="make part I of N, some of the files of OUT; each part is a process of its own, "
+        "perhaps on a host of its own, and --resume continues it",
+    )
+    add("--join", action="store_true", help="make OUT of its parts, when all of them are whole")
+    add(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=argparse.SUPPRESS,
+        help="how long a part waits for others that give no sign of life, where it needs their "
+        "statistics; default: 600",
+    )
+    add(
+        "--processes",
+        metavar="HOW",
+        help="make a part in each of several processes, and join them: auto (SLURM, TPU pods), or "
+        "HOST:PORT,COUNT,RANK",
+    )
+
+
+def show_shares(
+    args: argparse.Namespace,
+    ready: "Ready",
+    visits: Mapping[str, int] = MappingProxyType({}),
+    codes: "Requantisation | None" = None,
+) -> None:
+    """Prints what each part of an output reads and writes, if the command line asks for a part.
+
+    Args:
+      args: The arguments of the command line.
+      ready: The operation.
+      visits: How often the inputs of a tensor are read, by name; once for those not named.
+      codes: What is written in codes.
+
+    Raises:
+      CheckpointError: If the output has fewer files than parts.
+    """
+    if args.part is None:
+        return
+    from sail_jax.checkpoint.operations import running
+    from sail_jax.checks import storage
+
+    count = args.part[1]
+    shares = running.shares(ready, args.out, run_options(args), count, visits, codes)
+    spans = [
+        f"{verb} {storage(min(sizes))} to {storage(max(sizes))}"
+        for verb, sizes in zip(("reads", "writes"), zip(*shares, strict=True), strict=True)
+    ]
+    show(f"{count} parts: each {' and '.join(spans)}")
+
+
 def add_offline(parser: Parser) -> None:
     """Adds --offline, with which models on the Hub are read from the cache alone.
 
@@ -463,17 +545,23 @@ def add_params(parser: Parser) -> None:
     )
 
 
-def outcome(done: "Result", where: object = None) -> str:
+def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:
     """Writes the line about the output that merging, growing and aligning end with.
 
     Args:
       done: What the operation returned.
       where: What the line begins with; None for the place of the output.
+      part: Which part of it was made; None for all of it.
 
     Returns:
       One line, also about whether an earlier call had finished the output.
     """
     where = done.out if where is None else where
+    if part is not None:
+        number, count = part
+        how = f"in {done.seconds:.1f} s; --join makes the output when all are"
+        how = "as the output has it, which was finished before" if done.unchanged else how
+        return f"{where}: part {number} of {count} is whole, {how}"
     if done.unchanged:
         return f"{where}: finished before, and holds these {done.tensors} tensors"
     from sail_jax.checkpoint.sources.requantised import summary
@@ -515,5 +603,5 @@ def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
 
     from sail_jax.checkpoint import RunOptions
 
-    others = {*own, "quiet", *(field.name for field in fields(RunOptions))}
+    others = {*own, "quiet", "processes", *(field.name for field in fields(RunOptions))}
     return {k: v for k, v in vars(args).items() if v is not None and k not in others}

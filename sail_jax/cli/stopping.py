@@ -100,11 +100,7 @@ _last: list[Callable[[], None]] = []
 
 
 def before_leaving(do: Callable[[], None]) -> None:
-    """Adds to what is done before an interrupted process ends.
-
-    Args:
-      do: It is called in any thread, and may not raise.
-    """
+    """Adds to what is done before an interrupted process ends, in any thread; it may not raise."""
     _last.append(do)
 
 

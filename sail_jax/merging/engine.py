@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike
 
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
+from sail_jax.merging.sharing import SharedTree, Sharing
 from sail_jax.merging.streaming import Reader, Tree, Unit, units
 from sail_jax.merging.task_vectors import Proposal
 from sail_jax.merging.tensors import Shape, aligned
@@ -54,6 +55,8 @@ class Engine:
       check: Whether inputs and outcomes have to be finite.
       only: The pieces to finish, which are computed in float64; None for all pieces, computed as
         their inputs are.
+      sharing: The way to other processes that write some of the works: statistics over the tree are
+        then found together. None without any.
 
     Attributes:
       faint: The pieces of which XLA may have lost numbers near 0 (`merging.extremes`); their
@@ -67,7 +70,9 @@ class Engine:
         hold: int = 0,
         check: bool = True,
         only: Set[PieceOf] | None = None,
+        sharing: Sharing | None = None,
     ):
+        self._sharing = sharing
         self._check, self._threads, self._hold, self._only = check, threads, hold, only
         self.faint: set[PieceOf] = set()
         # Elsewhere pieces would have to be fetched for it, and it is not known to be needed.
@@ -197,17 +202,19 @@ class Engine:
             elif wanted(work):
                 alone.append(work)
         ready = units(alone, self._crowded, wide=self._only is not None)
-        for group in groups.values():
+        for number, group in enumerate(groups.values()):
             # The statistics need all members of the group, also those that are not wanted
             # themselves (a resumed merge has written them already).
             if any(map(wanted, group)):
-                members = self._over_tree(group)
+                members = self._over_tree(group, wanted, number)
                 ready += [unit for unit in members if any(map(wanted, unit.works))]
         return ready
 
-    def _over_tree(self, group: Sequence[Work]) -> list[Unit]:
+    def _over_tree(
+        self, group: Sequence[Work], wanted: Callable[[Work], bool], number: int
+    ) -> list[Unit]:
         """Makes the units of a merge over the tree, and resolves its steps up to the last such
-        step.
+        step. All processes number such merges alike.
         """
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
@@ -217,10 +224,19 @@ class Engine:
         room = sum([unit.room for unit in ordered])
         if self._threads == 1 and room <= min(self._hold, NEAR):
             self._kept |= {id(unit): {} for unit in ordered}
+        sharing = self._sharing
+
+        def is_here(unit: Unit) -> bool:
+            """Whether this process has to look at a unit: to write it, or to count it."""
+            if sharing is None or any(map(wanted, unit.works)):
+                return True
+            return sharing.owner(unit.name) == sharing.mine
+
+        here = [*filter(is_here, ordered)]
         # Steps after the last one over the tree are resolved when their unit is finished.
-        for step in steps[: barrier(steps)]:
+        for place, step in enumerate(steps[: barrier(steps)]):
             if not step.over_tree:
-                self._visit(ordered, lambda _, unit, read, step=step: unit.resolve(step, read))
+                self._visit(here, lambda _, unit, read, step=step: unit.resolve(step, read))
                 continue
             chosen = []
             for unit in ordered:
@@ -228,20 +244,35 @@ class Engine:
                     chosen.append(unit)
                 else:
                     unit.pass_by()
-            if chosen:
-                bits = tree_bits([work for unit in chosen for work in unit.works])
-                with self.precision():
-                    Tree(chosen, functools.partial(self._visit, chosen), bits).resolve(step)
+            places = [k for k, unit in enumerate(chosen) if is_here(unit)]
+            if not places:
+                continue
+            bits = tree_bits([work for unit in chosen for work in unit.works])
+            visit = functools.partial(self._visit, chosen, places=places)
+            with self.precision():
+                if sharing is None:
+                    Tree(chosen, visit, bits).resolve(step)
+                else:
+                    label = f"{number}-{place}"
+                    SharedTree(chosen, visit, bits, sharing, label, places).resolve(step)
         return ordered
 
-    def _visit(self, chosen: Sequence[Unit], function: Callable[[int, Unit, Reader], None]) -> None:
-        """Calls a function with the place of every unit in a list, the unit and its reader."""
+    def _visit(
+        self,
+        chosen: Sequence[Unit],
+        function: Callable[[int, Unit, Reader], None],
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Calls a function with the place of units in a list, the unit and its reader.
+
+        It is called for all units, or for those at some places.
+        """
 
         def visit(place: int) -> None:
             with self.reader(chosen[place]) as reader:
                 function(place, chosen[place], reader)
 
-        self.each(visit, range(len(chosen)))
+        self.each(visit, range(len(chosen)) if places is None else places)
 
 
 class InMemory(NamedTuple):

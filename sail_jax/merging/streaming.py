@@ -12,7 +12,7 @@ steps of the merge, and what comes out is written. Three things make that hard.
   two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
   One takes their place where a sample shows the threshold (`guessing`).
 * Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
-  up the same in any order. So parts are added in the order of units (`_InOrder`), and pieces follow
+  up the same in any order. So parts are added in the order of units (`InOrder`), and pieces follow
   from shapes alone, never from memory or threads.
 
 For instance, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first has four runs: two
@@ -497,7 +497,12 @@ class Tree:
         for place, unit in enumerate(self.units):
             unit.known.append(kernel)
             pieces = range(len(unit.runs))
-            unit.own.append([tuple([argument[place, k] for argument in own]) for k in pieces])
+            kept = self.kept_of
+            unit.own.append([tuple([kept(argument, place, k) for argument in own]) for k in pieces])
+
+    def kept_of(self, own: Any, place: int, k: int) -> Any:
+        """Returns what a piece keeps."""
+        return own[place, k]
 
     def fold(self, summary: Kernel, add: Add) -> PyTree:
         """Adds up what all pieces contribute, in order; see `Visit.fold`."""
@@ -508,29 +513,49 @@ class Tree:
         return self._visit(summary, add, True)
 
     def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
-        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
-        on_host = jax.default_backend() == "cpu"
-        sums = _InOrder(add if on_host else functools.partial(_sum, add))
+        sums = self.sums(add)
         own: dict[tuple[int, int], PyTree] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
-            total = None
-            for k in range(len(unit.runs)):
-                contribute = functools.partial(_contribution, unit, k, summary, add, keep)
-                part, mine = read(k, contribute)
-                part = jax.device_get(part) if on_host else part
-                # At once: the histograms of all pieces of a large tensor would fill the memory.
-                total = part if total is None else sums.function(total, part)
-                if keep:
-                    own[place, k] = mine
-            sums.add(place, total)
+            sums.add(place, self.total(place, unit, read, summary, add, keep, own))
 
         self.visit(visit_unit)
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
 
+    def sums(self, add: Add) -> "InOrder":
+        """Makes a sum to which parts are added in the order of their places."""
+        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
+        on_host = jax.default_backend() == "cpu"
+        return InOrder(add if on_host else functools.partial(_sum, add))
+
+    def total(
+        self, place: int, unit: Unit, read: Reader, summary: Kernel, add: Add, keep: bool,
+        own: dict[tuple[int, int], PyTree],
+    ) -> PyTree:  # fmt: skip
+        """Adds up what the pieces of a unit contribute; what they keep goes to `own`."""
+        total, function = None, self.sums(add).function
+        on_host = jax.default_backend() == "cpu"
+        for k in range(len(unit.runs)):
+            contribute = functools.partial(_contribution, unit, k, summary, add, keep)
+            part, mine = read(k, contribute)
+            part = jax.device_get(part) if on_host else part
+            # At once: the histograms of all pieces of a large tensor would fill the memory.
+            total = part if total is None else function(total, part)
+            if keep:
+                own[place, k] = mine
+        return total
+
     def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
         """Computes `[task, ...]` of a few pieces of the largest length; see `Visit.sample`."""
+        chosen = self.sampled()
+        if not chosen:
+            return None
+        drawn = self.drawn(summary, chosen)
+        return self.joined([drawn[at] for at in chosen])
+
+    def sampled(self) -> list[tuple[int, int]]:
+        """Chooses the pieces of a sample, in order; none where a sample would cost too much."""
         full = [
             (place, k)
             for place, unit in enumerate(self.units)
@@ -538,19 +563,28 @@ class Tree:
             if run.count == math.prod(run.shape) >= SOME and unit.batch == 1
         ]
         if len(full) < 2:
-            return None
+            return []
         # Some from everywhere: the first, the last, and others at equal distances.
         steps = min(SAMPLED, len(full)) - 1
-        chosen = {full[i * (len(full) - 1) // steps] for i in range(steps + 1)}
+        return sorted({full[i * (len(full) - 1) // steps] for i in range(steps + 1)})
+
+    def drawn(
+        self, summary: Kernel, chosen: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], np.ndarray]:
+        """Computes what is taken of some pieces for a sample."""
         found: dict[tuple[int, int], np.ndarray] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
-            for k in sorted(k for at, k in chosen if at == place):
+            for k in [k for at, k in chosen if at == place]:
                 part, _ = read(k, functools.partial(_contribution, unit, k, summary, _first, False))
                 found[place, k] = jax.device_get(part)
 
         self.visit(visit_unit)
-        values = np.concatenate([found[at] for at in sorted(found)], axis=1)
+        return found
+
+    def joined(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        """Joins what was taken of pieces, and computes its share of all entries."""
+        values = np.concatenate(drawn, axis=1)
         return values, values.shape[1] / sum([w.size for unit in self.units for w in unit.works])
 
     def before(self, own: PyTree) -> PyTree:
@@ -602,10 +636,10 @@ def _contribution(
 ) -> tuple[PyTree, PyTree]:
     """Computes what a piece of a unit contributes to a statistic, and what it keeps."""
     local = unit.beside(k, source)
-    return _parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
+    return parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
 
 
-class _InOrder:
+class InOrder:
     """Adds parts in the order of their places, whatever the order in which they come.
 
     A part is added as soon as all before it are there. To keep the parts of all leaves of a large
@@ -641,7 +675,7 @@ def _bound(kernels: Known, own: tuple[tuple[PyTree, ...], ...]) -> Known:
 
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
-def _parts(
+def parts(
     add: Add, keep: bool, summary: Kernel, count: Array, local: PyTree,
     kernels: Known, own: PyTree, place: Piece, source: Proposal,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip

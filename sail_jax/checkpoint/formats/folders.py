@@ -78,7 +78,7 @@ def admit(
         admit(out / name, inputs, resume, force)
 
 
-def hold(partial: Path, out: Path) -> int | None:
+def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
     """Makes the folder of unfinished work, if need be, and locks it for this process.
 
     What is there already is taken only if no one else can have put it there: whoever resumed it
@@ -88,6 +88,7 @@ def hold(partial: Path, out: Path) -> int | None:
     Args:
       partial: The folder of unfinished work.
       out: The output that it is for, as messages name it.
+      shared: Whether others may hold it at the same time who share it as well.
 
     Returns:
       An open file descriptor: the lock lasts until it is closed. None if the system or the file
@@ -111,7 +112,7 @@ def hold(partial: Path, out: Path) -> int | None:
             if not made and (why := disk.foreign(partial)):
                 raise _planted(f"{partial} {why}", partial)
             try:
-                fd = disk.lock(partial)
+                fd = disk.lock(partial, shared=shared)
             except disk.BusyError:
                 break
             if fd is not None:

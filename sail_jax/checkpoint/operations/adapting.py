@@ -26,6 +26,7 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     bounds,
     carried_out,
+    check_whole,
     opened,
     state_of,
     unselected,
@@ -658,6 +659,7 @@ def _check_factors(
     if energy is not None:
         check_energy(energy)
     one_of(argument("dtype"), dtype, _NARROW)
+    check_whole(run)
     if run.format not in (None, "safetensors"):
         raise ValueError(
             f"{argument('format')}: an adapter is written as safetensors, got {run.format!r}"

@@ -129,6 +129,9 @@ def align_checkpoints(
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             return aligned.moved(arrays), own
 
+        if run.part is not None:
+            # Whoever joins the parts runs the network, and writes what was found.
+            certify = False
         # Both networks: as it was, and as it is moved.
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
         agreed, failed = wanted(
@@ -156,7 +159,7 @@ def align_checkpoints(
             bounds = _limits(works, run, HELD if codes else 0)
             _, unchanged = carried_out(
                 works, Path(out), bounds, mark, [reference, other],
-                lambda: _extras(view.extras, about), run, codes=codes,
+                lambda: _extras(view.extras, about), run, codes=codes, divisible=True,
             )  # fmt: skip
     return AlignedCheckpoint(
         aligned=aligned, agreement=agreed, verdict=preserved,

@@ -271,6 +271,7 @@ def average_checkpoints(
         _, unchanged = carried_out(
             ready.works, ready.out, ready.limits, ready.fingerprint, ready.inputs, lambda: extras,
             _format(ready, run), rewrites=ready.newest if ready.write_as == "run" else None,
+            divisible=True,
         )  # fmt: skip
     return AveragedRun(
         steps=ready.steps, weights=ready.weights, gets=ready.gets, out=ready.out,

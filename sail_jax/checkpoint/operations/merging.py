@@ -33,7 +33,7 @@ from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, read_file, simple
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
-from sail_jax.checks import as_path, described
+from sail_jax.checks import argument, as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -251,6 +251,11 @@ def merge_recipe(
     if len(recipes) == 1:
         _check_inputs(recipes, run)
         return _merged(recipes[0], out, measure, run, before)
+    if run.part is not None or run.join:
+        raise CheckpointError(
+            f"{argument('part' if run.part else 'join')}: the recipe has {len(recipes)} documents, "
+            "and one is carried out in parts; make a file of each"
+        )
     last = finals(recipes)
     if len(last) > 1 and of_output(out) is not None:
         raise CheckpointError(f"{out}: expected a folder for {len(last)} models; this is one file")
@@ -312,7 +317,7 @@ def _merged(
         records, unchanged = carried_out(
             ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, out.name, run), run, measure=measure, done=done,
-            codes=ready.plan.codes,
+            codes=ready.plan.codes, divisible=True,
         )  # fmt: skip
     return Merged(
         recipe=recipe, plan=ready.plan, records=records, out=out,

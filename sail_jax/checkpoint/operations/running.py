@@ -1,12 +1,14 @@
 """What all operations share: options of a run, and the way from open inputs to a whole output."""
 
 import contextlib
+import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -33,7 +35,8 @@ from sail_jax.checkpoint.formats.open import (
 )
 from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
-from sail_jax.checkpoint.output.writer import DiffersError, create
+from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
+from sail_jax.checkpoint.output.writer import MEASURED, DiffersError, Writer, create, laid_out
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requantised
 from sail_jax.checks import argument, one_of
@@ -78,11 +81,18 @@ class RunOptions:
         options how.
       requantize: "fp8" to write weights in FP8 again, in the scheme of the input that gives
         config.json; None for plain weights. Merging, growing, aligning and transplanting do so.
-      progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished.
+      part: Which part of the output is made, such as (1, 4): parts are made by processes of their
+        own, perhaps on other hosts, in a file system that all of them see. Each owns some of the
+        files. None for all of it.
+      join: Whether the output is made of its parts, when all of them are whole.
+      wait: For how many seconds a part waits for others that give no sign of life, where it needs
+        their statistics.
+      progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished,
+        and while other parts are waited for.
 
     Raises:
       CheckpointError: If no output can have this `format`.
-      ValueError: If `requantize` is anything else.
+      ValueError: If `requantize` or `part` is anything else, or both `part` and `join` are given.
     """
 
     resume: bool = False
@@ -101,12 +111,19 @@ class RunOptions:
     sync: bool = True
     select: str | None = None
     requantize: Literal["fp8"] | None = None
+    part: tuple[int, int] | None = None
+    join: bool = False
+    wait: float = 600.0
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         check_written(self.format)
         if self.requantize is not None:
             one_of(argument("requantize"), self.requantize, ("fp8",))
+        if self.part is not None:
+            checked(self.part)
+            if self.join:
+                raise ValueError(f"{argument('part')} and {argument('join')}: expected only one")
 
 
 DEFAULTS = RunOptions()
@@ -127,11 +144,19 @@ class Ready:
     fingerprint: str
 
     def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most."""
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """Describes memory and threads."""
+        """Describes memory and threads.
+
+        Returns:
+          One line, without its end.
+        """
         return summary(self.works, self.limits)
 
 
@@ -149,6 +174,22 @@ def check_options(options: Mapping[str, object]) -> None:
             raise TypeError(
                 f"{field.name} is no option of what is done: say run=RunOptions({field.name}=...)"
             )
+
+
+def check_whole(run: RunOptions) -> None:
+    """Checks that an operation that cannot be carried out in parts is not asked to be.
+
+    Args:
+      run: How it runs.
+
+    Raises:
+      CheckpointError: If a part is asked for, or that parts are joined.
+    """
+    if run.part is not None or run.join:
+        raise CheckpointError(
+            f"{argument('part' if run.part else 'join')}: only merging, growing, aligning and "
+            "averaging are carried out in parts"
+        )
 
 
 def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:
@@ -262,6 +303,7 @@ def carried_out(
     done: Path | None = None,
     file: str | None = None,
     codes: Requantisation | None = None,
+    divisible: bool = False,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -280,9 +322,11 @@ def carried_out(
         an output that it describes is not compared, and stays. By default there is none.
       file: The name of the one file of tensors in an output that is a folder; see `create`.
       codes: What is written in codes; its `errors` are filled. None for nothing.
+      divisible: Whether the operation can be carried out in parts.
 
     Returns:
-      The measurements by tensor name; and whether an earlier call had finished the output.
+      The measurements by tensor name, also of tensors that an earlier call finished, but not of a
+      part those of other parts; and whether an earlier call had finished the output.
 
     Raises:
       CheckpointError: If the output cannot be written, its config.json would contradict its
@@ -295,6 +339,9 @@ def carried_out(
             f"{argument('requantize', run.requantize)}: only merging, growing, aligning and "
             "transplanting write FP8 again"
         )
+    part = None if run.part is None else checked(run.part)
+    if not divisible:
+        check_whole(run)
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
     state = state_of(inputs)
@@ -314,13 +361,17 @@ def carried_out(
             out, wanted(works, codes),
             fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
             shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True, force=run.force,
+            part=part, join=run.join, belongs=_made_with(codes),
         ) as writer:  # fmt: skip
             sink = writer if codes is None else Coding(writer, codes, works)
-            records = execute(
-                works, sink, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
-                progress=run.progress,
-            )  # fmt: skip
-            if writer.folder:
+            records = _noted(writer) if measure else {}
+            if not run.join:
+                records |= execute(
+                    works, sink, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
+                    progress=run.progress, keep=functools.partial(_note, writer),
+                    sharing=None if part is None else _sharing(writer, part, out, works, run),
+                )  # fmt: skip
+            if writer.folder and part is None:
                 for name, data in beside.items():
                     writer.extra(name, data)
                 if codes is not None and codes.errors:
@@ -346,6 +397,91 @@ def carried_out(
     if done is not None:
         disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
     return records, unchanged
+
+
+class Share(NamedTuple):
+    """What one of several processes does.
+
+    Attributes:
+      read: The bytes that it reads, in all passes.
+      written: The bytes of its tensors.
+    """
+
+    read: int
+    written: int
+
+
+def shares(
+    ready: Ready,
+    out: Path | None,
+    run: RunOptions,
+    count: int,
+    visits: Mapping[str, int],
+    codes: Requantisation | None = None,
+) -> list[Share]:
+    """Computes what each part of an output takes.
+
+    Args:
+      ready: The operation.
+      out: Where the output goes; None for a folder.
+      run: How it runs, and into which files it writes.
+      count: How many parts there are.
+      visits: How often the inputs of a tensor are read, by name; once for those not named.
+      codes: What is written in codes.
+
+    Returns:
+      The share of each part.
+
+    Raises:
+      CheckpointError: If the output has fewer files than parts.
+    """
+    out = Path("the output") if out is None else out
+    tensors = wanted(ready.works, codes)
+    _, layout = laid_out(out, tensors, run.format, None, run.shard_bytes)
+    of = owners(layout, out, count, _made_with(codes))
+    read, written = [0] * count, [0] * count
+    for work in ready.works:
+        read[of[work.name]] += work.reads * visits.get(work.name, 1)
+    for name, (dtype, shape) in tensors.items():
+        written[of[name]] += math.prod(shape) * dtype.itemsize
+    return [*map(Share, read, written)]
+
+
+def _made_with(codes: Requantisation | None) -> dict[str, str]:
+    """The weight that each tensor of scales is made along with."""
+    layouts = {} if codes is None else codes.layouts
+    return {layout.scales_of(name): name for name, layout in layouts.items()}
+
+
+def _note(writer: Writer, record: Record) -> None:
+    """Keeps the measurements of a tensor beside the unfinished work."""
+    writer.note(MEASURED, json.dumps(record).encode())
+
+
+def _noted(writer: Writer) -> dict[str, Record]:
+    """The measurements of tensors that earlier runs finished, or that parts did."""
+    records = {}
+    for line in writer.lines(MEASURED):
+        # The last line of a run that was killed may be torn.
+        with contextlib.suppress(ValueError, TypeError):
+            record = Record(*json.loads(line))
+            if record.name in writer.finished:
+                records[record.name] = record
+    return records
+
+
+def _sharing(
+    writer: Writer, part: Part, out: Path, works: Sequence[Work], run: RunOptions
+) -> Gathering:
+    """The way from a part to the others."""
+    total = sum(work.reads for work in works if writer.owners[work.name] == part.number - 1)
+
+    def waiting(who: str) -> None:
+        if run.progress is not None:
+            run.progress(0, total, f"waiting for statistics of {who}")
+
+    partial = out.with_name(f".{out.name}.partial")
+    return Gathering(partial, part, writer.owners, writer.head, run.wait, waiting)
 
 
 def _computing() -> dict[str, str]:

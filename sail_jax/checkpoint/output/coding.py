@@ -268,7 +268,6 @@ class Coding:
         self._works = {work.name: work for work in works}
         self._weights: dict[str, _Weight] = {}
         self._lock = threading.Lock()
-        self._path = writer.partial / ERRORS
         noted = self._noted()
         # A run that was killed after the output got its name has nothing left to find.
         whole = writer.unchanged and writer.finished == frozenset(wanted(works, codes))
@@ -282,7 +281,7 @@ class Coding:
     def _noted(self) -> dict[str, CodingError]:
         """The errors that an earlier run found, of weights that it finished."""
         found = {}
-        for line in self._path.read_bytes().splitlines() if self._path.is_file() else ():
+        for line in self._writer.lines(ERRORS):
             # The last line of a run that was killed may be torn.
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 name, relative, largest = json.loads(line)
@@ -339,9 +338,7 @@ class Coding:
         if scale not in self._writer.finished:
             self._writer.write(scale, weight.scales.reshape(-1))
         error = self._codes.errors[name] = weight.error()
-        if not self._writer.unchanged:
-            with explained("write", self._path), open(self._path, "ab") as file:
-                file.write(json.dumps([name, *error]).encode() + b"\n")
+        self._writer.note(ERRORS, json.dumps([name, *error]).encode())
         self._writer.done(scale)
         self._writer.done(name)
         del self._weights[name]

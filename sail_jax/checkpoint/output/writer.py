@@ -7,6 +7,8 @@ Work happens in the folder `.<name>.partial` beside the output:
 - `stage/`: the tensors until the end, only where a library writes the whole output at once.
 - `extras/`: the plain files beside the tensors.
 - `errors`: how far weights in codes lie from what was computed, a line for each; see `coding`.
+- `measured`: measurements of tensors, a line for each.
+- `parts/`: the work of several processes, each with these three files of its own; see `parts`.
 - `old/`: an output that is replaced, from the moment the new one is whole until it has the name.
 
 At the end everything is flushed to the disk and `data` is renamed to the output.
@@ -40,7 +42,9 @@ from sail_jax.checkpoint.formats.table import (
     layouts,
     of_output,
 )
+from sail_jax.checkpoint.output import parts
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
+from sail_jax.checkpoint.output.parts import Part
 from sail_jax.checks import argument, as_path, described
 from sail_jax.merging.tensors import Shape
 
@@ -48,7 +52,10 @@ from sail_jax.merging.tensors import Shape
 _PIECE = 1 << 22
 ERRORS = "errors"
 """The file of unfinished work that has the errors of weights in codes."""
-_OURS = {"journal", "data", "stage", "extras", "old", ERRORS}
+MEASURED = "measured"
+"""The file of unfinished work that has measurements of tensors."""
+_OURS = {"journal", "data", "stage", "extras", "old", ERRORS, MEASURED}
+_OF_A_PART = {"journal", ERRORS, MEASURED, parts.ALIVE, parts.STATISTICS}
 
 
 def create(
@@ -66,6 +73,9 @@ def create(
     rewrites: Checkpoint | None = None,
     record: bool = False,
     force: bool = False,
+    part: Part | None = None,
+    join: bool = False,
+    belongs: Mapping[str, str] = MappingProxyType({}),
 ) -> "Writer":
     """Opens an output for the tensors of a checkpoint, to be written in any order.
 
@@ -95,6 +105,9 @@ def create(
       record: Whether a folder gets the record by which `force` recognises it later.
       force: Whether an output with such a record, which nobody changed since, is replaced. It stays
         until the new one is whole.
+      part: Which part of the output is written; see `parts`. None for all of it.
+      join: Whether all parts have been written: `commit` makes the output of them.
+      belongs: Tensors that are made along with another, by name: they are in the same part.
 
     Returns:
       The writer.
@@ -119,8 +132,37 @@ def create(
         layout = rewritten.layout(rewrites, wanted)
         folder = rewrites.path.is_dir() or of_output(out) is None
         copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
-        how = (copied, folder, resume, sync, record, force)
+        how = (copied, folder, resume, sync, record, force, part, join, belongs)
         return Writer(out, wanted, layout, fingerprint, versions, *how)
+    chosen, layout = laid_out(out, wanted, format, file, shard_bytes, metadata)
+    how = (chosen, of_output(out) is None, resume, sync, record, force, part, join, belongs)
+    return Writer(out, wanted, layout, fingerprint, versions, *how)
+
+
+def laid_out(
+    out: Path,
+    tensors: Mapping[str, tuple[Any, Shape]],
+    format: str | None,
+    file: str | None,
+    shard_bytes: int,
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[Format, Layout]:
+    """Lays out an output; see `create`.
+
+    Args:
+      out: Where the output goes.
+      tensors: The dtype and shape of each tensor by name, in the order of the output.
+      format: The name of the format.
+      file: The name of the one file in a folder.
+      shard_bytes: The most bytes in a file of a folder of safetensors.
+      metadata: Text by key that the format stores.
+
+    Returns:
+      The format and the layout.
+
+    Raises:
+      CheckpointError: If no output can have this format, or the format cannot hold the tensors.
+    """
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -130,9 +172,7 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     most = None if own or file else shard_bytes
     name = out.name if own else file or chosen.file
-    layout = layouts()[chosen.name](wanted, name, dict(metadata or {}), most)
-    how = (chosen, own is None, resume, sync, record, force)
-    return Writer(out, wanted, layout, fingerprint, versions, *how)
+    return chosen, layouts()[chosen.name](tensors, name, dict(metadata or {}), most)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -181,9 +221,12 @@ class Writer:
 
     Attributes:
       out: Where the output goes.
-      partial: The folder of unfinished work.
+      partial: The folder of unfinished work, or of that of the part.
       folder: Whether the output is a folder. A single file has no files beside it.
-      finished: The names of the tensors that an earlier run completed.
+      finished: The names of the tensors that an earlier run completed; all of them where parts are
+        joined.
+      owners: The place of its part, from 0, for each tensor; empty without parts.
+      head: The first line of the journal: which output the work belongs to.
       unchanged: Whether an earlier run had finished the output. Nothing is written to it then:
         `write` compares what it is given with what is there.
     """
@@ -201,6 +244,9 @@ class Writer:
         sync: bool,
         record: bool,
         force: bool,
+        part: Part | None,
+        join: bool,
+        belongs: Mapping[str, str],
     ) -> None:
         """Takes the place of the output, and finds out what an earlier run left; see `create`.
 
@@ -216,16 +262,21 @@ class Writer:
           sync: Whether everything is flushed to the disk at the end.
           record: Whether a folder gets a record.
           force: Whether an output with its record is replaced.
+          part: Which part is written.
+          join: Whether parts are joined.
+          belongs: Which tensors are made along with another.
 
         Raises:
-          CheckpointError: If the output cannot be written, is taken, or is in use.
+          CheckpointError: If the output cannot be written, is taken, or is in use; or a part that
+            is to be joined is missing, unfinished, or of something else.
         """
         self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
-        self.partial = out.with_name(f".{out.name}.partial")
+        self.partial = partial = out.with_name(f".{out.name}.partial")
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
         self._format, self._sync = format, sync
         self._record, self._force = record, force
+        self._part, self._join = part, join
         self._old = self.partial / "old"
         self._file = format.file if folder else out.name
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
@@ -248,16 +299,107 @@ class Writer:
             "layout": disk.sha256(about.encode() + fixed),
             "versions": dict(versions),
         }
+        self.owners: Mapping[str, int] = {}
+        self._living, self._allocated = contextlib.ExitStack(), False
+        if part is not None:
+            self.owners = parts.owners(layout, out, part.count, belongs)
+            mine = {n for n in wanted if self.owners[n] == part.number - 1}
+            self._wanted = {n: about for n, about in wanted.items() if n in mine}
+            self._layout = parts.narrowed(layout, mine)
+            self.partial = parts.place(partial, part.number)
+            head["part"] = list(part)
+        self.head: Mapping[str, Any] = head
+        if join and (partial / parts.FOLDER).is_dir() and (partial / "data").is_dir():
+            # While a part is written its folder is held, and this says which one is unfinished.
+            parts.joined(partial, out, head, layout)
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
             # Before anything is looked at: a second process that writes to the same output is
-            # refused here.
-            self._lock = hold(self.partial, out)
+            # refused here. Parts of one output may be written at the same time.
+            self._locks = [hold(partial, out, shared=part is not None)]
         try:
-            self._claim(head, resume)
+            if part is not None:
+                self._in(partial, part)
+            (self._joins if join else self._claim)(head, resume)
         except BaseException:
             self.close()
             raise
+
+    def _in(self, partial: Path, part: Part) -> None:
+        """Takes the folder of a part, in that of unfinished work."""
+        with explained("write", partial):
+            names = {path.name for path in partial.iterdir() if not path.name.endswith(".part")}
+            if strange := names - {"data", parts.FOLDER}:
+                why = (
+                    f"is being joined; {argument('join', 'True')} goes on"
+                    if parts.FOLDER in names
+                    else f"holds the work of a run without {argument('part')}; finish it"
+                )
+                raise CheckpointError(f"{partial} {why}, or remove it ({min(strange)})")
+            (partial / parts.FOLDER).mkdir(exist_ok=True)
+            self._locks.append(hold(self.partial, f"{part} of {self.out}"))
+
+    def _joins(self, head: dict[str, Any], resume: bool) -> None:
+        """Takes what the parts have written, or finds that an earlier call has joined them."""
+        partial, layout = self.partial, self._layout
+        self._put_back()
+        self._done, self.finished = set(self._wanted), frozenset(self._wanted)
+        with explained("read", partial):
+            there = os.path.lexists(self.out) and not is_empty_folder(self.out)
+            inode = self.out.stat().st_ino if there else None
+        try:
+            if (partial / "journal").exists() and not self._payload.exists():
+                # Killed between the renaming and the tidying up, or the output was removed since.
+                if inode is None or Journal.read(partial / "journal")[2] != inode:
+                    raise CheckpointError(f"{partial} has lost what its parts wrote; remove it")
+                self.unchanged = True
+                return
+            parts.joined(partial, self.out, head, layout)
+            if there and self._force:
+                written.check_own(self.out)
+            elif there:
+                raise CheckpointError(
+                    f"{self.out} exists already; choose another place for the output"
+                )
+            with explained("write", partial):
+                self._journal = Journal(partial / "journal", head)
+            self._layout = parts.narrowed(layout, ())
+            self._allocate()
+            self._layout = layout
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.rmdir()
+            raise
+
+    def lines(self, file: str) -> Iterator[bytes]:
+        """Reads a file of unfinished work line by line: those of all parts where these are joined.
+
+        Args:
+          file: The name of the file, `ERRORS` or `MEASURED`.
+
+        Yields:
+          The lines; none without such a file. The last line of a run that was killed may be torn.
+        """
+        folders = sorted((self.partial / parts.FOLDER).glob("*")) if self._join else [self.partial]
+        for folder in folders:
+            with explained("read", folder):
+                if (folder / file).is_file():
+                    yield from (folder / file).read_bytes().splitlines()
+
+    def note(self, file: str, line: bytes) -> None:
+        """Adds a line to a file of unfinished work, unless the output was finished before.
+
+        Args:
+          file: The name of the file, `ERRORS` or `MEASURED`.
+          line: The line, without its end.
+
+        Raises:
+          CheckpointError: If the disk refuses.
+        """
+        if not self.unchanged:
+            path = self.partial / file
+            with explained("write", path), open(path, "ab") as opened:
+                opened.write(line + b"\n")
 
     def __enter__(self) -> "Writer":
         return self
@@ -282,9 +424,10 @@ class Writer:
             self._there = None
             with contextlib.suppress(OSError):
                 self.partial.rmdir()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        self._living.close()
+        while self._locks:
+            if (lock := self._locks.pop()) is not None:
+                os.close(lock)
 
     def _close_files(self) -> None:
         while self._inodes:
@@ -313,6 +456,7 @@ class Writer:
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""
         path = self.partial / "journal"
+        ours = _OURS if self._part is None else _OF_A_PART
         self._put_back()
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
@@ -338,7 +482,9 @@ class Writer:
             try:
                 if self._force:
                     written.check_own(self.out)
-                if not names and resume and self._is_there():
+                # An output that is to be replaced would be compared by some parts only.
+                compared = resume and not (self._force and self._part)
+                if not names and compared and self._is_there():
                     self.unchanged = True
                     return
                 if not self._force:
@@ -350,7 +496,12 @@ class Writer:
                     self._remove()
                 raise
         # A library that was converting the stage may have been killed beside its output.
-        strangers = {name for name in names - _OURS if not name.startswith("data.")}
+        strangers = {name for name in names - ours if not name.startswith("data.")}
+        if parts.FOLDER in strangers:
+            raise CheckpointError(
+                f"{self.partial} holds parts of an output; {argument('join', 'True')} joins them, "
+                "or remove it"
+            )
         if strangers or (names and "journal" not in names):
             raise CheckpointError(
                 f"{self.partial} holds what no run left there ({min(names - {'journal'})}); "
@@ -375,6 +526,12 @@ class Writer:
             if not names:
                 with explained("write", path):
                     self._journal = Journal(path, head)
+            if self._part is not None:
+                # After the journal is there: of two that do not belong together one sees the other.
+                above = self.partial.parents[1]
+                for number in parts.others(above, self._part):
+                    parts.check_beside(above, number, self._part, head)
+                self._living.enter_context(parts.alive(self.partial))
             # Files first: what the journal promises is verified against their bytes.
             self._allocate()
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
@@ -400,7 +557,7 @@ class Writer:
             there = open_checkpoint(self.out)
         except (OSError, CheckpointError):
             return False
-        among = self._wanted if self._layout.whole else there.tensors
+        among = self._wanted if self._layout.whole or self._part else there.tensors
         tensors = {n: (x.dtype, x.shape) for n, x in there.tensors.items() if n in among}
         if tensors != self._wanted or there.format != self._format.name:
             there.close()
@@ -410,9 +567,11 @@ class Writer:
 
     def _allocate(self) -> None:
         """Makes every file at its full size: a disk too small is found out before any work."""
+        self._allocated = True
         with explained("write", self._root):
             self._root.mkdir(exist_ok=True)
-            (self.partial / "extras").mkdir(exist_ok=True)
+            if self._part is None:
+                (self.partial / "extras").mkdir(exist_ok=True)
             have, missing = os.statvfs(self._root), 0
             for file, size in self._layout.sizes.items():
                 with files.OPEN.use((self, file), lambda file=file: self._opened(file)) as fd:
@@ -588,7 +747,7 @@ class Writer:
                 file.write(data)
 
     def commit(self) -> None:
-        """Flushes everything to the disk, and renames it to the output.
+        """Flushes everything to the disk, and renames it to the output; a part stays where it is.
 
         Raises:
           CheckpointError: If tensors are unfinished, something has appeared at `out` meanwhile, or
@@ -601,9 +760,22 @@ class Writer:
             if self._journal is None:
                 raise CheckpointError(f"{self.out}: the writer was closed")
             with explained("write", self.out):
-                self._finish(self._journal)
-        self._remove()
+                if self._part is not None:
+                    self._flush()
+                    # Whoever joins the parts takes this one for whole.
+                    self._journal.commit(0)
+                else:
+                    self._finish(self._journal)
+        if self._part is None or self.unchanged:
+            self._remove()
         self.close()
+
+    def _flush(self) -> None:
+        """Flushes the files of a part to the disk."""
+        if self._sync:
+            self._flusher.close()
+            for path in (*(self._root / file for file in self._layout.sizes), self._root):
+                disk.sync(path)
 
     def _finish(self, journal: Journal) -> None:
         """Completes the folder `data`, flushes it, and renames it."""
@@ -648,6 +820,8 @@ class Writer:
 
     def _put_back(self) -> None:
         """Gives an output its name back that was to be replaced, if the new one never got it."""
+        if self._part is not None:
+            return
         if os.path.lexists(self._old) and not os.path.lexists(self.out):
             with explained("write", self.out):
                 os.rename(self._old, self.out)
@@ -667,10 +841,18 @@ class Writer:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _remove(self) -> None:
-        """Removes the folder of unfinished work."""
+        """Removes the folder of unfinished work; of a part, what no other part has there."""
         self._clear()
         with explained("remove", self.partial):
             self.partial.rmdir()
+        if self._part is not None:
+            # Those that it has not opened may be another's.
+            for file in self._layout.sizes if self._allocated else ():
+                with contextlib.suppress(OSError):
+                    (self._root / file).unlink()
+            for folder in (self._root, self.partial.parent, self._root.parent):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:

@@ -17,6 +17,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_input,
     add_output,
+    add_parts,
     add_seed,
     add_tables,
     arguments,
@@ -25,6 +26,7 @@ from sail_jax.cli.options import (
     outcome,
     run_options,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
@@ -123,13 +125,17 @@ def add_arguments(parser: Parser) -> None:
     add("--full", action="store_true", help="print a row for every space of every layer")
     add_certify(parser)
     add_copying(parser)
+    add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the output is not named, or --family is given both for all spaces and for some;
@@ -144,7 +150,7 @@ def run(args: Namespace) -> None:
     config = None if args.config is None else read_target(args.config)
     if args.plan:
         _plan(args, spec, config)
-        return
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
@@ -155,6 +161,9 @@ def run(args: Namespace) -> None:
         given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
         given |= {"family": _families(args.family), "weights": dict(args.weights or [])}
         done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
+    if args.part is not None:
+        show(outcome(done, part=args.part))
+        return done.unchanged
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(fitted(f"note: {note}"))
@@ -167,6 +176,7 @@ def run(args: Namespace) -> None:
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")
     show(f"{outcome(done)}; exactness: {done.verdict}")
+    return None
 
 
 def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:
@@ -267,4 +277,4 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     return columns(rows)
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

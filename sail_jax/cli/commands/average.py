@@ -10,13 +10,16 @@ from pathlib import Path
 from sail_jax.cli.options import (
     Parser,
     add_copying,
+    add_parts,
     arguments,
     natural,
     on_inputs,
     outcome,
     run_options,
+    show_shares,
     weights,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, show
 
 # Written out, as are the choices below: the library is imported after the arguments are read.
@@ -79,13 +82,17 @@ def add_arguments(parser: Parser) -> None:
     add("--plan", action="store_true", help="show what would be done, and stop")
     add("--full", action="store_true", help="with --plan: print a line for every tensor")
     add_copying(parser)
+    add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: As `average_checkpoints` does.
@@ -104,13 +111,16 @@ def run(args: Namespace) -> None:
                     show(f"  {name}: {gets}")
             show(ready.summary())
             show(f"output: {ready.out}, as {ready.write_as}")
-        return
+            if ready.write_as != "run":
+                show_shares(Namespace(**{**vars(args), "out": ready.out}), ready)
+        return None
     with Meter(args.quiet) as meter:
         done = averaging.average_checkpoints(
             checkpoints, out, run=run_options(args, meter),
             before=lambda ready: show(ready.about()), **given,
         )  # fmt: skip
-    show(outcome(done))
+    show(outcome(done, part=args.part))
+    return done.unchanged
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
@@ -131,4 +141,4 @@ def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
     return text
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

@@ -16,6 +16,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_input,
     add_output,
+    add_parts,
     add_seed,
     add_set,
     add_tables,
@@ -25,7 +26,9 @@ from sail_jax.cli.options import (
     outcome,
     reader,
     run_options,
+    show_shares,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
@@ -97,13 +100,17 @@ def add_arguments(parser: Parser) -> None:
     add("--plan", action="store_true", help="show what would be done, and stop")
     add_certify(parser)
     add_copying(parser)
+    add_parts(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the checkpoint, the output or the target is not named, and as `grow_checkpoint`
@@ -111,12 +118,12 @@ def run(args: Namespace) -> None:
     """
     if args.methods:
         _methods()
-        return
+        return None
     if args.path is None:
         raise ValueError("name the checkpoint: sail-jax grow CKPT OUT")
     if args.draft:
         _draft(args)
-        return
+        return None
     to, options = _target(args), _options(args)
     remember_kernels()
     from sail_jax.checkpoint.operations import growing
@@ -130,17 +137,22 @@ def run(args: Namespace) -> None:
         given = {name: value for name, value in given.items() if name not in ("out", "certify")}
         with growing.growing(run=run_options(args), **given) as ready:
             _show(ready)
-        return
+            show_shares(args, ready, codes=ready.codes)
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
     with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
         done = growing.grow_checkpoint(run=run_options(args, meter), **given)
+    if args.part is not None:
+        show(outcome(done, part=args.part))
+        return done.unchanged
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(done.growth.report)
     for agreement in done.agreement:
         show(agreement)
     show(f"{outcome(done)}; exactness: {done.verdict}")
+    return None
 
 
 def _options(args: Namespace) -> dict[str, object]:
@@ -223,4 +235,4 @@ def _show(ready: "Growing") -> None:
     show(f"exactness: {about['exactness']}")
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, in_parts(run))

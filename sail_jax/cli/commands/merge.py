@@ -16,15 +16,18 @@ from sail_jax.cli.options import (
     Parser,
     add_copying,
     add_output,
+    add_parts,
     file,
     on_inputs,
     outcome,
     run_options,
+    show_shares,
 )
+from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.operations.merging import Merged
+    from sail_jax.checkpoint.operations.merging import Merged, Prepared
     from sail_jax.checkpoint.recipe.recipes import Recipe
 
 # The most lines of one kind that a run prints about its outcome.
@@ -68,14 +71,18 @@ def add_arguments(parser: Parser) -> None:
         help="refuse a recipe in which something has no effect; by default that is a note",
     )
     add_copying(parser)
+    add_parts(parser)
     mergekit.add_options(parser)
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> bool | None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
+
+    Returns:
+      Of a part, whether the output was finished before; None of anything else.
 
     Raises:
       ValueError: If the recipe or the output is not named, and as `merge_recipe` does.
@@ -87,13 +94,13 @@ def run(args: Namespace) -> None:
 
     if args.methods:
         show(cards.methods(), end="")
-        return
+        return None
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
     recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_file(args.recipe)]
     if args.plan:
         _plan(args, recipes)
-        return
+        return None
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
@@ -110,6 +117,9 @@ def run(args: Namespace) -> None:
             recipes, args.out, measure=args.report is not None, run=run_options(args, meter),
             before=lambda ready: _admit(report(ready.recipe)),
         )  # fmt: skip
+    if args.part is not None:
+        show(outcome(last, part=args.part))
+        return last.unchanged
     used = {name for recipe in recipes for name in recipe.uses}
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
@@ -120,6 +130,7 @@ def run(args: Namespace) -> None:
         if where is None and not merged.unchanged:
             for line in _summary(merged):
                 show(fitted(line))
+    return None
 
 
 def _summary(merged: "Merged") -> list[str]:
@@ -150,8 +161,24 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
             if isinstance(ready, merging.Prepared):
                 show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
                 show(ready.summary())
+                _costs(args, ready)
             else:
                 show(f"not planned: {ready}")
+
+
+def _costs(args: Namespace, ready: "Prepared") -> None:
+    """Prints what a merge takes of a processor, and what each part of it reads and writes."""
+    from sail_jax.checkpoint.operations import merging
+    from sail_jax.checkpoint.planning import costs
+
+    read_once = sum(work.reads for work in ready.works)
+    seconds = costs.cpu_seconds(ready.plan.method, ready.plan.compat, read_once)
+    if seconds is not None:
+        hours = (
+            f"{seconds / 3600:.1f} CPU-hours" if seconds > 3600 else f"{seconds:.0f} CPU-seconds"
+        )
+        show(f"processor: about {hours}, by {costs.SOURCE}")
+    show_shares(args, ready, merging.visits(ready.works), ready.plan.codes)
 
 
 def _said(merged: "Merged", who: str) -> None:
@@ -199,4 +226,4 @@ def _report(folder: Path | None, merged: "Merged") -> None:
         show(path)
 
 
-main = on_inputs(add_arguments, mergekit.answering(run))
+main = on_inputs(add_arguments, mergekit.answering(in_parts(run)))

@@ -105,7 +105,7 @@ def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
 TOGETHER = """
     import signal, sys, time
     from experiments.commands import run
-    from experiments.lab import processes
+    from sail_jax.cli import processes
     from sail_jax.cli.main import main
 
     # where the tests run in the background, a shell has interrupts ignored

@@ -674,6 +674,8 @@ COMMAND_LINES = {
         ["r.yaml", "--plan", "--full", "--max-memory", "4GB"], ["--methods"],
         ["r.yaml", "out", "--quiet", "--threads", "1", "--format", "npz", "--report", "page"],
         ["t.yaml", "out", "--resume", "--shard-size", "1MB", "--allow-nonfinite"],
+        ["r.yaml", "out", "--part", "1/2", "--shard-size", "1KB", "--wait", "0"],
+        ["r.yaml", "--plan", "--part", "2/3", "--shard-size", "1KB"],
     ],
     "grow": [
         ["a", "--plan", "--to", "hidden_size=32", "--to", "head_dim=4"], ["--methods"],
@@ -701,6 +703,7 @@ COMMAND_LINES = {
     ],
     "average": [
         ["a", "b", "--plan", "--shape", "cosine"], ["a", "b", "out", "--as", "params", "--quiet"],
+        ["a", "b", "out", "--as", "params", "--part", "2/2", "--shard-size", "1KB", "--quiet"],
         ["a", "b", "out.npz", "--weights", "1,3", "--at", "means", "--max-memory", "1GB"],
     ],
     "lora": [

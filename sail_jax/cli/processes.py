@@ -1,7 +1,8 @@
-"""Several processes that run one study together: which of them writes, and when the others go on.
+"""Several processes that run one command together: which of them writes, and when others go on.
 
-Every process computes the same. What only one may do, such as writing a file, the first process
-does while the others wait. The directory of a run must be one that all of them see. Processes end
+The processes of a study compute the same. What only one may do, such as writing a file, the first
+process does while the others wait. Processes that merge each make a part of the output, and the
+first joins the parts. The folder that is written must be one that all of them see. Processes end
 together: when one is told to stop, all are, and when one is gone, the others say so and end.
 """
 
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from experiments.lab import relay
+from sail_jax.cli import relay
 from sail_jax.cli.stopping import before_leaving
 from sail_jax.disk import StoreError
 
@@ -30,7 +32,7 @@ LOST = "another of the processes has ended, and this one ends with it"
 
 
 def join(how: str) -> None:
-    """Connects this process with the others that run the same study.
+    """Connects this process with the others that run the same command.
 
     Call it before JAX computes anything. It is not needed where there is one process.
 
@@ -176,7 +178,7 @@ def _end() -> None:
 
 
 def is_first() -> bool:
-    """Tells whether this is the process that writes.
+    """Checks whether this is the process that writes.
 
     Returns:
       True in the process of rank 0, and so wherever there is only one.
@@ -222,7 +224,7 @@ def by_first(do: Callable[[], T]) -> T | None:
 
 
 def agreed(flag: bool) -> bool:
-    """Tells every process what the first one says.
+    """Gives every process the flag of the first one.
 
     All processes must call it. They wait for one another.
 
@@ -241,7 +243,7 @@ def agreed(flag: bool) -> bool:
 
 
 def any_of(flag: bool) -> bool:
-    """Tells every process whether at least one of them says yes.
+    """Finds out whether the flag of at least one process is true.
 
     All processes must call it. They wait for one another.
 
@@ -259,8 +261,57 @@ def any_of(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
+def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespace], None]:
+    """Lets several processes carry out a command, where its options say so (`--processes`).
+
+    Each makes a part of the output. When all are whole, the first process joins them.
+
+    Args:
+      carry_out: Carries out the command: all of it, or what `part` and `join` of its arguments say.
+        Of a part it returns whether the output was finished before: then nothing is joined.
+
+    Returns:
+      The function of the arguments that does so.
+    """
+
+    def run(args: Namespace) -> None:
+        if args.processes is None or args.plan:
+            carry_out(args)
+            return
+        if args.part is not None or args.join:
+            raise ValueError("--processes makes all parts and joins them: give no --part, --join")
+        join(args.processes)
+        import jax
+
+        with together():
+            if is_alone():
+                carry_out(args)
+                return
+            number, count = jax.process_index() + 1, jax.process_count()
+            try:
+                unchanged = carry_out(Namespace(**{**vars(args), "part": (number, count)}))
+                _wait_for_all("parts")
+                if is_first() and not unchanged:
+                    carry_out(Namespace(**{**vars(args), "join": True}))
+            except (StoreError, ValueError):
+                # It is raised here alone, and the others would wait for this process.
+                atexit.register(_end)
+                raise
+            _wait_for_all("joined")
+
+    return run
+
+
+def _wait_for_all(what: str) -> None:
+    """Waits until all processes have come so far, which may take days."""
+    from jax._src import distributed as of_jax
+
+    distributed: Any = of_jax
+    distributed.global_state.client.wait_at_barrier(f"sail-jax/{what}", 30 * 86_400_000)
+
+
 def is_alone() -> bool:
-    """Tells whether this process runs the study by itself.
+    """Checks whether this process runs the command by itself.
 
     Returns:
       True if JAX knows of no other process.

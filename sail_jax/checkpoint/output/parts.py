@@ -1,0 +1,491 @@
+"""An output made in parts, each by a process of its own, perhaps on a host of its own.
+
+A part owns whole files of the output: no two processes write to one file, for which file systems
+of several hosts promise little. Parts are runs of files in their order, of about as many bytes. All
+of them work in the folder of unfinished work, which all hosts have to see:
+
+- `data/`: the files of all parts.
+- `parts/N/journal`: what part N is of, which tensors it has finished, and whether it is whole.
+- `parts/N/alive`: a file that part N touches while it runs.
+- `parts/N/statistics/`: what part N has found of its tensors for statistics of the whole tree.
+- `parts/N/errors`, `parts/N/measured`: as the writer has them; see there.
+
+A merge over the tree, such as TIES, goes on in each part when all parts have brought their
+statistics. A part that waits for another says so, and gives up when that gives no sign of life.
+"""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import CheckpointError, explained
+from sail_jax.checkpoint.formats.layout import Layout
+from sail_jax.checkpoint.output.journal import Journal
+from sail_jax.checks import argument
+
+FOLDER = "parts"
+"""The folder of all parts, in that of unfinished work."""
+ALIVE, STATISTICS = "alive", "statistics"
+# Seconds between two signs of life, and between two looks at what others bring.
+_SIGN, _LOOK = 5.0, 1.0
+# The bytes of a checksum in front of arrays.
+_SEAL = hashlib.sha256().digest_size
+
+
+class Part(NamedTuple):
+    """One of the parts of an output.
+
+    Attributes:
+      number: Which one, from 1.
+      count: How many there are.
+    """
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.count}"
+
+
+class WaitedError(CheckpointError):
+    """Raised where a part waited for others in vain."""
+
+
+def checked(part: Sequence[int]) -> Part:
+    """Checks the number of a part.
+
+    Args:
+      part: The number of the part, from 1, and how many parts there are.
+
+    Returns:
+      The part.
+
+    Raises:
+      ValueError: Unless the number lies between 1 and how many there are.
+    """
+    whole = len(part) == 2 and all(isinstance(n, int) for n in part)
+    if not whole or not 1 <= part[0] <= part[1]:
+        raise ValueError(
+            f"{argument('part')}: expected a number from 1, and how many parts there are, such as "
+            f"1 and 4; got {tuple(part)}"
+        )
+    return Part(*part)
+
+
+def divided(sizes: Sequence[int], count: int) -> list[int]:
+    """Divides files into runs of about as many bytes: the largest run is as small as it can be.
+
+    Args:
+      sizes: The size of each file.
+      count: How many runs there are, at most as many as files.
+
+    Returns:
+      The number of the run, from 0, for each file. No run is empty.
+
+    >>> divided([5, 5, 5, 1], 2), divided([9, 1, 1], 3)
+    ([0, 0, 1, 1], [0, 1, 2])
+    """
+
+    def filled(most: int) -> list[int]:
+        """Runs of at most so many bytes, each as long as it can be."""
+        runs, run, room = [], 0, most
+        for place, size in enumerate(sizes):
+            # Later runs get a file each at least.
+            enough = len(sizes) - place > count - 1 - run
+            if place and (size > room or not enough):
+                run, room = run + 1, most
+            room -= size
+            runs.append(run)
+        return runs
+
+    least, most = max(sizes), sum(sizes)
+    while least < most:
+        half = (least + most) // 2
+        least, most = (least, half) if filled(half)[-1] < count else (half + 1, most)
+    return filled(most)
+
+
+def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) -> dict[str, int]:
+    """Shares out the files of an output.
+
+    Args:
+      layout: Where the tensors lie.
+      out: The output, for messages.
+      count: How many parts there are.
+      belongs: Tensors that are made along with another, such as the scales of a weight, by name:
+        both have to be in one part.
+
+    Returns:
+      The place of its part, from 0, for each tensor.
+
+    Raises:
+      CheckpointError: If there are fewer files than parts.
+    """
+    files = {name: [run.file for run in runs] for name, runs in layout.regions.items()}
+    order = {
+        file: place for place, file in enumerate(dict.fromkeys(itertools.chain(*files.values())))
+    }
+    # What is made together begins in the first and ends in the last of its files: those between
+    # cannot be parted.
+    spans: dict[str, tuple[int, int]] = {}
+    for name, own in files.items():
+        places = [order[file] for file in own] or [0]
+        first, last = spans.get(belongs.get(name, name), (len(order), 0))
+        spans[belongs.get(name, name)] = min(first, *places), max(last, *places)
+    joined = set().union(*(range(first + 1, last + 1) for first, last in spans.values()))
+    groups: list[list[str]] = []
+    for file, place in order.items():
+        if place in joined:
+            groups[-1].append(file)
+        else:
+            groups.append([file])
+    if layout.convert is not None or len(groups) < count:
+        one = layout.convert is not None or len(order) == 1
+        shape = "is written as one" if one else f"has {len(groups)} files that can be parted"
+        raise CheckpointError(
+            f"{argument('part')}: parts share out files, and {out} {shape}: write safetensors to a "
+            f"folder, in files of fewer bytes ({argument('shard_bytes', '...')}), or in fewer parts"
+        )
+    runs = divided([sum(layout.sizes[file] for file in group) for group in groups], count)
+    of_file = {file: run for group, run in zip(groups, runs, strict=True) for file in group}
+    return {name: of_file[own[0]] if own else 0 for name, own in files.items()}
+
+
+def narrowed(layout: Layout, names: Collection[str]) -> Layout:
+    """Takes the files of some tensors from a layout.
+
+    Args:
+      layout: The layout of a whole output.
+      names: The tensors of some of its files; none for the files without tensors.
+
+    Returns:
+      The layout of these files.
+    """
+    with_tensors = {run.file for runs in layout.regions.values() for run in runs}
+    regions = {name: runs for name, runs in layout.regions.items() if name in names}
+    files = {run.file for runs in regions.values() for run in runs}
+    if not names:
+        files = layout.sizes.keys() - with_tensors
+    return layout._replace(
+        regions=regions,
+        fixed=[entry for entry in layout.fixed if entry[0] in files],
+        sizes={file: size for file, size in layout.sizes.items() if file in files},
+    )
+
+
+def place(partial: Path, number: int) -> Path:
+    """Names the folder of a part, in the folder of unfinished work."""
+    return partial / FOLDER / str(number)
+
+
+@contextlib.contextmanager
+def alive(folder: Path) -> Iterator[None]:
+    """Gives signs of life in the folder of a part while the block lasts.
+
+    Args:
+      folder: The folder.
+
+    Yields:
+      Nothing.
+    """
+    path, over = folder / ALIVE, threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_SIGN):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    with explained("write", path):
+        os.close(disk.create(path))
+    thread = threading.Thread(target=beat, name="alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) -> int:
+    """Checks that all parts of an output are there, whole, and parts of this output.
+
+    Args:
+      partial: The folder of unfinished work.
+      out: The output, for messages.
+      head: The header of a journal of this output.
+      layout: Where its tensors lie.
+
+    Returns:
+      How many parts there are.
+
+    Raises:
+      CheckpointError: If a part is missing, unfinished, or of something else; it is named.
+    """
+    heads: dict[int, dict[str, Any]] = {}
+    whole: set[int] = set()
+    with explained("read", partial):
+        folders = [*(partial / FOLDER).iterdir()] if (partial / FOLDER).is_dir() else []
+    for folder in folders:
+        if folder.name.isdecimal() and (folder / "journal").is_file():
+            about, _, finished = Journal.read(folder / "journal")
+            heads[int(folder.name)] = about
+            if finished is not None:
+                whole.add(int(folder.name))
+    if not heads:
+        raise CheckpointError(
+            f"{argument('join', 'True')}: {partial} holds no part of {out.name}; make them first "
+            f"({argument('part', '...')})"
+        )
+    first = min(heads)
+    counts = {number: _count(about) for number, about in heads.items()}
+    count = counts[first]
+    for number in sorted(heads):
+        who = f"part {number} of {counts[number]}"
+        if counts[number] != count:
+            raise CheckpointError(
+                f"{who} and part {first} of {count} of {out.name} do not belong together; remove "
+                f"{place(partial, number)} or {place(partial, first)}"
+            )
+        check_same(heads[number], head, who, place(partial, number))
+        if heads[number].get("versions") != heads[first].get("versions"):
+            raise CheckpointError(
+                f"{who} of {out.name} was made with other versions than part {first}: "
+                f"{_unlike(heads[number], heads[first])}; remove {place(partial, number)} and make "
+                "it again"
+            )
+    lacking = [number for number in range(1, count + 1) if number not in heads]
+    unfinished = [number for number in sorted(heads) if number not in whole]
+    if lacking or unfinished:
+        said = [(lacking, "missing"), (unfinished, "unfinished")]
+        text = ", ".join(f"{why}: {several(numbers, count)}" for numbers, why in said if numbers)
+        raise CheckpointError(
+            f"{out.name} cannot be joined yet ({text}): make each with {argument('part', '...')}, "
+            f"and {argument('resume', 'True')} if it was begun"
+        )
+    for file, size in narrowed(layout, layout.regions.keys()).sizes.items():
+        path = partial / "data" / file
+        with explained("read", path):
+            if path.is_symlink() or path.stat().st_size != size:
+                raise CheckpointError(f"{path} is damaged: expected {size} bytes; remove {partial}")
+    return count
+
+
+def several(numbers: Sequence[int], count: int) -> str:
+    """Names parts.
+
+    >>> several([2], 4), several([2, 3], 4)
+    ('part 2 of 4', 'parts 2, 3 of 4')
+    """
+    listed = ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)
+    return f"part{'s' * (len(numbers) > 1)} {listed} of {count}"
+
+
+def check_same(other: Mapping[str, Any], head: Mapping[str, Any], who: str, folder: Path) -> None:
+    """Checks that a part is of this output.
+
+    Args:
+      other: The header of the part's journal.
+      head: The header of a journal of this output.
+      who: What messages call the part.
+      folder: Its folder.
+
+    Raises:
+      CheckpointError: If it is of another.
+    """
+    if any(other.get(key) != head[key] for key in ("format", "fingerprint", "layout")):
+        raise CheckpointError(
+            f"{who} is of another run: what is made, its files or an input differ; remove "
+            f"{folder.parents[1]} to start again"
+        )
+
+
+def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]) -> None:
+    """Checks that another part belongs with this one: both may write to one folder then.
+
+    Args:
+      partial: The folder of unfinished work.
+      number: The other part.
+      part: This part.
+      head: The header of this part's journal.
+
+    Raises:
+      CheckpointError: If it is of another output or another number of parts, or was made with other
+        versions.
+    """
+    folder = place(partial, number)
+    if not (folder / "journal").is_file():
+        return
+    other, *_ = Journal.read(folder / "journal")
+    check_same(other, head, f"part {number} of {_count(other)}", folder)
+    if _count(other) != part.count or other.get("versions") != head["versions"]:
+        what = _unlike(other, head) or f"of {_count(other)} and of {part.count} parts"
+        raise CheckpointError(
+            f"part {number} and {part} do not belong together ({what}); remove {partial} to start "
+            "again"
+        )
+
+
+def others(partial: Path, part: Part) -> list[int]:
+    """Lists the other parts of which there is a folder."""
+    found = [path.name for path in (partial / FOLDER).iterdir() if path.name.isdecimal()]
+    return sorted({*map(int, found)} - {part.number})
+
+
+def _count(head: Mapping[str, Any]) -> int:
+    """How many parts a part belongs to, as its journal says."""
+    match head.get("part"):
+        case [int(), int(count)]:
+            return count
+    return 0
+
+
+def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The versions in which two headers differ."""
+    one, other = (x.get("versions") or {} for x in (a, b))
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return ", ".join(f"{name} {one.get(name)} and {other.get(name)}" for name in names)
+
+
+class Gathering:
+    """The way from a part to the others: arrays in files (see `merging.sharing.Sharing`).
+
+    Attributes:
+      mine: The place of this part, from 0.
+    """
+
+    def __init__(
+        self,
+        partial: Path,
+        part: Part,
+        owners: Mapping[str, int],
+        head: Mapping[str, Any],
+        patience: float,
+        waiting: Callable[[str], None],
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+          partial: The folder of unfinished work.
+          part: This part.
+          owners: The place of its part for each tensor.
+          head: The header of this part's journal.
+          patience: How many seconds it waits for parts that give no sign of life.
+          waiting: Called now and then with the parts that are waited for.
+        """
+        self._partial, self._part, self._owners, self._head = partial, part, owners, head
+        self._patience, self._waiting = patience, waiting
+        self._trusted: set[int] = set()
+        self.mine = part.number - 1
+
+    def owner(self, name: str) -> int:
+        """Returns the place of the part that writes a tensor.
+
+        Args:
+          name: The tensor.
+
+        Returns:
+          The place, from 0.
+        """
+        return self._owners[name]
+
+    def gather(
+        self, what: str, among: Collection[int], compute: Callable[[], list[np.ndarray]]
+    ) -> dict[int, list[np.ndarray]]:
+        """Brings arrays of this part, and waits for those of others; see `Sharing.gather`.
+
+        Args:
+          what: What they are, in all parts alike: the name of a file.
+          among: The parts that bring some.
+          compute: Makes those of this part.
+
+        Returns:
+          The arrays of each part, by its place.
+
+        Raises:
+          WaitedError: If another part gave no sign of life for too long.
+          CheckpointError: If another part is of something else, or the disk refuses.
+        """
+        brought: dict[int, list[np.ndarray]] = {}
+        if self.mine in among:
+            path = self._path(self.mine, what)
+            arrays = _read(path)
+            if arrays is None:
+                arrays = compute()
+                with explained("write", path):
+                    path.parent.mkdir(exist_ok=True)
+                disk.write_atomic(path, _packed(arrays))
+            brought[self.mine] = arrays
+        others = sorted({*among} - {self.mine})
+        signs: dict[int, tuple[int | None, float]] = {}
+        while missing := [k for k in others if k not in brought]:
+            for k in missing:
+                arrays = _read(self._path(k, what))
+                if arrays is not None:
+                    self._check(k)
+                    brought[k] = arrays
+            if missing := [k for k in missing if k not in brought]:
+                self._wait(missing, signs)
+        return brought
+
+    def _path(self, k: int, what: str) -> Path:
+        """The file of what a part brings."""
+        return place(self._partial, k + 1) / STATISTICS / what
+
+    def _check(self, k: int) -> None:
+        """CheckpointError if a part does not belong with this one."""
+        if k not in self._trusted:
+            check_beside(self._partial, k + 1, self._part, self._head)
+            self._trusted.add(k)
+
+    def _wait(self, missing: Iterable[int], signs: dict[int, tuple[int | None, float]]) -> None:
+        """Waits a moment; WaitedError if a part has given no sign of life for too long."""
+        now, lost = time.monotonic(), []
+        for k in missing:
+            try:
+                sign = os.stat(place(self._partial, k + 1) / ALIVE).st_mtime_ns
+            except OSError:
+                sign = None
+            # By the clock of this host alone: those of others may differ.
+            if k not in signs or signs[k][0] != sign:
+                signs[k] = sign, now
+            if now - signs[k][1] >= self._patience:
+                lost.append(k + 1)
+        if lost:
+            who = several(lost, self._part.count)
+            raise WaitedError(
+                f"{self._part} has brought its statistics and needs those of the others; not "
+                f"running: {who}; start what is missing, then {argument('resume', 'True')} goes on "
+                "with this one"
+            )
+        self._waiting(several([k + 1 for k in missing], self._part.count))
+        time.sleep(min(_LOOK, self._patience / 4))
+
+
+def _packed(arrays: Sequence[np.ndarray]) -> bytes:
+    """Arrays as bytes, after a checksum."""
+    data = io.BytesIO()
+    np.savez(data, *arrays)
+    content = data.getvalue()
+    return hashlib.sha256(content).digest() + content
+
+
+def _read(path: Path) -> list[np.ndarray] | None:
+    """The arrays in a file; None if it is not there, or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[_SEAL:]).digest() != data[:_SEAL]:
+        return None
+    with np.load(io.BytesIO(data[_SEAL:]), allow_pickle=False) as arrays:
+        return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
