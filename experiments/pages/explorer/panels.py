@@ -103,8 +103,8 @@ def adapter(
 ) -> dict[str, Array]:
     """Computes the pre-training loss after fine-tuning with an adapter, and with all weights.
 
-    `formulas.pretraining` has the pre-training, here from e^-6 I. The adapter is on the first layer.
-    Its B starts at 0, and its A at one number in each of the first modes.
+    `formulas.pretraining` has the pre-training, here from e^-6 I. The adapter is on the first
+    layer. Its B starts at 0, and its A at one number in each of the first modes.
 
     Args:
       rank: Number of these modes.
