@@ -136,7 +136,9 @@ PICTURES: Mapping[str, Picture] = {
     "cross_task_linearity": Picture(
         "rotated",
         "",
-        "How far features of interpolated weights are from interpolated features, layer by layer.",
+        "Features of interpolated weights are near interpolated features: in every layer their "
+        "1 - cosine is less than a tenth of the one between the two models. Their length falls "
+        "short by a tenth.",
     ),
     "merge_digits": Picture(
         "accuracy",
