@@ -138,7 +138,7 @@ PICTURES: Mapping[str, Picture] = {
         "",
         "Features of interpolated weights are near interpolated features: in every layer their "
         "1 - cosine is less than a tenth of the one between the two models. Their length falls "
-        "short by a tenth.",
+        "short by up to 12 %.",
     ),
     "merge_digits": Picture(
         "accuracy",
