@@ -363,10 +363,9 @@ def _written(
     _, seen = build(sizes).apply(
         variables, inputs, capture_intermediates=lambda module, _: isinstance(module, WRITERS)
     )
-    layers: Any = seen["intermediates"]
+    layers: Any = flatten_dict(seen["intermediates"])
     found: dict[str, list[Array]] = {}
-    for path, calls in flatten_dict(layers).items():
-        value: Any = calls[0]
+    for path, (value,) in layers.items():
         name = spec.axes("/".join(("params", *path[:-1], "bias")))[0][0].space
         found.setdefault(name, []).append(value.reshape(-1, value.shape[-1]))
     return {name: jnp.concatenate(values) for name, values in found.items()}
