@@ -178,7 +178,8 @@ PICTURES: Mapping[str, Picture] = {
     "sail_vision": Picture(
         "accuracy",
         "",
-        "Accuracy of a ResNet along training with labels and without, by its start.",
+        "From SAIL's start a ResNet is ahead of training from scratch for the first 50 steps, and "
+        "both end alike. Of the other starts padding alone is as fast.",
     ),
     "sail_diffusion": Picture(
         "distance",
