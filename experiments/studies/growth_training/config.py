@@ -148,7 +148,7 @@ class Config:
             learned = ()
         if self.deepens:
             return (*ways.DEPTH, *learned)
-        # A GPT has heads of a fixed size, and units of its stream differ from layer to layer.
+        # Units of a GPT's head move with their head, which a coupling of units does not keep.
         coupled = (ways.TRANSPORT,) if self.task != "text" else ()
         return (*ways.WIDTH, ways.MSG, *learned, *coupled)
 
