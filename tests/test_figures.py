@@ -105,7 +105,25 @@ def test_every_study_has_a_picture():
     assert gallery.PICTURES.keys() <= registry.studies().keys(), "a picture of no study"
     for name, picture in gallery.PICTURES.items():
         _known(name, *picture.options.split())
-    assert {path.stem for path in gallery.FOLDER.iterdir()} == gallery.PICTURES.keys()
+    files = {
+        file for name, picture in gallery.PICTURES.items() for _, file, _ in picture.files(name)
+    }
+    assert {path.stem for path in gallery.FOLDER.iterdir()} == files
+
+
+def test_a_study_may_have_a_picture_for_each_message(tmp_path):
+    from PIL import Image
+
+    run = tmp_path / "overtraining_further"
+    run.mkdir()
+    for name in ("best_time", "sam", "other"):
+        Image.new("RGB", (720, 500), "white").save(run / f"{name}.png")
+    kept = ["overtraining_further", "overtraining_further-sam"]
+    assert gallery.keep(tmp_path, tmp_path / "kept") == kept
+    assert sorted(path.stem for path in (tmp_path / "kept").iterdir()) == kept
+    # On a wide screen a narrow picture is not made larger, and on a phone it may become smaller.
+    assert "../gallery/overtraining_further-sam.png\n:alt: " in gallery.page()
+    assert ":width: 720px" in gallery.page()
 
 
 def test_pictures_are_kept_small(tmp_path):

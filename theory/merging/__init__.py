@@ -43,6 +43,7 @@ from theory.merging.gaussian import (
     GaussianTasks,
     MergeMoments,
     best_merge,
+    dense_moments,
     merge_moments,
     trim_threshold,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "decayed",
     "dense",
     "dense_break_even",
+    "dense_moments",
     "dense_window",
     "draw_tasks",
     "effect",

@@ -21,12 +21,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import ndtr, owens_t
 
 from sail_jax.checks import one_of
-from theory.problems import check, defined
+from theory.problems import check, check_squares, defined
 
 Method = Literal["average", "dare", "trim", "ties"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -226,6 +229,53 @@ def merge_moments(
     if method == "ties":
         return MergeMoments(*_ties(tasks, cut, cells), tasks.start)
     return _linear(tasks, cut, density if method == "dare" else 1.0)
+
+
+@defined
+def dense_moments(
+    tasks: ArrayLike,
+    shared: ArrayLike,
+    heterogeneity: ArrayLike,
+    noise: ArrayLike,
+    density: ArrayLike = 1.0,
+) -> tuple[Array, Array]:
+    """Computes the moments of the average and of DARE where all tasks use all entries.
+
+        square = shared^2 (1 - 1/T) + (shared^2 + heterogeneity^2 + noise^2) / (T density)
+        product = start = shared^2 + heterogeneity^2 / T
+
+    So the least excess over all scales is start (1 - start / square) / 2. These are `merge_moments`
+    for arrays, which JAX can trace.
+
+    Args:
+      tasks: Number of tasks T, >= 1.
+      shared: Standard deviation of what all tasks share, >= 0.
+      heterogeneity: Standard deviation of what is a task's own, >= 0.
+      noise: Standard deviation of an expert about its optimum, >= 0.
+      density: The share of entries that DARE keeps, in (0, 1]; 1 is the average.
+
+    Returns:
+      The square and the product, each with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> square, product = dense_moments(4, 1.0, 1.0, 0.5)
+    >>> float(square - product) / 2  # the excess at the scale 1: noise^2 / (2 T)
+    0.03125
+    """
+    check("tasks", tasks, lambda n: (n >= 1) & (n < np.inf), "a finite number >= 1")
+    for name, value in (("shared", shared), ("heterogeneity", heterogeneity), ("noise", noise)):
+        check_squares(name, value)
+        check(name, value, lambda s: s >= 0, ">= 0")
+    check("density", density, lambda p: (p > 0) & (p <= 1), "in (0, 1]")
+    n, common, own, error, kept = (
+        jnp.asarray(v, float) for v in (tasks, shared, heterogeneity, noise, density)
+    )
+    square = common**2 * (1 - 1 / n) + (common**2 + own**2 + error**2) / (n * kept)
+    product = common**2 + own**2 / n
+    square, product = jnp.broadcast_arrays(square, product)
+    return square, product
 
 
 @defined

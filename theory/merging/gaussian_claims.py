@@ -23,10 +23,9 @@ from theory.merging.testbeds import claim
 # A claim of a study of language models, not of one of the five papers.
 STUDY = partial(claims.claim, "systematic-merging")
 
-ENTRIES = 250_000  # of each task vector; also in quick checks, as merging them takes milliseconds
-# Each has a threshold of its own, so that errors can be measured by them: the losses of one depend
-# on one another through the threshold.
-TENSORS = 40
+# Task vectors lie in tensors of so many entries. Each has a threshold of its own, so that errors
+# can be measured by tensors: the losses of one depend on one another through the threshold.
+ENTRIES = 6250
 
 DENSE = GaussianTasks(4, shared=0.6, heterogeneity=0.8, noise=0.7)
 OWN = GaussianTasks(4, shared=0.6, heterogeneity=0.8, noise=0.2, support=0.2)
@@ -40,6 +39,9 @@ WORDS = {
     "own": "each task uses a fifth of the entries, and has no curvature elsewhere",
     "common": "each task uses a tenth of the entries, all curvatures alike",
 }
+# Of a task vector, in whole checks: as many as the effects need. Quick checks have fewer.
+TENSORS = {DENSE: 20, OWN: 40, BEDS["common"]: 40}
+FEW = 10
 SPARSEST = 0.02  # the least density that is searched
 
 
@@ -53,7 +55,15 @@ def _numbers(tasks: GaussianTasks) -> str:
 @cache
 def _drawer(tasks: GaussianTasks) -> Callable[[Array, bool], Drawn]:
     """Draws the task vectors of one problem, for all rows on it."""
-    return once(lambda key, quick: draw_tasks(key, tasks, ENTRIES))
+    return once(
+        lambda key, quick: draw_tasks(key, tasks, ENTRIES * (FEW if quick else TENSORS[tasks]))
+    )
+
+
+def _merge(key: Array, drawn: Drawn, method: Method, density: float) -> np.ndarray:
+    """Merges task vectors, tensor by tensor."""
+    tensors = drawn.vectors.shape[1] // ENTRIES
+    return merge_drawn(key, drawn.vectors, method, density, tensors=tensors)
 
 
 @cache
@@ -62,16 +72,12 @@ def _merger(
 ) -> Callable[[Array, bool], np.ndarray]:
     """Merges them, for all rows with one merge."""
 
-    def merge(key: Array, quick: bool) -> np.ndarray:
-        vectors = _drawer(tasks)(key, quick).vectors
-        return merge_drawn(key, vectors, method, density, tensors=TENSORS)
-
-    return once(merge)
+    return once(lambda key, quick: _merge(key, _drawer(tasks)(key, quick), method, density))
 
 
 def _mean(values: np.ndarray) -> Estimate:
     """The mean over entries, by the means of tensors."""
-    return Estimate.mean(values.reshape(-1, ENTRIES // TENSORS).mean(1))
+    return Estimate.mean(values.reshape(-1, ENTRIES).mean(1))
 
 
 def _excess(
@@ -94,7 +100,7 @@ def _scale(tasks: GaussianTasks, method: Method, density: float) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         drawn = _drawer(tasks)(key, quick)
         update = _merger(tasks, method, density)(key, quick)
-        parts = np.split(np.arange(update.size), TENSORS)
+        parts = np.arange(update.size).reshape(-1, ENTRIES)
         return Estimate.mean(
             [Drawn(*(x[:, part] for x in drawn)).best_scale(update[part]) for part in parts]
         )
@@ -103,23 +109,22 @@ def _scale(tasks: GaussianTasks, method: Method, density: float) -> Simulate:
 
 
 def _least(tasks: GaussianTasks, method: Method) -> Simulate:
-    """Searches the density and the scale of a merge on a part of the entries, for all of them."""
+    """Searches the density and the scale of a merge on a few tensors, for all of them."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         drawn = _drawer(tasks)(key, quick)
-        part = Drawn(*(x[:, : ENTRIES // 5] for x in drawn))
-
-        def scaled(log: float) -> np.ndarray:
-            update = merge_drawn(key, drawn.vectors, method, math.exp(log), tensors=TENSORS)
-            return part.best_scale(update[: ENTRIES // 5]) * update
+        few = drawn.vectors.shape[1] // ENTRIES // 5 * ENTRIES
+        part = Drawn(*(x[:, :few] for x in drawn))
 
         def risk(log: float) -> float:
-            return float(part.loss(scaled(log)[: ENTRIES // 5]).mean())
+            update = _merge(key, part, method, math.exp(log))
+            return float(part.loss(part.best_scale(update) * update).mean())
 
         search: Any = minimize_scalar(
             risk, bounds=(math.log(SPARSEST), 0.0), method="bounded", options={"xatol": 0.1}
         )
-        return _mean(drawn.excess(scaled(search.x)))
+        update = _merge(key, drawn, method, math.exp(search.x))
+        return _mean(drawn.excess(part.best_scale(update[:few]) * update))
 
     return simulate
 
@@ -208,7 +213,8 @@ def _learned(key: Array, quick: bool) -> Estimate:
     features += [np.sign(x).mean(0) * np.abs(x).mean(0)]
     for method in ("ties", "trim"):
         features += [_merger(DENSE, method, density)(key, quick) for density in (0.2, 0.5)]
-    matrix, target, half = np.stack(features, 1), drawn.optima.mean(0), ENTRIES // 2
+    matrix, target = np.stack(features, 1), drawn.optima.mean(0)
+    half = ENTRIES * (x.shape[1] // ENTRIES // 2)
     fit = np.linalg.lstsq(matrix[:half], target[:half], rcond=None)[0]
     rest = Drawn(*(values[:, half:] for values in drawn))
     return _mean(rest.excess(matrix[half:] @ fit))

@@ -6,6 +6,7 @@ them here.
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -159,6 +160,32 @@ def pretraining(
     Raises:
       ValueError: If an argument is out of range.
     """
+    sigma, at, y = path(decay, tau)
+    after = fine_tuning.mode(duration, y, ratio * sigma, anchor)
+    losses = {
+        "not perturbed": perturbation.perturbed_mode_loss(y, sigma, 0.0),
+        "perturbed": perturbation.perturbed_mode_loss(y, sigma, gamma),
+        "old task": jnp.sum((after - sigma) ** 2, -1),
+        "new task": jnp.sum((after - ratio * sigma) ** 2, -1),
+    }
+    found = {"time": at(jnp.arange(TIMES, dtype=float)), **losses}
+    for name in ("perturbed", "old task"):
+        found[f"turn of {name}"], found[f"least {name}"] = turn(losses[name], at)
+    found["learned"] = jnp.argmin(perturbation.plateau_losses(sigma, gamma))
+    return found
+
+
+def path(decay: ArrayLike, tau: ArrayLike) -> tuple[Array, Callable[[Array], Array], Array]:
+    """Computes the modes of a two-layer network along pre-training, as for `pretraining`.
+
+    Args:
+      decay: Exponent by which the singular values fall, >= 0.
+      tau: The initial weights are e^-tau I.
+
+    Returns:
+      The singular values `(WIDTH,)`, the time by place from 0 to `TIMES` - 1, and the modes
+      `(TIMES, WIDTH)`.
+    """
     sigma = LARGEST * jnp.arange(1.0, WIDTH + 1) ** -jnp.asarray(decay, float)
     # From before the first mode is learned to after the last, evenly in the logarithm.
     first, last = 0.25 * tau / sigma[0], 1.5 * tau / sigma[-1]
@@ -167,20 +194,20 @@ def pretraining(
         return jnp.asarray(first * (last / first) ** (place / (TIMES - 1)))
 
     time = at(jnp.arange(TIMES, dtype=float))
-    y = modes.mode(time[:, None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)
-    after = fine_tuning.mode(duration, y, ratio * sigma, anchor)
-    losses = {
-        "not perturbed": perturbation.perturbed_mode_loss(y, sigma, 0.0),
-        "perturbed": perturbation.perturbed_mode_loss(y, sigma, gamma),
-        "old task": jnp.sum((after - sigma) ** 2, -1),
-        "new task": jnp.sum((after - ratio * sigma) ** 2, -1),
-    }
-    found = {"time": time, **losses}
-    for name in ("perturbed", "old task"):
-        loss = losses[name]
-        least = jnp.min(loss)
-        rises = loss[-1] - least > 1e-6 * loss[0]  # visibly
-        found[f"turn of {name}"] = jnp.where(rises, at(jnp.argmin(loss).astype(float)), jnp.nan)
-        found[f"least {name}"] = jnp.where(rises, least, jnp.nan)
-    found["learned"] = jnp.argmin(perturbation.plateau_losses(sigma, gamma))
-    return found
+    return sigma, at, modes.mode(time[:, None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)
+
+
+def turn(loss: Array, at: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Finds the time at which a loss is least, if it rises again.
+
+    Args:
+      loss: Losses along a path.
+      at: The time by place.
+
+    Returns:
+      The time and the least loss; NaN where the loss does not visibly rise again.
+    """
+    least = jnp.min(loss)
+    rises = loss[-1] - least > 1e-6 * loss[0]
+    place = at(jnp.argmin(loss).astype(float))
+    return jnp.where(rises, place, jnp.nan), jnp.where(rises, least, jnp.nan)

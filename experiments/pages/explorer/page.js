@@ -276,11 +276,11 @@ const number = (x) => x === null || Number.isNaN(x) ? "–" : Math.abs(x) === In
 const listed = (notes) => [...new Set(notes.map(([part]) => part))].map((part) => `<h3>${part}</h3><ul>`
   + notes.filter((note) => note[0] === part).map(([, , id, text]) => `<li><code>${id}</code><br>${text}</li>`).join("")
   + "</ul>").join("") + `<p class="soft">Check a row: <code>sail-jax verify --claims '${notes[0]?.[2]}'</code></p>`
-const python = (name, given, names) => `import math
+const python = (name, given, names, module = "formulas") => `import math
 
 import jax
 
-from experiments.pages.explorer.formulas import ${name}
+from experiments.pages.explorer.${module} import ${name}
 
 with jax.enable_x64(True):
     found = ${name}(${Object.entries(given).map(([key, value]) => `${key}=${value}`).join(", ")})
@@ -339,6 +339,21 @@ function drawPretraining() {
   $("pretraining-notes").lastElementChild.innerHTML = listed(data.notes.pretraining)
 }
 
+// Panels: lines over one axis, of sliders of their own.
+function drawPanel({name, x, lines, numbers, keys, notes}) {
+  const found = formulas[name](...keys.map(({key, angle}) => angle ? radians(state[key]) : state[key]))
+  find(`${name} curves`).data = Object.fromEntries([x, ...lines].map((line) => [line, Array.from(found[line])]))
+  $(`${name}-numbers`).innerHTML = numbers.map(([key, label]) =>
+    `<li>${label}: <b><data value="${found[key]}">${number(found[key])}</data></b></li>`).join("")
+  const given = keys.map(({key, argument, angle}) => [argument, angle ? `math.radians(${state[key]})` : state[key]])
+  $(`${name}-python`).textContent = python(name, Object.fromEntries(given),
+    `(${numbers.map(([key]) => JSON.stringify(key)).join(", ")},)`, "panels")
+  $(`${name}-notes`).lastElementChild.innerHTML = listed(notes)
+}
+const sections = [[PARAMETERS, drawPretraining],
+  ...data.panels.map((panel) => [panel.keys.map(({key}) => key), () => drawPanel(panel)])]
+const apart = new Set(sections.flatMap(([keys]) => keys))  // from the map
+
 // Drawn once for all events that wait, and only what has changed.
 let waiting = false, drawn = {}
 function schedule() {
@@ -349,8 +364,8 @@ function draw() {
   waiting = false
   performance.mark("start")
   const changed = Object.keys(state).filter((key) => state[key] !== drawn[key])
-  if (changed.some((key) => PARAMETERS.includes(key))) drawPretraining()
-  if (changed.some((key) => !PARAMETERS.includes(key))) { drawMap(); drawPoint() }
+  for (const [keys, drawSection] of sections) if (changed.some((key) => keys.includes(key))) drawSection()
+  if (changed.some((key) => !apart.has(key))) { drawMap(); drawPoint() }
   drawn = {...state}
   remember()
   performance.measure("update", "start")
@@ -358,9 +373,14 @@ function draw() {
 
 const dark = matchMedia("(prefers-color-scheme: dark)")
 function paint() {
-  const [ink, line, blue, red] = dark.matches ? ["#e6e9ee", "#3a4452", "#56B4E9", "#E69F00"]
-    : ["#1d2430", "#d9dde3", "#0072B2", "#D55E00"]
-  for (const name of ["map", "noise", "tuning"]) {
+  const [ink, line, blue, red, ...others] = dark.matches ? ["#e6e9ee", "#3a4452", "#56B4E9", "#E69F00", "#F0E442", "#CC79A7"]
+    : ["#1d2430", "#d9dde3", "#0072B2", "#D55E00", "#00795a", "#a8437f"]
+  for (const {name, lines} of data.panels) {
+    lines.forEach((curve, k) => { find(`${name}: ${curve}`).glyph.line_color = [blue, red, ...others][k] })
+    $(`${name}-legend`).innerHTML = lines.map((curve, k) =>
+      `<span>${stroke([blue, red, ...others][k], ["none", "7 5", "2 4", "12 4 2 4"][k])}${curve}</span>`).join("")
+  }
+  for (const name of ["map", "noise", "tuning", ...data.panels.map((panel) => panel.name)]) {
     const plot = find(name)
     for (const axis of [...plot.below, ...plot.left]) if (axis.axis_label_text_color !== undefined) axis.setv({
       axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: ink, major_tick_line_color: ink})

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -24,6 +24,7 @@ from bokeh.resources import Resources
 
 from experiments.pages.explorer import formulas
 from experiments.pages.explorer.javascript import PRELUDE, javascript
+from experiments.pages.explorer.panels import PANELS, Control, Panel
 from experiments.pages.explorer.simulated import AXES, Grid
 from sail_jax.drawing import style
 from theory.claims import all_claims
@@ -40,30 +41,7 @@ COLORS = dict(
 )
 
 
-class Control(NamedTuple):
-    """A number that the reader sets.
-
-    Attributes:
-      key: Its name, in the address, too.
-      label: What it is.
-      value: Where it starts; None is the special value.
-      low: The least.
-      high: The largest.
-      step: Between the values that the slider has; 0 for a logarithmic scale.
-      special: What None means, such as "∞"; "" if it may not be None.
-      python: How Python spells None.
-      other: The value instead, at first.
-    """
-
-    key: str
-    label: str
-    value: float | None
-    low: float
-    high: float
-    step: float = 0.01
-    special: str = ""
-    python: str = "None"
-    other: float = 1
+DASHES = ("solid", [7, 5], [2, 4], [12, 4, 2, 4])  # of the lines of a panel; page.js has them, too
 
 
 TRANSFER = (
@@ -112,7 +90,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
             "transfer": _notes(formulas.TRANSFER_ROWS),
             "pretraining": _notes(formulas.PRETRAINING_ROWS),
         },
-        "width": formulas.WIDTH,
+        "width": formulas.WIDTH, "panels": [_declared(panel) for panel in PANELS],
     }  # fmt: skip
     maps = {
         way: f"gain of {way}" for way in ("fine-tuning", *formulas.WAYS[1:3], *formulas.WAYS[4:])
@@ -132,6 +110,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
         maps=maps,
         transfer=TRANSFER,
         pretraining=PRETRAINING,
+        panels=[(panel, [c for _, c in _controls(panel)]) for panel in PANELS],
         width=formulas.WIDTH,
         largest=formulas.LARGEST,
         depths=["∞" if math.isinf(depth) else depth for depth in DEPTHS],
@@ -156,9 +135,27 @@ def _formulas() -> str:
         "with_ridge": javascript(lambda *x: formulas.transfer(*x), *transfer, number),
         "stopped": javascript(stopped, *transfer),
         "pretraining": javascript(formulas.pretraining, *[number] * len(PRETRAINING)),
+        **{p.name: javascript(p.function, *[number] * len(p.controls)) for p in PANELS},
     }
     entries = ",\n".join(f"{name}: {code}" for name, code in translated.items())
     return f"const formulas = {{\n{entries}\n}}\n"
+
+
+def _controls(panel: Panel) -> list[tuple[str, Control]]:
+    """The arguments of a panel's function, and their controls by names that the page has once."""
+    return [(c.key, c._replace(key=f"{panel.name}.{c.key}")) for c in panel.controls]
+
+
+def _declared(panel: Panel) -> dict[str, Any]:
+    """What the script needs of a panel."""
+    return {
+        "name": panel.name, "x": panel.x, "lines": panel.lines, "numbers": [*panel.numbers.items()],
+        "keys": [
+            {"key": control.key, "argument": argument, "angle": argument.endswith("theta")}
+            for argument, control in _controls(panel)
+        ],
+        "notes": _notes([(line, "", row) for line, row in panel.rows]),
+    }  # fmt: skip
 
 
 def _plots() -> dict[str, Any]:
@@ -217,7 +214,23 @@ def _plots() -> dict[str, Any]:
         plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
         plot.y_range.update(start=0)
         plots[name] = plot
-    return plots
+    return plots | {panel.name: _lines(panel) for panel in PANELS}
+
+
+def _lines(panel: Panel) -> figure:
+    """The lines of a panel; their dashes differ, as their colours, which the script sets."""
+    scale = {"x_axis_type": "log"} if panel.logarithmic else {}
+    plot = _figure(panel.name, panel.x_label, panel.y_label, **scale)
+    columns = {name: [0, 1] for name in panel.lines} | {panel.x: [1, 10]}
+    source = _source(f"{panel.name} curves", **columns)
+    for name, dash in zip(panel.lines, DASHES, strict=False):
+        plot.line(
+            panel.x, name, source=source, line_width=3, line_dash=dash, name=f"{panel.name}: {name}"
+        )
+    if panel.logarithmic:
+        plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
+    plot.y_range.update(start=0)
+    return plot
 
 
 def _source(name: str, **columns: Sequence) -> ColumnDataSource:

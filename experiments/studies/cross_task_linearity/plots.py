@@ -76,35 +76,36 @@ def _split_classes(dataset: "xr.Dataset") -> "Figure":
 
 
 def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
-    """Draws linearity by layer, a row for each prefix of variables in `rows`.
+    """Draws linearity by layer, a column for each prefix of variables in `rows`.
 
-    The columns are 1 - cosine at each alpha beside that of the two models, its spread over images,
-    and the spread of coefficients.
+    From top to bottom: 1 - cosine at each alpha below that of the two models, its spread over
+    images, and the spread of coefficients.
     """
-    fig, axes = style.figure(len(rows), 3, width=3.5, height=2.9)
+    fig, axes = style.figure(3, len(rows), width=4.8, height=2.4, sharex="col")
     alphas = dataset["alpha"].values
-    for row, (name, words) in zip(axes, rows.items(), strict=True):
-        x = _steps(row[0], dataset[layer].values)
+    for column, (name, words) in zip(axes.T, rows.items(), strict=True):
+        mean, spread, coefficient = column
+        x = np.arange(dataset.sizes[layer], dtype=float)
         for i, alpha in enumerate(alphas):
             shift = 0.1 * (i - (len(alphas) - 1) / 2)
             values = dataset[f"{name}_turn"].sel(alpha=alpha)
-            _points(row[0], x + shift, values, i, f"weights at α = {alpha:g} and features")
-        look = {"color": style.INK, "ls": "--", "mfc": "none"}
-        _points(row[0], x, dataset[f"{name}_baseline"], len(alphas), "the two models", **look)
-        row[0].set_ylabel(f"{TURN} (mean ± s.e.)")
-        _steps(row[1], dataset[layer].values)
-        _interval(row[1], x - 0.12, dataset[f"{name}_spread_turn"], style.PALETTE[1], "o")
-        _interval(row[1], x + 0.12, dataset[f"{name}_spread_baseline"], style.INK, "D")
-        row[1].set_ylabel(f"{TURN} by image, α = 0.5")
-        for ax in row[:2]:
+            _points(mean, x + shift, values, i, f"interpolated weights and features, α = {alpha:g}")
+        look = {"color": style.INK, "mfc": "none"}
+        _points(mean, x, dataset[f"{name}_baseline"], len(alphas), "the two models", **look)
+        mean.set_title(f"{words}: direction, mean ± s.e.")
+        _interval(spread, x - 0.12, dataset[f"{name}_spread_turn"], style.PALETTE[1], "o")
+        _interval(spread, x + 0.12, dataset[f"{name}_spread_baseline"], style.INK, "D")
+        spread.set_title("direction by image, α = 0.5")
+        for ax in (mean, spread):
             ax.set_yscale("log")
-        _steps(row[2], dataset[layer].values)
-        row[2].axhline(1, color=style.FAINT, lw=1, ls="--")
-        _interval(row[2], x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
-        row[2].set_ylabel("coefficient by image, α = 0.5")
-        row[1].set_title(words)
-    title = f"{_seeds(dataset)}, mean over pairs; over the images: median, quartiles, 5 to 95 %"
-    legend(fig, axes[0, 0], title=title, ncols=4)
+            ax.set_ylabel(TURN)
+        coefficient.axhline(1, color=style.FAINT, lw=1, ls="--")
+        _interval(coefficient, x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
+        coefficient.set_ylabel("coefficient")
+        coefficient.set_title("length by image, α = 0.5")
+        _steps(coefficient, dataset[layer].values)
+    title = f"{_seeds(dataset)}; by image: median, quartiles, 5 to 95 %"
+    legend(fig, axes[0, 0], title=title, ncols=len(rows), below=True)
     return fig
 
 

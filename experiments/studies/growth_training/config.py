@@ -148,7 +148,8 @@ class Config:
             learned = ()
         if self.deepens:
             return (*ways.DEPTH, *learned)
-        coupled = (ways.TRANSPORT,) if self.task == "images_mlp" else ()
+        # Units of a GPT's head move with their head, which a coupling of units does not keep.
+        coupled = (ways.TRANSPORT,) if self.task != "text" else ()
         return (*ways.WIDTH, ways.MSG, *learned, *coupled)
 
     def network(self, *, large: bool) -> dict[str, Any]:
@@ -204,7 +205,7 @@ PRESETS: dict[str, Config] = {
     "digits_resnet": varied(
         DEFAULT,
         task="images_resnet",
-        methods=(*ways.WIDTH, ways.MSG),
+        methods=(*ways.WIDTH, ways.MSG, ways.TRANSPORT),
         source={"width": 8, "layers": 1},
         large={"width": 16, "layers": 1},
         source_steps=200,

@@ -1,4 +1,4 @@
-"""The figure of `overtraining_further`."""
+"""The figures of `overtraining_further`, one for each message."""
 
 from typing import Any
 
@@ -9,155 +9,172 @@ from matplotlib.figure import Figure
 
 from sail_jax.drawing import style
 
-LOOKS = {
+MARKERS = "os^D"
+WAYS = {
     "shifted": ("o", 0, "grids shifted at random"),
     "nearest": ("s", 1, "to nearest"),
     "mirrored": ("^", 2, "to nearest, mirrored layers"),
 }
+TIME = "pre-training time"
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws the parts; dashed lines are theory, points are matrices, bars two standard errors."""
-    figure, axes = style.figure(3, 3, width=4.8, height=3.6)
-    parts = (_modes, _decay, _turned, _bits, _rise, _sam, _bouncing, _labels, _anneal)
-    for ax, draw in zip(axes.flat, parts, strict=True):
-        draw(ax, dataset)
-        ax.legend(frameon=False, fontsize=8, ncols=2 if draw is _rise else 1)
-    return {"further": figure}
+    """Draws a figure for each message, with panels one above the other.
+
+    Dashed lines are theory. Points are whole matrices, and bars two standard errors.
+    """
+    return {
+        "best_time": _best_time(dataset),
+        "turned": _turned(dataset),
+        "rounding": _rounding(dataset),
+        "rise": _rise(dataset),
+        "sam": _sam(dataset),
+        "label_noise": _label_noise(dataset),
+    }
 
 
-def _points(ax: Axes, x: xr.DataArray, y: xr.DataArray, error: xr.DataArray, **look: Any) -> None:
+def _figure(rows: int, height: float = 2.7, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Makes a column of panels, which can be read on a phone."""
+    figure, axes = style.figure(rows, 1, width=4.8, height=height, **options)
+    return figure, list(axes[:, 0])
+
+
+def _points(ax: Axes, x: xr.DataArray, y: xr.DataArray, error: Any = None, **look: Any) -> None:
     """Draws measurements with two standard errors."""
-    ax.errorbar(x, y, 2 * error, **{"fmt": "o", "ms": 4, "lw": 1, "color": style.PALETTE[0]} | look)
+    look = {"fmt": "o", "ms": 4.5, "lw": 1.2, "color": style.PALETTE[0]} | look
+    ax.errorbar(x, y, None if error is None else 2 * error, **look)
 
 
-def _modes(ax: Axes, dataset: xr.Dataset) -> None:
-    ax.plot(dataset.decay, dataset.decay_modes_theory, "--", label="theory")
-    ax.plot(dataset.cell_decay, dataset.decay_modes, "o", ms=4, color=style.PALETTE[0])
-    ax.set(
-        xlabel=dataset.decay.attrs["long_name"],
-        ylabel="modes",
-        ylim=(0, None),
-        title="modes worth learning if noise follows",
-    )
+def _legend(ax: Axes, **options: Any) -> None:
+    ax.legend(**{"frameon": False, "fontsize": 9, **options})
 
 
-def _decay(ax: Axes, dataset: xr.Dataset) -> None:
-    ax.plot(dataset.decay, dataset.decay_time_theory, "--", label="theory")
-    ax.axhline(
-        dataset.attrs["noise_time"],
-        color=style.FAINT,
-        ls=":",
-        label="set by noise: $\\log(c\\,e^{2τ} - 1)/4c$",
-    )
-    _points(ax, dataset.cell_decay, dataset.decay_time, dataset.decay_time_error)
-    ax.set(
-        xlabel=dataset.decay.attrs["long_name"],
-        ylabel="pre-training time",
-        ylim=(0, None),
+def _best_time(dataset: xr.Dataset) -> Figure:
+    """Draws modes worth learning, and when to stop, by the decay of the spectrum."""
+    figure, (modes, time) = _figure(2, sharex=True)
+    look: dict[str, Any] = {"color": style.PALETTE[0], "label": "theory"}
+    modes.plot(dataset.decay, dataset.decay_modes_theory, "--", **look)
+    _points(modes, dataset.cell_decay, dataset.decay_modes, label="networks")
+    modes.set(ylabel="modes", ylim=(0, None), title="modes worth learning if noise follows")
+    time.plot(dataset.decay, dataset.decay_time_theory, "--", **look)
+    _points(time, dataset.cell_decay, dataset.decay_time, dataset.decay_time_error)
+    latest = dataset.attrs["noise_time"]
+    set_by_noise = "latest, set by noise: $\\log(c\\,e^{2τ} - 1)/4c$"
+    line = time.axhline(latest, color=style.FAINT, ls=":", label=set_by_noise)
+    highest = max(latest, float(dataset.decay_time_theory.max()))
+    time.set(
+        xlabel=dataset.decay.attrs["long_name"], ylabel=TIME, ylim=(0, 1.3 * highest),
         title="best time to stop if noise follows",
-    )
+    )  # fmt: skip
+    _legend(modes)
+    _legend(time, handles=[line], loc="upper left")
+    return figure
 
 
-def _turned(ax: Axes, dataset: xr.Dataset) -> None:
+def _turned(dataset: xr.Dataset) -> Figure:
+    """Draws when to stop if the target turns what it maps."""
+    figure, (ax,) = _figure(1, 3.2)
     for start, line, color, words in (
-        ("aligned", ":", style.FAINT, "theory, $U = V$"),
-        ("limit", "--", style.PALETTE[1], "theory, $U ≠ V$, $τ → ∞$"),
         ("exact", "--", style.PALETTE[0], "theory, $U ≠ V$"),
+        ("limit", (0, (1, 2)), style.PALETTE[1], "theory, $U ≠ V$, as $τ → ∞$"),
+        ("aligned", "-.", style.FAINT, "theory, $U = V$"),
     ):
         theory = dataset.turned_time_theory.sel(start=start)
-        ax.plot(dataset.tau, theory, line, color=color, label=words)
-    _points(ax, dataset.tau, dataset.turned_time, dataset.turned_time_error)
+        ax.plot(dataset.tau, theory, ls=line, color=color, label=words)
+    networks = dataset.turned_time, dataset.turned_time_error
+    _points(ax, dataset.tau, *networks, label="networks, $U ≠ V$")
     ax.set(
-        xlabel=dataset.tau.attrs["long_name"],
-        ylabel="pre-training time",
-        ylim=(0, None),
-        title="best time to stop, other singular vectors",
-    )
+        xlabel=dataset.tau.attrs["long_name"], ylabel=TIME, ylim=(0, None),
+        title="best time to stop, by the start",
+    )  # fmt: skip
+    _legend(ax)
+    return figure
 
 
-def _bits(ax: Axes, dataset: xr.Dataset) -> None:
+def _rounding(dataset: xr.Dataset) -> Figure:
+    """Draws when to stop if weights are rounded, by their bits."""
+    figure, (ax,) = _figure(1, 3.6)
     for law, color in (("independent", 0), ("mirrored", 2)):
         theory = dataset.bits_time_theory.sel(law=law)
         ax.plot(dataset.real_bits, theory, "--", color=style.PALETTE[color], label=f"theory, {law}")
-    for i, (way, (marker, color, words)) in enumerate(LOOKS.items()):
+    for i, (way, (marker, color, words)) in enumerate(WAYS.items()):
         at = dataset.sel(way=way)
         look = {"fmt": marker, "color": style.PALETTE[color], "label": words}
         _points(ax, dataset.bits + 0.04 * (i - 1), at.bits_time, at.bits_time_error, **look)
     ax.set(
-        xlabel=dataset.real_bits.attrs["long_name"],
-        ylabel="pre-training time",
-        xticks=dataset.bits.values,
+        xlabel=dataset.real_bits.attrs["long_name"], ylabel=TIME, xticks=dataset.bits.values,
         title="best time to stop if rounding follows",
-    )
+    )  # fmt: skip
     style.logarithmic(ax, "y")
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=2)
+    return figure
 
 
-def _rise(ax: Axes, dataset: xr.Dataset) -> None:
-    ax.axhline(1, color=style.INK, ls="--", lw=1, label="independent uniform errors")
-    for k, bits in enumerate(dataset.shown_bits.values):
-        for way, line in (("nearest", "-"), ("mirrored", ":")):
-            at = dataset.sel(way=way, shown_bits=bits)
-            words = f"{bits} bits" + (", mirrored" if way == "mirrored" else "")
-            look = {"fmt": LOOKS[way][0] + line, "ms": 3, "lw": 0.8, "label": words}
-            _points(ax, dataset.time, at.rise, at.rise_error, color=style.PALETTE[k], **look)
-    shown = dataset.rise.sel(way=["nearest", "mirrored"]).values
-    ax.set(
-        xlabel=dataset.time.attrs["long_name"],
-        ylabel="rise / rise by uniform errors",
-        ylim=(1.1 * min(np.nanmin(shown), 0), 1.4 * np.nanmax(shown)),
-        title="what rounding to nearest adds to the loss",
-    )
-    style.logarithmic(ax, "x")
+def _rise(dataset: xr.Dataset) -> Figure:
+    """Draws what rounding to nearest adds to the loss, a panel for each number of bits."""
+    bits = dataset.shown_bits.values
+    figure, axes = _figure(len(bits), 1.9, sharex=True)
+    for ax, shown in zip(axes, bits, strict=True):
+        ax.axhline(1, color=style.INK, ls="--", lw=1.2, label="theory: independent errors")
+        for way in ("nearest", "mirrored"):
+            marker, color, words = WAYS[way]
+            at = dataset.sel(way=way, shown_bits=shown)
+            look = {"fmt": marker + "-", "lw": 1, "color": style.PALETTE[color], "label": words}
+            _points(ax, dataset.time, at.rise, at.rise_error, **look)
+        ax.set_title(f"{shown} bits")
+        ax.set_ylabel("rise / theory's")
+        style.logarithmic(ax, "x")
+    axes[-1].set_xlabel(dataset.time.attrs["long_name"])
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=9, ncols=2)
+    return figure
 
 
-def _sam(ax: Axes, dataset: xr.Dataset) -> None:
+def _sam(dataset: xr.Dataset) -> Figure:
+    """Draws what SAM does to modes: when they are learned, and how their layers are balanced."""
+    figure, (times, balance) = _figure(2, 3.0)
     for i, sigma in enumerate(dataset.mode.values):
-        color, at = style.PALETTE[i], dataset.sel(mode=sigma)
+        at, color = dataset.sel(mode=sigma), style.PALETTE[i % len(style.PALETTE)]
+        drawn = {"fmt": MARKERS[i % len(MARKERS)], "color": color}
         theory = at.sam_time_theory.where(np.isfinite(at.sam_time_theory))
-        ax.plot(dataset.rho, theory, "--", color=color, label=f"$σ$ = {sigma:g}")
+        times.plot(dataset.rho, theory, "--", color=color)
         measured = at.sam_time.where(np.isfinite(at.sam_time))
-        ax.plot(dataset.cell_rho, measured, "o", ms=4, color=color)
-    ax.set(
-        xlabel=dataset.rho.attrs["long_name"],
-        ylabel="pre-training time",
+        _points(times, dataset.cell_rho, measured, **drawn, label=f"mode $σ$ = {sigma:g}")
+        balance.plot(dataset.sam_step, at.sam_imbalance_theory, "--", color=color)
+        _points(balance, dataset.sam_step, at.sam_imbalance, **drawn)
+    times.set(
+        xlabel=dataset.rho.attrs["long_name"], ylabel=TIME,
         title="SAM, not normalised: when half of a mode is learned",
-    )
-    style.logarithmic(ax, "y")
-
-
-def _bouncing(ax: Axes, dataset: xr.Dataset) -> None:
-    for i, sigma in enumerate(dataset.mode.values):
-        color, at = style.PALETTE[i], dataset.sel(mode=sigma)
-        ax.plot(dataset.sam_step, at.sam_imbalance_theory, "--", color=color)
-        ax.plot(
-            dataset.sam_step, at.sam_imbalance, "o", ms=4, color=color, label=f"$σ$ = {sigma:g}"
-        )
-    ax.set(
-        xlabel=dataset.sam_step.attrs["long_name"],
-        ylabel="imbalance $a^2 - b^2$",
-        ylim=(0, None),
+    )  # fmt: skip
+    balance.set(
+        xlabel=dataset.sam_step.attrs["long_name"], ylabel="imbalance $a^2 - b^2$", ylim=(0, None),
         title="normalised SAM at a minimum",
-    )
+    )  # fmt: skip
+    style.logarithmic(times, "y")
+    times.plot([], [], "--", color=style.INK, label="theory")
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=4, columnspacing=1)
+    return figure
 
 
-def _labels(ax: Axes, dataset: xr.Dataset) -> None:
-    for i, schedule in enumerate(dataset.schedule.values):
+def _label_noise(dataset: xr.Dataset) -> Figure:
+    """Draws what label noise does to the trace of the Hessian, and what a decay adds."""
+    figure, (trace, anneal) = _figure(2, 3.0)
+    for i, schedule in enumerate(dataset.schedule.values.astype(str)):
         color, at = style.PALETTE[i], dataset.sel(schedule=schedule)
-        ax.plot(dataset.step, at.trace_theory, "--", color=color)
-        _points(ax, dataset.step, at.trace, at.trace_error, color=color, label=str(schedule))
-    ax.set(
-        xlabel=dataset.step.attrs["long_name"],
-        ylabel="trace of the Hessian",
-        title="label noise balances, and a decay ends that",
-    )
-
-
-def _anneal(ax: Axes, dataset: xr.Dataset) -> None:
-    ax.plot(dataset.rate, dataset.anneal_theory, "--", label="theory")
-    _points(ax, dataset.cell_rate, dataset.anneal, dataset.anneal_error)
-    ax.set(
-        xlabel=dataset.rate.attrs["long_name"],
-        ylabel="rise of $a^2 + b^2$",
+        trace.plot(dataset.step, at.trace_theory, "--", color=color)
+        look = {"color": color, "fmt": MARKERS[i % len(MARKERS)], "label": f"networks, {schedule}"}
+        _points(trace, dataset.step, at.trace, at.trace_error, **look)
+    trace.set(
+        xlabel=dataset.step.attrs["long_name"], ylabel="trace of the Hessian",
+        title="label noise flattens, and a decay ends that",
+    )  # fmt: skip
+    anneal.plot(dataset.rate, dataset.anneal_theory, "--", color=style.PALETTE[0], label="theory")
+    _points(anneal, dataset.cell_rate, dataset.anneal, dataset.anneal_error, label="networks")
+    anneal.set(
+        xlabel=dataset.rate.attrs["long_name"], ylabel="rise of $a^2 + b^2$", ylim=(0, None),
         title="what a decay adds at one balanced mode",
-    )
+    )  # fmt: skip
+    trace.plot([], [], "--", color=style.INK, label="theory, at the minimum")
+    _legend(trace)
+    _legend(anneal)
+    return figure

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -19,14 +20,13 @@ from experiments.studies.shared.gamma_plots import (
     GAMMA,
     look,
     mark_best,
-    mark_predicted,
     mark_scratch,
-    predicted_handles,
     weights,
 )
 from experiments.studies.shared.gamma_sweep import PUBLISHED
 from sail_jax.drawing import style
 
+PAPER = "mmd_mean"  # the paper's way to predict
 STEP_LABEL = "held-out loss (nats)"
 PART_LABELS = ("D₁", "D₂", "Dₜ")
 PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D₁ to D₂"}
@@ -61,44 +61,61 @@ def _map(dataset: xr.Dataset) -> Figure:
 
 
 def _loss(dataset: xr.Dataset) -> Figure:
-    """Loss against gamma (Fig. 2b), with a panel for each kind of start.
+    """Loss against gamma (Fig. 2b), one panel below another.
 
-    Looks before training have a row of their own, as their losses are of another size.
+    Looks before training have panels of their own, as their losses are of another size. Of the
+    predicted weights the paper's is named; the figure `weights` has all of them by name.
     """
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
-    groups = [group for group in (looks[: looks.count(0)], looks[looks.count(0) :]) if group]
-    fig, axes = style.figure(
-        len(groups),
-        len(starts),
-        width=max(5.2, 9.0 / len(starts)),
-        height=2.9,
-        sharex=True,
-        sharey="row",
-    )
+    early, late = looks[: looks.count(0)], looks[looks.count(0) :]
+    groups = [g for g in ((early, "before training"), (late, "after training")) if g[0]]
+    parts = [(start, *group) for start in starts for group in groups]
+    fig, axes = style.figure(len(parts), 1, width=4.8, height=2.2, sharex=True)
     grid = dataset["gamma"].values
-    for row, group in zip(axes, groups, strict=True):
-        for ax, start in zip(row, starts, strict=True):
-            at = dataset.sel(start=start)
-            for n in group:
-                i, values = looks.index(n), at["loss"].sel(look=n)
-                band(ax, grid, values, lw=1.5, **look(i))
-                mark_scratch(ax, at["scratch_loss"].sel(look=n), i)
-                mark_best(ax, values, at["best"].sel(look=n), i)
-            ax.set_xlim(grid[0], grid[-1])
-            mark_predicted(ax, at["predicted"])
-            ax.set_title(f"{start} initial weights", pad=9)
-        row[0].set_ylabel(STEP_LABEL)
-    for ax in axes[-1]:
-        ax.set_xlabel(GAMMA)
-    lines = [Line2D([], [], label=f"after {n} steps", **look(i)) for i, n in enumerate(looks)]
+    limits: dict[str, tuple[float, float]] = {}  # of the losses, alike for all starts
+    for ax, (start, shown, words) in zip(axes[:, 0], parts, strict=True):
+        at = dataset.sel(start=start)
+        for n in shown:
+            i, values = looks.index(n), at["loss"].sel(look=n)
+            band(ax, grid, values, lw=1.5, color=look(i)["color"])
+            mark_scratch(ax, at["scratch_loss"].sel(look=n), i)
+            mark_best(ax, values, at["best"].sel(look=n), i)
+        ax.set_xlim(grid[0], grid[-1])
+        _mark_paper(ax, at["predicted"])
+        ax.set_title(f"{start} initial weights, {words}")
+        ax.set_ylabel("loss (nats)")
+        low, high = ax.get_ylim()
+        was = limits.get(words, (low, high))
+        limits[words] = min(low, was[0]), max(high, was[1])
+    for ax, (_, _, words) in zip(axes[:, 0], parts, strict=True):
+        ax.set_ylim(limits[words])
+    axes[-1, 0].set_xlabel(GAMMA)
+    lines = [
+        Line2D([], [], label=f"after {n} steps", color=look(i)["color"])
+        for i, n in enumerate(looks)
+    ]
     lines += [
         Line2D([], [], ls="", marker="o", color=style.INK, mec="white", label="lowest, by seed"),
         Line2D([], [], ls="", marker="<", color=style.INK, label="from scratch"),
-        *predicted_handles([LABELS[w] for w in dataset["way"].values.astype(str)]),
+        Line2D([], [], color=style.INK, lw=1.2, ls="--", label=f"predicted: {LABELS[PAPER]}"),
+        Line2D([], [], ls="", marker="|", color=style.FAINT, label="predicted otherwise"),
     ]
-    title = f"mean ± s.e. over {dataset.sizes['seed']} seeds"
-    fig.legend(handles=lines, title=title, ncols=3, **BELOW)
+    title = f"held-out loss, mean ± s.e. over {dataset.sizes['seed']} seeds"
+    fig.legend(handles=lines, title=title, ncols=2, **BELOW)
     return fig
+
+
+def _mark_paper(ax: Axes, predicted: xr.DataArray) -> None:
+    """Marks the weight that the paper's distance predicts, and the others by ticks on top."""
+    low, high = ax.get_xlim()
+    for way in predicted["way"].values.astype(str):
+        x = float(mean_and_error(predicted.sel(way=way))[0])
+        if not low < x < high:
+            continue
+        if way == PAPER:
+            ax.axvline(x, color=style.INK, lw=1.2, ls="--", zorder=1)
+        else:
+            ax.axvline(x, 0.93, 1.0, color=style.FAINT, lw=1.5, zorder=1)
 
 
 def _weights(dataset: xr.Dataset) -> Figure:
@@ -112,7 +129,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
         at = dataset.sel(start=start)
         rows = {f"best, after {n} steps": at["best"].sel(look=n) for n in looks}
         rows |= {LABELS[w]: at["predicted"].sel(way=w) for w in dataset["way"].values.astype(str)}
-        rows["as printed in Sec. 4.4, MMD, means"] = 1 - at["predicted"].sel(way="mmd_mean")
+        rows["as printed in Sec. 4.4, MMD, means"] = 1 - at["predicted"].sel(way=PAPER)
         weights(ax, rows, len(looks), span)
         ax.axvline(PUBLISHED, color=style.INK, lw=1, ls=":")
         ax.set_title(f"{start} initial weights")

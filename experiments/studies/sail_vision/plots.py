@@ -1,45 +1,34 @@
-"""The figures of `sail_vision`; in all of them colour and line style say which start."""
+"""The figures of `sail_vision`; in all of them SAIL's start is blue, and scratch grey."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
-from experiments.studies.sail_vision.config import WAYS
 from experiments.studies.sail_vision.findings import OWN, final, of, paradigms, ways
 from experiments.studies.shared.panels import point, rows
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
-SCRATCH, SAIL = style.FAINT, style.PALETTE[0]  # colours
-REST = style.PALETTE[1:]
+FIGURES = {"supervised": "", "byol": "_byol"}  # how their names end
+PAIR = ("scratch", "sail")  # in all panels
+SCRATCH, SAIL, OTHER = style.FAINT, style.PALETTE[0], style.PALETTE[1]  # colours
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
-    """Draws accuracy and loss along training, and final accuracy with steps saved, by start."""
-    return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
-
-
-def _groups(dataset: xr.Dataset, paradigm: str) -> list[list[str]]:
-    """Lists SAIL's start beside its sources, then beside other transformations and merges."""
-    trained = ways(dataset, paradigm)
-    split = [w for w in trained if w in OWN[2:]], [w for w in trained if w not in OWN]
-    return [["scratch", "sail", *group] for group in split]
-
-
-def _looks(shown: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Chooses colours and line styles, the same for a start whichever others are shown."""
-    looks = {"scratch": {"color": SCRATCH, "ls": "-"}, "sail": {"color": SAIL, "ls": "-"}}
-    for i, way in enumerate(way for way in WAYS if way not in looks):
-        looks[way] = {"color": REST[i % len(REST)], "ls": ("--", ":", "-.")[i // len(REST)]}
-    return {way: looks[way] for way in shown}
+    """Draws accuracy and loss along training, for each kind of training, and final accuracy."""
+    curves = {
+        name + suffix: _curves(dataset, paradigm, name)
+        for paradigm, suffix in FIGURES.items()
+        if paradigm in paradigms(dataset)
+        for name in ("accuracy", "loss")
+    }
+    return {**curves, "final": _final(dataset)}
 
 
 def _label(way: str, paradigm: str = "") -> str:
@@ -56,52 +45,44 @@ def _heading(dataset: xr.Dataset) -> str:
     return f"ResNet on {style.literal(dataset.attrs['data'])}, {dataset.sizes['seed']} seeds"
 
 
-def _accuracy(dataset: xr.Dataset) -> "Figure":
-    """Draws top-1 accuracy along training, a row for each kind of training."""
-    shown = paradigms(dataset)
-    fig, axes = style.figure(len(shown), 2, width=4.6, height=2.9, sharex=True, sharey="row")
-    for row, paradigm in zip(axes, shown, strict=True):
-        names = ("beside its sources", "beside other transformations and merges")
-        for ax, group, name in zip(row, _groups(dataset, paradigm), names, strict=True):
-            looks = _looks(group)
-            for way in group:
-                curve = 100 * of(dataset, paradigm, "top1", way)
-                steps = dataset["step"].values + int(of(dataset, paradigm, "ahead", way))
-                band(ax, steps, curve, lw=1.4, alpha=0.2, **looks[way])
-            ax.set_title(f"{TITLES[paradigm]}: {name}")
-            _legend(ax, looks, paradigm)
-        row[0].set_ylabel("top-1 (%)")
-    for ax in axes[-1]:
-        ax.set_xlabel("steps of the large network")
-    fig.suptitle(f"{_heading(dataset)}: mean ± s.e.", fontsize=10)
-    return fig
+def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
+    """Draws curves along training: SAIL's start and scratch beside one other start a panel.
 
-
-def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None:
-    """Adds a legend of the starts on the right of a panel."""
-    lines = [Line2D([], [], label=_label(way, paradigm), **look) for way, look in looks.items()]
-    ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _loss(dataset: xr.Dataset) -> "Figure":
-    """Draws the held-out loss of supervised training, and the training loss of BYOL, by start."""
-    shown = paradigms(dataset)
-    fig, axes = style.figure(1, len(shown), width=5.2, height=3.2)
-    for ax, paradigm in zip(axes[0], shown, strict=True):
-        looks = _looks(ways(dataset, paradigm))
-        held_out = paradigm == "supervised"
-        name = "test_loss" if held_out else "train_loss"
-        for way, look in looks.items():
-            values = of(dataset, paradigm, name, way)
-            steps = dataset["step" if held_out else "batch_step"].values
-            at = steps + int(of(dataset, paradigm, "ahead", way))
-            band(ax, at, values, lw=1.4, alpha=0.2, **look)
-        style.logarithmic(ax, "y")
-        ax.set_title("supervised" if held_out else "BYOL")
-        ax.set_ylabel("held-out loss (nats)" if held_out else "loss of the batch")
-        ax.set_xlabel("steps of the large network")
-        _legend(ax, looks, paradigm)
-    fig.suptitle(f"{_heading(dataset)}: mean ± s.e.", fontsize=10)
+    The loss is the held-out one of supervised training, and that of the batch in BYOL.
+    """
+    trained = ways(dataset, paradigm)
+    others = [way for way in trained if way not in PAIR]
+    named = sorted(others, key=lambda way: way not in OWN) or [""]  # the sources first
+    columns = min(2, len(named))
+    rows_ = -(-len(named) // columns)
+    height = 1.6 + 0.9 / rows_  # with the title and the legend
+    fig, axes = style.figure(rows_, columns, width=4.8 / columns, height=height, sharey=True)
+    name, scale, label = {
+        "accuracy": ("top1", 100, "top-1 (%)"),
+        "loss": ("test_loss", 1, "held-out loss") if paradigm == "supervised" else
+                ("train_loss", 1, "loss of the batch"),
+    }[quantity]  # fmt: skip
+    at = dataset["batch_step" if name == "train_loss" else "step"].values
+    for ax, way in zip(axes.flat, named, strict=False):
+        for shown in (*PAIR, *filter(None, [way])):
+            color = {"scratch": SCRATCH, "sail": SAIL}.get(shown, OTHER)
+            curve = scale * of(dataset, paradigm, name, shown)
+            steps = at + int(of(dataset, paradigm, "ahead", shown))
+            band(ax, steps, curve, lw=1.5, alpha=0.2, color=color)
+        if way:
+            ax.set_title(_label(way, paradigm), color=OTHER)
+        if quantity == "loss":
+            style.logarithmic(ax, "y")
+    for ax in axes.flat[len(named) :]:
+        ax.set_axis_off()
+    for ax in axes[:, 0]:
+        ax.set_ylabel(label)
+    for ax in axes.flat[max(0, len(named) - columns) : len(named)]:
+        ax.set_xlabel("steps")
+    colors = {"scratch": SCRATCH, "SAIL": SAIL, "start named above": OTHER}
+    lines = [Line2D([], [], color=color, label=text) for text, color in colors.items()]
+    fig.legend(handles=lines, ncols=3, loc="outside lower center", frameon=False, fontsize=9)
+    fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=10)
     return fig
 
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
@@ -49,6 +51,8 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
     for name in ("stack", "g_stack", "interpolate_depth", "dus", "llama_pro", "identity", "mix")
 }
 OWN_LAW = ("aki", "sail_svd")  # what they do to parameters is not (only) a change of basis
+# What the units of MLPs and ResNets respond with.
+WRITERS = nn.Dense, nn.BatchNorm
 LAYERS = "block_{i}"  # how a GPT lists them
 LAYERS_OF = f"params/{LAYERS}"
 Frozen = tuple[tuple[str, Any], ...]
@@ -287,7 +291,7 @@ def transport(
     *,
     samples: int = 256,
 ) -> Grown:
-    """Carries a small MLP into the basis of a large one that has begun to learn.
+    """Carries a small MLP or ResNet into the basis of a large one that has begun to learn.
 
     A large network with random weights computes nothing that units could be matched by. So it is
     trained for a short time first.
@@ -321,17 +325,17 @@ def carried(
     source: Mapping[str, Any],
     target: Mapping[str, Any],
     data: Data,
-    inputs: Float[Array, "n pixels"],
+    inputs: Array,
 ) -> PyTree:
-    """Writes the function of a small MLP with units like those of a large one.
+    """Writes the function of a small network with units like those of a large one.
 
-    Units are coupled layer by layer by transport of their activations. Each large unit becomes the
-    mean of the small units that are coupled with it.
+    The units of each space that grows are coupled by transport of their activations. Each large
+    unit becomes the mean of the small units that are coupled with it.
 
     Args:
       variables: The small network's variables.
       large: The large network's variables.
-      source: The small network's configuration.
+      source: The small network's configuration, of an MLP or a ResNet.
       target: The large network's configuration, of equal depth.
       data: The data, which say the shape of an input.
       inputs: Examples on which both networks are run.
@@ -339,21 +343,32 @@ def carried(
     Returns:
       The variables of a network of the large size.
     """
-    small, other = _hidden(source, variables, inputs), _hidden(target, large, inputs)
-    pairs = enumerate(zip(small, other, strict=True))
-    maps = {f"hidden.{i}": align.barycentric(align.transport_units(*pair)[0]) for i, pair in pairs}
-    return change_basis(variables, masked(source, target, data).spec, maps)
-
-
-def _hidden(
-    sizes: Mapping[str, Any], variables: PyTree, inputs: Float[Array, "n pixels"]
-) -> list[Float[Array, "n width"]]:
-    """What the hidden layers of an MLP compute, before the ReLU, behind which some never vary."""
-    _, seen = build(sizes).apply(
-        variables, inputs, capture_intermediates=lambda module, _: isinstance(module, nn.Dense)
+    spec, new = masked(source, target, data)[:2]
+    small, other = (
+        _written(sizes, of, inputs, spec) for sizes, of in ((source, variables), (target, large))
     )
-    layers: Any = seen["intermediates"]
-    return [layers[f"hidden_{i}"]["__call__"][0] for i in range(len(sizes["widths"]))]
+    maps = {
+        name: align.barycentric(align.transport_units(small[name], other[name])[0])
+        for name, _ in new
+    }
+    return change_basis(variables, spec, maps)
+
+
+def _written(
+    sizes: Mapping[str, Any], variables: PyTree, inputs: Array, spec: Spec
+) -> dict[str, Float[Array, "n units"]]:
+    """What the layers of a network write into each space, before a ReLU, behind which some units
+    never vary. Where several layers write into one space, as into the stream of a ResNet, what
+    they write counts as so many samples."""
+    _, seen = build(sizes).apply(
+        variables, inputs, capture_intermediates=lambda module, _: isinstance(module, WRITERS)
+    )
+    layers: Any = flatten_dict(seen["intermediates"])
+    found: dict[str, list[Array]] = {}
+    for path, (value,) in layers.items():
+        name = spec.axes("/".join(("params", *path[:-1], "bias")))[0][0].space
+        found.setdefault(name, []).append(value.reshape(-1, value.shape[-1]))
+    return {name: jnp.concatenate(values) for name, values in found.items()}
 
 
 def growing(before: Spec, after: Spec) -> dict[str, int]:

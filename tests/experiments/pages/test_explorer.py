@@ -15,7 +15,8 @@ import pytest
 from browser import browse, chromium
 
 from experiments.lab.store import direct
-from experiments.pages.explorer import formulas, simulated
+from experiments.pages.explorer import formulas, panels, simulated
+from experiments.pages.explorer.panels import PANELS
 from sail_jax.cli import main as cli
 from theory import deep_linear as dl
 from theory.claims import all_claims
@@ -23,6 +24,8 @@ from theory.claims import all_claims
 pytest.importorskip("bokeh")
 
 GRID = simulated.TINY
+# Each step of a function that is not compiled as a whole is compiled by itself, which takes longer.
+WHOLE = {panel.name: jax.jit(panel.function) for panel in PANELS}
 
 
 class Parts(html.parser.HTMLParser):
@@ -119,8 +122,10 @@ def test_without_a_browser_ci_fails(ci, ends, monkeypatch):
 @pytest.mark.slow
 def test_rows_are_in_the_ledger():
     rows = (*formulas.TRANSFER_ROWS, *formulas.PRETRAINING_ROWS)
+    rows += tuple(row for panel in PANELS for row in panel.rows)
     assert {row[-1] for row in rows} <= {claim.id for claim in all_claims()}
     assert {row[0] for row in formulas.TRANSFER_ROWS} <= {*formulas.WAYS}
+    assert all(row[0] in panel.lines for panel in PANELS for row in panel.rows)
 
 
 def theory(n, theta, **setting):
@@ -272,6 +277,8 @@ const report = () => ({
   numbers: numbers("#details"),
   estimates: document.querySelectorAll("#details td small").length, losses: numbers("#losses"),
   python: [$("transfer-python").textContent, $("pretraining-python").textContent],
+  panels: Object.fromEntries(data.panels.map(({name}) => [name, {lines: find(`${name} curves`).data,
+    numbers: numbers(`#${name}-numbers`), python: $(`${name}-python`).textContent}])),
   notes: $("transfer-notes").textContent, legend: $("legend").textContent,
   image: Array.from(find("cells").data.image[0], String), shape: find("cells").data.image[0].shape,
   place: ["x", "y", "dw", "dh"].map((name) => find("cells").data[name][0]),
@@ -348,6 +355,10 @@ def settings(count):
             "tau": f"{rng.uniform(2, 12):.6g}", "ratio": f"{rng.uniform(0.5, 6):.6g}",
             "anchor": f"{rng.uniform(0, 4):.6g}", "duration": f"{rng.uniform(0, 3):.6g}",
         }  # fmt: skip
+        for panel in PANELS:
+            for c in panel.controls:
+                value = round(rng.uniform(c.low, c.high), 0 if c.step == 1 else 3)
+                state[f"{panel.name}.{c.key}"] = f"{value:.6g}"
         yield "&".join(f"{key}={value}" for key, value in state.items()).replace(" ", "%20")
 
 
@@ -408,12 +419,33 @@ def shows_what_python_computes(shown, rng):
     return 0
 
 
+def draws_the_lines_that_python_computes(shown):
+    """In all panels, and at those numbers that the slider stands at."""
+    for panel in PANELS:
+        found = shown["panels"][panel.name]
+        given = {c.key: shown["state"][f"{panel.name}.{c.key}"] for c in panel.controls}
+        angles = {key: math.radians(v) for key, v in given.items() if key.endswith("theta")}
+        with jax.enable_x64(True):
+            own = WHOLE[panel.name](**{key: float(v) for key, v in (given | angles).items()})
+        for name in (panel.x, *panel.lines):
+            lines, own_line = found["lines"][name], own[name]
+            np.testing.assert_allclose(lines, own_line, rtol=1e-9, atol=1e-12, err_msg=name)
+        values = [*map(number, found["numbers"])]
+        np.testing.assert_allclose(values, [own[name] for name in panel.numbers], rtol=1e-9)
+
+
 def prints_what_it_shows(shown):
     """What is copied as Python prints the numbers that the page shows."""
     numbers = [*map(number, shown["numbers"])]
     # the page has each gain beside its risk, the snippet all gains at the end
     order = [numbers[0], *numbers[1::2], *numbers[2::2]]
     assert printed(shown["python"][0]) == pytest.approx(order, abs=5.1e-5, nan_ok=True)
+    for panel in shown["panels"].values():
+        values = [*map(number, panel["numbers"])]
+        with pytest.MonkeyPatch.context() as patch:
+            for name, function in WHOLE.items():
+                patch.setattr(panels, name, function)
+            assert printed(panel["python"]) == pytest.approx(values, abs=5.1e-5, nan_ok=True)
     losses = [v for v in printed(shown["python"][1])[:4] if not math.isnan(v)]
     assert losses == pytest.approx([*map(float, shown["losses"])], abs=5.1e-5)
 
@@ -447,6 +479,8 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     for shown in results:
         assert not re.search("NaN|undefined|null", shown["text"])
     assert sum(shows_what_python_computes(shown, rng) for shown in results) > 100
+    for shown in results[len(RUBBISH) :: 8]:
+        draws_the_lines_that_python_computes(shown)
     for shown in results[1:15:3]:
         prints_what_it_shows(shown)
     rubbish, rest = results[: len(RUBBISH)], results[len(RUBBISH) :]

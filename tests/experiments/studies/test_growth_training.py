@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from tiny_runs import tiny_run
 
 from experiments.data import text
@@ -16,6 +17,8 @@ from experiments.models import presets
 from experiments.studies.growth_training import run
 from experiments.studies.shared import growth_tasks as tasks
 from experiments.studies.shared import growth_ways as ways
+from sail_jax import change_basis
+from sail_jax.basis.maps import select
 
 gt = registry.load("growth_training")
 
@@ -86,25 +89,34 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
 
 
 @pytest.mark.slow
-def test_transport_finds_the_copies_of_units_in_a_large_network():
+@pytest.mark.parametrize("config", [MLP, RESNET], ids=["mlp", "resnet"])
+def test_transport_finds_the_copies_of_units_in_a_large_network(config):
     """The large network is the small one with every unit twice, in another order."""
-    data, _, variables = _perturbed(MLP)
-    sizes = MLP.network(large=False), MLP.network(large=True)
+    data, _, variables = _perturbed(config)
+    # Noise of either sign: with that of one sign units of a ResNet respond nearly alike.
+    variables = jax.tree.map(lambda x: x - 0.1, variables)
+    sizes = config.network(large=False), config.network(large=True)
     state, key = tasks.ADAM.init(variables["params"]), jax.random.key(1)
     twice = ways.grow("hypercloning", variables, state, *sizes, data, key, move=False).variables
-    order = np.random.default_rng(0).permutation(64)
-    hidden = [{k: v[..., order] for k, v in twice["params"][f"hidden_{i}"].items()} for i in (0, 1)]
-    hidden[1]["kernel"] = hidden[1]["kernel"][order]
-    out = {**twice["params"]["out"], "kernel": twice["params"]["out"]["kernel"][order]}
-    large = {"params": {"hidden_0": hidden[0], "hidden_1": hidden[1], "out": out}}
+    spec = ways.rules(sizes[1], ways.shapes(sizes[1], data))
+    grown = ways.growing(ways.rules(sizes[0], ways.shapes(sizes[0], data)), spec)
+    rng = np.random.default_rng(0)
+    orders = {name: select(rng.permutation(n), n) for name, n in grown.items()}
+    large = change_basis(twice, spec, orders)
     found = ways.carried(variables, large, *sizes, data, data.held_out.inputs)
-    # A coupling of some entropy mixes other units into copies, but copies stay the nearest.
-    for name in ("hidden_0", "hidden_1"):
-        ours, theirs = (np.asarray(v["params"][name]["kernel"]) for v in (found, large))
-        apart = np.linalg.norm(ours[:, :, None] - theirs[:, None], axis=0)
-        copies = np.linalg.norm(theirs[:, :, None] - theirs[:, None], axis=0) == 0
-        assert copies.sum() == 2 * 64
-        assert apart[copies].max() < apart[~copies].min() / 4
+    checked, theirs = set(), flatten_dict(large["params"], sep="/")
+    for name, value in flatten_dict(found["params"], sep="/").items():
+        space = spec.axes(f"params/{name}")[-1][0].space
+        if not name.endswith("kernel") or space not in grown:
+            continue
+        ours, own = (np.asarray(x).reshape(-1, grown[space]) for x in (value, theirs[name]))
+        apart = np.linalg.norm(ours[:, :, None] - own[:, None], axis=0)
+        copies = np.linalg.norm(own[:, :, None] - own[:, None], axis=0) < 10 * EPS
+        assert copies.sum() == 2 * grown[space]
+        # A coupling of some entropy mixes other units into copies, but copies stay the nearest.
+        assert apart[copies].max() < apart[~copies].min() / 4, name
+        checked.add(space)
+    assert checked == grown.keys()
 
 
 @pytest.mark.slow

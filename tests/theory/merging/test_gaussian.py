@@ -6,7 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from theory.merging import GaussianTasks, best_merge, merge_moments, trim_threshold
+from theory.merging import (
+    GaussianTasks,
+    best_merge,
+    dense_moments,
+    merge_moments,
+    trim_threshold,
+)
 from theory.merging.gaussian import METHODS, MergeMoments
 
 PAIR = GaussianTasks(2, shared=0.6, heterogeneity=0.8, noise=0.5)
@@ -84,6 +90,16 @@ def test_nothing_beats_the_average_where_all_tasks_use_all_entries(tasks):
         for density in (0.05, 0.3, 0.8, 1.0):
             least = merge_moments(tasks, method, density, cells=4).least
             assert least >= average * (1 - 1e-9 - 1e-3 * (method == "ties"))  # the lattice
+
+
+def test_what_jax_can_trace_is_what_the_mean_is_of():
+    """The moments for arrays beside those by truncated normal moments, in single precision."""
+    tasks = GaussianTasks(5, 0.2, 1.0, 2.0)
+    found = np.array(dense_moments(5, 0.2, 1.0, 2.0, np.array([1.0, 0.3])))
+    kept = merge_moments(tasks, "average"), merge_moments(tasks, "dare", 0.3)
+    np.testing.assert_allclose(found[0], [m.square for m in kept], rtol=1e-6)
+    for moments in ([m.product for m in kept], [m.start for m in kept]):
+        np.testing.assert_allclose(found[1], moments, rtol=1e-6)
 
 
 def test_the_best_density_is_better_than_its_neighbours():
