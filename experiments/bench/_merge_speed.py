@@ -174,7 +174,7 @@ def run(
     for name, job in jobs.items():
         recipe = write_recipe(recipes / f"{size}-{name}.yaml", job.recipe(models, ours=True))
         track(f"ours {name}", [*ours, str(recipe), str(out / "merged")], turns.ours)
-        if peer is None or job.beside:
+        if peer is None or job.beside or job.alone:
             continue
         plain = write_recipe(recipes / f"{size}-{name}-peer.yaml", job.recipe(models, ours=False))
         command = peer.command(plain, out / "merged")

@@ -4,7 +4,7 @@ Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models t
 merges them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
 resident memory. Ratios are to a program that only reads the inputs and writes one output and, with
 --peer, to mergekit on the same recipe. All programs take turns in one run, and the inputs are in
-the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --device.
+the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --caps, --device.
 """
 
 import argparse
@@ -36,7 +36,6 @@ def options(parser: Parser) -> None:
     add(
         "--methods",
         type=some_of(JOBS),
-        default=DEFAULT,
         help="comma-separated, of: " + ", ".join(JOBS),
     )
     add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
@@ -52,7 +51,14 @@ def options(parser: Parser) -> None:
         help="only those cases whose name has it, for --parity",
     )
     add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
-    add("--max-memory", default="512MB,1GB", help="caps for --memory-curve to try")
+    add("--caps", action="store_true", help="all methods under each --max-memory: is it kept?")
+    add("--largest", default="1,16,64,128", help="of --caps: MiB entries of the largest tensor")
+    add("--resume", action="store_true", help="of --caps: measure only what is not in --dir yet")
+    add(
+        "--max-memory",
+        help="what --memory-curve (default: 512MB,1GB) and --caps (default: "
+        "least,400MB,600MB,1GB) try",
+    )
     add("--device", action="store_true", help="merge arrays in device memory, no files")
     add("--command", help="run this instead of ours, with RECIPE and OUT appended")
 
@@ -71,7 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if why := disk.foreign(args.dir, links=True):
             raise disk.RefusedError(f"{args.dir} {why}; choose another --dir")
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
-    jobs = {name: JOBS[name] for name in args.methods}
+    jobs = {name: JOBS[name] for name in args.methods or (JOBS if args.caps else DEFAULT)}
     ours = [sys.executable, "-m", "sail_jax.cli", "merge"]
     if args.command:
         ours = shlex.split(args.command)
@@ -83,8 +89,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory_curve:
         from experiments.bench import _merge_memory
 
-        caps = ["", *filter(None, args.max_memory.split(","))]
+        caps = ["", *filter(None, (args.max_memory or "512MB,1GB").split(","))]
         return _merge_memory.run(args.dir, ours, jobs, caps, args.memory_curve)
+    if args.caps:
+        from experiments.bench import _merge_caps
+
+        caps = (args.max_memory or f"{_merge_caps.LEAST},400MB,600MB,1GB").split(",")
+        entries = [natural(n) << 20 for n in args.largest.split(",")]
+        return _merge_caps.run(args.dir, ours, jobs, caps, entries, resume=args.resume)
     record: dict[str, Any] = {}
     peer = None
     if args.peer or args.tuned_peer or args.parity:
