@@ -4,7 +4,8 @@ Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models t
 merges them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
 resident memory. Ratios are to a program that only reads the inputs and writes one output and, with
 --peer, to mergekit on the same recipe. All programs take turns in one run, and the inputs are in
-the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --caps, --device.
+the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --caps and
+--device.
 """
 
 import argparse
@@ -40,7 +41,13 @@ def options(parser: Parser) -> None:
     )
     add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
     add("--peer", action="store_true", help="install mergekit there and run it as well")
-    add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
+    add(
+        "--allocators",
+        type=some_of(JOBS),
+        default=(),
+        metavar="METHODS",
+        help="those that both programs also run with the memory allocator of the other",
+    )
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
     add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
     add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
@@ -99,7 +106,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return _merge_caps.run(args.dir, ours, jobs, caps, entries, resume=args.resume)
     record: dict[str, Any] = {}
     peer = None
-    if args.peer or args.tuned_peer or args.parity:
+    if args.peer or args.parity:
         from experiments.bench._merge_peer import Peer
 
         say("mergekit: preparing its environment ...")
@@ -112,6 +119,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return {**record, **_merge_parity.run(args.dir / "parity", ours, peer, args.cases)}
     results = []
     for size in sizes:
-        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.tuned_peer)
+        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.allocators)
         results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
     return {**record, "good": all(result["good"] for result in results), "speed": results}
