@@ -143,7 +143,16 @@ def allocators(record: Record) -> str:
 
 def scale(runs: Sequence[Record]) -> str:
     """The table of how cost grows, of several records."""
-    heading = ["size", "", "from", "to", "CPU s", "exponent of CPU time", "of wall time", "of memory"]
+    heading = [
+        "size",
+        "",
+        "from",
+        "to",
+        "CPU s",
+        "exponent of CPU time",
+        "of wall time",
+        "of memory",
+    ]
     parts = []
     for run in runs:
         fits = {(f["axis"], f["series"], f["cost"]): f for f in run["fits"]}
@@ -292,7 +301,11 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
 
     from sail_jax.drawing import style
 
-    axes_names = [name for name in AXES if any((name, s) in series_of(r) for r in runs for _, s in series_of(r))]
+    axes_names = [
+        name
+        for name in AXES
+        if any((name, s) in series_of(r) for r in runs for _, s in series_of(r))
+    ]
     count = -(-len(axes_names) // 2)
     fig, axes = style.figure(count, 2, width=3.2, height=2.9)
     for ax in axes.flat[len(axes_names) :]:
@@ -311,7 +324,9 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
                 fit = fits.get((axis, series))
                 label = series + (f": {fit['exponent']:.2f} ± {fit['half']:.2f}" if fit else "")
                 y = [row["cpu_seconds"] for row in own]
-                ax.plot(x, y, marker, color=color, ms=6, label=label, fillstyle="none" if k else "full")
+                ax.plot(
+                    x, y, marker, color=color, ms=6, label=label, fillstyle="none" if k else "full"
+                )
                 if fit and len(x) > 1:
                     line = np.geomspace(x[0], x[-1], 50)
                     law = fit["start"] + fit["factor"] * line ** fit["exponent"]

@@ -46,12 +46,14 @@ class Turns(NamedTuple):
     Attributes:
       ours: The number of timed runs of sail-jax, and of copying.
       peer: The number of timed runs of mergekit.
+      beside: The methods that mergekit runs, too.
       both: The methods that both programs run with either allocator: glibc's default and one that
         keeps freed memory. By default mergekit has the former, and sail-jax the latter.
     """
 
     ours: int
     peer: int
+    beside: Collection[str] = ()
     both: Collection[str] = ()
 
 
@@ -182,7 +184,7 @@ def run(
         track(f"ours {name}", command, turns.ours)
         if name in turns.both:
             track(f"untuned ours {name}", command, turns.ours, UNTUNED)
-        if peer is None or job.beside or job.alone:
+        if peer is None or name not in turns.beside or job.beside or job.alone:
             continue
         plain = write_recipe(recipes / f"{size}-{name}-peer.yaml", job.recipe(models, ours=False))
         command = peer.command(plain, out / "merged")

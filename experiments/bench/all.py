@@ -19,8 +19,10 @@ from sail_jax import disk
 from sail_jax.cli.options import Parser
 from sail_jax.cli.progress import say
 
-_METHODS = "linear,slerp,model_stock,dare_ties,ties,della"
-_MERGE = f"merge --size 0.5b --methods {_METHODS} --peer --allocators linear,dare_ties"
+_MERGE = (
+    "merge --size 0.5b --methods linear,slerp,model_stock,dare_ties,ties,della "
+    "--peer linear,dare_ties,ties,della --allocators linear,dare_ties"
+)
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "tiny": {
         "merge": "merge --size tiny --methods linear --repeat 1",

@@ -40,7 +40,15 @@ def options(parser: Parser) -> None:
         help="comma-separated, of: " + ", ".join(JOBS),
     )
     add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
-    add("--peer", action="store_true", help="install mergekit there and run it as well")
+    add(
+        "--peer",
+        type=some_of(JOBS),
+        nargs="?",
+        const=tuple(JOBS),
+        default=(),
+        metavar="METHODS",
+        help="install mergekit there and run it as well; default: with all methods",
+    )
     add(
         "--allocators",
         type=some_of(JOBS),
@@ -119,6 +127,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return {**record, **_merge_parity.run(args.dir / "parity", ours, peer, args.cases)}
     results = []
     for size in sizes:
-        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.allocators)
+        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.peer, args.allocators)
         results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
     return {**record, "good": all(result["good"] for result in results), "speed": results}

@@ -45,9 +45,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     module.options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv[1:])
+    commit = _commit()
     record = module.measure(args)
     if args.json:
-        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": _commit()}
+        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": commit}
         about |= _machine()
         text = json.dumps({**about, **provenance(), **record}, indent=2)
         disk.write_atomic(args.json, text.encode() + b"\n")
