@@ -3,8 +3,8 @@
     sail-jax bench all --out docs/performance
     python docs/performance.py
 
-`docs/performance/page.txt` is what was written by hand. Each line `{{ NAME }}` in it stands for what
-is made here of the records. The figures name the records that they are drawn from.
+`docs/performance/page.txt` was written by hand. Each line `{{ NAME }}` in it stands for what is
+made here of the records. The figures hold a digest of the records that they are drawn from.
 """
 
 import io
@@ -160,12 +160,20 @@ def scale(runs: Sequence[Record]) -> str:
         for axis, series in series_of(run):
             own = points(run, axis, series)
             law = [fits.get((axis, series, cost)) for cost in COSTS]
-            ends = [f"{own[k]['size']:,}" for k in (0, -1)]
+            ends = [short(own[k]["size"]) for k in (0, -1)]
             seconds = " to ".join(f"{own[k]['cpu_seconds']:.3g}" for k in (0, -1))
             exponents = [f"{f['exponent']:.2f} ± {f['half']:.2f}" if f else "" for f in law]
             rows.append([AXES[axis], series, *ends, seconds, *exponents])
         parts.append(f"{table(heading, rows)}\n{measured_on(run)}\n{_per_byte(run)}")
     return "\n".join(parts)
+
+
+def short(n: float) -> str:
+    """A number in few letters, such as 52 M."""
+    for unit, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if n >= 10 * 1e3 and n >= unit:
+            return f"{n / unit:.3g}{name}"
+    return f"{n:g}"
 
 
 def _per_byte(run: Record) -> str:
@@ -217,8 +225,9 @@ def caps(record: Record) -> str:
     over = counts.get("over", 0)
     heading = ["least cap, MB (peak, MB)", *(f"{size / 2**20:g} Mi entries" for size in sizes)]
     asked = ", ".join(dict.fromkeys(row["cap"] for row in rows))
+    made = table(heading, body)
     return (
-        f"{table(heading, body)}\nOf {tried} merges (caps: {asked}) {over} passed the cap; {kinds}. "
+        f"{made}\nOf {tried} merges (caps: {asked}) {over} passed the cap; {kinds}. "
         f"{measured_on(record)}\n"
     )
 

@@ -21,7 +21,7 @@ from sail_jax.cli.options import size
 from sail_jax.cli.progress import say
 
 LEAST = "least"
-WIDTH = 1024  # of the largest tensors, which are the embedding and the head
+WIDTH = 1024  # one side of the largest tensors: two of an MLP with many rows, one with long ones
 PATIENCE = 200  # seconds of a processor, after which a merge is stopped; its peak counts
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
@@ -62,7 +62,7 @@ def run(
             for key in keys:
                 rows.add(dict, **key)
             continue
-        models = checkpoints(folder, f"largest-{largest}", Llama(WIDTH, WIDTH, 1, largest // WIDTH))
+        models = checkpoints(folder, f"largest-{largest}", Llama(WIDTH, largest // WIDTH, 1, WIDTH))
         for method, job in jobs.items():
             path = folder / "recipes" / f"{largest}-{method}.yaml"
             recipe = write_recipe(path, job.recipe(models, ours=True))

@@ -78,7 +78,8 @@ def fitted(rows: Sequence[Row]) -> list[dict[str, Any]]:
         points = [row for row in own if not row["start"]]
         sizes = [row["size"] for row in points]
         for cost in COSTS:
-            start = starts[0][cost] if starts else 0.0
+            # Memory is not added up: what the start takes is taken again by what comes later.
+            start = starts[0][cost] if starts and cost != "peak_bytes" else 0.0
             law = power(sizes, [row[cost] for row in points], start)
             if law is not None:
                 fits.append({"axis": axis, "series": series, "cost": cost, **law._asdict()})

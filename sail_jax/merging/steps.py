@@ -32,6 +32,8 @@ NEEDS: tuple[Needs, ...] = ("entry", "row", "tensor")
 Scope = Literal["tree", "tensor"]
 """What statistics are taken over: the whole tree, or each tensor alone."""
 
+Workspace = Callable[[int, tuple[int, ...]], int]
+"""How many numbers a kernel holds, by the number of models and the shape of the leaf."""
 
 T = TypeVar("T")
 STATIC = MappingProxyType({"static": True})
@@ -452,6 +454,8 @@ class Step:
       propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
         of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
         steps need not be looked at.
+      workspace: Function from the number of models and the shape of a leaf to the numbers that the
+        kernel holds at once, beyond four for each entry and model; see `Workspace`.
       call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
         `combining.shown`.
     """
@@ -463,6 +467,7 @@ class Step:
     where: Callable[[str], bool] | None = field(default=None, metadata=STATIC)
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
     propagates_nonfinite: bool = field(default=False, metadata=STATIC)
+    workspace: Workspace | None = field(default=None, metadata=STATIC)
     call: str = field(default="", metadata=STATIC)
 
     def __repr__(self) -> str:
@@ -491,7 +496,7 @@ class Step:
           The step for which code is specialised.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
-        return replace(self, statistics=statistics, where=None, local=None, call="")
+        return replace(self, statistics=statistics, where=None, local=None, workspace=None, call="")
 
     def prepare(self, size: int) -> tuple[Any, ...]:
         """Computes what the statistics derive from the number of entries alone.

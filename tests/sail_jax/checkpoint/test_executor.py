@@ -434,7 +434,7 @@ def test_what_makes_the_output_is_counted():
     models, base = problem(SHAPES | LONG)
     works = merge_cases.works(methods.linear(), models, base)
     need, output = max(map(memory, works)), 1 << 30
-    with pytest.raises(MergeError, match="max_memory: an output of this format needs 1354 MiB"):
+    with pytest.raises(MergeError, match="max_memory: an output of this format needs 1384 MiB"):
         limits(works, CONSTANT + output - 1, output=output)
     least = limits(works, CONSTANT + output, 1, output=output)
     assert peak(works, least) == CONSTANT + output > peak(works, limits(works, None, 1))
@@ -625,3 +625,15 @@ def test_tensors_of_one_piece_share_the_program_of_those_of_many(monkeypatch):
         models, base = problem({"w": (size,)})
         streamed(merge, models, base)
     assert traced == [(3, 16), (3, 8)]
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (1024, 64), (256, 256)])
+def test_grams_of_inputs_are_counted(shape):
+    """The Gram matrices of `wudi` have the inputs of a matrix on both sides: those of a wide matrix
+    are larger than all models."""
+    base, *models = ({"w": np.zeros(shape, np.float32)} for _ in range(4))
+    plain, wudi = (
+        memory(merge_cases.works(method, models, base)[0])
+        for method in (methods.task_arithmetic(), methods.wudi())
+    )
+    assert wudi - plain >= 4 * 4 * shape[1] ** 2  # those of three models and their sum, in float32
