@@ -18,6 +18,9 @@ FOLDER = HERE / "performance"
 PAGE = HERE / "performance.md"
 NAMES = ("merge", "scale", "large", "caps")
 
+DRAWN = {"merges.svg": ("merge",), "scale.svg": ("scale", "large")}
+"""The records that each figure is drawn from."""
+
 Record = Mapping[str, Any]
 COSTS = ("cpu_seconds", "seconds", "peak_bytes")
 AXES = {
@@ -171,7 +174,7 @@ def scale(runs: Sequence[Record]) -> str:
 def short(n: float) -> str:
     """A number in few letters, such as 52 M."""
     for unit, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if n >= 10 * 1e3 and n >= unit:
+        if n >= max(unit, 10_000):
             return f"{n / unit:.3g}{name}"
     return f"{n:g}"
 
@@ -249,11 +252,12 @@ def figures(found: Mapping[str, Record]) -> dict[str, str]:
     Returns:
       SVG by file name. Each has the digests of its records as its description.
     """
-    scales = {name: found[name] for name in ("scale", "large") if name in found}
-    return {
-        "merges.svg": _svg(_draw_merges(found["merge"]), [found["merge"]]),
-        "scale.svg": _svg(_draw_scale(list(scales.values())), list(scales.values())),
-    }
+    draw = {"merges.svg": lambda runs: _draw_merges(runs[0]), "scale.svg": _draw_scale}
+    made = {}
+    for name, drawn in DRAWN.items():
+        runs = [found[record] for record in drawn if record in found]
+        made[name] = _svg(draw[name](runs), runs)
+    return made
 
 
 def digest(records: Sequence[Record]) -> str:
@@ -340,7 +344,8 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
                     line = np.geomspace(x[0], x[-1], 50)
                     law = fit["start"] + fit["factor"] * line ** fit["exponent"]
                     ax.plot(line, law, "--", color=color, lw=1.2)
-        ax.set(xscale="log", yscale="log")
+        style.logarithmic(ax, "x", "y")
+        ax.xaxis.set_major_formatter(lambda value, _: short(value))
         ax.set_xlabel(axis, fontsize=12)
         ax.tick_params(labelsize=11)
         ax.margins(y=0.3)

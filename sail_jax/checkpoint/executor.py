@@ -151,14 +151,7 @@ def memory(work: Work, wide: bool = False) -> int:
 
 
 def program(works: Sequence[Work]) -> int:
-    """Computes how many bytes the program takes, whatever the size of tensors is.
-
-    Args:
-      works: All that is to be done.
-
-    Returns:
-      The bytes: `CONSTANT`, and `MATRICES` if any matrix is decomposed.
-    """
+    """Computes the bytes that the process takes whatever the size of tensors is."""
     return CONSTANT + MATRICES * any(work.needs == "tensor" for work in works)
 
 
