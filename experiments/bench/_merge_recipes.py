@@ -96,6 +96,6 @@ JOBS: dict[str, Job] = {
     "pcb": Job("pcb", alone=True),
     "trajectory": Job("trajectory", base="models", alone=True),
     "tsv_m": Job("tsv_m", alone=True),
-    "wudi": Job("wudi", alone=True),
+    "wudi": Job("wudi", {"steps": 3}, alone=True),  # of 300: memory is that of one
 }
 DEFAULT = tuple(JOBS)[:10]
