@@ -56,7 +56,7 @@ class Bench(NamedTuple):
     ) -> None:
         """Measures a command that writes `out`, unless its row is there; `more` joins the row."""
         row = self.rows.add(lambda: {**self._measured(command), **more}, **key)
-        say(f"  {key['axis']} {key['series']} {key['size']:,}: {told(row)}")
+        say(f"  {key['axis']} {key['series']} {key['size']:,}: {in_words(row)}")
 
     def _measured(self, command: Sequence[str]) -> dict[str, Any]:
         samples: list[Sample] = []
@@ -121,7 +121,7 @@ def costs(cpu: Sequence[float], seconds: Sequence[float], peak: int) -> dict[str
 CLI = [sys.executable, "-m", "sail_jax.cli"]
 
 
-def told(row: Mapping[str, Any]) -> str:
+def in_words(row: Mapping[str, Any]) -> str:
     """A row's costs in words."""
     if "failure" in row:
         return row["failure"]
@@ -276,7 +276,7 @@ def _inside(axis: str, series: str) -> Callable[[Bench, Sequence[int]], None]:
                 lambda size=size, devices=devices: _computed(bench, axis, size, devices),
                 **bench.key(axis, series, size),
             )
-            say(f"  {axis} {size:,}: {told(row)}")
+            say(f"  {axis} {size:,}: {in_words(row)}")
 
     return measure
 

@@ -7,6 +7,7 @@ of them for mergekit; `full` takes hours.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -60,7 +61,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         say(f"bench {words} ...")
         start = time.perf_counter()
         command = [sys.executable, "-m", "sail_jax.cli", "bench", *words.split()]
-        done = subprocess.run([*command, "--json", str(args.out / f"{name}.json")], check=False)
+        # Records hold their arguments: a relative path names nothing of this machine.
+        path = os.path.relpath(args.out / f"{name}.json")
+        done = subprocess.run([*command, "--json", path], check=False)
         took[name] = {"seconds": time.perf_counter() - start, "code": done.returncode}
         print(f"bench {words}: {took[name]['seconds']:.0f} s\n", flush=True)
     return {"good": not any(run["code"] for run in took.values()), "took": took}

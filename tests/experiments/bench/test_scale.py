@@ -1,6 +1,7 @@
 """Benchmarks of growing costs and of memory caps: their fits, their verdicts, what they keep."""
 
 import contextlib
+import importlib
 import io
 import json
 import sys
@@ -12,11 +13,13 @@ from scipy import stats
 from experiments.bench import _merge_caps as caps
 from experiments.bench import _merge_recipes as recipes
 from experiments.bench import _scale_axes as axes
+from experiments.bench import all as every
 from experiments.bench import scale
 from experiments.bench._fits import power
 from experiments.bench._measuring import Rows, Sample, process
 from sail_jax import methods
 from sail_jax.cli.main import main
+from sail_jax.cli.options import Parser
 from sail_jax.disk import RefusedError
 
 
@@ -91,6 +94,15 @@ def test_a_cap_is_kept_refused_or_passed(kind, peak, status, said):
 def test_caps_are_tried_on_every_method_of_recipes():
     beside = {"fisher", "regmean"}  # these need statistics of data, which a recipe cannot name
     assert {job.method for job in recipes.JOBS.values()} == methods.METHODS.keys() - beside
+
+
+def test_what_the_page_is_made_of_can_be_asked_for():
+    for words in (words for preset in every.PRESETS.values() for words in preset.values()):
+        name, *args = words.split()
+        module = importlib.import_module(f"experiments.bench.{name}")
+        parser = Parser(f"bench {name}")
+        module.options(parser)
+        assert parser.read(args)
 
 
 @pytest.fixture
