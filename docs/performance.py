@@ -1,6 +1,7 @@
 """Makes the page on performance, of the records of benchmarks in `docs/performance`.
 
     sail-jax bench all --out docs/performance
+    sail-jax bench all --preset long --out docs/performance     # what seldom changes
     python docs/performance.py
 
 `docs/performance/page.txt` was written by hand. Each line `{{ NAME }}` in it stands for what is
@@ -54,6 +55,7 @@ def page(found: Mapping[str, Record], written: str) -> str:
       The page in Markdown.
     """
     made = {
+        "inputs": inputs(found["merge"]),
         "merges": merges(found["merge"]),
         "allocators": allocators(found["merge"]),
         "scale": scale([found[name] for name in ("scale", "large") if name in found]),
@@ -72,6 +74,8 @@ def measured_on(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     peer = record.get("peer", {})
     more = "".join(f", {name} {version}" for name, version in peer.items())
+    if record.get("load") is not None:
+        more += f"; the load average was {record['load']:.2g} at the start"
     return (
         f"Measured at commit {record.get('commit') or 'unknown'} on {machine['cores']} cores of "
         f"{machine['processor']}, Python {versions['python']}, jax {versions['jax']}{more}."
@@ -87,10 +91,23 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # --- merges, compared with a copy and with mergekit
 
 
+def largest(record: Record) -> Record:
+    """The part of a record about its largest models."""
+    return max(record["speed"], key=lambda each: each["parameters"])
+
+
+def inputs(record: Record) -> str:
+    """A sentence on what is merged."""
+    n = largest(record)["parameters"]
+    return (
+        "Four Llama-shaped bfloat16 checkpoints (a base and three models) of "
+        f"{short(n)} parameters, {2 * n / 1e9:.2g} GB each, are merged into one."
+    )
+
+
 def tracks(record: Record) -> dict[str, Record]:
     """What the commands of the largest size took, by name; without those that failed."""
-    speed = max(record["speed"], key=lambda each: each["parameters"])
-    return {name: t for name, t in speed["tracks"].items() if "failure" not in t}
+    return {n: t for n, t in largest(record)["tracks"].items() if "failure" not in t}
 
 
 def compared(record: Record) -> list[tuple[str, Record, Record | None, Record]]:

@@ -3,7 +3,8 @@
 Each has a process of its own, and its record is a JSON file in --out. Records of other benchmarks
 that are there stay. `python docs/performance.py` makes the page of the records in
 `docs/performance`. On an idle machine of two cores, the preset `page` takes about 25 minutes, most
-of them for mergekit; `full` takes hours.
+of them for mergekit. `long` takes an hour or more: merges of 3 B parameters, which need 26 GB on
+the disk, and every method under every memory limit.
 """
 
 import argparse
@@ -33,9 +34,8 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "merge": f"{_MERGE} --repeat 3 --peer-repeat 1",
         "scale": "scale --preset page --repeats 2",
     },
-    "full": {
-        "merge": f"{_MERGE} --repeat 5 --peer-repeat 3",
-        "scale": "scale --preset full",
+    "long": {
+        "large": "scale --preset full --axes parameters --repeats 2",
         "caps": "merge --caps",
     },
 }

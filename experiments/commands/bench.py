@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -45,11 +46,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     module.options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv[1:])
-    commit = _commit()
+    commit, busy = _commit(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     record = module.measure(args)
     if args.json:
         about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": commit}
-        about |= _machine()
+        about |= {"load": busy, **_machine()}
         text = json.dumps({**about, **provenance(), **record}, indent=2)
         disk.write_atomic(args.json, text.encode() + b"\n")
     return 0 if record.get("good", True) else 1
