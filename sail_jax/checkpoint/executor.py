@@ -33,8 +33,8 @@ from sail_jax.merging.work import (
     workspace,
 )
 
-CONSTANT = 360 << 20  # bytes of an interpreter with JAX that compiles kernels, as measured
-MATRICES = 60 << 20  # bytes that it takes more to compile what decomposes matrices
+CONSTANT = 330 << 20  # bytes of an interpreter with JAX that compiles kernels, as measured
+STATISTICS = 50 << 20  # bytes that it takes more to compile statistics, such as ranks
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
 
 
@@ -152,7 +152,9 @@ def memory(work: Work, wide: bool = False) -> int:
 
 def program(works: Sequence[Work]) -> int:
     """Computes the bytes that the process takes whatever the size of tensors is."""
-    return CONSTANT + MATRICES * any(work.needs == "tensor" for work in works)
+    return CONSTANT + STATISTICS * any(
+        bool(step.statistics) for work in works for step in work.steps
+    )
 
 
 def limits(

@@ -434,7 +434,7 @@ def test_what_makes_the_output_is_counted():
     models, base = problem(SHAPES | LONG)
     works = merge_cases.works(methods.linear(), models, base)
     need, output = max(map(memory, works)), 1 << 30
-    with pytest.raises(MergeError, match="max_memory: an output of this format needs 1384 MiB"):
+    with pytest.raises(MergeError, match="max_memory: an output of this format needs 1354 MiB"):
         limits(works, CONSTANT + output - 1, output=output)
     least = limits(works, CONSTANT + output, 1, output=output)
     assert peak(works, least) == CONSTANT + output > peak(works, limits(works, None, 1))
