@@ -154,6 +154,8 @@ def allocators(record: Record) -> str:
     for name in [n.removeprefix("untuned ours ") for n in ran if n.startswith("untuned ours ")]:
         four = [f"ours {name}", f"untuned ours {name}", f"tuned peer {name}", f"peer {name}"]
         rows.append([name, *(" / ".join(_cost(ran[n])) if n in ran else "" for n in four)])
+    if not rows:
+        return "These records were made without it (`--allocators`).\n"
     heading = ["wall s / CPU s / GB", "sail-jax, tuned (its default)", "sail-jax, glibc's"]
     return table([*heading, "mergekit, tuned", "mergekit, glibc's (its default)"], rows)
 
