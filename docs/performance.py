@@ -139,7 +139,7 @@ def merges(record: Record) -> str:
     heading += ["mergekit wall s", "CPU s", "peak GB", "x sail-jax"]
     repeats = sorted({ours["repeats"] for _, ours, _, _ in compared(record)})
     runs = " or ".join(map(str, repeats))
-    return f"{table(heading, rows)}\n{measured_on(record)} Medians of {runs} runs of sail-jax.\n"
+    return f"{table(heading, rows)}\n{measured_on(record)} Medians of runs of sail-jax: {runs}.\n"
 
 
 def _cost(track: Record) -> list[str]:
@@ -249,7 +249,7 @@ def caps(record: Record) -> str:
     asked = ", ".join(dict.fromkeys(row["cap"] for row in rows))
     made = table(heading, body)
     return (
-        f"{made}\nOf {tried} merges (caps: {asked}) {over} passed the cap; {kinds}. "
+        f"{made}\nOf {tried} merges by these methods (caps: {asked}) {over} passed the cap; {kinds}. "
         f"{measured_on(record)}\n"
     )
 
@@ -323,13 +323,16 @@ def _draw_merges(record: Record) -> Any:
         ax.set_xlabel(unit, fontsize=12)
         ax.set_ylim(-0.6, len(rows) - 0.4)
     axes[0, 0].plot([], [], "s", ms=8, color=orange, label="mergekit")
-    fig.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=12)
+    options = {"frameon": False, "fontsize": 11, "handletextpad": 0.3, "columnspacing": 1.0}
+    known = axes[0, 0].get_legend_handles_labels()
+    fig.legend(*known, loc="outside upper center", ncols=3, **options)
     return fig
 
 
 def _draw_scale(runs: Sequence[Record]) -> Any:
     """A panel for every axis: CPU-seconds as points, and the fitted law as a dashed line."""
     import numpy as np
+    from matplotlib.ticker import LogLocator
 
     from sail_jax.drawing import style
 
@@ -364,6 +367,9 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
                     law = fit["start"] + fit["factor"] * line ** fit["exponent"]
                     ax.plot(line, law, "--", color=color, lw=1.2)
         style.logarithmic(ax, "x", "y")
+        low, high = ax.get_xlim()
+        if high > 50 * low:  # one label for each power of ten
+            ax.xaxis.set_major_locator(LogLocator(10, (1,), numticks=5))
         ax.xaxis.set_major_formatter(lambda value, _: short(value))
         ax.set_xlabel(axis, fontsize=12)
         ax.tick_params(labelsize=11)
