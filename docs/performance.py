@@ -248,7 +248,10 @@ def caps(record: Record) -> str:
     heading = ["least cap, MB (peak, MB)", *(f"{size / 2**20:g} Mi entries" for size in sizes)]
     asked = ", ".join(dict.fromkeys(row["cap"] for row in rows))
     made = table(heading, body)
-    return f"{made}\nof {tried} the cap; {kinds}. {measured_on(record)}\n"
+    return (
+        f"{made}\nOf {tried} merges by these methods (caps: {asked}), {over} passed the cap: "
+        f"{kinds}. {measured_on(record)}\n"
+    )
 
 
 def _least(row: Record) -> str:

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,11 @@ from sail_jax.disk import RefusedError
 def test_exponents_and_intervals_are_those_of_regression():
     x = np.asarray([1e6, 3e6, 1e7, 5e7, 2e8])
     cost = 0.7 + 2e-6 * x**0.9 * np.asarray([1.1, 0.9, 1.05, 0.97, 1.0])
-    law = power(x, cost, 0.7)
+    law = power(x.tolist(), cost.tolist(), 0.7)
     kept = cost >= 1.4
     assert law is not None
     assert law.points == kept.sum() == 4  # those below twice the start say little
-    other = stats.linregress(np.log(x[kept]), np.log(cost[kept] - 0.7))
+    other: Any = stats.linregress(np.log(x[kept]), np.log(cost[kept] - 0.7))
     np.testing.assert_allclose(law.exponent, other.slope, rtol=1e-9)
     np.testing.assert_allclose(law.half, other.stderr * stats.t.ppf(0.975, 2), rtol=1e-9)
     np.testing.assert_allclose(law.factor, np.exp(other.intercept), rtol=1e-9)
