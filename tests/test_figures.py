@@ -135,3 +135,15 @@ def test_pictures_are_kept_small(tmp_path):
     assert gallery.keep(tmp_path, tmp_path / "kept") == ["ledger"]
     with Image.open(tmp_path / "kept" / "ledger.png") as image:
         assert image.size == (gallery.WIDTH, gallery.WIDTH // 2)
+
+
+def test_the_page_on_performance_is_made_of_its_records():
+    page = _module("performance")
+    found = page.records()
+    assert {"merge", "scale", "caps"} <= found.keys()
+    made = page.page(found, (page.FOLDER / "page.txt").read_text())
+    assert page.PAGE.read_text() == made, "run python docs/performance.py"
+    for name, drawn in page.DRAWN.items():
+        # Other versions of Matplotlib draw other bytes: the digest tells what was drawn.
+        digest = page.digest([found[record] for record in drawn if record in found])
+        assert digest in (page.FOLDER / name).read_text(), f"{name}: run python docs/performance.py"

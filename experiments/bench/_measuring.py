@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sail_jax.checks import nearest
 from sail_jax.cli.options import natural
@@ -139,11 +139,45 @@ def check_space(folder: Path, need: float) -> None:
         raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
+class Rows:
+    """Rows of a long benchmark, each written to a file when it is measured.
+
+    Args:
+      path: The file, a line of JSON for each row.
+      resume: Whether the rows that are in the file already are taken from it. Otherwise it is
+        written anew.
+    """
+
+    def __init__(self, path: Path, resume: bool = False) -> None:
+        self._path, self.all = path, list[dict[str, Any]]()
+        lines = path.read_text().splitlines() if resume and path.exists() else []
+        # An interrupted run may have left half a line at the end.
+        self._old = [json.loads(line) for line in lines if line.endswith("}")]
+        path.write_text("".join(json.dumps(row) + "\n" for row in self._old))
+
+    def has(self, **key: Any) -> bool:
+        """Whether the file of an earlier run has this row."""
+        return any(key.items() <= row.items() for row in self._old)
+
+    def add(self, measure: Callable[[], Mapping[str, Any]], **key: Any) -> dict[str, Any]:
+        """Measures a row, or takes it from the file, and returns it."""
+        found = next((row for row in self._old if key.items() <= row.items()), None)
+        if found is None:
+            found = {**key, **measure()}
+            with self._path.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        self.all.append(found)
+        return found
+
+
 # A child's peak counts the memory of the process that started it, as it was at that moment; so a
 # bare interpreter starts it, not the benchmark, which has drawn gigabytes of random numbers.
 _STARTER = """
 import json, os, sys, time
-log, *command = sys.argv[1:]
+most, log, *command = sys.argv[1:]
+if most != "0":
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (int(most), int(most)))
 to_log = (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 both = (os.POSIX_SPAWN_DUP2, 1, 2)
 start = time.perf_counter()
@@ -151,7 +185,8 @@ child = os.posix_spawnp(command[0], command, os.environ, file_actions=[to_log, b
 _, status, usage = os.wait4(child, 0)
 seconds = time.perf_counter() - start
 unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
-print(json.dumps([seconds, usage.ru_maxrss * unit, os.waitstatus_to_exitcode(status)]))
+cpu = usage.ru_utime + usage.ru_stime
+print(json.dumps([seconds, usage.ru_maxrss * unit, os.waitstatus_to_exitcode(status), cpu]))
 """
 
 
@@ -162,14 +197,23 @@ class Sample(NamedTuple):
       seconds: Its wall time.
       peak: Its largest resident memory in bytes.
       failure: Why it failed; "" if it did not.
+      cpu: The seconds of a processor that all its threads used.
+      status: Its exit code; below 0 the signal that stopped it.
     """
 
     seconds: float
     peak: int
     failure: str
+    cpu: float = float("nan")
+    status: int = -1
 
 
-def process(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Sample:
+def process(
+    command: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    most: int = 0,
+) -> Sample:
     """Runs a command to its end, and measures it.
 
     What the system has still to write is flushed to disk before the clock starts.
@@ -178,20 +222,22 @@ def process(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
       command: The words of the command.
       log: The file for its output.
       env: Variables to be added to this process's environment.
+      most: Seconds of a processor after which the system stops the command; 0 for no end.
 
     Returns:
       The measurement. A command that fails is reported in it, not raised.
     """
     if hasattr(os, "sync"):
         os.sync()
-    start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
+    start = [sys.executable, "-I", "-S", "-c", _STARTER, str(most), str(log), *command]
     # Whoever forbids compiled Python here would have every run compile it anew.
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(start, env={**inherited, **(env or {})}, capture_output=True, text=True)
     if done.returncode:
         return Sample(float("nan"), 0, done.stderr.strip().splitlines()[-1])
-    seconds, peak, status = json.loads(done.stdout)
+    seconds, peak, status, cpu = json.loads(done.stdout)
     if status == 0:
-        return Sample(seconds, peak, "")
+        return Sample(seconds, peak, "", cpu, status)
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return Sample(seconds, peak, f"exit {status}: {said[-1].strip() if said else 'silent'}")
+    failure = f"exit {status}: {said[-1].strip() if said else 'silent'}"
+    return Sample(seconds, peak, failure, cpu, status)

@@ -17,6 +17,7 @@ class Job(NamedTuple):
       files: How many of the base and the three tuned models are read.
       base: What the base is: the "base", one of the "models", "both", or not used ("").
       ours: Keys of the recipe that only sail-jax has.
+      alone: Whether only sail-jax has the method.
       beside: The job whose time is taken for the peer's, where the peer has no such method.
       limit: The largest wanted ratio of the job's time to that of reading the inputs and writing
         the output, flushed to disk; infinity where nothing is wanted.
@@ -30,6 +31,7 @@ class Job(NamedTuple):
     files: int = 4
     base: str = "base"  # the base is a "base", one of the "models", "both", or not used ("")
     ours: Mapping[str, Any] = {}  # keys of the recipe that only we have
+    alone: bool = False
     beside: str = ""  # the job whose time the peer's is, where the peer has not this one
     limit: float = np.inf
     peer: float = 0.0
@@ -85,5 +87,15 @@ JOBS: dict[str, Job] = {
     "ram": Job("ram", peak=_LEAF),
     "ramplus_tl": Job("ramplus_tl"),
     "passthrough": Job("passthrough", {"scale": 0.5}, files=1, base="models", peak=_LEAF),
+    "consensus": Job("consensus", alone=True),
+    "expo": Job("expo", files=2, alone=True),
+    "iso_c": Job("iso_c", alone=True),
+    "iso_cts": Job("iso_cts", alone=True),
+    "magmax": Job("magmax", alone=True),
+    "opcm": Job("opcm", alone=True),
+    "pcb": Job("pcb", alone=True),
+    "trajectory": Job("trajectory", base="models", alone=True),
+    "tsv_m": Job("tsv_m", alone=True),
+    "wudi": Job("wudi", {"steps": 3}, alone=True),  # of 300: memory is that of one
 }
 DEFAULT = tuple(JOBS)[:10]

@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,13 @@ from experiments.bench._merge_peer import OFFLINE, TUNED, Peer
 from experiments.bench._merge_recipes import Job
 from sail_jax.cli.progress import say
 
-MODELS = ("base", "tuned-0", "tuned-1", "tuned-2")
 SIZES = {
     "tiny": Llama(64, 160, 2, 512),
     "50m": Llama(512, 1376, 6),
     "0.5b": Llama(1536, 4096, 14, heads=12),
 }
-
+# Any such variable makes the command leave glibc's allocator as it is; this is its default.
+UNTUNED = {"MALLOC_ARENA_TEST": "0"}
 
 # Reads all files but the last into one reused buffer and writes the first to the last.
 _COPIER = """
@@ -45,12 +46,15 @@ class Turns(NamedTuple):
     Attributes:
       ours: The number of timed runs of sail-jax, and of copying.
       peer: The number of timed runs of mergekit.
-      tuned: Whether mergekit runs with a tuned memory allocator as well.
+      beside: The methods that mergekit runs, too.
+      both: The methods that both programs run with either allocator: glibc's default and one that
+        keeps freed memory. By default mergekit has the former, and sail-jax the latter.
     """
 
     ours: int
     peer: int
-    tuned: bool
+    beside: Collection[str] = ()
+    both: Collection[str] = ()
 
 
 class Track(NamedTuple):
@@ -78,6 +82,7 @@ class Track(NamedTuple):
             return {"failure": failure}
         return {
             **summary([s.seconds for s in self.samples]),
+            "cpu_seconds": statistics.median(s.cpu for s in self.samples),
             "repeats": len(self.samples),
             "peak_bytes": max(s.peak for s in self.samples),
         }
@@ -92,13 +97,14 @@ def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _COPIER, *words]
 
 
-def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
+def checkpoints(folder: Path, name: str, llama: Llama, count: int = 4) -> list[Path]:
     """Writes the base and the tuned models, unless they are there.
 
     Args:
       folder: The folder for models of all sizes.
       name: The name of the size, which is the folder of its models.
       llama: The sizes of the models.
+      count: The number of models, with the base.
 
     Returns:
       The folders of the models, the base first.
@@ -106,7 +112,8 @@ def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
     Raises:
       StoreError: If there is too little space for the models and for outputs of merges.
     """
-    folders = [folder / name / model for model in MODELS]
+    names = ["base", *(f"tuned-{i}" for i in range(count - 1))]
+    folders = [folder / name / model for model in names]
     size = 2 * llama.parameters  # bytes
     need = (2 + sum(not f.exists() for f in folders)) * size
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,13 +180,16 @@ def run(
             track(name, copying(files[:count], out / "copy", sync=sync), turns.ours)
     for name, job in jobs.items():
         recipe = write_recipe(recipes / f"{size}-{name}.yaml", job.recipe(models, ours=True))
-        track(f"ours {name}", [*ours, str(recipe), str(out / "merged")], turns.ours)
-        if peer is None or job.beside:
+        command = [*ours, str(recipe), str(out / "merged")]
+        track(f"ours {name}", command, turns.ours)
+        if name in turns.both:
+            track(f"untuned ours {name}", command, turns.ours, UNTUNED)
+        if peer is None or name not in turns.beside or job.beside or job.alone:
             continue
         plain = write_recipe(recipes / f"{size}-{name}-peer.yaml", job.recipe(models, ours=False))
         command = peer.command(plain, out / "merged")
         track(f"peer {name}", command, turns.peer, OFFLINE)
-        if turns.tuned:
+        if name in turns.both:
             track(f"tuned peer {name}", command, turns.peer, {**OFFLINE, **TUNED})
 
     def once(track: Track) -> Sample:

@@ -4,7 +4,8 @@ Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models t
 merges them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
 resident memory. Ratios are to a program that only reads the inputs and writes one output and, with
 --peer, to mergekit on the same recipe. All programs take turns in one run, and the inputs are in
-the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --device.
+the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --caps and
+--device.
 """
 
 import argparse
@@ -36,12 +37,25 @@ def options(parser: Parser) -> None:
     add(
         "--methods",
         type=some_of(JOBS),
-        default=DEFAULT,
         help="comma-separated, of: " + ", ".join(JOBS),
     )
     add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
-    add("--peer", action="store_true", help="install mergekit there and run it as well")
-    add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
+    add(
+        "--peer",
+        type=some_of(JOBS),
+        nargs="?",
+        const=tuple(JOBS),
+        default=(),
+        metavar="METHODS",
+        help="install mergekit there and run it as well; default: with all methods",
+    )
+    add(
+        "--allocators",
+        type=some_of(JOBS),
+        default=(),
+        metavar="METHODS",
+        help="those that both programs also run with the memory allocator of the other",
+    )
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
     add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
     add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
@@ -52,7 +66,14 @@ def options(parser: Parser) -> None:
         help="only those cases whose name has it, for --parity",
     )
     add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
-    add("--max-memory", default="512MB,1GB", help="caps for --memory-curve to try")
+    add("--caps", action="store_true", help="all methods under each --max-memory: is it kept?")
+    add("--largest", default="1,16,64,128", help="of --caps: MiB entries of the largest tensor")
+    add("--resume", action="store_true", help="of --caps: measure only what is not in --dir yet")
+    add(
+        "--max-memory",
+        help="what --memory-curve (default: 512MB,1GB) and --caps (default: "
+        "least,400MB,600MB,1GB) try",
+    )
     add("--device", action="store_true", help="merge arrays in device memory, no files")
     add("--command", help="run this instead of ours, with RECIPE and OUT appended")
 
@@ -71,7 +92,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if why := disk.foreign(args.dir, links=True):
             raise disk.RefusedError(f"{args.dir} {why}; choose another --dir")
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
-    jobs = {name: JOBS[name] for name in args.methods}
+    jobs = {name: JOBS[name] for name in args.methods or (JOBS if args.caps else DEFAULT)}
     ours = [sys.executable, "-m", "sail_jax.cli", "merge"]
     if args.command:
         ours = shlex.split(args.command)
@@ -83,11 +104,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory_curve:
         from experiments.bench import _merge_memory
 
-        caps = ["", *filter(None, args.max_memory.split(","))]
+        caps = ["", *filter(None, (args.max_memory or "512MB,1GB").split(","))]
         return _merge_memory.run(args.dir, ours, jobs, caps, args.memory_curve)
+    if args.caps:
+        from experiments.bench import _merge_caps
+
+        caps = (args.max_memory or f"{_merge_caps.LEAST},400MB,600MB,1GB").split(",")
+        entries = [natural(n) << 20 for n in args.largest.split(",")]
+        return _merge_caps.run(args.dir, ours, jobs, caps, entries, resume=args.resume)
     record: dict[str, Any] = {}
     peer = None
-    if args.peer or args.tuned_peer or args.parity:
+    if args.peer or args.parity:
         from experiments.bench._merge_peer import Peer
 
         say("mergekit: preparing its environment ...")
@@ -100,6 +127,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return {**record, **_merge_parity.run(args.dir / "parity", ours, peer, args.cases)}
     results = []
     for size in sizes:
-        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.tuned_peer)
+        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.peer, args.allocators)
         results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
     return {**record, "good": all(result["good"] for result in results), "speed": results}

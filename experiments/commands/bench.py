@@ -4,9 +4,12 @@ $ sail-jax bench merge
 """
 
 import ast
+import contextlib
 import importlib
 import json
+import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,12 +49,32 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     module.options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv[1:])
+    commit, busy = _commit(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     record = module.measure(args)
     if args.json:
-        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), **_machine()}
+        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": commit}
+        about |= {"load": busy, **_machine()}
         text = json.dumps({**about, **provenance(), **record}, indent=2)
         disk.write_atomic(args.json, text.encode() + b"\n")
     return 0 if record.get("good", True) else 1
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that runs, with "-dirty" if it was changed; else None."""
+    words = [
+        "git",
+        "-C",
+        str(FOLDER),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    with contextlib.suppress(OSError):  # without git
+        said = subprocess.run(words, capture_output=True, text=True, check=False)
+        return said.stdout.strip() or None
+    return None
 
 
 def _machine() -> dict[str, dict[str, str | int]]:

@@ -31,9 +31,11 @@ from sail_jax.merging.work import (
     kept_bytes,
     read_as,
     visiting_bytes,
+    workspace,
 )
 
-CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, as measured
+CONSTANT = 330 << 20  # bytes of an interpreter with JAX that compiles kernels, as measured
+STATISTICS = 50 << 20  # bytes that it takes more to compile statistics, such as ranks
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
 
 
@@ -125,7 +127,7 @@ def memory(work: Work, wide: bool = False) -> int:
       wide: Whether it is computed in float64, whatever its inputs are.
 
     Returns:
-      The bytes, without those of the program itself (`CONSTANT`).
+      The bytes, without those of the program itself (`program`).
     """
     inputs = len(work.inputs)
     entries = min(work.size, ENTRIES) if work.needs == "entry" else work.size
@@ -140,11 +142,20 @@ def memory(work: Work, wide: bool = False) -> int:
     # Of the whole tensor: what inputs that are computed hold, and what statistics keep between
     # visits. Of the entries at hand: inputs as they are read and one before it is cast (`width`,
     # `cast`); for each model task vectors and weights in float32 with what kernels hold beside them
-    # (`each`); the outcome (12). `wide` doubles what is in float32 otherwise.
+    # (`each`); the outcome (12); and what matrices take on the way (`workspace`). `wide` doubles
+    # what is in float32 otherwise.
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
+    needs += 4 * (1 + wide) * workspace(work)
     each = (3 * 4 + visiting_bytes(work)) * len(work.models)
     return needs + entries * (inputs * width + cast + (1 + wide) * (each + 12))
+
+
+def program(works: Sequence[Work]) -> int:
+    """Computes the bytes that the process takes whatever the size of tensors is."""
+    return CONSTANT + STATISTICS * any(
+        bool(step.statistics) for work in works for step in work.steps
+    )
 
 
 def limits(
@@ -179,17 +190,18 @@ def limits(
     needs = sorted((memory(work, wide) + sink for work in works), reverse=True) or [0]
     if max_memory is None:
         return Limits(wanted, KEPT, output=output, sink=sink)
-    room = max_memory - CONSTANT
+    own = program(works)
+    room = max_memory - own
     largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
         raise MergeRefusedError(
-            f"{argument('max_memory')}: {largest.name} needs {_mib(CONSTANT + needs[0])} "
-            f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
+            f"{argument('max_memory')}: {largest.name} needs {_mib(own + needs[0])} "
+            f"({_mib(own)} of it for the program), got {_mib(max_memory)}"
         )
     if room < output:
         raise MergeRefusedError(
-            f"{argument('max_memory')}: an output of this format needs {_mib(CONSTANT + output)} "
-            f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
+            f"{argument('max_memory')}: an output of this format needs {_mib(own + output)} "
+            f"({_mib(own)} of it for the program), got {_mib(max_memory)}"
         )
     # Workers may meet the largest tensors all at once, so these have to fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
@@ -210,7 +222,7 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
     needs = sorted(map(memory, works), reverse=True)
     at_work = sum(needs[: limits.threads]) + limits.threads * (limits.hold + limits.sink)
     # Workers have given back what they held when the output is made.
-    return CONSTANT + max(at_work, limits.output)
+    return program(works) + max(at_work, limits.output)
 
 
 def summary(works: Sequence[Work], limits: Limits) -> str:

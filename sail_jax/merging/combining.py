@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.merging.evaluate import Leaf, evaluate
 from sail_jax.merging.leafwise import check_paths
-from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, called, kernel
+from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, Workspace, called, kernel
 from sail_jax.merging.task_vectors import TaskVectors, in_float64
 from sail_jax.trees import leaf_paths
 
@@ -176,6 +176,7 @@ def transform(
     scope: Scope = "tensor",
     local: Callable[[str], Any] | None = None,
     ranked: Kernel | None = None,
+    workspace: Workspace | None = None,
 ) -> Transform:
     """Makes a transform of one step.
 
@@ -187,11 +188,13 @@ def transform(
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
       local: Function from the path of a leaf to arrays that belong to it; see `steps.PerLeaf`.
       ranked: Kernel of what is ranked in rows; see `steps.Step`.
+      workspace: What the kernel holds at once, besides what every kernel does; see `steps.Step`.
 
     Returns:
       The transform.
     """
-    return Transform((Step(kernel, statistics, needs, scope, local=local, ranked=ranked),))
+    step = Step(kernel, statistics, needs, scope, local=local, ranked=ranked, workspace=workspace)
+    return Transform((step,))
 
 
 def reduce(
@@ -201,6 +204,7 @@ def reduce(
     scope: Scope = "tensor",
     local: Callable[[str], Any] | None = None,
     propagates_nonfinite: bool = False,
+    workspace: Workspace | None = None,
 ) -> Reduction:
     """Makes a reduction of one step.
 
@@ -211,12 +215,19 @@ def reduce(
       scope: See `transform`.
       local: See `transform`.
       propagates_nonfinite: See `steps.Step`.
+      workspace: See `transform`.
 
     Returns:
       The reduction.
     """
     step = Step(
-        kernel, statistics, needs, scope, local=local, propagates_nonfinite=propagates_nonfinite
+        kernel,
+        statistics,
+        needs,
+        scope,
+        local=local,
+        propagates_nonfinite=propagates_nonfinite,
+        workspace=workspace,
     )
     return Reduction((step,))
 

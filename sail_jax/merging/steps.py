@@ -32,6 +32,8 @@ NEEDS: tuple[Needs, ...] = ("entry", "row", "tensor")
 Scope = Literal["tree", "tensor"]
 """What statistics are taken over: the whole tree, or each tensor alone."""
 
+Workspace = Callable[[int, tuple[int, ...]], int]
+"""How many numbers a kernel holds, by the number of models and the shape of the leaf."""
 
 T = TypeVar("T")
 STATIC = MappingProxyType({"static": True})
@@ -492,6 +494,8 @@ class Step:
       ranked: Kernel `(piece, delta, weight) -> [task, ...]`, sizes whose ranks in their rows
         (`row_ranks`) the summaries need, or the kernel if there are none. Where NumPy can find the
         ranks first, they are `Piece.local`; if that is None, they are not known yet.
+      workspace: Function from the number of models and the shape of a leaf to the numbers that the
+        kernel holds at once, beyond four for each entry and model; see `Workspace`.
       call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
         `combining.shown`.
     """
@@ -504,6 +508,7 @@ class Step:
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
     propagates_nonfinite: bool = field(default=False, metadata=STATIC)
     ranked: Kernel | None = None
+    workspace: Workspace | None = field(default=None, metadata=STATIC)
     call: str = field(default="", metadata=STATIC)
 
     def __repr__(self) -> str:
@@ -532,7 +537,15 @@ class Step:
           The step for which code is specialised.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
-        return replace(self, statistics=statistics, where=None, local=None, ranked=None, call="")
+        return replace(
+            self,
+            statistics=statistics,
+            where=None,
+            local=None,
+            ranked=None,
+            workspace=None,
+            call="",
+        )
 
     def prepare(self, size: int) -> tuple[Any, ...]:
         """Computes what the statistics derive from the number of entries alone.

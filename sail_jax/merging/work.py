@@ -213,6 +213,19 @@ def visiting_bytes(work: Work) -> int:
     return sum(s.visiting_bytes(work.size) for step in work.steps for s in step.statistics)
 
 
+def workspace(work: Work) -> int:
+    """Returns how many numbers kernels hold at once, besides what all of them do.
+
+    Args:
+      work: What is done.
+
+    Returns:
+      The most of any step.
+    """
+    held = [s.workspace for s in work.steps if s.workspace is not None and s.applies(work.name)]
+    return max((count(len(work.models), work.shape) for count in held), default=0)
+
+
 def read_as(work: Work) -> np.dtype:
     """Chooses the dtype that the inputs of a tensor are read as.
 

@@ -13,7 +13,7 @@ noise: for tensors that did not move, deltas of low rank, and copies.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,8 @@ def tsv_m(*, ratio: float | None = None, scale: Scale = 1.0, matrices: Matrices 
     """
     if ratio is not None:
         static("ratio", ratio, lambda x: 0 < x <= 1, "a number in (0, 1]")
-    return _merge(kernel(_tsv, ratio=None if ratio is None else float(ratio)), scale, matrices)
+    update = kernel(_tsv, ratio=None if ratio is None else float(ratio))
+    return _merge(update, scale, matrices, _Held(3, 8))
 
 
 @method
@@ -121,7 +122,7 @@ def iso_c(*, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
     Array([[2., 0.],
            [0., 2.]], dtype=float32)
     """
-    return _merge(kernel(_iso_c), scale, matrices)
+    return _merge(kernel(_iso_c), scale, matrices, _Held(0, 2))
 
 
 @method
@@ -168,7 +169,7 @@ def iso_cts(
     static("common_fraction", common_fraction, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     update = kernel(_iso_cts, common_fraction=float(common_fraction))
     one_of("input_axis", input_axis, (-1, 0))
-    return _merge(update, scale, matrices, input_axis == 0)
+    return _merge(update, scale, matrices, _Held(12, 0), input_axis == 0)
 
 
 @method
@@ -230,11 +231,11 @@ def wudi(
     scalar("rate", rate, lambda x: 0 <= x < np.inf, "a finite number >= 0")
     scalar("damping", damping, lambda x: 0 < x < np.inf, "a finite number > 0")
     if solution == "exact":
-        update = kernel(_wudi_exact, number(damping))
+        update, held = kernel(_wudi_exact, number(damping)), _Held(3, 0, 4, input_axis, 1)
     else:
-        update = kernel(_wudi_adam, number(rate), steps=steps)
+        update, held = kernel(_wudi_adam, number(rate), steps=steps), _Held(5, 0, 1, input_axis, 1)
     one_of("input_axis", input_axis, (-1, 0))
-    return _merge(update, scale, matrices, input_axis == 0)
+    return _merge(update, scale, matrices, held, input_axis == 0)
 
 
 @method
@@ -294,6 +295,7 @@ def opcm(
         needs="tensor",
         scope=scope,
         local=_Chosen(None if matrices is None else matching(matrices)),
+        workspace=_Held(4, 4),
     )
     return Merge(reduction=rescaled, scale=scale)
 
@@ -312,14 +314,44 @@ class _Chosen:
             check_chosen(self.where, paths)
 
 
-def _merge(update: Kernel, scale: Scalar, matrices: Matrices, transposed: bool = False) -> Merge:
+class _Held(NamedTuple):
+    """The `Workspace` of an update of matrices [a, b]: which arrays of these shapes it holds.
+
+    Attributes:
+      whole: How many arrays [a, b].
+      small: How many [r, r], of the shorter side.
+      grams: How many [n, n], of the inputs.
+      axis: The axis of the inputs.
+      each: How many arrays [a, b] and [n, n] more for each model.
+    """
+
+    whole: int
+    small: int
+    grams: int = 0
+    axis: int = -1
+    each: int = 0
+
+    def __call__(self, models: int, shape: tuple[int, ...]) -> int:
+        if len(shape) != 2 or min(shape) < 2:
+            return 0
+        more = self.each * models
+        square = (self.grams + more) * shape[self.axis] ** 2 if self.grams else 0
+        return (self.whole + more) * shape[0] * shape[1] + self.small * min(shape) ** 2 + square
+
+
+def _merge(
+    update: Kernel, scale: Scalar, matrices: Matrices, held: _Held, transposed: bool = False
+) -> Merge:
     """A merge that applies `update` to matrices, and takes the weighted mean elsewhere."""
-    return Merge(_on_matrices(update, matrices, transposed), weighted_mean, scale=scale)
+    return Merge(_on_matrices(update, matrices, held, transposed), weighted_mean, scale=scale)
 
 
-def _on_matrices(update: Kernel, matrices: Matrices, transposed: bool = False) -> Transform:
+def _on_matrices(
+    update: Kernel, matrices: Matrices, held: _Held, transposed: bool = False
+) -> Transform:
     """The transform that turns a matrix into its update for model 0, and masks other models."""
-    inner = transform(kernel(_of_matrix, update, transposed=transposed), needs="tensor")
+    whole = kernel(_of_matrix, update, transposed=transposed)
+    inner = transform(whole, needs="tensor", workspace=held)
     return inner if matrices is None else masked(inner, matrices)
 
 

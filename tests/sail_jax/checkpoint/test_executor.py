@@ -631,3 +631,15 @@ def test_tensors_of_one_piece_share_the_program_of_those_of_many(monkeypatch):
         models, base = problem({"w": (size,)})
         streamed(merge, models, base)
     assert traced == [(3, 16), (3, 8)]
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (1024, 64), (256, 256)])
+def test_grams_of_inputs_are_counted(shape):
+    """The Gram matrices of `wudi` have the inputs of a matrix on both sides: those of a wide matrix
+    are larger than all models."""
+    base, *models = ({"w": np.zeros(shape, np.float32)} for _ in range(4))
+    plain, wudi = (
+        memory(merge_cases.works(method, models, base)[0])
+        for method in (methods.task_arithmetic(), methods.wudi())
+    )
+    assert wudi - plain >= 4 * 4 * shape[1] ** 2  # those of three models and their sum, in float32

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from merge_cases import make
 from sail_jax.checkpoint import RunOptions, merge_checkpoints
-from sail_jax.checkpoint.executor import CONSTANT, memory
+from sail_jax.checkpoint.executor import memory, program
 from sail_jax.checkpoint.operations.merging import prepared
 from sail_jax.checkpoint.recipe.recipes import simple
 name, limit, folder = sys.argv[1:]
@@ -35,7 +35,7 @@ merge = make(name, **({"steps": 3} if name == "wudi" else {}))
 paths = [f"{folder}/{k}" for k in range(3)][: merge.models[1]]
 if limit == "least":
     with prepared(simple(paths, f"{folder}/base", merge)) as ready:
-        most = CONSTANT + max(map(memory, ready.works))
+        most = program(ready.works) + max(map(memory, ready.works))
 else:
     most = int(float(limit))
 run = RunOptions(max_memory=most, sync=False)
