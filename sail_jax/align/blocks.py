@@ -9,7 +9,7 @@ itself is permuted as well, its units are numbered as they are afterwards.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 from sail_jax.basis.axes import Axis, Factor, Role
 from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.change_basis import by_block, change_basis, unfused
+from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, along, invert
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array
@@ -149,6 +150,33 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     return jnp.moveaxis(y, 0, block)
 
 
+def along_all(
+    x: Array,
+    axes: Sequence[Factor | None],
+    maps: Mapping[str, SpaceMap],
+    within: Mapping[str, str],
+) -> Array:
+    """Re-expresses every axis of an array that has a map.
+
+    Args:
+      x: An array with one axis per factor of a leaf (see `factors`).
+      axes: The factors; None for an axis in no space.
+      maps: A map for each space that moves.
+      within: The spaces with a map for each unit of a block, and the block of each.
+
+    Returns:
+      The array, in the wider of its dtype and those of the maps' entries.
+    """
+    found = [(k, f) for k, f in enumerate(axes) if f is not None and f.space in maps]
+    # Maps of inner spaces number the blocks as their own map left them, so blocks come first.
+    for k, f in sorted(found, key=lambda at: at[1].space in within):
+        m = maps[f.space]
+        if Family.IDENTITY not in m.family:
+            block = _position(axes, within[f.space]) if f.space in within else None
+            x = along_block(m, x, k, block, f.role)
+    return x
+
+
 def operator(m: SpaceMap, role: Role) -> Any:
     """Returns the matrix that an axis is contracted with, given its role.
 
@@ -211,8 +239,21 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
-    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own."""
-    return jnp.reshape(x, factor_shape(spec, spec.axes(path), jnp.shape(x)))
+    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own.
+
+    Args:
+      spec: The spec of the network, without fused axes.
+      path: The path of the leaf.
+      x: The leaf, or a part of it, with fewer entries along a first axis of one factor.
+
+    Returns:
+      The same entries with one axis per factor, in row-major order.
+    """
+    axes, shape = spec.axes(path), jnp.shape(x)
+    sizes = factor_shape(spec, axes, shape)
+    if axes and len(axes[0]) <= 1:
+        sizes[0] = shape[0]
+    return jnp.reshape(x, sizes)
 
 
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
@@ -325,6 +366,6 @@ def _counts(name: str, block: str, leaves: list[list[tuple[int, Factor]]]) -> bo
     return alike or written
 
 
-def _position(flat: list[Factor | None], name: str) -> int:
+def _position(flat: Sequence[Factor | None], name: str) -> int:
     """The number of the factor axis that has the space."""
     return next(k for k, f in enumerate(flat) if f is not None and f.space == name)

@@ -148,8 +148,9 @@ def match_weights(
     same arguments give the same maps.
 
     A leaf may also be an object with a shape, a dtype and `__array__`, such as a tensor on disk. It
-    is read when a space needs it. With `keep=0` memory is that of one tensor of each network and of
-    the `(n, n)` costs of one space.
+    is read when a space needs it; a large one in parts, if it takes slices and its first axis is in
+    no matched space. With `keep=0` memory holds one tensor or part of each network and the `(n, n)`
+    costs of one space.
 
     Args:
       reference: The parameters of the network that stays.

@@ -7,28 +7,31 @@ best map, and moves the second network.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.align.assignment import Assign
-from sail_jax.align.blocks import along_block, check_blocks, factors
+from sail_jax.align.blocks import along_all, along_block, check_blocks, factors
+from sail_jax.align.nuclear import nuclear_norms
 from sail_jax.align.solvers import GENERAL, Cost, solver
-from sail_jax.basis.axes import Factor, Role
+from sail_jax.basis.axes import Axis, Factor, Role
 from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, concrete, nearest
-from sail_jax.merging.arithmetic import Products, products, unit_of
+from sail_jax.merging.arithmetic import unit_of
 from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
+PIECE = 1 << 20  # entries of a large tensor that are read together
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
 
 
@@ -141,17 +144,24 @@ class Problem:
         # neighbour has moved.
         self.best: set[str] = set()
         for path in paths:
-            sides = [self._read(side, path) for side in range(2)]
+            # The second network counts twice: as moved, and as it was, should the visit be undone.
+            need = sum(
+                self.sizes[path] * side[path].dtype.itemsize * times
+                for times, side in enumerate(self.leaves, 1)
+                if not isinstance(side[path], jax.Array | np.ndarray)
+            )
+            if keep is None or need <= keep:
+                self.kept[path] = [self._read(side, path) for side in range(2)]
+                keep = None if keep is None else keep - need
             # Once, of both networks as they are given: weights must not change as maps are found.
-            self.norms[path] = math.prod(math.sqrt(square(x)) for x in sides)
+            lengths = np.zeros(2)
+            for piece in self.pieces(path):
+                for argument, x in zip(("reference", "params"), piece, strict=True):
+                    check_finite(argument, path, x)
+                lengths += [square(x) for x in piece]
+            self.norms[path] = float(np.sqrt(lengths).prod())
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
-            lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
-            # The second network counts twice: as moved, and as it was, should the visit be undone.
-            need = sides[0].nbytes * lazy[0] + 2 * sides[1].nbytes * lazy[1]
-            if keep is None or need <= keep:
-                self.kept[path] = sides
-                keep = None if keep is None else keep - need
         for path, weight in (weights or {}).items():
             self.spec.axes(path)
             if not (math.isfinite(weight) and weight >= 0):
@@ -159,34 +169,37 @@ class Problem:
             if path in self.weight:
                 self.weight[path] = float(weight)
 
-    def _read(self, side: int, path: str) -> Array:
-        """A leaf as it is given, an axis per factor; checked."""
-        argument = ("reference", "params")[side]
-        return _factored(argument, path, self.leaves[side][path], self.spec)
+    def _read(self, side: int, path: str, cut: slice | None = None) -> Array:
+        """A leaf as it is given, or a part of it, an axis per factor; its dtype checked."""
+        leaf = self.leaves[side][path]
+        x = leaf if cut is None else leaf[cut]
+        return factored(("reference", "params")[side], path, x, self.spec)
 
-    def reference(self, path: str) -> Array:
-        """Returns a leaf of the reference."""
-        return self.kept[path][0] if path in self.kept else self._read(0, path)
+    def reference(self, path: str, cut: slice | None = None) -> Array:
+        """Returns a leaf of the reference, or a part of it."""
+        return _part(self.kept[path][0], cut) if path in self.kept else self._read(0, path, cut)
 
-    def moved(self, path: str) -> Array:
+    def moved(self, path: str, cut: slice | None = None) -> Array:
         """Returns a leaf of the second network, as the maps so far move it.
 
         Args:
           path: The path of the leaf.
+          cut: Which part of the first axis, which no map moves. None: all of it.
 
         Returns:
-          The moved leaf with an axis per factor, in float32 or wider.
+          The moved leaf with an axis per factor, in its own dtype while units only change places.
         """
         if path in self.kept:
-            return self.kept[path][1]
-        x = self._read(1, path)
-        spaces = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
-        # Maps of inner spaces number the blocks as their own map left them, so blocks come first.
-        for name in sorted(spaces, key=lambda name: name in self.within):
-            if Family.IDENTITY not in self.maps[name].family:
-                (touch,) = (t for t in self.touches[name] if t.path == path)
-                x = along_block(self.maps[name], x, touch.axis, touch.block, touch.role)
-        return x
+            return _part(self.kept[path][1], cut)
+        return along_all(self._read(1, path, cut), self.flat[path], self.maps, self.within)
+
+    def pieces(self, path: str) -> Iterator[tuple[Array, Array]]:
+        """Reads a leaf of both networks, the second as moved, in pieces whose terms add up."""
+        parts = cuts(self.leaves[0][path].shape, self.spec.axes(path), self.chosen)
+        if path not in self.kept and not all(hasattr(x[path], "__getitem__") for x in self.leaves):
+            parts = [None]
+        for cut in parts:
+            yield self.reference(path, cut), self.moved(path, cut)
 
     def _unsettle(self, name: str) -> None:
         """Counts the maps of the spaces that share a tensor with this one as the best no more."""
@@ -244,9 +257,10 @@ class Problem:
         """
         paths = self.weight if paths is None else paths
         return sum(
-            self.weight[p] * square(self.reference(p), self.moved(p))
+            self.weight[p] * square(a, b)
             for p in paths
             if self.weight[p]
+            for a, b in self.pieces(p)
         )
 
     def take(self, name: str, m: SpaceMap) -> None:
@@ -289,19 +303,24 @@ class Problem:
             weight = self.weight[touch.path]
             if loose[touch] and not bounds:
                 continue
-            a, b = self.reference(touch.path), self.moved(touch.path)
+            into = partial(out.add, weight=weight)
+            role, where = touch.role, (touch.axis, touch.block)
             if loose[touch]:
-                part, value = "bound", _bound(a, b, touch.axis, touch.block, loose[touch])
-            else:
-                part, value = touch.role, _product(a, b, touch.axis, touch.block)
-                if family == Family.POSITIVE_MONOMIAL and part != "gain":
-                    out.add("squares", part, _squares(b, b, touch.axis, touch.block), weight)
-                if family in GENERAL and part != "gain":
+                # A norm of all entries, which has no terms of pieces.
+                a, b = self.reference(touch.path), self.moved(touch.path)
+                total = "all" if family == Family.PERMUTATION else "bound"
+                into("products", total, _bound(a, b, *where, loose[touch]))
+                continue
+            total = "all" if family == Family.PERMUTATION else role
+            for a, b in self.pieces(touch.path):
+                into("products", total, _product(a, b, *where))
+                if family == Family.POSITIVE_MONOMIAL and role != "gain":
+                    into("squares", role, _squares(b, b, *where))
+                if family in GENERAL and role != "gain":
                     # The Gram matrices of the two sides of the Sylvester equation in
                     # `solvers._general`.
-                    x = b if part == "write" else a
-                    out.add("grams", part, _product(x, x, touch.axis, touch.block), weight)
-            out.add("products", "all" if family == Family.PERMUTATION else part, value, weight)
+                    x = b if role == "write" else a
+                    into("grams", role, _product(x, x, *where))
         return out
 
     def _loose(self, touch: Touch, name: str, settled: set[str] | None) -> tuple[int, ...]:
@@ -313,6 +332,10 @@ class Problem:
             for k, f in enumerate(self.flat[touch.path])
             if f is not None and f.space in self.chosen and f.space not in settled | {name}
         )
+
+    def _single(self, name: str) -> bool:
+        """Whether the only map of a space changes nothing: one unit that is permuted."""
+        return self.spec.space(name).size == 1 and self.chosen[name] == Family.PERMUTATION
 
     def visit(self, tell: Callable[[int, str], None]) -> None:
         """Matches every space once, always the one with the largest part of its tensors settled.
@@ -338,6 +361,11 @@ class Problem:
             # Of equals, `max` takes the first.
             name = max(ready, key=settled_part)
             tell(0, name)
+            if self._single(name):
+                # Its map is the permutation that a solver would find.
+                self.maps[name] = replace(self.maps[name], family=Family.PERMUTATION)
+                settled.add(name)
+                continue
             cost = self.cost(name, settled)
             self.take(name, solver(self.chosen[name])(cost, self.assign, name in self.within))
             settled.add(name)
@@ -346,7 +374,7 @@ class Problem:
 
     def step(self, name: str) -> bool:
         """Takes the best map of one space, all others fixed, if it brings the networks nearer."""
-        if name in self.best:
+        if name in self.best or self._single(name):
             return False
         cost = self.cost(name)
         m = solver(self.chosen[name])(cost, self.assign, name in self.within)
@@ -397,7 +425,19 @@ def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
 def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
     """Returns named leaves of a tree as checked arrays with one axis per factor."""
     leaves = checked_leaves(argument, tree, spec, paths)
-    return {path: _factored(argument, path, x, spec) for path, x in leaves.items()}
+    out = {path: factored(argument, path, x, spec) for path, x in leaves.items()}
+    for path, x in out.items():
+        check_finite(argument, path, x)
+    return out
+
+
+def check_finite(argument: str, path: str, x: Array) -> None:
+    """ValueError if a leaf is traced or has values that are not finite."""
+    largest = concrete(_largest(x))
+    if largest is None:
+        raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
+    if not np.isfinite(largest):
+        raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
 
 
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
@@ -426,23 +466,47 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
     return {path: leaves[path] for path in paths}
 
 
-def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
-    """A leaf as an array with one axis per factor, in float32 or wider, its values checked."""
+def factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
+    """Returns a leaf, or a part of it, with one axis per factor, in its own dtype.
+
+    A part has fewer entries along the first axis. ValueError for a dtype that is not matched.
+    """
     values = x if isinstance(x, jax.Array) else np.asarray(x)
-    host = concrete(values)
-    if host is None:
-        raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
         raise ValueError(
             f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
             "matched, cast it first"
         )
-    # The extremes tell, as a NaN is both of them; unlike `isfinite` of all entries they need no
-    # copy of the leaf's size.
-    if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
-        raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
-    wide = jnp.asarray(as_array(values), jnp.promote_types(values.dtype, jnp.float32))
-    return factors(spec, path, wide)
+    return factors(spec, path, as_array(values))
+
+
+def _part(x: Array, cut: slice | None) -> Array:
+    """A part of the first axis of an array in memory."""
+    # One program for all parts of a size, where an index would be a part of the program.
+    return x if cut is None else jax.lax.dynamic_slice_in_dim(x, cut.start, cut.stop - cut.start)
+
+
+def cuts(
+    shape: tuple[int, ...], axes: tuple[Axis, ...], matched: Container[str]
+) -> list[slice | None]:
+    """Lists the parts of a leaf that are read one after another; [None] if it is read whole.
+
+    A large leaf is cut along its first axis, if no matched space is on it. Products over all axes
+    but that of a space are then sums over parts.
+
+    Args:
+      shape: The shape of the leaf.
+      axes: Its axes.
+      matched: The spaces that are matched.
+
+    Returns:
+      Slices of the first axis.
+    """
+    size = math.prod(shape)
+    if size <= PIECE or len(axes[0]) > 1 or any(f.space in matched for f in axes[0]):
+        return [None]
+    rows = max(1, PIECE * shape[0] // size)
+    return [slice(k, min(k + rows, shape[0])) for k in range(0, shape[0], rows)]
 
 
 def _gained(m: SpaceMap, cost: Cost) -> float:
@@ -462,21 +526,41 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
     return total
 
 
+def _wide(x: Array) -> Array:
+    """An array in float32 or wider, in which sums are taken."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@jax.jit
+def _largest(x: Array) -> Float[Array, ""]:
+    """The largest magnitude; a NaN if there is one."""
+    return jnp.max(jnp.abs(x), initial=0)
+
+
+def _over_unit(x: Array) -> tuple[Array, Float[Array, ""]]:
+    """An array, widened, over the power of two of its largest entry; and that power."""
+    wide = _wide(x)
+    unit = unit_of(_largest(wide))
+    return wide * (1 / unit), unit
+
+
 def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
     """Makes a bilinear function of two arrays compute at their scales; the outcome is in float64.
 
     There it fits, whatever the scale: products of numbers of float32 may not fit float32.
     """
 
-    @partial(jax.jit, static_argnums=(2, 3, 4))
+    @partial(jax.jit, static_argnums=(2, 3))
     def in_units(a: Array, b: Array, *options: Any) -> tuple[Array, Array, Array]:
-        units = unit_of(a), unit_of(b)
-        return compute(*(x * (1 / u) for x, u in zip((a, b), units, strict=True)), *options), *units
+        (a, first), (b, second) = _over_unit(a), _over_unit(b)
+        return compute(a, b, *options), first, second
 
     @functools.wraps(compute)
     def scaled(a: Array, b: Array, *options: Any) -> np.ndarray:
         value, *units = in_units(a, b, *options)
-        return np.asarray(value, np.float64) * (float(units[0]) * float(units[1]))
+        wide = np.array(value, np.float64)
+        wide *= float(units[0]) * float(units[1])
+        return wide
 
     return scaled
 
@@ -484,13 +568,10 @@ def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
 @_at_unit_scale
 def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
     """The products a_i . b_j over all axes but one, for each index of a block axis."""
-    if block is None:
-        # [n, everything else]: the product sums over all axes but the one that is matched.
-        a, b = (jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
-        return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
-    count, n = a.shape[block], a.shape[axis]
-    a, b = (jnp.moveaxis(x, (block, axis), (0, 1)).reshape(count, n, -1) for x in (a, b))
-    return jnp.einsum("hik,hjk->hij", a, b, precision=jax.lax.Precision.HIGHEST)
+    together = () if block is None else (block,)
+    rest = tuple(k for k in range(a.ndim) if k not in (axis, *together))
+    dimensions = ((rest, rest), (together, together))
+    return jax.lax.dot_general(a, b, dimensions, precision=jax.lax.Precision.HIGHEST)
 
 
 @_at_unit_scale
@@ -501,33 +582,42 @@ def _squares(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "
     return total if block is None or block < axis else total.T
 
 
-@_at_unit_scale
 def _bound(
     a: Array, b: Array, axis: int, block: int | None, loose: tuple[int, ...]
-) -> Float[Array, "... n n"]:
+) -> Float[np.ndarray, "... n n"]:
     """An upper bound on a_i . b_j that holds whatever isometric map the loose axes get.
 
     max over isometries U of <a_i, U b_j> is the nuclear norm of a_i^T b_j. Where these matrices
     would be too many, the bound is |a_i| |b_j|, which is no less.
     """
-    front = (axis,) if block is None else (block, axis)
-    back = tuple(range(-len(loose), 0))
-    lead = len(front)
-
-    def split(x: Array) -> Array:
-        x = jnp.moveaxis(jnp.moveaxis(x, loose, back), _after(front, loose), tuple(range(lead)))
-        return x.reshape(*x.shape[:lead], -1, math.prod(x.shape[back[0] :]))
-
-    # Both are [*block, n, rest, free] now, with the loose axes merged into `free`.
-    a, b = split(a), split(b)
-    n, rest, free = a.shape[-3:]
+    (left, first), (right, second) = (_split(x, axis, block, loose) for x in (a, b))
+    *lead, n, rest, free = left.shape
     # 2^24 float32 entries of all pairs are 64 MiB
     if rest == 1 or n * n * free * free > 2**24:
-        a, b = (jnp.sqrt(jnp.sum(x**2, axis=(-1, -2))) for x in (a, b))
-        return a[..., :, None] * b[..., None, :]
-    # One [free, free] matrix a_i^T b_j for each pair of units.
-    pairs = jnp.einsum("...iru,...jrv->...ijuv", a, b, precision=jax.lax.Precision.HIGHEST)
-    return jnp.linalg.svd(pairs, compute_uv=False).sum(-1)
+        lengths = [np.asarray(_lengths(x), np.float64) for x in (left, right)]
+        value = lengths[0][..., :, None] * lengths[1][..., None, :]
+    else:
+        blocks = [np.asarray(x).reshape(-1, n, rest, free) for x in (left, right)]
+        value = np.stack([nuclear_norms(*pair) for pair in zip(*blocks, strict=True)])
+        value = value.astype(np.float64).reshape(*lead, n, n)
+    return value * (float(first) * float(second))
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _split(
+    x: Array, axis: int, block: int | None, loose: tuple[int, ...]
+) -> tuple[Float[Array, "... n rest free"], Float[Array, ""]]:
+    """An array over its unit, the loose axes merged into the last axis; and the unit."""
+    x, unit = _over_unit(x)
+    front = (axis,) if block is None else (block, axis)
+    back = tuple(range(-len(loose), 0))
+    x = jnp.moveaxis(jnp.moveaxis(x, loose, back), _after(front, loose), tuple(range(len(front))))
+    return x.reshape(*x.shape[: len(front)], -1, math.prod(x.shape[back[0] :])), unit
+
+
+@jax.jit
+def _lengths(x: Float[Array, "... n rest free"]) -> Float[Array, "... n"]:
+    return jnp.sqrt(jnp.sum(x**2, axis=(-1, -2)))
 
 
 def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
@@ -536,14 +626,16 @@ def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @jax.jit
-def _square_of(a: Array, b: Array | float) -> Products:
-    return products((a - b)[None])
+def _square_of(a: Array, b: ArrayLike) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    scaled, unit = _over_unit(_wide(a) - b)
+    return jnp.sum(scaled**2), unit
 
 
-def square(a: Array, b: Array | float = 0.0) -> float:
+def square(a: Array, b: ArrayLike = 0.0) -> float:
     """Computes |a - b|^2, which may be more or less than float32 holds.
 
     >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160
     True
     """
-    return float(_square_of(a, b).plain[0, 0])
+    value, unit = map(float, _square_of(a, b))
+    return value * unit**2

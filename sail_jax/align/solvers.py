@@ -48,16 +48,16 @@ class Cost(NamedTuple):
         """Adds one tensor's term to a sum.
 
         `kind` is which field: "products", "squares" or "grams". `value` is the term, without its
-        weight.
+        weight. It is overwritten: terms may be the largest arrays of a matching.
         """
         into = getattr(self, kind)
         # Sums over many tensors are kept in float64, so that small ones are not lost beside large
         # ones.
-        term = value * weight
+        value *= weight
         if part in into:
-            into[part] += term
+            into[part] += value
         else:
-            into[part] = term
+            into[part] = value
 
 
 def solver(family: Family) -> Callable[[Cost, Assign, bool], SpaceMap]:

@@ -26,7 +26,7 @@ from sail_jax.align.experts import (
     permute_experts,
 )
 from sail_jax.align.matching import Matching, families, match_weights
-from sail_jax.align.problem import recurrent
+from sail_jax.align.problem import PIECE, cuts, recurrent
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Report, SpaceReport
 from sail_jax.basis.change_basis import unfused
@@ -208,7 +208,7 @@ def align_maps(
       seed: The seed of the order in which spaces are visited.
       max_sweeps: The most visits of all spaces.
       max_memory: Bytes that the process may use. What they leave goes to keeping tensors between
-        visits; by default 1 GiB at most is used for that.
+        visits; by default they are read anew.
       progress: Called as `progress(sweep, space)` before a space is visited.
 
     Returns:
@@ -397,22 +397,27 @@ def _family(name: str | Family) -> Family:
 def _kept(
     spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
 ) -> int:
-    """Bytes of tensors to keep between visits: what `max_memory` leaves, or 1 GiB."""
+    """Bytes of tensors to keep between visits: what `max_memory` leaves, or none.
+
+    The system keeps files that were read in memory of its own, and gives it up when it is needed.
+    """
     flat, _ = unfused(spec)
-    largest = max(
-        (math.prod(n or 1 for n in flat.shape(leaf.path)) for leaf in flat.leaves), default=0
-    )
+    largest = 0
+    for leaf in flat.leaves:
+        shape = tuple(n or 1 for n in flat.shape(leaf.path))
+        whole = cuts(shape, leaf.axes, chosen) == [None]
+        largest = max(largest, math.prod(shape) if whole else PIECE)
     costs = [
         spec.space(name).size ** 2 * (spec.space(within[name]).size if name in within else 1)
         for name in chosen
     ]
-    # For the largest tensor: of each network as read, in float32, moved, and laid out for the
-    # product. For the largest space: the sum of products, a term of it, this term in float32, and
-    # what the solver needs. Half as much again: what the allocator does not give back, and kernels
-    # for every shape.
+    # For the largest tensor or piece: of each network as read, in float32, moved, and laid out for
+    # the product. For the largest space: the sum of products, a term of it, this term in float32,
+    # and what the solver needs. Half as much again: what the allocator does not give back, and
+    # kernels for every shape.
     least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
     if max_memory is None:
-        return 1 << 30
+        return 0
     if max_memory < least:
         raise ValueError(
             f"{argument('max_memory')}: matching these spaces takes at least "

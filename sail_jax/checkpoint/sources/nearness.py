@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sail_jax.align.blocks import change_blocks
+from sail_jax.align.blocks import along_all, factors
+from sail_jax.align.problem import cuts
 from sail_jax.basis.change_basis import unfuse, unfused
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.merging.tensors import Tensor, read_whole
+from sail_jax.checks import as_array
+from sail_jax.merging.tensors import Tensor, aligned, read_whole
 
 
 class Match(NamedTuple):
@@ -49,7 +51,7 @@ class Unread:
       shape: The shape of the part.
     """
 
-    def __init__(self, tensor: Tensor, *indices: Index) -> None:
+    def __init__(self, tensor: Tensor, *indices: Index | slice) -> None:
         """Describes a tensor, or a part of one; nothing is read yet.
 
         Args:
@@ -61,18 +63,29 @@ class Unread:
         self.dtype = tensor.dtype
         self.shape = tuple(tensor.shape)
         for index in indices:
+            parts = (index,) if isinstance(index, slice) else index
             cut = (
                 len(range(*part.indices(n)) if isinstance(part, slice) else part)
-                for part, n in zip(index, self.shape, strict=False)
+                for part, n in zip(parts, self.shape, strict=False)
             )
-            self.shape = (*cut, *self.shape[len(index) :])
+            self.shape = (*cut, *self.shape[len(parts) :])
 
-    def __getitem__(self, index: Index) -> "Unread":
+    def __getitem__(self, index: Index | slice) -> "Unread":
         return type(self)(self._tensor, *self._indices, index)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        array = read_whole(self._tensor)
-        for index in self._indices:
+        indices = self._indices
+        rows = indices[0] if indices else None
+        if isinstance(rows, slice) and rows.step is None:
+            # Of a part of the first axis, no more is read.
+            start, stop, _ = rows.indices(self._tensor.shape[0])
+            width = math.prod(self._tensor.shape[1:])
+            array = aligned((max(stop - start, 0), *self._tensor.shape[1:]), self.dtype)
+            self._tensor.read(array.reshape(-1), start * width)
+            indices = indices[1:]
+        else:
+            array = read_whole(self._tensor)
+        for index in indices:
             array = array[index]
         return array if dtype is None else array.astype(dtype)
 
@@ -103,10 +116,23 @@ def compared(
     for path, leaf in flat_one.items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             continue
-        a, b = (jnp.asarray(np.asarray(side[path])) for side in (flat_one, flat_two))
-        moved = change_blocks({path: b}, flat, maps, within)[path]
-        aa, bb, ab, am, mm, d0, d1 = map(float, _sums(a, b, moved))
-        # Sums over tensors in float64, by Python's floats; each tensor's own sums are in float32.
+        axes = flat.axes(path)
+        spaces = [f for axis in axes for f in axis or (None,)]
+        sums = np.zeros(7)
+        for cut in cuts(leaf.shape, axes, maps):
+            a, b = (
+                factors(flat, path, as_array(np.asarray(x if cut is None else x[cut])))
+                for x in (leaf, flat_two[path])
+            )
+            m = along_all(b, spaces, maps, within).astype(b.dtype)
+            pairs = ((a, a), (b, b), (a, b), (a, m), (m, m))
+            sums += [
+                *(float(_inner(*pair)) for pair in pairs),
+                float(_apart(a, b)),
+                float(_apart(a, m)),
+            ]
+        aa, bb, ab, am, mm, d0, d1 = map(float, sums)
+        # Sums over tensors and their pieces in float64; each piece's own sums are in float32.
         total += aa
         apart += (d0, d1)
         cosines[path] = (
@@ -131,8 +157,12 @@ def compared(
 
 
 @jax.jit
-def _sums(a: jax.Array, b: jax.Array, m: jax.Array) -> list[jax.Array]:
-    """Inner products from which norms, cosines and distances of a, b and the moved b follow."""
-    a, b, m = (x.astype(jnp.float32) for x in (a, b, m))
-    pairs = [(a, a), (b, b), (a, b), (a, m), (m, m), (a - b, a - b), (a - m, a - m)]
-    return [jnp.sum(x * y) for x, y in pairs]
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The inner product of two arrays."""
+    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
+
+
+@jax.jit
+def _apart(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The squared distance of two arrays."""
+    return jnp.sum((a.astype(jnp.float32) - b.astype(jnp.float32)) ** 2)
