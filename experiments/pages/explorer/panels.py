@@ -237,7 +237,7 @@ def mixture(
         # G a = g, for weights in units that make the diagonal of G 1: a source may be very long.
         one = m_1 / jnp.sqrt(v_1) * jnp.cos(first_theta)
         two = m_2 / jnp.sqrt(v_2) * jnp.cos(theta)
-        both = m_1 * m_2 / jnp.sqrt(v_1 * v_2) * jnp.cos(first_theta - theta)
+        both = m_1 * m_2 / jnp.sqrt(v_1 * v_2) * jnp.cos(jnp.subtract(first_theta, theta))
         left = 1 - both**2
         a, b = (one - both * two) / left, (two - both * one) / left
         return a / jnp.sqrt(v_1), b / jnp.sqrt(v_2), 1 - a * one - b * two, 1 - one**2, 1 - two**2
