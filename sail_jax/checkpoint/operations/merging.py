@@ -32,7 +32,6 @@ from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, read_file, simple
-from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import argument, as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -96,7 +95,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
-    """Looks all inputs up before any is downloaded, but for what recipes make for one another."""
+    """Finds all inputs before any is downloaded, except what recipes make for one another."""
     inputs: list[str] = []
     for one in recipes:
         for ref in one.models():
@@ -105,7 +104,7 @@ def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
                 for path in own:
                     check_named(path)
             except CheckpointError as error:
-                raise RecipeError(one.place_of(ref), str(error)) from error
+                raise CheckpointError(f"{one.place_of(ref)}: {error}") from error
             inputs += own
     check_there(inputs, offline=run.offline)
 
