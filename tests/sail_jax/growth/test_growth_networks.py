@@ -174,6 +174,10 @@ def test_lemon_doubles_any_network_with_a_head(name):
 @pytest.mark.parametrize("name", [*NAMES, *models.HEADS])
 def test_a_factor_of_width_leaves_inputs_and_outputs(name):
     m, c = models.model(name), config(name)
+    if name.startswith("GraniteMoe"):  # the table does not let the stream of these mixtures grow
+        with pytest.raises(ValueError, match="growth was asked for, but space 'qk"):
+            plan(m.params, c, {"width": 2})
+        return
     if name in models.BASES:
         with pytest.raises(ValueError, match="hands out its stream"):
             plan(m.params, c, {"width": 2})

@@ -227,7 +227,7 @@ def test_what_needs_values_and_what_takes_scores():
         plan(jax.eval_shape(lambda: p), c, {"width": 0.5}, "magnitude")
     with pytest.raises(ValueError, match="scores are for methods that prune, which 'lemon'"):
         plan(p, c, {"width": 2}, "lemon", scores={})
-    with pytest.raises(ValueError, match=r"has 4 units .* to shrink it name"):
+    with pytest.raises(ValueError, match=r"has 4 units .* to shrink it, give method magnitude"):
         plan(p, c, {"width": 0.5}, "lemon")
     p["out.kernel"][0, 0] = np.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
