@@ -38,8 +38,8 @@ class Wide(NamedTuple):
     lo: UInt[Numbers, "..."]
 
 
-def carry(hi: Numbers, lo: Numbers) -> Wide:
-    """Makes counts of two words of which the lower may exceed 16 bits."""
+def carry(hi: Any, lo: Any) -> Wide:
+    """Makes counts of two words, arrays or NumPy's scalars. The lower may exceed 16 bits."""
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
@@ -82,7 +82,8 @@ def subtract(a: Wide, b: Wide) -> Wide:
 
 def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
     """Compares counts."""
-    return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
+    # NumPy makes scalars of arrays without axes.
+    return numpy_of(a.hi).asarray((a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo)))
 
 
 def smaller(a: Wide, b: Wide, larger: bool = False) -> Wide:

@@ -187,6 +187,12 @@ class Cut(NamedTuple):
     ends: UInt[Array, "leaf task"]
 
 
+Bound = Threshold | Cut
+"""Where a ranking ends: in pieces, or in whole leaves."""
+Earlier = Wide | Ties | Int[Array, ""]
+"""What `take` needs besides: the equal keys before a piece, or the place of a leaf."""
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Statistic):
@@ -457,9 +463,7 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 # --- which entries are kept
 
 
-def take(
-    keys: Keys, threshold: Threshold | Cut, before: Wide | Ties | Int[Array, ""]
-) -> Bool[Array, "task ..."]:
+def take(keys: Keys, threshold: Bound, before: Earlier) -> Bool[Array, "task ..."]:
     """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order

@@ -36,7 +36,7 @@ from sail_jax.merging.combining import (
     transform,
 )
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
+from sail_jax.merging.ranking import MAGNITUDES, Bound, Earlier, Order
 from sail_jax.merging.row_ranks import row_ranks
 from sail_jax.merging.steps import Fold, Piece, Scope, kernel
 
@@ -139,7 +139,7 @@ def _how_many(density: counting.Numbers, floor: bool, size: int) -> Wide:
 
 
 def _keep_largest(
-    thresholds: tuple[Threshold], before: tuple[Wide], piece: Piece, delta: Array, weight: Array
+    thresholds: tuple[Bound], before: tuple[Earlier], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """The kernel of `trim`."""
     keys = ranking.magnitude(delta, weight)
@@ -199,7 +199,7 @@ def _between_ranks(
 
 
 def _keep_between(
-    thresholds: tuple[Threshold, Threshold], before: tuple[Wide, Wide],
+    thresholds: tuple[Bound, Bound], before: tuple[Earlier, Earlier],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """The kernel of `keep_between`."""

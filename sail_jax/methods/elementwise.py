@@ -29,7 +29,7 @@ from sail_jax.merging.arithmetic import (
 from sail_jax.merging.combining import Transform, chain, reduce, transform
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
+from sail_jax.merging.ranking import MAGNITUDES, Bound, Earlier, Order
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import TieSign, Vectors, elect, mask
@@ -375,7 +375,7 @@ def _rank_of_part(fraction: Kernel, varying: Varying) -> tuple[Wide, ...]:
 
 
 def _keep_varying(
-    varying: Varying, thresholds: tuple[Threshold], before: tuple[Wide],
+    varying: Varying, thresholds: tuple[Bound], before: tuple[Earlier],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """Masks all entries whose variance ranks behind the threshold."""
@@ -471,7 +471,7 @@ def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "
     return ranking.magnitude(size, jnp.ones_like(size))
 
 
-def _fuse(quartiles: tuple[Threshold, ...], piece: Piece, delta: Array, weight: Array) -> Array:
+def _fuse(quartiles: tuple[Bound, ...], piece: Piece, delta: Array, weight: Array) -> Array:
     """The model's entry where its importance reaches the threshold, the base's elsewhere."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
@@ -542,7 +542,7 @@ def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
     return counting.wide(min(max(count, 1), size)), counting.wide(1)
 
 
-def _score(bounds: tuple[Threshold, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
+def _score(bounds: tuple[Bound, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
     """The clamped deltas and their scores, times a factor that cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
@@ -566,15 +566,15 @@ def _between(x: Array, low: Array, high: Array) -> Array:
 
 
 def _score_keys(
-    bounds: tuple[Threshold, ...], piece: Piece, delta: Array, weight: Array
+    bounds: tuple[Bound, ...], piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "task ..."]:
     """The scores as unsigned integers in the same order, for `ranking`."""
     return ranking.key_of_float(lax.stop_gradient(_score(bounds, delta, weight)[1]))
 
 
 def _compete(
-    bounds: tuple[Threshold, ...],
-    limits: tuple[Threshold, ...],
+    bounds: tuple[Bound, ...],
+    limits: tuple[Bound, ...],
     piece: Piece,
     delta: Array,
     weight: Array,

@@ -109,7 +109,7 @@ class InMemory(Measure):
           The hyperparameters, within the bounds.
 
         Raises:
-          TypeError: If a hyperparameter may not be traced.
+          TypeError: If a hyperparameter may not be traced, or the score has no gradient in it.
         """
         size = min(self._batch, len(examples))
         places = examples[: len(examples) // size * size].reshape(-1, size)
@@ -133,6 +133,13 @@ class InMemory(Measure):
                 f"refine: {arm.name} cannot be refined by gradients: {error}"
             ) from error
         found = {name: np.asarray(x, float) for name, x in learned.coefficients.items()}
+        for name, x in found.items():
+            inside = ((low[name] < x) & (x < high[name])).all()
+            # Adam moves whatever has a gradient, and a density has none: entries stay or go.
+            if inside and (x == np.asarray(options[name], np.float32)).all():
+                raise TypeError(
+                    f"refine: {arm.name} cannot be refined by gradients: {name} has none"
+                )
         return {name: float(x) if x.ndim == 0 else x for name, x in found.items()}
 
     def scores(self, params: PyTree, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:

@@ -1,5 +1,6 @@
 """A phase diagram in one call: where transfer helps, over the load and the angle."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,8 @@ def phase_diagram(
     *,
     d: int | None = None,
     depth: float = 2,
-    gammas: Float[ArrayLike, "load"] | None = None,
-    thetas: Float[ArrayLike, "angle"] | None = None,
+    gammas: Float[ArrayLike, "load"] | Sequence[float] | None = None,
+    thetas: Float[ArrayLike, "angle"] | Sequence[float] | None = None,
     reach: float = 1.0,
     ax: "Axes | None" = None,
 ) -> "Axes":

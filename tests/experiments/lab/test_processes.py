@@ -51,7 +51,7 @@ def by_two(name, out, double):
 @pytest.mark.parametrize(
     ("name", "variables", "tolerance", "double"),
     [
-        pytest.param("overtraining_linear", None, 1e-9, True, marks=pytest.mark.slow),
+        pytest.param("overtraining_linear", None, 1e-9, True, marks=pytest.mark.soak),
         pytest.param("transfer_phase", None, 1e-9, False, marks=pytest.mark.soak),
         pytest.param("sail_language", LOSSES, 1e-5, False, marks=pytest.mark.soak),
     ],

@@ -261,7 +261,7 @@ def test_given_checkpoints_adapters_and_benchmarks(tmp_path):
         run(varied(given, tune={"rank": 9}))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_files_as_the_presets_have_them(tmp_path):
     """GPT-2's folders, a tokenizer of byte pairs, a text in its tokens, and dialogues."""
     path, names = tokenizer(tmp_path, [("t", "h"), ("Ġ", "th")])

@@ -361,7 +361,7 @@ def test_nearness_of_gamma_is_judged_by_the_lines_lowest_point(ran):
         assert {f.claim: f.verdict for f in sl.findings(near)}[name] == verdict
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
     """Stopped in the middle of a way's training; resumed, it ends as if it had not been."""
     seen = []

@@ -211,7 +211,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_at_random_points_it_resumes_to_the_same_bytes(models, tmp_path):
     path = ties(models, tmp_path, scope="tree")
     assert cli.main(["merge", path, str(tmp_path / "whole")]) == 0
