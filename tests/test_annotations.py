@@ -79,7 +79,7 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_doctests_and_commands_keep_to_the_annotations(tmp_path):
     (tmp_path / "checked.py").write_text(CHECKED)
     (tmp_path / "check.py").write_text(CHECK)

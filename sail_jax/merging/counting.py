@@ -82,8 +82,9 @@ def subtract(a: Wide, b: Wide) -> Wide:
 
 def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
     """Compares counts."""
+    first = (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
     # NumPy makes scalars of arrays without axes.
-    return numpy_of(a.hi).asarray((a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo)))
+    return np.asarray(first) if isinstance(first, np.generic) else first
 
 
 def smaller(a: Wide, b: Wide, larger: bool = False) -> Wide:

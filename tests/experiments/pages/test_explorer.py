@@ -135,7 +135,7 @@ def theory(n, theta, **setting):
         return {name: np.asarray(value) for name, value in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_estimators_agree_with_the_closed_forms():
     grid = GRID._replace(d=100, draws=50, n=(20, 180))
     found, size = simulated.compute(grid, jax.random.key(1), direct), sizes(grid)

@@ -243,7 +243,7 @@ def test_tasks_and_random_labels_are_trained_in_one_shape():
     assert data.learn.images.shape == (3, 2, 2 * config.learn, 8, 8, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_run_measures_what_it_says(ran):
     assert np.isfinite(ran["rotated_turn"]).all()
     assert list(ran["layer"].values) == ["hidden 1", "hidden 2", "output"]
@@ -349,16 +349,8 @@ def test_the_publisher_s_split_is_kept(mnist):
 
 
 # The ResNets take minutes.
-RESNETS = ("paper_cifar10", "paper_split_cifar100")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.soak if name in RESNETS else pytest.mark.slow)
-        for name in PAPER
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PAPER)
 def test_a_preset_of_the_paper_runs_on_files_of_its_formats(name, mnist, cifar):
     preset = ctl.presets[name]
     small: dict = {

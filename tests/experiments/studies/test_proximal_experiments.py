@@ -360,7 +360,7 @@ def test_of_texts_from_files_some_blocks_are_drawn(corpora):
     assert places == sorted(set(places))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_on_another_text_has_a_map_and_names_the_texts(corpora):
     web, wiki = ({"name": "tokens", "folder": folder} for folder in corpora)
     dataset = pg.run(varied(SMALL, data=web, target_data=wiki))

@@ -754,7 +754,7 @@ def test_what_ligo_cannot_grow_is_named():
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("flax_gpt", marks=pytest.mark.slow),
+        pytest.param("flax_gpt", marks=pytest.mark.soak),
         pytest.param("flax_llama", marks=pytest.mark.soak),
     ],
 )

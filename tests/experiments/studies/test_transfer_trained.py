@@ -370,7 +370,7 @@ def _sizes(**changes):
     return {name: float(abs(part).mean()) for name, part in parts.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("part", "change"),
     [

@@ -137,7 +137,7 @@ def test_exactly_as_many_entries_are_kept_as_in_memory(name, options, monkeypatc
         assert apart.size == 0 or (apart > 0).mean() < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_transforms_of_every_form():
     """Masked, chained and majority-electing ones over several tensors, of the whole tree."""
     some = chain(

@@ -579,7 +579,7 @@ def test_nearswap_at_equal_entries_and_at_t_zero():
     chex.assert_trees_all_equal(methods.nearswap(t=0.0)([model], base), base)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_pcb_of_many_models_does_not_overflow():
     """exp(M s^2) exceeds float32 at M = 89."""
     models = [leaf(*np.random.default_rng(k).normal(size=8)) for k in range(90)]

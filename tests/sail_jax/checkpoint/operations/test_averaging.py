@@ -414,7 +414,7 @@ def test_command(run, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_of_four_devices(tmp_path):
     """Trainers' trees, sharded over four devices, averaged here, and restored on four devices."""
 
