@@ -15,6 +15,7 @@ from typing import Any
 import figures
 import gallery
 import spaces
+from markup import table
 
 HERE = Path(__file__).parent
 
@@ -188,7 +189,7 @@ def methods_page() -> str:
         in_recipes.setdefault(made.__module__, []).append(row)
     head = ("method", "what it does", "models, base, reading", "parameters")
     kinds = "\n\n".join(
-        f"### {_sentence(importlib.import_module(module)).rstrip('.')}\n\n{_table(head, rows)}"
+        f"### {_sentence(importlib.import_module(module)).rstrip('.')}\n\n{table(head, rows)}"
         for module, rows in sorted(in_recipes.items())
     )
     linked = {row[0] for rows in in_recipes.values() for row in rows}
@@ -215,14 +216,14 @@ tensor from the disk; *in pieces* means that memory does not grow with the tenso
 
 These take arrays or functions, which a recipe cannot hold, and are called in Python.
 
-{_table(("function", "what it does", "arguments"), others)}
+{table(("function", "what it does", "arguments"), others)}
 
 (conventions)=
 ## What `compat` changes
 
 What the docstrings say of it; see [what each convention means](../explanation/compat.md).
 
-{_table(("method", "conventions"), _conventions())}
+{table(("method", "conventions"), _conventions())}
 """
 
 
@@ -290,15 +291,15 @@ given network was preserved is not a property of the method alone. A run of both
 
 ## Width
 
-{_table(head, wider)}
+{table(head, wider)}
 
 ## Depth
 
-{_table(head, deeper)}
+{table(head, deeper)}
 
 ## Smaller sizes
 
-{_table(head, smaller)}
+{table(head, smaller)}
 
 Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned`
 ](sail_jax.growth.learned.rst); the makers of single maps in [`sail_jax.growth`
@@ -338,7 +339,7 @@ installed. The last column has what the network multiplies its embeddings by; gr
 it. Besides, T5, CLIP and its towers, trees of MaxText and Tunix, and the networks of Flax of this
 project are known.
 
-{_table(("model type", "sizes", "holds for", "multiplies by"), tables)}
+{table(("model type", "sizes", "holds for", "multiplies by"), tables)}
 
 ## Heads
 
@@ -349,7 +350,7 @@ and XLM-RoBERTa is of the family `roberta`. A network without a head hands out i
 `image_embeds` and `text_embeds`. A tower of CLIP with a projection hands out its embeddings; the
 states of the tower, which transformers returns too, are not compared.
 
-{_table(("family", "tensors", "computes", "output", ""), rows)}
+{table(("family", "tensors", "computes", "output", ""), rows)}
 """
 
 
@@ -386,7 +387,7 @@ def recipes_page() -> str:
         ]
         about = _sentence(part)
         sections.append(
-            f"## {title}\n\n{about}\n\n{_table(('key', 'value', 'default', 'meaning'), rows)}\n"
+            f"## {title}\n\n{about}\n\n{table(('key', 'value', 'default', 'meaning'), rows)}\n"
         )
     sections.append(
         "Beside these, `grow` takes `depth_method`, `untie`, `require_lossless` and the options "
@@ -544,8 +545,8 @@ def paper_pages() -> dict[str, str]:
             f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
             f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
             "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
-            f"{_table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
-            f"{_table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
+            f"{table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
+            f"{table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
         )
         reach.append(
@@ -577,7 +578,7 @@ What is wrong as printed is kept as printed, is expected to fail, and stands bes
 These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes
 the verdicts.
 
-{_table(head, overview)}
+{table(head, overview)}
 
 Single claims, and not every statement, are checked of: {others}.
 
@@ -587,7 +588,7 @@ Single claims, and not every statement, are checked of: {others}.
 Each paper's page also lists every figure, table and setting, with the command that runs it here.
 The numbers below count them, a figure by its panels where these went differently far.
 
-{_table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
+{table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
 
 {meaning}
 ```{{toctree}}
@@ -696,12 +697,3 @@ def _code(names: Iterable[str], join: str = ", ") -> str:
 
 def _link(module: str, name: str) -> str:
     return f"{{py:obj}}`{name} <{module}.{name}>`"
-
-
-def _table(head: Row, rows: Iterable[Row]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", text)

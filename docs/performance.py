@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markup import table
+
 HERE = Path(__file__).parent
 FOLDER = HERE / "performance"
 PAGE = HERE / "performance.md"
@@ -82,12 +84,6 @@ def measured_on(record: Record) -> str:
     )
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 # --- merges, compared with a copy and with mergekit
 
 
@@ -139,7 +135,7 @@ def merges(record: Record) -> str:
     heading += ["mergekit wall s", "CPU s", "peak GB", "x sail-jax"]
     repeats = sorted({ours["repeats"] for _, ours, _, _ in compared(record)})
     runs = " or ".join(map(str, repeats))
-    return f"{table(heading, rows)}\n{measured_on(record)} Medians of runs of sail-jax: {runs}.\n"
+    return f"{table(heading, rows)}\n\n{measured_on(record)} Medians of runs of sail-jax: {runs}.\n"
 
 
 def _cost(track: Record) -> list[str]:
@@ -157,7 +153,7 @@ def allocators(record: Record) -> str:
     if not rows:
         return "These records were made without it (`--allocators`).\n"
     heading = ["wall s / CPU s / GB", "sail-jax, tuned (its default)", "sail-jax, glibc's"]
-    return table([*heading, "mergekit, tuned", "mergekit, glibc's (its default)"], rows)
+    return table([*heading, "mergekit, tuned", "mergekit, glibc's (its default)"], rows) + "\n"
 
 
 # --- how cost grows
@@ -186,7 +182,7 @@ def scale(runs: Sequence[Record]) -> str:
             seconds = " to ".join(f"{own[k]['cpu_seconds']:.3g}" for k in (0, -1))
             exponents = [f"{f['exponent']:.2f} ± {f['half']:.2f}" if f else "" for f in law]
             rows.append([AXES[axis], series, *ends, seconds, *exponents])
-        parts.append(f"{table(heading, rows)}\n{measured_on(run)}\n{_per_byte(run)}")
+        parts.append(f"{table(heading, rows)}\n\n{measured_on(run)}\n{_per_byte(run)}")
     return "\n".join(parts)
 
 
@@ -249,7 +245,7 @@ def caps(record: Record) -> str:
     asked = ", ".join(dict.fromkeys(row["cap"] for row in rows))
     made = table(heading, body)
     return (
-        f"{made}\nOf {tried} merges by these methods (caps: {asked}), {over} passed the cap: "
+        f"{made}\n\nOf {tried} merges by these methods (caps: {asked}), {over} passed the cap: "
         f"{kinds}. {measured_on(record)}\n"
     )
 

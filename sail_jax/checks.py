@@ -159,13 +159,12 @@ def integer(name: str, value: object, least: int = 1) -> int:
 _COMPARED = 2000
 
 
-def as_path(name: str, value: object, error: type[Exception] = TypeError) -> Path:
+def as_path(name: str, value: object) -> Path:
     """Checks that an argument is a path.
 
     Args:
       name: What the message calls it.
       value: The value.
-      error: The class of the error.
 
     Returns:
       The path.
@@ -177,7 +176,7 @@ def as_path(name: str, value: object, error: type[Exception] = TypeError) -> Pat
     'model.npz'
     """
     if not isinstance(value, str | PathLike):
-        raise error(f"{name}: expected a path, got {described(value)}")
+        raise TypeError(f"{name}: expected a path, got {described(value)}")
     return Path(value)
 
 

@@ -23,6 +23,8 @@ def _module(name):
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    if str(DOCS) not in sys.path:  # they import one another
+        sys.path.append(str(DOCS))
     sys.modules[spec.name] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return module

@@ -6,7 +6,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,29 +231,30 @@ def memory(bench: Bench, sizes: Sequence[str]) -> None:
 # --- growth and alignment
 
 
+def _networks(
+    bench: Bench, axis: str, series: str, sizes: Sequence[str]
+) -> Iterator[tuple[str, Llama, dict[str, Any]]]:
+    """The networks of an axis that an earlier run did not measure, with the keys of their rows."""
+    for place, name in enumerate(("tiny", *sizes)):
+        llama = LLAMAS[name]
+        key = bench.key(axis, series, llama.parameters, start=place == 0)
+        if not bench.known([key]):
+            check_space(bench.folder, 2 * llama.parameters * 4)
+            yield name, llama, key
+
+
 def growth(bench: Bench, sizes: Sequence[str]) -> None:
     """Networks made 1.5 times as wide, by their number of parameters before."""
-    for place, name in enumerate(("tiny", *sizes)):
-        llama, start = LLAMAS[name], place == 0
-        key = bench.key("growth", "--width 1.5x", llama.parameters, start)
-        if bench.known([key]):
-            continue
-        check_space(bench.folder, 2 * llama.parameters * 4)
+    for name, llama, key in _networks(bench, "growth", "--width 1.5x", sizes):
         (model,) = bench.models(name, llama, 1)
         grow = [*CLI, "grow", str(model), str(bench.out), "--quiet"]
-        grow += ["--width", "1.5x", "--no-certify"]
-        bench.add(grow, key)
+        bench.add([*grow, "--width", "1.5x", "--no-certify"], key)
         bench.drop(name)
 
 
 def alignment(bench: Bench, sizes: Sequence[str]) -> None:
     """Two sweeps of weight matching of networks that have nothing in common, by parameters."""
-    for place, name in enumerate(("tiny", *sizes)):
-        llama, start = LLAMAS[name], place == 0
-        key = bench.key("alignment", "2 sweeps", llama.parameters, start)
-        if bench.known([key]):
-            continue
-        check_space(bench.folder, 2 * llama.parameters * 4)
+    for name, llama, key in _networks(bench, "alignment", "2 sweeps", sizes):
         bench.drop(name)
         pair = [bench.folder / name / which for which in "ab"]
         for seed, folder in enumerate(pair):

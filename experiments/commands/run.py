@@ -5,7 +5,6 @@ $ sail-jax run transfer_phase --preset tiny
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -23,7 +22,7 @@ from experiments.lab.config import AnyConfig, varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
-from sail_jax.cli.kernels import compiled_quickly, remember_kernels
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, UsageError, function
 from sail_jax.cli.progress import say, show
 
@@ -53,7 +52,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     # Without --help, which is added once the fields are: reading the preset must not print it.
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
-    from experiments.lab import store
+    from experiments.lab import running, store
     from sail_jax.cli import processes
 
     remember_kernels()
@@ -62,10 +61,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             processes.join(args.processes)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-    # What this preset runs is too short to be worth optimising.
-    compiling = compiled_quickly() if args.preset == "tiny" else contextlib.nullcontext()
     folder = args.out or f"results/{name}"
-    with compiling, processes.together():
+    with running.compiling(args.preset), processes.together():
         # Every process computes, and only the first prints.
         first = processes.is_first()
         with store.Run.open(folder, name, config, resume=args.resume) as run:

@@ -108,10 +108,21 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
     one_of("preset", preset, study.presets)
     config = varied(study.presets[preset], **_with_tuples(fields))
     began = time.perf_counter()
-    # Its programs run once, as in the command.
-    with compiled_quickly() if preset == "tiny" else contextlib.nullcontext():
+    with compiling(preset):
         dataset = study.run(config, reporting(stages.direct) if progress else stages.direct)
     return Result(study, config, dataset, time.perf_counter() - began)
+
+
+def compiling(preset: str) -> contextlib.AbstractContextManager[None]:
+    """Makes the context in which a preset runs.
+
+    Args:
+      preset: The name of the preset.
+
+    Returns:
+      A context without optimised programs for "tiny", which is too short to be worth them.
+    """
+    return compiled_quickly() if preset == "tiny" else contextlib.nullcontext()
 
 
 def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:

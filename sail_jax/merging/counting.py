@@ -56,6 +56,15 @@ def wide(n: int | np.integer | np.ndarray) -> Wide:
     return Wide(*parts)
 
 
+def integers(count: Wide) -> np.ndarray:
+    """Converts known counts to integers of 64 bits: the inverse of `wide`.
+
+    >>> integers(wide(np.array([3, 1 << 40]))).tolist()
+    [3, 1099511627776]
+    """
+    return (np.asarray(count.hi, np.int64) << 16) + count.lo
+
+
 def add(a: Counts, b: Counts) -> Counts:
     """Adds counts; for `Fold.add`.
 

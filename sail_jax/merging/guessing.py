@@ -98,9 +98,7 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     for _ in range(GUESSES):
         count = kernel(_count, keys, tuple(found))
         (above, equal), own = visit.keep(count, counting.add)
-        above, equal = (
-            np.array([(np.int64(n.hi) << 16) + n.lo for n in x]) for x in (above, equal)
-        )
+        above, equal = _numbers(above), _numbers(equal)
         larger, smaller = wanted <= above, wanted > above + equal
         # Above all keys, as the key of rank 0 is.
         larger &= wanted > 0
@@ -122,7 +120,7 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
 
 def _numbers(counts: Sequence[Wide]) -> np.ndarray:
     """Counts as integers, `[rank, task]`."""
-    return np.array([(np.asarray(n.hi, np.int64) << 16) + n.lo for n in counts])
+    return np.array([counting.integers(n) for n in counts])
 
 
 def _places(sample: np.ndarray, rank: np.ndarray) -> np.ndarray:

@@ -27,14 +27,14 @@ from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
     Checked,
     Matched,
-    PerLeaf,
+    Prefix,
     Weights,
+    by_leaf,
     known_finite,
     match,
     outcome,
     overflow,
     task_weights,
-    weights_of,
 )
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Program, Work
@@ -193,7 +193,7 @@ class Merge(Program):
         models: Sequence[PyTree] | PyTree,
         base: PyTree | None = None,
         *,
-        weights: Weights | PerLeaf = None,
+        weights: Weights | Prefix = None,
         axis: int | None = None,
         integers: Integers | None = None,
         select: Select = None,
@@ -244,7 +244,7 @@ class Merge(Program):
         self,
         models: Sequence[PyTree],
         base: PyTree | None,
-        weights: Weights | PerLeaf,
+        weights: Weights | Prefix,
         integers: Integers | None,
         select: Select,
         rest: Rest,
@@ -292,19 +292,18 @@ class Merge(Program):
         )
 
     def _weights(
-        self, weights: Weights | PerLeaf, paths: Sequence[str], tasks: int
+        self, weights: Weights | Prefix, paths: Sequence[str], tasks: int
     ) -> list[Checked]:
         """Checks the weights of each leaf that is merged; `tasks` counts a base that is merged."""
-        each = weights_of(weights, paths)
-        checked: dict[int, Checked] = {}
+
+        def check(own: Weights) -> Checked:
+            return self.check_weights(with_base(own) if self.base == "merged" else own, tasks)
+
         # In float64 if they are known, as for files. What computes in float32 rounds them once.
         with _wide(not is_traced(weights)):
-            # All of them, also those of no leaf: a tree without leaves has wrong weights, too.
-            for own in each or [None if isinstance(weights, Mapping) else weights]:
-                if id(own) not in checked:
-                    full = with_base(own) if self.base == "merged" else own
-                    checked[id(own)] = self.check_weights(full, tasks)
-        return [checked[id(own)] for own in each]
+            if isinstance(weights, Mapping):
+                return by_leaf(weights, paths, check)
+            return [check(weights)] * len(paths)
 
     def _in_one_program(
         self, matched: Matched, w: Sequence[Checked], relative: bool, traced: bool

@@ -604,14 +604,13 @@ class Tree:
         def running(*counts: Any) -> list[Any]:
             if not isinstance(counts[0], counting.Wide):
                 return [*counts]
-            by_key = dict(zip(own, counts, strict=True))
+            by_key = dict(zip(own, map(counting.integers, counts), strict=True))
             # In 64 bits, by NumPy: counts of a model outgrow 32.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
-            sums = {key: np.zeros(n.lo.shape, np.int64) for key, n in by_key.items()}
+            sums = {key: np.zeros(n.shape, np.int64) for key, n in by_key.items()}
             for _, key, b in entries:
                 sums[key][b] = so_far
-                count = by_key[key]
-                so_far = so_far + (count.hi[b].astype(np.int64) << 16) + count.lo[b]
+                so_far = so_far + by_key[key][b]
             return [counting.wide(sums[key]) for key in own]
 
         spread = map_counts(running, *jax.device_get(list(own.values())))

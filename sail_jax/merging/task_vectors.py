@@ -35,7 +35,7 @@ from sail_jax.trees import factor_of, leaf_paths, path_str, some_paths
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
-PerLeaf = Mapping[str, Any]
+Prefix = Mapping[str, Any]
 """Weights by the names of a pytree: each entry is `Weights` for all leaves below its path."""
 Checked = Float[Array | np.ndarray, "task"]
 """Weights that are checked: arrays of NumPy if their values are known."""
@@ -540,40 +540,35 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Check
     return w.astype(jnp.result_type(float))
 
 
-def weights_of(weights: Weights | PerLeaf, paths: Sequence[str]) -> list[Weights]:
-    """Finds the weights of each leaf.
+def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any], T]) -> list[T]:
+    """Finds for each leaf the entry of a prefix of its tree.
 
     Args:
-      weights: One for each model, or None; or such weights by name, a prefix of the tree.
+      prefix: Entries by name, in mappings that may be nested.
       paths: The paths of the leaves.
+      of: Makes what is returned of an entry; it is called once for each of them.
 
     Returns:
-      The weights of each leaf, not checked yet. Leaves that share weights share the object.
+      What is made of the entry at the path of each leaf, or at a node above it.
 
     Raises:
       ValueError: If a leaf has no entry, or an entry no leaf. The message has the path.
 
-    >>> weights_of({"encoder": [1, 0], "head": [0, 1]}, ["encoder/w", "head"])
-    [[1, 0], [0, 1]]
+    >>> by_leaf({"encoder": {"w": 1}, "head": 2}, ["encoder/w", "head/bias", "head/kernel"], str)
+    ['1', '2', '2']
     """
-    if not isinstance(weights, Mapping):
-        return [weights] * len(paths)
     entries = {
-        path_str(path): entry
+        path_str(path): of(entry)
         for path, entry in jax.tree.leaves_with_path(
-            dict(weights), is_leaf=lambda x: not isinstance(x, Mapping)
+            dict(prefix), is_leaf=lambda x: not isinstance(x, Mapping)
         )
     }
-    unused, found = set(entries), []
-    for path in paths:
-        above = next((at for at in _upwards(path) if at in entries), None)
-        if above is None:
-            raise ValueError(f"weights: no entry for the leaf {path!r}")
-        unused.discard(above)
-        found.append(entries[above])
-    if unused:
-        raise ValueError(f"weights: no leaf that is merged lies at {some_paths(sorted(unused))}")
-    return found
+    at = [next((above for above in _upwards(path) if above in entries), None) for path in paths]
+    if None in at:
+        raise ValueError(f"weights: no entry for the leaf {paths[at.index(None)]!r}")
+    if unused := sorted(entries.keys() - {*at}):
+        raise ValueError(f"weights: no leaf that is merged lies at {some_paths(unused)}")
+    return [entries[above] for above in at if above is not None]
 
 
 def _upwards(path: str) -> Iterator[str]:

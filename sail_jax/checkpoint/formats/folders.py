@@ -64,7 +64,7 @@ def admit(
             more = f", or {argument('force', 'True')} replaces it"
         raise CheckpointError(f"{out} exists already; choose another place for the output{more}")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
-        os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
+        os.lstat(written.unfinished(out))  # raises where no name can stand
     inputs = list(inputs)
     # Path.resolve would raise for a link that leads to itself.
     real = Path(os.path.realpath(out))

@@ -4,9 +4,10 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -259,37 +260,36 @@ def closed_on_error(checkpoint: Checkpoint) -> Iterator[None]:
         raise
 
 
-def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
+def check_there(
+    paths: Iterable[str | PathLike[str]],
+    *,
+    offline: bool = False,
+    places: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Checks that several inputs exist, before any model on the Hub is downloaded.
 
     Args:
       paths: The inputs, as `open_checkpoint` takes them.
       offline: As `open_checkpoint` takes it.
+      places: Where inputs are named, such as the line of a recipe, for messages.
 
     Raises:
       CheckpointError: As `open_checkpoint` does for what does not exist, and if the models do not
         fit on the disk together.
     """
     names = list(dict.fromkeys(os.fspath(path) for path in paths))
+    for name in names:
+        try:
+            with reading(name):
+                if not os.path.lexists(name):
+                    runs.named(name)
+        except CheckpointError as error:
+            if name not in places:
+                raise
+            raise CheckpointError(f"{places[name]}: {error}") from error
     # One is looked up as it is opened.
     if len(names) > 1:
-        for name in names:
-            check_named(name)
         hub.check_there(names, offline=offline)
-
-
-def check_named(path: str) -> None:
-    """Checks that an input exists, or has the form of a name on the Hub.
-
-    Args:
-      path: The input, as `open_checkpoint` takes it.
-
-    Raises:
-      CheckpointError: As `open_checkpoint` does for what does not exist.
-    """
-    with reading(path):
-        if not os.path.lexists(path):
-            runs.named(path)
 
 
 def load_checkpoint(

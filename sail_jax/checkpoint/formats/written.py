@@ -17,6 +17,21 @@ RECORD = ".sail-jax"
 _FIELDS = {"files": dict, "folders": list}
 
 
+def unfinished(out: Path) -> Path:
+    """Names the folder in which an output is made, before it takes its name.
+
+    Args:
+      out: The output.
+
+    Returns:
+      The folder, next to the output.
+
+    >>> unfinished(Path("models/merged")).name
+    '.merged.partial'
+    """
+    return out.with_name(f".{out.name}.partial")
+
+
 def seal(folder: Path) -> None:
     """Leaves the record in a finished output.
 
@@ -121,7 +136,7 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
             found = sorted(out.iterdir())
         why = "it is one output, and no folder of several" if out / RECORD in found else ""
         for path in found if not why else ():
-            if path.name not in {f".{name}.partial" for name in names}:
+            if path.name not in {unfinished(out / name).name for name in names}:
                 check_own(path)
     else:
         why = strange(out)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checkpoint.formats.folders import hold
+from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checks import argument
 
 _OURS = ("models", "done")
@@ -71,7 +72,7 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
 
 def _strangers(folder: Path, names: Collection[str]) -> str:
     """The name of something in the folder that is none of ours; "" if all of it is."""
-    models = {*names, *(f".{name}.partial" for name in names)}
+    models = {*names, *(unfinished(folder / name).name for name in names)}
     known = {folder: {*_OURS}, folder / "models": models}
     for place, ours in known.items():
         if place.is_symlink():

@@ -13,7 +13,7 @@ from typing import Any
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, check_named, check_there
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.results import Result
@@ -24,6 +24,7 @@ from sail_jax.checkpoint.operations.running import (
     bounds,
     carried_out,
     check_options,
+    check_whole,
     opened,
 )
 from sail_jax.checkpoint.planning import cards
@@ -32,7 +33,7 @@ from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, read_file, simple
-from sail_jax.checks import argument, as_path, described
+from sail_jax.checks import as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -96,17 +97,13 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
     """Finds all inputs before any is downloaded, except what recipes make for one another."""
-    inputs: list[str] = []
+    places: dict[str, object] = {}
     for one in recipes:
         for ref in one.models():
-            own = [path for path in paths([ref]) if path not in one.uses]
-            try:
-                for path in own:
-                    check_named(path)
-            except CheckpointError as error:
-                raise CheckpointError(f"{one.place_of(ref)}: {error}") from error
-            inputs += own
-    check_there(inputs, offline=run.offline)
+            for path in paths([ref]):
+                if path not in one.uses:
+                    places.setdefault(path, one.place_of(ref))
+    check_there(places, offline=run.offline, places=places)
 
 
 @contextlib.contextmanager
@@ -250,11 +247,11 @@ def merge_recipe(
     if len(recipes) == 1:
         _check_inputs(recipes, run)
         return _merged(recipes[0], out, measure, run, before)
-    if run.part is not None or run.join:
-        raise CheckpointError(
-            f"{argument('part' if run.part else 'join')}: the recipe has {len(recipes)} documents, "
-            "and one is carried out in parts; make a file of each"
-        )
+    check_whole(
+        run,
+        f"the recipe has {len(recipes)} documents, and one is carried out in parts; make a file of "
+        "each",
+    )
     last = finals(recipes)
     if len(last) > 1 and of_output(out) is not None:
         raise CheckpointError(f"{out}: expected a folder for {len(last)} models; this is one file")

@@ -34,6 +34,7 @@ from sail_jax.checkpoint.formats.open import (
     open_checkpoint,
 )
 from sail_jax.checkpoint.formats.table import check_written, needs
+from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
 from sail_jax.checkpoint.output.writer import MEASURED, DiffersError, Writer, create, laid_out
@@ -176,20 +177,13 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
-def check_whole(run: RunOptions) -> None:
-    """Checks that an operation that cannot be carried out in parts is not asked to be.
-
-    Args:
-      run: How it runs.
-
-    Raises:
-      CheckpointError: If a part is asked for, or that parts are joined.
-    """
+def check_whole(
+    run: RunOptions,
+    why: str = "only merging, growing, aligning and averaging are carried out in parts",
+) -> None:
+    """CheckpointError if a part is asked for, or that parts are joined, with `why` none can be."""
     if run.part is not None or run.join:
-        raise CheckpointError(
-            f"{argument('part' if run.part else 'join')}: only merging, growing, aligning and "
-            "averaging are carried out in parts"
-        )
+        raise CheckpointError(f"{argument('part' if run.part else 'join')}: {why}")
 
 
 def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:
@@ -480,8 +474,7 @@ def _sharing(
         if run.progress is not None:
             run.progress(0, total, f"waiting for statistics of {who}")
 
-    partial = out.with_name(f".{out.name}.partial")
-    return Gathering(partial, part, writer.owners, writer.head, run.wait, waiting)
+    return Gathering(unfinished(out), part, writer.owners, writer.head, run.wait, waiting)
 
 
 def _computing() -> dict[str, str]:

@@ -271,7 +271,7 @@ class Writer:
             is to be joined is missing, unfinished, or of something else.
         """
         self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
-        self.partial = partial = out.with_name(f".{out.name}.partial")
+        self.partial = partial = written.unfinished(out)
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
         self._format, self._sync = format, sync
@@ -862,10 +862,10 @@ def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
         return
     import jax
 
-    from sail_jax.trees import path_str
+    from sail_jax.trees import leaf_paths
 
-    for path, leaf in jax.tree.leaves_with_path(dict(tensors), is_leaf=_is_array):
-        yield path_str(path), np.asarray(leaf)
+    tree = jax.tree.map(np.asarray, dict(tensors), is_leaf=_is_array)
+    yield from zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
 
 
 def _is_array(x: object) -> bool:
@@ -902,6 +902,7 @@ def save_checkpoint(
 
     Raises:
       CheckpointError: As `create` and `Writer.extra` do. No unfinished work is left behind.
+      ValueError: If two leaves of a tree have one path.
       TypeError: If `out` is not a path, or `tensors` has no names.
 
     >>> import tempfile
@@ -917,11 +918,7 @@ def save_checkpoint(
     out = as_path("out", out)
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors: expected arrays by name, got {described(tensors)}")
-    arrays: dict[str, np.ndarray] = {}
-    for name, array in _named(tensors):
-        if name in arrays:
-            raise CheckpointError(f"tensors: two leaves of the tree have the path {name!r}")
-        arrays[name] = array
+    arrays = dict(_named(tensors))
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     with create(
         *(out, wanted),
