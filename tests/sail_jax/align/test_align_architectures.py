@@ -128,7 +128,7 @@ ROTATED = {
     "llama": ["v.0", "v.1"],
     "t5": ["encoder.qk.0", "cross.v.1"],
     "flax gpt": ["qk.0", "v.0"],
-    "clip": ["text.v.0", "vision.v.1"],
+    "clip": ["text.v.0", "vision.v.0"],
 }
 
 
