@@ -326,7 +326,7 @@ def _outside() -> Array:
 def _():
     """a wide network learns the source function: E(f - f_s)² falls as 1/t or faster
 
-    log10 of the fall over a decade of time; seen: .5 of it, from few tasks
+    log10 of the fall over a decade of time. The test detects .5 of it, from few tasks.
     """
     return -1.0, _fall(_error)
 
@@ -345,7 +345,7 @@ def _():
     """the distance of Σ σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel does not halve
 
     log10 of the fall over a decade of time; it stalls: neurons of small or negative c keep other
-    directions; seen: .1
+    directions. The test detects .1.
     """
     return -log10(2), _fall(_plain_error)
 
@@ -363,8 +363,8 @@ def _():
 def _():
     """the distance of Σ c_i σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel halves
 
-    log10 of the fall over a decade of time; features count by their output weight; seen: .6 of it,
-    from few tasks
+    The value is log10 of the fall over a decade of time. Features count by their output weight. The
+    test detects .6 of it, from few tasks.
     """
     return -log10(2), _fall(_weighted_error)
 
@@ -382,7 +382,7 @@ def _():
 def _():
     """pretraining brings the kernel to half its initial distance from the source or nearer
 
-    seen: .2, from few tasks
+    The test detects .2, from few tasks.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -403,7 +403,7 @@ def _():
 def _():
     """|P⊥ f_t|²/|f_t|² increases with μ, features of the source teacher: least increment
 
-    tolerance: rounding
+    The tolerance covers rounding.
     """
 
     @jax.jit
@@ -461,7 +461,7 @@ def _():
 def _(n=12):
     """|P⊥ f_t|² is irreducible: R_lt ≥ |P⊥ f_t|² for every sample, here the least of 2000
 
-    tolerance: rounding
+    The tolerance covers rounding.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -479,8 +479,8 @@ def _(n=12):
 def _(few=300, rows=1200):
     """E R_lt = |P⊥ f_t|² + C(n), C(n) ~ 1/n as for linear networks: order of C in n
 
-    the next term of C, of relative size m/n, shifts the order by less than 0.01; seen: .12, which
-    tells 1/n from 1/√n
+    The next term of C, of relative size m/n, shifts the order by less than 0.01. The test detects
+    .12, which separates 1/n from 1/√n.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

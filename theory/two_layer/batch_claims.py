@@ -184,7 +184,7 @@ def _():
 def _():
     """m ≥ C_1²(d + log(2K/δ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ
 
-    seen: .04, failures of 9 % in place of 5; the search finds it not sharp
+    The test detects .04, failures of 9 % in place of 5; the search finds it not sharp
     """
     return FAILURE, _failures(CORRECTED)
 
@@ -378,7 +378,7 @@ def _():
 def _():
     """θ of stochastic gradient descent tends to the infinite batch as m^(-1/2): order
 
-    seen: .4, which tells m^(-1/2) from m^(-1/4) and m^(-1)
+    The test detects .4, which tells m^(-1/2) from m^(-1/4) and m^(-1).
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -65,7 +65,7 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int =
 def _(decay):
     """σ_i = s i^-α: r = ⌈(s/(2dγ²))^(1/α)⌉ - 1 falls with α
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     predicted = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     return predicted, lambda key, quick: Estimate(
@@ -98,7 +98,7 @@ def _(decay=0.6, quicker=1.0):
 def _():
     """at equal |A|_F a quicker decay can raise r: by how much
 
-    the leading modes grow as the others fall; seen: 1, an index
+    the leading modes grow as the others fall. The test detects a change of one index.
     """
     after, before = (
         perturbation.inflection_index(sigma, D, STRONG, first=0) for sigma in (STEEP, FLAT)
@@ -217,7 +217,7 @@ def _(mode, tau=8.0):
     """U ≠ V, τ → ∞: mode {mode} is half learned at log(σe^(2τ)/p - 1)/(4σ), later by log(1/p)/(4σ):
     its share then
 
-    tolerance: the next order in e^-τ
+    The tolerance covers the next order in e^-τ.
     """
     sigma, late = PRE[mode - 1], best_time.mode_taus(task(), tau)[mode - 1]
     time = float(np.log(sigma * np.exp(2 * late) - 1) / (4 * sigma))
