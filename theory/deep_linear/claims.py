@@ -490,7 +490,7 @@ def _(at=NOISY._replace(theta=pi / 3), averaged=AVERAGED):
 
 
 def _edge(at: Limit) -> Limit:
-    """Returns the limit at cos θ = c/2. For two layers c⁴ = (1-load) c² + load + load σ²/(1-load)."""
+    """Returns the limit at cos θ = c/2, where c⁴ = (1-load) c² + load + load σ²/(1-load)."""
     unseen = 1 - at.load
     fitted = at.load + at.load * at.sigma**2 / unseen
     return at._replace(theta=acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2))

@@ -56,7 +56,7 @@ def _gain(p: Problem) -> Any:
 
 
 def _gain_again(p: Problem) -> float:
-    """Computes the same by quadrature of +-min(|a|, |b|) over the angle of the two normals a and b."""
+    """Computes the same by quadrature of +-min(|a|, |b|) over the angle of normals a and b."""
     w = np.asarray(p["witness"]) / np.linalg.norm(p["witness"], axis=1, keepdims=True)
     angles = (np.arange(100_000) + 0.5) * 2 * pi / 100_000
     circle, found = np.stack([np.cos(angles), np.sin(angles)]), []
@@ -160,7 +160,7 @@ def _lower(p: Problem) -> Any:
 
 
 def _lower_again(p: Problem) -> float:
-    """Computes the same from both witnesses' spreads, in coordinates along the tasks' difference."""
+    """Computes the same from both spreads, in coordinates along the tasks' difference."""
     delta = np.subtract(p["source"], p["target"])
     along = delta / np.linalg.norm(delta)
     frame = np.array([[*along, 0.0], [-along[1], along[0], 0.0], [0.0, 0.0, 1.0]])

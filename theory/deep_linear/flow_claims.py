@@ -162,7 +162,7 @@ def _():
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Extrapolates to d = inf. The sizes lie far apart, so the smaller one has little weight."""
+        """Extrapolates to d = inf. The smaller size has little weight."""
         draws = 130 if quick else 1_300
         small, large = (
             _mean_risk(jax.random.fold_in(key, d), d, draws) for d in (SMALL, TIMES * SMALL)

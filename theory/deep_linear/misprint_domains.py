@@ -85,7 +85,7 @@ COSINES = Domain(
 
 
 def _choice(p: Problem) -> tuple[Any, Any]:
-    """Returns the gap of the means of y, over sigma and per unit of x, and delta, for g = -alpha f."""
+    """Returns the gap of the means of y over sigma, per unit of x, and delta for g = -alpha f."""
     alpha = p["above"] * p["sigma"] * p["delta"] ** 0.5 / p["f"]
     return (1 + alpha) * p["f"] / p["sigma"], p["delta"]
 

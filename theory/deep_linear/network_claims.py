@@ -551,7 +551,7 @@ def _(start=THIN, norm=2.0, end=END):
     overlooks="tightened",
 )
 def _():
-    """lim Π s_l² ≥ |ŷ|²/|X|²_op, where ŷ is the fit of the network. For n < d these are the labels"""
+    """lim Π s_l² ≥ |ŷ|²/|X|²_op, where ŷ is the fit of the network (the labels for n < d)"""
     x, y = one_sample(AT)
     found = _end(lambda w: np.prod([_top(v) for v in w]), THICK, 1e-3, at=AT)
     return np.sum(y**2) / np.linalg.norm(x, 2) ** 2, found

@@ -232,7 +232,7 @@ EIGENVALUES = f"eigenvalues {', '.join(map(str, ANY.eigenvalues))}, {ANY}, d=16 
 
 @claim("penalised-covariance-penalty/ours", SOURCE, EIGENVALUES)
 def _():
-    """For L2-SP with any covariance the penalty of least E R also minimises the equivalent's risk"""
+    """For L2-SP with any covariance the penalty of least E R minimises the equivalent's risk"""
     return ANY.equivalent()[0], lambda *how: _any(*how)["penalty"]
 
 

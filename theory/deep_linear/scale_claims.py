@@ -136,7 +136,7 @@ AT = Kinds((2, 2, 0, 0), (2, 0, 2, 0), (0.125, 0.125, 0.125, 0.625), 0.375, 0.4)
 
 
 def _pretrained(d: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Trains u = sqrt(scale), v = 0 on the population loss of the source and returns both `[1 d]`."""
+    """Trains u = sqrt(scale), v = 0 on the population loss of the source."""
     beta_s = AT.at(d, AT.source) / sqrt(d)
     begun = np.concatenate([np.full(d, sqrt(scale)), np.zeros(d)])
     u, v = np.split(_followed(begun, (d,), lambda beta: beta - beta_s, 400.0), 2)
@@ -482,7 +482,7 @@ class Rescaled(NamedTuple):
         return self.factor**-2 - self.factor**2
 
     def gains(self, rng: np.random.Generator, d: int, draws: int) -> np.ndarray:
-        """Simulates risks of fine-tuned networks and of least squares of least norm, `[2 draws]`."""
+        """Simulates risks of fine-tuned networks and of minimum-norm least squares, `[2 draws]`."""
         at = Setting(round(self.load * d), d, self.theta, self.sigma)
         x, y = at.samples(rng, draws)
         first = np.tile(self.factor * np.eye(d)[0], (draws, 1))

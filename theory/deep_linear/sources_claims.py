@@ -277,7 +277,7 @@ def _(side, source, where, text):
 
 
 def _after(problem: Several) -> Array:
-    """Computes the risk of one source by the equivalents, fine-tuned if there are target samples."""
+    """Computes the risk of one source by the equivalents, fine-tuned if load > 0."""
     beta_t, inputs, n = target(problem)
     left = sources.start_moments(moments(problem, D, exact=False), jnp.ones(1), beta_t)
     return (

@@ -51,7 +51,7 @@ def _discriminants(means: Array | np.ndarray) -> Array:
 
 
 def _nearest(points: np.ndarray, target: np.ndarray) -> float:
-    """Solves eq. (4), least squares on the parameters with weights of sum 1, for the first weight."""
+    """Returns the first weight of eq. (4), least squares on parameters with weights of sum 1."""
     return float(from_parameters(list(points), target, constraint="affine").weights[0])
 
 

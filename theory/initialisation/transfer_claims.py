@@ -1,4 +1,4 @@
-"""SAIL, Appendices D (Lemma 1, Theorem 4) and F, on transfer of risks and maps of width and depth."""
+"""SAIL, Appendices D (Lemma 1, Theorem 4) and F, transfer of risks, maps of width and depth."""
 
 from math import sqrt
 
@@ -85,7 +85,7 @@ def _six_points(values: np.ndarray) -> float:
 
 
 def _sampled_variation(in_cells: bool) -> Simulate:
-    """Computes the total variation between samples of N points of both laws, in cells or exactly."""
+    """Computes the total variation between samples of N points of both laws."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         shape = (2, 400 if quick else 4_000, N)

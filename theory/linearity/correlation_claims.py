@@ -1,4 +1,4 @@
-"""Cross-task linearity (arXiv 2402.03660), Appendix B.2, predictors of the gap in random networks."""
+"""Cross-task linearity (arXiv 2402.03660), Appendix B.2, predictors of the gap."""
 
 from functools import partial
 

@@ -244,7 +244,7 @@ def _readouts_apart(p: Problem) -> Any:
 
 
 def _equal_losses_again(p: Problem) -> float:
-    """Computes the same by least squares in NumPy. The level is the larger loss of the two models."""
+    """Computes the same by least squares in NumPy, at the larger loss of the two models."""
     x, y = np.asarray(p["inputs"]), np.asarray(p["labels"])
     least = np.linalg.lstsq(x, y)[0]
     both = []

@@ -126,7 +126,7 @@ class _Shares(NamedTuple):
 
 
 def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
-    """Computes d_1, ..., d_k as `sail_jax.trajectory.decay_of` does, for weights that JAX traces."""
+    """Computes d_1, ..., d_k as `sail_jax.trajectory.decay_of` does, for traced weights."""
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 

@@ -362,7 +362,7 @@ def _both_kept(c: float, tasks: GaussianTasks) -> float:
 
 
 def _corner(z: float, rho: float, tasks: GaussianTasks) -> float:
-    """Computes E[x y; x, y > z] of standard normal variables of correlation rho (Rosenbaum, 1961)."""
+    """Computes E[x y; x, y > z] of standard normals of correlation rho (Rosenbaum, 1961)."""
     # 1 - |rho| without cancellation.
     apart = (tasks.own / tasks.spread) ** 2
     less, more = (apart, 1 + rho) if rho > 0 else (1 - rho, apart)  # 1 - rho, 1 + rho

@@ -102,6 +102,6 @@ def test_former_fields_and_words_work_for_one_release():
         assert varied(config, gammas=6).loads == 6
     with pytest.warns(DeprecationWarning, match="modes='fine_tune' is now 'fine_tuning'"):
         assert varied(config, modes=("fine_tune",)).modes == ("fine_tuning",)
+    scales = type(registry.load("transfer_scales").presets["tiny"])
     with pytest.warns(DeprecationWarning, match="field gamma is now load"):
-        scales = registry.load("transfer_scales").presets["tiny"]
-        assert type(scales)(gamma=0.3).load == 0.3
+        assert scales(gamma=0.3).load == 0.3
