@@ -35,7 +35,7 @@ from sail_jax.merging.work import (
 )
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX that compiles kernels, as measured
-STATISTICS = 50 << 20  # bytes that it takes more to compile statistics, such as ranks
+STATISTICS = 50 << 20  # bytes that it takes more to compile each statistic, such as ranks
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
 
 
@@ -153,9 +153,8 @@ def memory(work: Work, wide: bool = False) -> int:
 
 def program(works: Sequence[Work]) -> int:
     """Computes the bytes that the process takes whatever the size of tensors is."""
-    return CONSTANT + STATISTICS * any(
-        bool(step.statistics) for work in works for step in work.steps
-    )
+    statistics = (sum(len(step.statistics) for step in work.steps) for work in works)
+    return CONSTANT + STATISTICS * max(statistics, default=0)
 
 
 def limits(
