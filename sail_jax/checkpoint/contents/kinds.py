@@ -73,7 +73,7 @@ def not_a_model(
     if factor := next(filter(factor_of, names), None):
         return (
             f"holds factors of low rank that qwix stores next to weights ({factor}). Averages of "
-            "factors do not give the average of products: first fold the factors into their weights, "
+            "factors do not give averages of products: fold the factors into their weights first, "
             f"with sail-jax convert and {argument('lora_alpha', '...')}, or with sail_jax.lora.fold"
         )
     parts = {x: _SPLIT.split(x) for x in names}
