@@ -59,7 +59,8 @@ class Hyperparameters:
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
         self.parameters = [*recipe.read().values()]
-        self.named = {name for name, _ in recipe.given()}
+        keys = [self.entry.parameter(name) for name, _ in recipe.given()]
+        self.named = {parameter.name for parameter in keys if parameter}
         listed = mergekit.MERGEKIT.get(recipe.method)
         # Parameters without a setting that have mergekit's defaults.
         self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
@@ -115,7 +116,7 @@ class Hyperparameters:
         values: list[Value | None] = [None] * len(readers)
         if parameter.name in self.named:
             values = [
-                self.ledger.resolve([scope.get(parameter.name) for scope in scopes], name, job.t)
+                self.ledger.resolve([parameter.of(scope) for scope in scopes], name, job.t)
                 for scopes, name in readers
             ]
         weight = parameter.name == "weight"
