@@ -204,10 +204,8 @@ def _settings(
             remark(info, node.key, ignored)
         elif of_model and not parameter.per_model:
             remedy = "set it for the slice, the module or the recipe"
-            if (
-                not entry.published
-                or parameter.name not in mergekit.MERGEKIT[entry.name].parameters
-            ):
+            theirs = mergekit.MERGEKIT[entry.name].parameters if entry.published else {}
+            if parameter.name not in theirs:
                 raise RecipeError(
                     node.key, f"{entry.name} does not read {name!r} per model; {remedy}"
                 )

@@ -337,7 +337,7 @@ def test_methods_are_listed_with_what_they_ask_for(capsys):
     entries = {block.partition(":")[0]: block for block in shown.split("\n\n")}
     assert entries.keys() == methods.METHODS.keys() - {"fisher", "regmean"}
     assert "1 model; a base; 1 pass, in pieces" in entries["expo"]
-    assert "parameters: weight, density=1.0, lambda=1.0" in entries["ties"]
+    assert "parameters: weight, density=1.0, scale=1.0" in entries["ties"]
     assert "seed: 0" in entries["dare_ties"]
     assert "seed" not in entries["ties"]
     assert cli.main(["merge"]) == 2
