@@ -130,9 +130,7 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
         notes += unselected(base)
         config = config_of(base.extras)
         if not config:
-            raise CheckpointError(
-                f"{base.path} lacks a config.json with the network's architecture"
-            )
+            raise CheckpointError(f"{base.path} lacks a config.json with its architecture")
         for ref, model in models.items():
             _check_alike(config, config_of(model.extras), base.path, str(ref))
         places = {ref: k for k, ref in enumerate(refs)}

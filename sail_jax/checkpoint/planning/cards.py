@@ -390,11 +390,11 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
 def _agreement(about: Mapping[str, Any]) -> Iterator[str]:
     """Lines about runs of both networks, and notes."""
     for run in about["agreement"]:
-        found = "not finite, or another shape"
+        found = "not finite, or different in shape"
         if run["largest"] is not None:
             found = (
-                f"largest difference {run['largest']:.3g}, mean {run['mean']:.3g}, with outputs up "
-                f"to {run['scale']:.3g} (rounding allows {run['tolerance']:.3g})"
+                f"largest difference {run['largest']:.3g}, mean {run['mean']:.3g}, largest output "
+                f"{run['scale']:.3g} (rounding allows {run['tolerance']:.3g})"
             )
         yield f"- outputs on probe inputs in {run['dtype']}: {found}"
     if about["notes"]:

@@ -68,12 +68,11 @@ class Agreement(NamedTuple):
 
     def __str__(self) -> str:
         if not np.isfinite(self.largest):
-            return f"outputs in {self.dtype} are not finite, or differ in shape"
+            return f"outputs in {self.dtype}: not finite, or different in shape"
         within = "within" if self.preserved else "more than"
         return (
-            f"outputs in {self.dtype} differ by at most {self.largest:.2g} (mean {self.mean:.2g}); "
-            f"the largest output is {self.scale:.2g}. This is {within} rounding "
-            f"({self.tolerance:.2g})"
+            f"outputs in {self.dtype}: largest difference {self.largest:.2g}, mean {self.mean:.2g}, "
+            f"largest output {self.scale:.2g}; {within} rounding ({self.tolerance:.2g})"
         )
 
 
@@ -86,8 +85,10 @@ def verdict(agreed: Sequence[Agreement]) -> Verdict:
     Returns:
       Whether the function is preserved according to the runs.
     """
-    by = agreed[0].by if agreed else ""
-    return Verdict(by, bool(agreed) and all(run.preserved for run in agreed))
+    if not agreed:
+        return Verdict()
+    worst = next((run for run in agreed if not run.preserved), agreed[0])
+    return Verdict(worst.by, worst.preserved, worst.largest)
 
 
 Renew = Callable[[Arrays], tuple[Arrays, Config]]

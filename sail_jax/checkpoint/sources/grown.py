@@ -243,5 +243,5 @@ def require_exact(
     if said.exact:
         return
     why = "".join(f" ({sentence})" for sentence in failed)
-    found = f"the networks were not run{why}: {remedy}" if said.exact is None else f"it is {said}"
-    raise CheckpointError(f"{path}: lossless growth was asked for, but {found}")
+    found = said if said.exact is not None else f"the networks were not run{why}: {remedy}"
+    raise CheckpointError(f"{path}: lossless growth is required, but {found}")
