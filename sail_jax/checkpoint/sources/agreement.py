@@ -71,8 +71,8 @@ class Agreement(NamedTuple):
             return f"outputs in {self.dtype}: not finite, or different in shape"
         within = "within" if self.preserved else "more than"
         return (
-            f"outputs in {self.dtype}: largest difference {self.largest:.2g}, mean {self.mean:.2g}, "
-            f"largest output {self.scale:.2g}; {within} rounding ({self.tolerance:.2g})"
+            f"outputs in {self.dtype}: largest difference {self.largest:.2g}, mean {self.mean:.2g},"
+            f" largest output {self.scale:.2g}; {within} rounding ({self.tolerance:.2g})"
         )
 
 

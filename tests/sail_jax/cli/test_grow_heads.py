@@ -65,7 +65,7 @@ def test_outputs_of_another_size_are_said(tmp_path, capsys):
     about = json.loads((tmp_path / "new" / "growth.json").read_text())
     assert about["exact"] is False
     assert about["agreement"][0]["largest"] is None
-    assert "or of another size" in (tmp_path / "new" / "README.md").read_text()
+    assert "or different in shape" in (tmp_path / "new" / "README.md").read_text()
     code, _, err = done(capsys, *to[:2], tmp_path / "other", *to[3:], "--lossless")
     assert code != 0
     assert said in err

@@ -129,7 +129,7 @@ def test_options_of_a_run_have_a_record_of_their_own(models, tmp_path):
         lambda **given: grow_checkpoint(a, out, {"width": 2}, **given),
         lambda **given: align_checkpoints(a, a, out, **given),
     ):
-        with pytest.raises(TypeError, match=r"say run=RunOptions\(max_memory=...\)"):
+        with pytest.raises(TypeError, match=r"pass run=RunOptions\(max_memory=...\)"):
             operation(max_memory=1 << 30)
 
 

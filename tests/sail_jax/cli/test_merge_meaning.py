@@ -235,7 +235,7 @@ def test_a_written_dtype_that_nobody_chose_is_said_and_stated(tmp_path, run):
     b = write(tmp_path / "b", 2, torch_dtype="float32")
     code, printed, out = run(a, b)
     assert code == 0
-    assert "written in float8_e4m3fn, the dtype of" in printed.err
+    assert "the output dtype is float8_e4m3fn, as in" in printed.err
     assert "dtype: float32 keeps more" in printed.err
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float8_e4m3fn"
     code, printed, out = run(a, b, out="wide", more="dtype: float32")

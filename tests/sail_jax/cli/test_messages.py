@@ -109,11 +109,14 @@ REFUSED = {
     "no tensors to align": (["align", "a", "none", "out"], "without tensors"),
     "a long folder of runs": (["report", LONG], "File name too long"),
     "a long page": (["report", "a", "--out", LONG], "File name too long"),
-    "a long configuration": (["align", "a", "b", "out", "--config", LONG], "no configuration"),
+    "a long configuration": (
+        ["align", "a", "b", "out", "--config", LONG],
+        "expected a config.json",
+    ),
     "a long table": (["align", "a", "b", "out", "--spec", LONG], "is missing"),
     "a long recipe": (["merge", LONG, "out"], "is missing"),
     "a long checkpoint": (["inspect", LONG], "File name too long"),
-    "a long target": (["grow", "a", "out", "--to", LONG], "no configuration"),
+    "a long target": (["grow", "a", "out", "--to", LONG], "expected a config.json"),
     "a long record": (["inspect", "a", "--json", LONG], "File name too long"),
     "a long folder of a report": (["merge", "r.yaml", "out", "--report", LONG], "too long"),
     "a long run": (["run", "ledger", "--preset", "tiny", "--out", LONG], "File name too long"),
@@ -256,7 +259,7 @@ FLAGS = {
     ),
     "a pattern like an argument": ({"rank_pattern": {"max_memory": 0}}, "pattern.max_memory: exp"),
     "a module like an argument": (
-        {"target_parameters": ["config=..."], "rank_pattern": {"q_proj": 3}}, "its config says 3"
+        {"target_parameters": ["config=..."], "rank_pattern": {"q_proj": 3}}, "its config has 3"
     ),
 }  # fmt: skip
 
@@ -351,7 +354,7 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
         (out / "model.safetensors").write_bytes(data)
         code, _, err = call(*command, out, *more, "--resume")
         assert code == 2
-        assert re.search("exists already, and its '.*' is another", err)
+        assert re.search("exists already with a different '", err)
     save_checkpoint(tmp_path / "elsewhere", {"w": np.ones(3, np.float32)})
     assert "exists already" in call(*command, tmp_path / "elsewhere", *more, "--resume")[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere"])

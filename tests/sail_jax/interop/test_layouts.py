@@ -196,7 +196,7 @@ LLAMA, GEMMA2 = trees.config("llama"), trees.config("gemma2")
     [
         (changed(LLAMA, num_attention_heads=8), r"q_proj.*h = 8, d = 8, got.*32, 12"),
         (changed(LLAMA, num_hidden_layers=3), "layers.2.self_attn.q_proj.weight', which"),
-        (changed(LLAMA, num_hidden_layers=1), "no place for 'model.layers.1"),
+        (changed(LLAMA, num_hidden_layers=1), "no leaf for 'model.layers.1"),
         (changed(LLAMA, model_type="bert"), "model type 'bert'.*known: llama"),
         (changed(LLAMA, text_config={}), "of text alone"),
         (changed(GEMMA2, num_hidden_layers=1), "pairs the layers of Gemma 2; got 1"),

@@ -238,7 +238,7 @@ def test_names_a_format_cannot_hold(tmp_path, names, format, message):
         ("x.npz", {"format": "safetensors"}, "does not hold safetensors"),
         ("x", {"format": "gguf"}, "expected one of"),
         ("x", {"shard_bytes": 0}, "shard_bytes"),
-        ("x.msgpack", {"metadata": {"a": "b"}}, "no place for metadata"),
+        ("x.msgpack", {"metadata": {"a": "b"}}, "cannot store metadata"),
         ("x.npz", {"metadata": {"a": "b" * 70_000}}, "does not fit"),
     ],
 )

@@ -231,15 +231,15 @@ def test_a_text_names_steps(run, choice, numbers):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("@400", "has no step 400: it has 3 checkpoints, steps 200 to 1000"),
-        ("@200:1000:100", "has no step 400"),
+        ("@400", "lacks step 400: it has 3 checkpoints, steps 200 to 1000"),
+        ("@200:1000:100", "lacks step 400"),
         ("@last:4", "asks for 4"),
         ("@last:0", "asks for 0"),
         ("@200:1000:0", "a stride of 0"),
-        ("@400:900", "names none"),
-        ("/nothing*", "fits no checkpoint"),
+        ("@400:900", "matches none"),
+        ("/nothing*", "no checkpoint matches"),
         ("/plots_7@last", "holds no numbered checkpoints"),
-        ("@0:999999999999999999:1", "has no step 0"),
+        ("@0:999999999999999999:1", "lacks step 0"),
     ],
 )
 def test_a_step_that_is_not_there_is_an_error(run, choice, message):
@@ -268,7 +268,7 @@ def test_a_folder_of_everything_is_no_checkpoint(tmp_path, monkeypatch):
     for i in range(30):
         (tmp_path / f"x{i}").mkdir()
     (tmp_path / "metadata.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="more than 20 folders: no checkpoint has"):
+    with pytest.raises(CheckpointError, match="more than 20 folders; no checkpoint has"):
         open_checkpoint(tmp_path)
 
 

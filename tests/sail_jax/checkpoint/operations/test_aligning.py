@@ -150,7 +150,7 @@ def test_refusals(pair, tmp_path):
         "has no 'lm_head.weight', which": save(tmp_path / "fewer", fewer, config),
         r"model.norm.weight' is \[8\] in .* and \[9\] in": save(tmp_path / "wider", wider, config),
     }
-    cases["has no config.json: say where"] = save(tmp_path / "bare", tensors)
+    cases["lacks a config.json: give its path"] = save(tmp_path / "bare", tensors)
     for message, other in cases.items():
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, other, tmp_path / "out")

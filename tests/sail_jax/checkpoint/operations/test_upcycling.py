@@ -218,9 +218,9 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, models):
             upcycle_checkpoint(given, tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         upcycle_checkpoint(mixtures.copies(tmp_path / "bare", 2), tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"has the token 20, and there are 20 embeddings"):
+    with pytest.raises(CheckpointError, match=r"the token 20, but there are only 20 embeddings"):
         upcycle_checkpoint(text(folders).replace("[2]", "[20]"), tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json: give prompts as lists"):
+    with pytest.raises(CheckpointError, match=r"lacks a tokenizer\.json: give prompts as lists"):
         upcycle_checkpoint(text(folders).replace("[2]", "words"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -232,13 +232,13 @@ FILES = {
     "no base": (None, "a mixture needs 'base_model', which is missing"),
     "k above the experts": (
         f"experts_per_token: 3\nexperts: [{E1}, {E2}]",
-        "experts_per_token is 3, and there are 2 experts",
+        "experts_per_token is 3, but there are only 2 experts",
     ),
     "k of 0": (f"experts_per_token: 0\nexperts: [{E1}, {E2}]", "greater than or equal to 1"),
     "an unknown mode": (f"gate_mode: cheap\nexperts: [{E1}, {E2}]", "expected one of hidden"),
     "no prompts": (
         f"experts: [{E1}, {{source_model: b}}]",
-        "an expert needs positive_prompts where gate_mode is hidden",
+        "an expert needs positive_prompts if gate_mode is hidden",
     ),
     "prompts that are one": (f"experts: [{E1}, {E1}]", "all experts have the same prompts"),
     "an empty prompt": (
@@ -255,13 +255,16 @@ FILES = {
     ),
     "a shared expert without prompts": (
         f"experts: [{E1}, {E2}]\nshared_experts: [{{source_model: c}}]",
-        "an expert needs positive_prompts where gate_mode is hidden",
+        "an expert needs positive_prompts if gate_mode is hidden",
     ),
     "noise below 0": (
         f"experts: [{E1}, {{source_model: b, positive_prompts: [[2]], noise_scale: -1}}]",
         "expected greater than or equal to 0",
     ),
-    "a wrong word": (f"expert: 1\nexperts: [{E1}, {E2}]", "'expert' is no key of a mixture"),
+    "a wrong word": (
+        f"expert: 1\nexperts: [{E1}, {E2}]",
+        "does not have the key 'expert'",
+    ),
 }
 
 

@@ -398,8 +398,8 @@ WAYS = {
     "'model.safetensors' in it was changed ": lambda out: _linked(out / "model.safetensors"),
     "'step/state' in it was changed  ": lambda out: _pipe(out / "step" / "state"),
     "its record .* is damaged": lambda out: _behind_its_back(out / written.RECORD, 40),
-    "it has no record": lambda out: (out / written.RECORD).unlink(),
-    "it has no record ": lambda out: _linked(out / written.RECORD),
+    "it lacks sail-jax's record": lambda out: (out / written.RECORD).unlink(),
+    "it lacks sail-jax's record ": lambda out: _linked(out / written.RECORD),
     "it is a link": lambda out: _linked(out),
     "it is no folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
 }
@@ -411,7 +411,7 @@ def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
     _older(out)
     WAYS[said](out)
     before = _bytes(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"m is left alone, as {said.strip()}"):
+    with pytest.raises(CheckpointError, match=rf"m is not replaced, because {said.strip()}"):
         _create(out, force=True)
     assert _bytes(tmp_path) == before
     assert not out.with_name(".m.partial").exists()
@@ -471,7 +471,7 @@ def _planted_journal(partial, victim):
     ("plant", "says"),
     [
         (_planted_link, "00003.safetensors is a link"),
-        (_planted_hard_link, r"00003.safetensors is another file as well \(a hard link\)"),
+        (_planted_hard_link, r"00003.safetensors has a second name \(a hard link\)"),
         (_planted_extra, "config.json is a link"),
         (_planted_data, "data is a link"),
         (_planted_folder, ".m.partial is a link"),
@@ -555,7 +555,7 @@ def test_a_finished_output_is_compared_and_stays(tmp_path, place):
     with _create(place, resume=True) as out:
         other = ARRAYS["c"].copy()
         other[-1] += 1
-        with pytest.raises(CheckpointError, match="exists already, and its 'c' is another"):
+        with pytest.raises(CheckpointError, match="exists already with a different 'c'"):
             out.write("c", other)
     kinds = ({**WANTED, "d": (np.float32, ())}, {**WANTED, "c": (np.int64, ARRAYS["c"].shape)})
     for other in kinds:
@@ -580,7 +580,7 @@ def test_an_empty_folder_is_taken_and_nothing_else(tmp_path):
         out.commit()
     (tmp_path / ".n.partial").mkdir()
     (tmp_path / ".n.partial" / "mine").write_text("precious")
-    with pytest.raises(CheckpointError, match="holds what no run left there"):
+    with pytest.raises(CheckpointError, match="holds a file that no run leaves"):
         _create(tmp_path / "n")
     assert (tmp_path / ".n.partial" / "mine").read_text() == "precious"
 

@@ -164,7 +164,7 @@ def test_a_part_reads_its_own_tensors_for_statistics(models, tmp_path, monkeypat
 
     monkeypatch.setattr(StoredTensor, "read", noted)
     run = replace(RUN, part=(2, 3), shard_bytes=1)
-    with pytest.raises(WaitedError, match="not running: parts 1, 3 of 3; start what is missing"):
+    with pytest.raises(WaitedError, match="not running: parts 1, 3 of 3; start the missing parts"):
         merging(models, tmp_path / "out", run, SUMS)
     mine = {path.name for path in (tmp_path / ".out.partial" / "data").iterdir()}
     # Each tensor has a file of its own here.
@@ -225,7 +225,7 @@ def journal(out, number):
 def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkeypatch):
     out = tmp_path / "out"
     join = replace(RUN, join=True)
-    with pytest.raises(CheckpointError, match=r"join=True: .* holds no part of out; make them"):
+    with pytest.raises(CheckpointError, match=r"join=True: .* holds no part of out; make the "):
         merging(models, out, join)
     assert not [*tmp_path.iterdir()]
     merging(models, out, replace(RUN, part=(1, 3)))
@@ -300,7 +300,7 @@ def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, a
 @pytest.mark.parametrize(
     ("out", "run", "why"),
     [
-        ("out.npz", {}, "parts share out files, and .* is written as one"),
+        ("out.npz", {}, "part divides the files of an output, but .* is written as one"),
         ("out", {"format": "orbax"}, "is written as one"),
         ("out", {"shard_bytes": 10**6}, "is written as one"),
         ("out", {"shard_bytes": 3000}, r"has \d files that can be parted.*shard_bytes"),
@@ -326,7 +326,7 @@ def test_other_operations_refuse_parts_before_they_read(models, tmp_path, monkey
 
     monkeypatch.setattr(StoredTensor, "read", read)
     for run in (RunOptions(part=(1, 2)), RunOptions(join=True)):
-        with pytest.raises(CheckpointError, match="averaging are carried out in parts"):
+        with pytest.raises(CheckpointError, match="averaging can be done in parts"):
             extract_adapter(models / "base", models / "a", tmp_path / "out", rank=2, run=run)
     assert not [*tmp_path.iterdir()]
 

@@ -114,6 +114,15 @@ def test_ties_reads_as_mergekit_does():
     assert {t.group for t in found.treatments} == {0}
 
 
+def test_scale_and_mergekits_lambda_make_the_same_output():
+    text = "merge_method: ties\n" + RECIPES["ties"].replace(
+        "density: 0.5", "density: 0.5, KEY: 0.7"
+    )
+    ours, theirs = (planned(text.replace("KEY", key)) for key in ("scale", "lambda"))
+    assert next(iter(ours[1].values())).options["scale"] == 0.7
+    assert fingerprint(ours[0]) == fingerprint(theirs[0])
+
+
 def test_slerp_starts_at_the_base_whichever_is_listed_first():
     text = "merge_method: slerp\nbase_model: base\nmodels: [{model: one}, {model: base}]\n"
     _, tensors = planned(text + "parameters: {t: [0, 1]}")
@@ -366,7 +375,7 @@ def test_extra_tensors():
     checkpoints = models()
     checkpoints["two"].tensors["adapter.weight"] = Array("adapter.weight", np.ones(3), "two/x")
     open_ = checkpoints.__getitem__
-    with pytest.raises(RecipeError, match=r"two has 1 tensors that base lacks, as 'adapter"):
+    with pytest.raises(RecipeError, match=r"two has 1 tensors that base lacks, such as 'adapter"):
         plan(simple(["one", "two"], "base", "ties"), open_)
     found = plan(simple(["one", "two"], "base", "ties", extra="ignore"), open_)
     assert any("left out: adapter.weight" in loss for loss in found.losses)
@@ -409,7 +418,7 @@ def test_integers_are_copied_and_dtypes_may_differ():
     assert {t.owners for t in with_base if t.method == "copy"} == {("b", "a")}
     assert found["model.norm.weight"].dtype == np.float32
     b.tensors["steps"] = Array("steps", np.arange(4), "b/steps")
-    with pytest.raises(RecipeError, match="not floating is copied and has to be alike"):
+    with pytest.raises(RecipeError, match="non-float tensors must have equal dtypes"):
         plan(linear("a", "b"), store(a=a, b=b))
 
 

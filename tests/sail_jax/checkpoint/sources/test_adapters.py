@@ -292,6 +292,6 @@ def test_keys_may_come_in_any_order():
 def test_long_names_take_no_time():
     long = {f"{PREFIX}x{'.base_layer' * 200_000}.lora_A": np.ones((2, 2), np.float32)}
     began = time.process_time()
-    with pytest.raises(CheckpointError, match="is no factor A or B"):
+    with pytest.raises(CheckpointError, match="is not a factor A or B"):
         adapted({}, held(long), adapter_cases.DEFAULTS)
     assert time.process_time() - began < 1
