@@ -178,7 +178,7 @@ def methods_page() -> str:
         name, about = first.split(": ", 1)
         models, base, reads = asks.split("; ")
         knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
-        beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
+        beside = [line.split(": ", 1)[1] for line in more if line.startswith("at the top")]
         made = methods.get(name)
         row = (
             _link("sail_jax.methods", name),

@@ -427,7 +427,7 @@ def _refused(work: Work, nan: bool) -> str:
     if nan and work.merge and work.merge.remedy:
         return f"{work.name}: {work.merge.remedy}"
     return (
-        f"{work.name}: the merged values do not fit {work.dtype}, whose largest value is "
+        f"{work.name}: the merged values do not fit {work.dtype}, which ends at "
         f"{_largest(work.dtype):.4g}; choose a wider out_dtype"
     )
 

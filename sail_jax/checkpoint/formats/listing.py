@@ -70,10 +70,10 @@ def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str
         if name in (*alike, *indexes):
             return [name]
     if len(indexes) > 1:
-        raise CheckpointError(f"{folder} holds several indexes: name one of {', '.join(indexes)}")
+        raise CheckpointError(f"{folder} holds several indexes: choose one of {', '.join(indexes)}")
     if indexes or format.sharded or len(alike) < 2:
         return indexes or alike
-    raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
+    raise CheckpointError(f"{folder} holds several checkpoints: choose one of {', '.join(alike)}")
 
 
 def check_shards(path: str | Path, files: Iterable[str]) -> None:

@@ -78,7 +78,9 @@ def _find(folder: Path) -> Path | None:
     }
     usual = next((items[name] for name in _USUAL if name in items), None)
     if len(items) > 1 and usual is None:
-        raise CheckpointError(f"{folder} holds several orbax items: name one of {', '.join(items)}")
+        raise CheckpointError(
+            f"{folder} holds several orbax items: choose one of {', '.join(items)}"
+        )
     return usual or next(iter(items.values()), None)
 
 

@@ -109,7 +109,7 @@ def quantization(tensors: Mapping[str, Like], config: Config) -> str:
                 # A network kept in float8 as a whole has its own scales in float8, too.
                 if scale in tensors and (integral or tensors[scale].dtype != tensor.dtype):
                     called = "integers with scales" if integral and scheme == "FP8" else scheme
-                    return f"{called} ({_told(tensor)} beside '{scale}')"
+                    return f"{called} ({_told(tensor)} next to '{scale}')"
     return ""
 
 

@@ -78,7 +78,7 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
                 found.setdefault(step[0], []).append(Step(step[1], path))
     if len(found) > 1:
         names = ", ".join(str(Path(run) / _like(steps[0].path.name)) for steps in found.values())
-        raise CheckpointError(f"{run} holds checkpoints of several names: name one of {names}")
+        raise CheckpointError(f"{run} holds checkpoints of several names: choose one of {names}")
     return tuple(sorted(*found.values())) if found else ()
 
 

@@ -155,7 +155,7 @@ def visits(works: Sequence[Work]) -> dict[str, int]:
     """
     groups: dict[int, list[Work]] = {}
     for work in works:
-        # Works of one merge share the same object, and so do its statistics of the whole tree.
+        # Works of one merge share the same object, and statistics of the tree cover all of them.
         groups.setdefault(id(work.merge), []).append(work)
     return {
         work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group

@@ -187,7 +187,7 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
         except (TypeError, UnicodeError, AttributeError) as exc:
             raise CheckpointError(f"{name!r}: expected a name and a dtype ({exc})") from exc
         if not name or "\0" in name:
-            raise CheckpointError(f"{name!r} is no name for a tensor")
+            raise CheckpointError(f"{name!r} is not a valid name of a tensor")
         if DTYPES.get(dtype.name) != dtype:
             raise CheckpointError(f"'{name}': no checkpoint holds {dtype}")
         wanted[name] = (dtype, checked_shape(tuple(shape), dtype.itemsize, f"'{name}'"))
@@ -707,7 +707,7 @@ class Writer:
             return
         pieces = sorted(self._pieces.get(name, {}).values())
         if name not in self._wanted or (missing := gap(pieces, math.prod(self._wanted[name][1]))):
-            where = missing if name in self._wanted else "it is no tensor of this output"
+            where = missing if name in self._wanted else "it is not a tensor of this output"
             raise CheckpointError(f"'{name}' is not whole: {where}")
         with self._mutex:
             if self._journal is not None:

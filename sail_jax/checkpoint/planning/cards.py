@@ -163,7 +163,7 @@ def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
     if given:
         lines.append("parameters: " + ", ".join(given))
     if above:
-        lines.append("beside them: " + ", ".join(above))
+        lines.append("at the top level: " + ", ".join(above))
     return "\n    ".join(lines) + "\n"
 
 

@@ -147,7 +147,7 @@ def read_table(path: str | Path) -> Rules:
             raise RecipeError(where, str(error)) from error
         if not fitting:
             hint = nearest(name, names)
-            raise RecipeError(where, f"the axes have no space {name!r}{hint}")
+            raise RecipeError(where, f"the axes lack the space {name!r}{hint}")
         return fitting
 
     for key, (size, _) in table.scales.items():

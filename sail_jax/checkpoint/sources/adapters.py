@@ -155,7 +155,7 @@ def load_adapter(tensors: Tensors, config: Config) -> dict[str, LowRank]:
         more = sorted(pair.parts.keys() - {"A", "B"})
         plain = not more and not pair.nested and not read.parameters(pair.module)
         if not plain or len(pair.parts["A"].shape) != 2:
-            what = f"also {_some(more)}" if more else "those of another kind"
+            what = f"also {_some(more)}" if more else "factors of another kind"
             raise CheckpointError(
                 f"adapter: expected only factors of matrices; {pair.module!r} has {what}"
             )
@@ -323,8 +323,8 @@ def _value(
     fits = len(start.shape) == 2 and delta.shape == (len(rows), start.shape[1])
     if not fits or max(rows, default=0) >= start.shape[0]:
         raise CheckpointError(
-            f"{delta.source}: expected {len(rows)} rows of {name!r}, whose shape is "
-            f"{start.shape}, got {delta.shape}"
+            f"{delta.source}: expected {len(rows)} rows of {name!r} {start.shape}, got shape "
+            f"{delta.shape}"
         )
     row = np.arange(start.shape[0])
     part = np.zeros_like(row)

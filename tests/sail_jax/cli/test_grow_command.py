@@ -723,7 +723,7 @@ def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):
     ("text", "words"),
     [
         ("scales: {model.norm.weight: resid}", "such as resid^0.5"),
-        ("scales: {model.norm.weight: rseid^0.5}", "the axes have no space 'rseid'"),
+        ("scales: {model.norm.weight: rseid^0.5}", "the axes lack the space 'rseid'"),
         ("scales: {model.nrom.weight: resid^0.5}", "not one of the patterns"),
         ("scales: {model.norm.weight: [1]}", "such as resid^0.5"),
     ],

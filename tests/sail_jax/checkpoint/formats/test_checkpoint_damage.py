@@ -290,7 +290,7 @@ def test_which_file_of_a_folder(tmp_path):
         open_checkpoint(only)
     for name in ("a.npz", "b.npz"):
         save_checkpoint(tmp_path / "two" / name, {"w": np.zeros(1)})
-    with pytest.raises(CheckpointError, match=r"several checkpoints: name one of a\.npz, b\.npz"):
+    with pytest.raises(CheckpointError, match=r"several checkpoints: choose one of a\.npz, b\.npz"):
         open_checkpoint(tmp_path / "two")
 
 
@@ -482,5 +482,5 @@ def test_damaged_orbax(tmp_path):
         open_checkpoint(tmp_path / "o")
     for item in ("params", "opt"):
         save_checkpoint(tmp_path / "many" / item, ARRAYS, format="orbax")
-    with pytest.raises(CheckpointError, match="several orbax items: name one of opt, params"):
+    with pytest.raises(CheckpointError, match="several orbax items: choose one of opt, params"):
         open_checkpoint(tmp_path / "many")

@@ -278,7 +278,7 @@ def test_one_checkpoint_of_several(run, tmp_path):
         open_checkpoint(f"{run}@last:2")
     for name in ("ckpt_1", "best_1"):
         save_checkpoint(tmp_path / name, {"w": np.ones(2)}, format="orbax")
-    with pytest.raises(CheckpointError, match=r"of several names: name one of .*best_\*, .*ckpt"):
+    with pytest.raises(CheckpointError, match=r"of several names: choose one of .*best_\*, .*ckpt"):
         open_checkpoint(tmp_path)
     (tmp_path / "odd@7").mkdir()
     save_checkpoint(tmp_path / "odd@7/model.safetensors", {"w": np.ones(2)})

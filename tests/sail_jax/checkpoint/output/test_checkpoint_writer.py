@@ -298,7 +298,7 @@ def test_what_is_not_whole_is_not_done(tmp_path):
         ):
             with pytest.raises(CheckpointError, match=message):
                 out.write(*args)
-        with pytest.raises(CheckpointError, match="no tensor of this output"):
+        with pytest.raises(CheckpointError, match="not a tensor of this output"):
             out.done("z")
         out.abandon()
     assert _names(tmp_path) == []
