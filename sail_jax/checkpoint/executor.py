@@ -353,9 +353,9 @@ def execute(
 ) -> dict[str, Record]:
     """Carries out works: reads inputs, merges them, and writes the results to a sink.
 
-    Tensors in `sink.finished` are left out. XLA treats subnormal numbers as 0, so pieces with such
-    numbers are computed in float64, after all others. On an exception or an interrupt the workers
-    stop within one piece.
+    Tensors in `sink.finished` are left out. XLA flushes subnormal results to 0. Pieces with numbers
+    small enough for that are computed in float64, after all others. On an exception or an
+    interrupt the workers stop within one piece.
 
     Args:
       works: The works. Works of one merge (the same object) share its statistics of the whole

@@ -11,9 +11,7 @@ START = 1.0
 """CPU-seconds of a process that merges almost nothing."""
 RATES = {"linear": 0.51, "dare_ties": 0.91, "ties": 2.4, "della": 2.6}
 """CPU-seconds in addition for each GB of inputs, however often they are read, by method."""
-SOURCE = (
-    "rates measured with a base and three models of .5 billion parameters on 2 cores (AMD EPYC)"
-)
+SOURCE = "rates measured with a base and three models of .5 billion parameters on 2 AMD EPYC cores"
 """The origin of the rates, for plans."""
 
 
