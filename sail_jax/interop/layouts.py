@@ -383,7 +383,9 @@ def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
     """For each layer of a tree in a place, the value of `{i}`, and Hugging Face's layers."""
     if family == "gemma2" and place.suffix:
         if layers % 2:
-            raise ValueError(f"MaxText pairs the layers of Gemma 2; got {layers} of them")
+            raise ValueError(
+                f"MaxText pairs the layers of Gemma 2: expected an even number, got {layers}"
+            )
         first = int(place.suffix == "_global")
         if place.stacked:
             return [("", range(first, layers, 2))]

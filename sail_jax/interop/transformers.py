@@ -219,7 +219,9 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
         # Each layer has at least one tensor. With more layers, building would take hours.
         count = config.get(key)
         if isinstance(count, int) and count > max(tensors, 1):
-            raise ValueError(f"the configuration's {key!r} is {count}, for {tensors} tensors")
+            raise ValueError(
+                f"the configuration's {key!r} is {count}, but there are {tensors} tensors"
+            )
     stated = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
     kind = made.config_class
     if kind.model_type != config.get("model_type"):

@@ -203,7 +203,9 @@ def extract_adapter(
         if not works and not plan.whole:
             spool.remove()
             lost = f"; changed: {some_paths([*plan.lost])}" if plan.lost else ""
-            raise CheckpointError(f"{tuned} has the matrices of {base}: no change to factor{lost}")
+            raise CheckpointError(
+                f"{tuned} and {base} have equal matrices: no change to factor{lost}"
+            )
         ranks = {row.name: row.rank for row in rows}
         biases = [key for key, (_, how) in plan.whole.items() if how == "bias"]
         for key, (tensor, how) in plan.whole.items():

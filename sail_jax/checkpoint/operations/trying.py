@@ -318,7 +318,7 @@ def _inputs(
         texts = examples.texts
         if texts is None:
             raise CheckpointError(
-                f"{path}: CLIP is run on 'inputs', images [n, channel, y, x], and 'tokens', the "
+                f"{path}: CLIP needs 'inputs', images [n, channel, y, x], and 'tokens', the "
                 "names of the classes [class, time]; one of them is missing"
             )
         return lambda batch: (jnp.asarray(texts), batch["inputs"])
@@ -329,7 +329,7 @@ def _inputs(
     if family.name != "t5":
         return lambda batch: batch["inputs"]
     if examples.labels is None or examples.labels.ndim != 2:
-        raise CheckpointError(f"{path}: T5 is run on 'tokens' and 'labels', both [n, time]")
+        raise CheckpointError(f"{path}: T5 needs 'tokens' and 'labels', both [n, time]")
     pad = config.get("pad_token_id") or 0
     first = config.get("decoder_start_token_id")
     first = pad if first is None else first

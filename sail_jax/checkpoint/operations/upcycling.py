@@ -380,7 +380,7 @@ def _encoder(base: Checkpoint) -> Encode:
             tokenizers = importlib.import_module("tokenizers")
         except ImportError as error:
             raise CheckpointError(
-                f"the package tokenizers reads text (pip install tokenizers): or {remedy}"
+                f"text prompts need the package tokenizers (pip install tokenizers); or {remedy}"
             ) from error
         try:
             tokenizer = tokenizers.Tokenizer.from_str(

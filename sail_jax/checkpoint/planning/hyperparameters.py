@@ -134,7 +134,7 @@ class Hyperparameters:
             who = f" for {source.model}" if source else ""
             raise RecipeError(
                 source.where if source else job.part.where,
-                f"{self.recipe.method} needs {parameter.name!r}{who}, which no condition sets for"
+                f"{self.recipe.method} needs {parameter.name!r}{who}, but no condition sets it for"
                 f" the tensor {job.name!r}",
             )
         return [fill if value is None else value for value in values]

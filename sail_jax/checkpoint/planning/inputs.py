@@ -151,4 +151,4 @@ def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
     used = set().union(*(model.renamed for model in inputs))
     for pattern in recipe.rename:
         if pattern not in used:
-            raise RecipeError(recipe.at("rename"), f"{pattern!r} renames no tensor of any input")
+            raise RecipeError(recipe.at("rename"), f"the pattern {pattern!r} matches no tensor")

@@ -182,7 +182,7 @@ class _Walk:
             if first < end and end > n:
                 raise RecipeError(
                     source.where,
-                    f"layer_range {[first, end]} of {source.model}, which has {n} layers",
+                    f"layer_range {[first, end]} is beyond {source.model}, which has {n} layers",
                 )
         a, b = at.lead.layers
         for i in range(b - a):

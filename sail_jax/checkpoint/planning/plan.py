@@ -472,7 +472,7 @@ class _Planner:
         names = some_paths([*rest], 1)
         if rule == "error":
             where = self.recipe.at("rest")
-            raise RecipeError(where, f"{ref}: {names} are not selected, and rest is error")
+            raise RecipeError(where, f"{ref}: {names} are not selected, which rest: error refuses")
         if rule == "drop" or ref.steps:
             self._loses("not selected" if rule == "drop" else f"not selected, as {ref}", *rest)
             return
@@ -617,7 +617,7 @@ class _Planner:
             raise RecipeError(
                 job.part.where,
                 f"{job.name} has shape {list(first.shape)} in {first.source} and"
-                f" {list(other.shape)} in {other.source}",
+                f" {list(other.shape)} in {other.source}; shapes must be equal",
             )
         rows = min(x.shape[0] for x in tensors) if base is None else base.shape[0]
         out: list[Tensor] = []

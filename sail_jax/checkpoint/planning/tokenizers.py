@@ -370,9 +370,7 @@ def _add(ids, added, text, entry, start) -> None:
 def _files(ids, added, start, extras, where) -> dict[str, bytes]:
     """Writes the donor's tokenizer files with the tokens that were added or left out."""
     if start.document is None:
-        raise RecipeError(
-            where, f"tokens are to be added, which needs tokenizer.json in {start.source}"
-        )
+        raise RecipeError(where, f"adding tokens needs a tokenizer.json next to {start.source}")
     entries = sorted(added.values(), key=lambda entry: entry["id"])
     files = {"tokenizer.json": dump({**start.document, "added_tokens": entries})}
     if "tokenizer_config.json" in extras:

@@ -156,7 +156,7 @@ def _dtype(name: str) -> str:
     name = name.removeprefix("torch.")
     if name not in DTYPES:
         why = "; whole numbers would cut the weights" if name.startswith("int") else ""
-        raise ValueError(f"no dtype to merge in: {name!r}{nearest(name, DTYPES)}{why}")
+        raise ValueError(f"expected a floating dtype, got {name!r}{nearest(name, DTYPES)}{why}")
     return name
 
 

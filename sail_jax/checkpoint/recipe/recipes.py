@@ -120,7 +120,8 @@ def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
         if recipe.name is None:
             who = ", ".join(repr(x.name) for x in last if x is not recipe and x.name) or "another"
             raise RecipeError(
-                recipe.node.where, f"needs a name, as this and {who} are both used by no other"
+                recipe.node.where,
+                f"needs a name, since this and {who} are both outputs",
             )
     return tuple(ordered)
 
@@ -378,7 +379,7 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
         return list(part.sources), listed
     ranges = list(dict.fromkeys(source.layers for source in part.sources))
     if listed is None and len(ranges) > 1:
-        raise RecipeError(part.where, f"which layers of {base}? list it among the sources")
+        raise RecipeError(part.where, f"the layers of {base} are ambiguous; list it in sources")
     unlisted = Source(model=base, layers=next(iter(ranges), None), where=recipe.at("base_model"))
     if entry.base == "first":
         return [listed or unlisted, *others], listed
@@ -427,6 +428,4 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
                 continue
             who = f" for {source.model}" if parameter.per_model else ""
             where = source.where if parameter.per_model else recipe.at("merge_method")
-            raise RecipeError(
-                where, f"{entry.name} needs the parameter {parameter.name!r}, missing{who}"
-            )
+            raise RecipeError(where, f"{entry.name} lacks the parameter {parameter.name!r}{who}")

@@ -66,7 +66,7 @@ def test_what_happens_to_the_rest(run, merge, tmp_path):
     assert (code, [*load_checkpoint(out)]) == (0, ["params/w"])
     assert "lost: opt_state/0/count and 4 more: not selected" in printed.err
     code, printed, _ = merge(f"{run}/[12]00", more="rest: error")
-    assert (code, "are not selected, and rest is error" in printed.err) == (2, True)
+    assert (code, "are not selected, which rest: error refuses" in printed.err) == (2, True)
     select = RunOptions(select="params/*")
     merge_checkpoints([run / "100", run], tmp_path / "python", rest="drop", run=select)
     assert [*load_checkpoint(tmp_path / "python")] == ["params/w"]

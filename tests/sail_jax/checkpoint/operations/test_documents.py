@@ -110,7 +110,7 @@ BAD = {
     "two without a name": ([FIRST, LAST.replace("second", "first"), LAST.replace("second", "A")],
                            "r:6:1", "needs a name"),
     "one without a name": ([LAST.replace("second", "first"), SECOND, FIRST], "r:1:1",
-                           "needs a name, as this and 'second' are both used by no other"),
+                           "needs a name, since this and 'second' are both outputs"),
     "a path": ([FIRST.replace("first", "'../first'"), LAST], "r:1:7", "a name for a folder"),
     "hidden": ([FIRST.replace("first", ".first"), LAST], "r:1:7", "a name for a folder"),
     "a file": ([FIRST.replace("first", "first.npz"), LAST], "r:1:7", "a name for a folder"),

@@ -273,7 +273,7 @@ models: [{{model: a, parameters: {{weight: [{{filter: '{filter}', value: 2}}, {{
 
 def test_required_parameter_that_no_condition_sets():
     text = f"merge_method: slerp\n{BASE}models: [{{model: one}}]\n"
-    with pytest.raises(RecipeError, match=r"needs 't', which no condition sets for the tensor"):
+    with pytest.raises(RecipeError, match=r"needs 't', but no condition sets it for the tensor"):
         planned(text + "parameters: {t: [{filter: mlp, value: 1}]}")
 
 
@@ -391,7 +391,7 @@ def test_renamed_tensors():
     recipe = simple(["a", "b"], method="linear", rename={r"^wrapped\.": ""})
     found = plan(recipe, checkpoints.__getitem__)
     assert found.treatments[0].models[1].source == "b/wrapped.model.embed_tokens.weight"
-    with pytest.raises(RecipeError, match=r"'nothing' renames no tensor"):
+    with pytest.raises(RecipeError, match=r"the pattern 'nothing' matches no tensor"):
         plan(recipe.model_copy(update={"rename": {"nothing": "x"}}), checkpoints.__getitem__)
     swapped = simple(
         ["a", "b"],

@@ -106,12 +106,12 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "weight missing": (
         two(models="[{model: a, parameters: {weight: 1}}, {model: b}]"),
         "models[1]",
-        "needs the parameter 'weight', missing for b",
+        "lacks the parameter 'weight' for b",
     ),
     "not per model": (
         two("slerp", "[{model: a}, {model: b, parameters: {t: 1}}]", "base_model: a"),
         "merge_method",
-        "needs the parameter 't'",
+        "lacks the parameter 't'",
     ),
     "ours, not per model": (
         two("ties", "[{model: a, parameters: {weight: 1, tie: zero}}]", "base_model: b"),
@@ -138,7 +138,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "models[0].align.weight",
         "an alignment does not have the key",
     ),
-    "t missing": (two("slerp", more="base_model: a"), "merge_method", "needs the parameter 't'"),
+    "t missing": (two("slerp", more="base_model: a"), "merge_method", "lacks the parameter 't'"),
     "slerp of three": (
         two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
         "models",
