@@ -214,7 +214,8 @@ def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
     if choice.startswith("last"):
         count = int(last or 1)
         if not 0 < count <= len(found):
-            raise CheckpointError(f"{path} has {_counted(found)}, but '@{choice}' needs {count}")
+            here = f"{path} has {_counted(found)}"
+            raise CheckpointError(f"{here}: expected 1 to {len(found)} of them, got '@{choice}'")
         return tuple(found[-count:])
     by_number = {step.number: step for step in found}
     if None in by_number or len(by_number) < len(found):

@@ -512,7 +512,7 @@ class Writer:
         if names and not old:
             if others := _differing(previous.get("versions"), head["versions"]):
                 raise CheckpointError(
-                    f"{self.partial} was begun with {others}, and values may differ between them; "
+                    f"{self.partial} was begun with {others}; values may differ between them, so "
                     "remove it, or finish it with the earlier versions"
                 )
             raise CheckpointError(

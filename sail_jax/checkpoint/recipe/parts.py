@@ -34,6 +34,7 @@ from sail_jax.checkpoint.recipe.declared import (
     Published,
     Reading,
     kind,
+    plain,
     read,
     remark,
 )

@@ -183,7 +183,7 @@ def test_shards_that_are_missing(shards):
 
 def test_a_name_is_told_in_one_line(tmp_path):
     (tmp_path / "m.safetensors").write_bytes(_raw({"a\r\n\x1b[1m": 7}))
-    with pytest.raises(CheckpointError, match=r"'a\\r\\n\\x1b\[1m' has no dtype"):
+    with pytest.raises(CheckpointError, match=r"'a\\r\\n\\x1b\[1m' lacks its dtype"):
         open_checkpoint(tmp_path / "m.safetensors")
 
 
@@ -311,8 +311,8 @@ def _npy(array):
     [
         (_npy(np.array([1, "x"], object)), "Python objects, which are never unpickled"),
         (_npy(np.array(["x"])), "it has the unsupported dtype"),
-        (_npy(np.zeros(2, [("x", "f4")])), "are not read"),
-        (_npy(np.zeros(2, "V1")), "are not read"),
+        (_npy(np.zeros(2, [("x", "f4")])), "unsupported dtype"),
+        (_npy(np.zeros(2, "V1")), "unsupported dtype"),
         (_npy(np.zeros(2))[:-1], "does not fill its"),
         (_npy(np.zeros(2)).replace(b"(2,)", b"(9,)"), "does not fill its"),
         (_npy(np.zeros(2)).replace(b"(2,)", b"(-2,)"), "damaged|non-negative"),

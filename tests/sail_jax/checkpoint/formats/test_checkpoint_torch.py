@@ -257,7 +257,7 @@ def test_packed_views_in_order_unpack_once(tmp_path, fake, monkeypatch):
             found = _load(tmp_path / "m.bin")
             assert np.array_equal(np.concatenate([*found.values()]), data)
             assert opened.count("archive/data/0") == 1
-    with pytest.raises(CheckpointError, match=r"views of 8\.0 kB, for which 2\.0 MB would be read"):
+    with pytest.raises(CheckpointError, match=r"views of 8\.0 kB and would need 2\.0 MB of reads"):
         open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
 
 

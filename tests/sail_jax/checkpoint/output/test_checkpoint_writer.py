@@ -80,7 +80,7 @@ def test_work_left_by_an_exception_is_continued(tmp_path, place):
         out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
         raise ZeroDivisionError
     assert not (tmp_path / place).exists()
-    with pytest.raises(CheckpointError, match="unfinished; resume=True"):
+    with pytest.raises(CheckpointError, match="same run; continue it with resume=True"):
         _create(tmp_path / place)
     for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
         with pytest.raises(CheckpointError, match="unfinished work of another run"):
@@ -401,7 +401,7 @@ WAYS = {
     "it lacks sail-jax's record": lambda out: (out / written.RECORD).unlink(),
     "it lacks sail-jax's record ": lambda out: _linked(out / written.RECORD),
     "it is a link": lambda out: _linked(out),
-    "it is no folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
+    "it is not a folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
 }
 
 
@@ -529,7 +529,7 @@ def test_work_of_another_version_is_not_continued(tmp_path):
     with _create(place, versions=began) as out:
         _write(out, ["a"])
     now = {"sail-jax": "1.1", "jax": "0.10.2", "numpy": "2.0"}
-    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2: values"
+    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2; values"
     with pytest.raises(CheckpointError, match=message):
         _create(place, versions=now, resume=True)
     with pytest.raises(CheckpointError, match="begun with device of a version that is not noted"):

@@ -203,7 +203,7 @@ def test_a_part_that_was_killed_goes_on(models, tmp_path):
         merging(models, out, replace(RUN, part=(1, 2), progress=stop), measure=True)
     again, finished = [], [*map(json.loads, journal(out, 1)[1:])]
     assert finished
-    with pytest.raises(CheckpointError, match="resume=True continues it"):
+    with pytest.raises(CheckpointError, match="continue it with resume=True"):
         merging(models, out, replace(RUN, part=(1, 2)))
     run = replace(RUN, resume=True, progress=lambda done, total, name: again.append(name))
     merging(models, out, replace(run, part=(1, 2)), measure=True)
@@ -241,8 +241,8 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     # Another part never writes beside this one if it does not belong with it.
     wrong: list[tuple[RunOptions, dict[str, Any], str]] = [
         (replace(RUN, part=(2, 4)), {}, r"part 1 and part 2 of 4 do not .* \(of 3 and of 4 parts"),
-        (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 is of another run"),
-        (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 is of another run"),
+        (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 belongs to another run"),
+        (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 belongs to another run"),
         (RUN, {}, "holds parts of an output; join=True joins them"),
     ]
     for run, options, why in wrong:
@@ -253,7 +253,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     computing = running._computing()
     for number in (2, 3):
         merging(models, out, replace(RUN, part=(number, 3), resume=True))
-    with pytest.raises(CheckpointError, match="part 1 of 3 is of another run"):
+    with pytest.raises(CheckpointError, match="part 1 of 3 belongs to another run"):
         merging(models, out, join, weights=[1, 2])
     # Where no part saw the other, whoever joins them does.
     other = saved / "out"
@@ -290,7 +290,7 @@ def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, a
         with pytest.raises(KeyboardInterrupt):
             merging(models, out, join)
     if at == "seal":
-        with pytest.raises(CheckpointError, match="is being joined; join=True goes on"):
+        with pytest.raises(CheckpointError, match="is being joined; continue with join=True"):
             merging(models, out, replace(RUN, part=(1, 2), resume=True))
     assert merging(models, out, replace(join, resume=True)).unchanged == (at == "tidy")
     assert files(out) == files(one)

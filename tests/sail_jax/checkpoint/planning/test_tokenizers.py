@@ -233,7 +233,7 @@ def test_older_files(model):
     _, _, rows, old = merged(LINEAR + "tokenizer_source: union", one=one, two=two)
     np.testing.assert_array_equal(rows["two"][5], old["two"][6])
     more = model("two", 2, tokenizer=document(added=[("<y>", 6)]))
-    with pytest.raises(RecipeError, match=r"needs tokenizer\.json"):
+    with pytest.raises(RecipeError, match=r"needs a tokenizer\.json"):
         merged(LINEAR + "tokenizer_source: union", one=one, two=more)
 
 
