@@ -437,7 +437,7 @@ BAD = {
     "a hostile key": ({}, {"resume=True\x1b": 1}, r"'resume=True\\x1b' is not supported, got 1"),
     "pissa": ({}, {"init_lora_weights": "pissa_niter_4"}, "changes the base"),
     "lora_ga": ({}, {"init_lora_weights": "lora_ga"}, "changes the base"),
-    "one as a start": ({}, {"init_lora_weights": [1]}, "init_lora_weights: a list belongs"),
+    "one as a start": ({}, {"init_lora_weights": [1]}, "init_lora_weights: a list changes"),
     "rank": ({}, {"r": 3}, "has rank 2, but its config has 3"),
     "zero rank": ({}, {"r": 0}, "r: expected an integer >= 1"),
     "alpha": ({}, {"lora_alpha": None}, "lora_alpha: expected a number"),

@@ -370,7 +370,7 @@ REFUSED = {
     ),
     "NaN": (["extract", "base", "nan", "out", "--rank", "1"], "NaN or infinity in .*q_proj"),
     "weights": (["merge", "a", "b", "out", "--weights", "1"], "--weights: expected 2 finite"),
-    "no adapter": (["merge", "a", "base", "out"], "base is no adapter"),
+    "no adapter": (["merge", "a", "base", "out"], "base is not an adapter"),
     "a method": (["merge", "a", "b", "out", "--method", "tise"], "no merging method 'tise'"),
     "its option": (
         ["merge", "a", "b", "out", "--method", "ties", "--set", "dens=1"],

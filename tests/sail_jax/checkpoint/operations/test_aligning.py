@@ -147,7 +147,7 @@ def test_refusals(pair, tmp_path):
     fewer = {k: v for k, v in tensors.items() if k != "lm_head.weight"}
     wider = tensors | {"model.norm.weight": np.ones(9, np.float32)}
     cases = {
-        "has no 'lm_head.weight', which": save(tmp_path / "fewer", fewer, config),
+        "lacks 'lm_head.weight' of ": save(tmp_path / "fewer", fewer, config),
         r"model.norm.weight' is \[8\] in .* and \[9\] in": save(tmp_path / "wider", wider, config),
     }
     cases["lacks a config.json: give its path"] = save(tmp_path / "bare", tensors)

@@ -84,7 +84,7 @@ def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
     assert left(out) == ["first", "other", "third"]  # ours by its record, though of another name
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
     assert not os.path.samestat(before, (out / "first" / ".sail-jax").stat())
-    for name, reason in ((".DS_Store", "it is no folder"), ("first/mine", "'mine' was added")):
+    for name, reason in ((".DS_Store", "it is not a folder"), ("first/mine", "'mine' was added")):
         (out / name).write_text("mine")
         where = out / name.removesuffix("/mine")
         with pytest.raises(CheckpointError, match=f"{where} is not replaced, because {reason}"):
@@ -189,7 +189,7 @@ def test_resume_trusts_no_record_of_other_inputs_or_recipes(folder):
 def test_a_mistake_in_the_last_is_found_before_anything_is_written(folder):
     save_checkpoint(folder / "other", {"w": A[:1]})
     last = LAST.replace("model: second", f"model: {folder}/other")
-    with pytest.raises(RecipeError, match=r"w is \[1, 3\] in .* and \[2, 3\] in first"):
+    with pytest.raises(RecipeError, match=r"w has shape \[1, 3\] in .* and \[2, 3\] in first"):
         merge_recipe(text(folder, FIRST, last), folder / "out")
     assert left(folder) == ["other"]
     (folder / BETWEEN / "models").mkdir(parents=True)

@@ -184,7 +184,7 @@ def test_prompt_that_does_not_fit_in_memory_is_refused(models, tmp_path):
     folders, _ = models
     long = text(folders, "hidden").replace("[2]", f"[{', '.join(['2'] * 5000)}]", 1)
     # 5000 (12 16 + 4 24 + 4 4 5000) numbers of 4 bytes: 1.61 GB, and 0.35 GB for the program.
-    words = r"max_memory: running a prompt of 5000 tokens takes about 1\.95 GB, 1\.61 GB of it"
+    words = r"max_memory: running a prompt of 5000 tokens takes about 1\.95 GB \(1\.61 GB of it"
     with pytest.raises(CheckpointError, match=words):
         upcycle_checkpoint(long, tmp_path / "out", run=RunOptions(max_memory=10**9))
     assert not (tmp_path / "out").exists()
@@ -209,7 +209,7 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, models):
     save(tmp_path / "wide", {**found[1], "model.layers.0.mlp.up_proj.weight": np.ones((2, 2))})
     save(tmp_path / "bare", found[0])
     for name, message in (
-        ("gpt2", "has model_type 'gpt2', and the base .* has 'llama'"),
+        ("gpt2", "model_type is 'gpt2' in .*, but 'llama' in the base"),
         ("wide", r"experts\[0\]: 'model.layers.0.mlp.up_proj.weight' is \[2, 2\], expected"),
         ("missing", "missing"),
     ):

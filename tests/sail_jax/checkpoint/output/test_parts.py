@@ -243,7 +243,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
         (replace(RUN, part=(2, 4)), {}, r"part 1 and part 2 of 4 do not .* \(of 3 and of 4 parts"),
         (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 belongs to another run"),
         (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 belongs to another run"),
-        (RUN, {}, "holds parts of an output; join=True joins them"),
+        (RUN, {}, "holds parts of an output; join them with join=True"),
     ]
     for run, options, why in wrong:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, case):
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
         open_values(folder)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(f"{folder} is quantised by") or "is stored" in message
+    assert str(caught.value).startswith(f"{folder} is quantised by") or "stores both" in message
 
 
 VALUES = {
@@ -446,7 +446,7 @@ def test_values_that_are_none_are_refused_when_read(tmp_path, case):
 
 def test_eetq_is_named_without_a_configuration(tmp_path):
     stored = {"q.weight": np.ones((4, 4), np.int8), "q.weight_scales": np.ones(4, F16)}
-    with pytest.raises(CheckpointError, match=r"is quantised by EETQ \(int8 in 'q.weight' beside"):
+    with pytest.raises(CheckpointError, match=r"is quantised by EETQ \(int8 in 'q.weight' next to"):
         open_values(saved(tmp_path / "a", stored))
 
 
