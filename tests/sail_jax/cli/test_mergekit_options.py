@@ -225,7 +225,7 @@ def test_an_output_is_replaced_on_demand(models, capsys):
     (models / "recipe").write_text("merge_method: passthrough\nmodels: [{model: out}]\n")
     (models / "out" / "notes").unlink()
     assert call("out", "--force") == 2
-    assert "which is read" in capsys.readouterr().err
+    assert "lies in the input" in capsys.readouterr().err
     after = load_checkpoint("out")
     assert all((after[name] == second[name]).all() for name in SHAPES)
 

@@ -255,7 +255,7 @@ FLAGS = {
     "an entry that is not supported": ({"use_qalora": True}, "adapter config: 'use_qalora' is not"),
     "an entry like an argument": ({"resume=True": 1}, "config: 'resume=True' is not supported"),
     "a value like an argument": (
-        {"init_lora_weights": "allow_nonfinite=True"}, "weights: 'allow_nonfinite=True' belongs"
+        {"init_lora_weights": "allow_nonfinite=True"}, "weights: 'allow_nonfinite=True' changes"
     ),
     "a pattern like an argument": ({"rank_pattern": {"max_memory": 0}}, "pattern.max_memory: exp"),
     "a module like an argument": (
@@ -282,7 +282,7 @@ def test_names_of_files_are_never_rewritten_as_flags(name, tmp_path, call, monke
     save_checkpoint(tmp_path / name, {name: np.full((2, 3), np.nan, np.float32)})
     (tmp_path / "r.yaml").write_text(recipe([f"'{name}'"]))
     _, _, err = call("merge", "r.yaml", "out")
-    assert f"NaN or infinity in {name} in {name}/model.safetensors; --allow-nonfinite goes" in err
+    assert f"NaN or infinity in {name} in {name}/model.safetensors; use --allow-nonfinite" in err
     (tmp_path / "r.yaml").write_text(recipe(["'without resume=True'"]))
     assert "without resume=True does not exist" in call("merge", "r.yaml", "out")[2]
 
@@ -291,7 +291,7 @@ def test_the_library_names_arguments_after_a_command_was_run(tmp_path, call):
     save_checkpoint(tmp_path / "a", {"w": np.full(3, np.nan, np.float32)})
     (tmp_path / "r.yaml").write_text(recipe([tmp_path / "a"]))
     assert "--allow-nonfinite" in call("merge", tmp_path / "r.yaml", tmp_path / "out")[2]
-    with pytest.raises(MergeError, match="allow_nonfinite=True goes on"):
+    with pytest.raises(MergeError, match="use allow_nonfinite=True to merge regardless"):
         merge_checkpoints([tmp_path / "a"], tmp_path / "other", method=methods.linear())
 
 

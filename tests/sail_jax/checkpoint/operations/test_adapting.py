@@ -381,7 +381,7 @@ REFUSED = {
         "--set x: an option of --method",
     ),
     "more": (["merge", "saved", "b", "out"], "saved: expected only factors of matrices, got more"),
-    "applied": (["apply", "base", "tuned", "out"], "tuned is no adapter"),
+    "applied": (["apply", "base", "tuned", "out"], "tuned is not an adapter"),
 }
 
 

@@ -93,7 +93,7 @@ def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
             merge_recipe(recipe, out)
         (out / name).unlink()
     reads = text(folder, FIRST, third.replace("model: A", f"model: {out}/third"))
-    with pytest.raises(CheckpointError, match=r"third lies in .*third, which is read"):
+    with pytest.raises(CheckpointError, match=r"third lies in the input .*third"):
         merge_recipe(reads, out, run=forced)
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
     with pytest.raises(CheckpointError, match=r"first is not replaced, because it is one output"):
