@@ -161,7 +161,7 @@ def test_refusals(pair, tmp_path):
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, save(tmp_path / f"c{k}", tensors, other), tmp_path / "out")
     stated = save(tmp_path / "stated", tensors, config | {"num_key_value_heads": 4})
-    with pytest.raises(ValueError, match="'num_key_value_heads' is 4 in .* and 2 in .*: only"):
+    with pytest.raises(ValueError, match=r"'num_key_value_heads' is 4 in .* and 2 in .*: only"):
         align_checkpoints(stated, b, tmp_path / "out")
     with pytest.raises(ValueError, match=r"out lies in the input .*a"):
         align_checkpoints(a, b, a / "out")
@@ -177,7 +177,7 @@ def test_refusals(pair, tmp_path):
         align_checkpoints(a, b, tmp_path / "out", spaces="qk.*")
     with pytest.raises(ValueError, match=r"'hiden.\*' matches no space .nearest: 'hidden"):
         align_checkpoints(a, b, tmp_path / "out", spaces=["hiden.*"])
-    with pytest.raises(ValueError, match=r"unknown method 'activations'.*need data"):
+    with pytest.raises(ValueError, match=r"unknown method 'activations'.*needs data"):
         align_checkpoints(a, b, tmp_path / "out", method="activations")
     with pytest.raises(ValueError, match=r"matching these spaces takes at least 0"):
         align_checkpoints(a, b, tmp_path / "out", run=RunOptions(max_memory=10**6))
