@@ -186,7 +186,7 @@ def methods_page() -> str:
         about = first.split(": ", 1)[1]
         models, base, reads = asks.split("; ")
         knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
-        beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
+        beside = [line.split(": ", 1)[1] for line in more if line.startswith("at the top")]
         made = methods.get(name)
         row = (
             _method(name),
@@ -385,7 +385,7 @@ def recipes_page() -> str:
     Returns:
       The page in Markdown.
     """
-    from sail_jax.checkpoint.recipe import parts
+    from sail_jax.checkpoint.recipe import mergekit, parts
 
     titles = {
         parts.Recipe: "The recipe",
@@ -416,6 +416,17 @@ def recipes_page() -> str:
         f"of its [method](growth.md); `align` takes {_code(parts.ALIGNMENT)}, the options of "
         "`sail_jax.checkpoint.align_checkpoints`.\n"
     )
+    names = {
+        p.name: p.theirs
+        for listed in mergekit.MERGEKIT.values()
+        for p in listed.parameters.values()
+        if p.theirs
+    }
+    sections += [
+        f"`{name}` (mergekit's name: `{theirs}`) is a parameter of many methods. A recipe may use "
+        "either name; if it uses both, their values must be equal.\n"
+        for name, theirs in names.items()
+    ]
     return (
         "# Recipe keys\n\nThis page is made from the declarations by which `sail-jax merge` reads "
         "recipes. A key that is not here is an error that names the line and the nearest key. "

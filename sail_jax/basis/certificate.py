@@ -5,6 +5,7 @@ rounding error, and still change the network, because a ReLU does not commute wi
 where axes and maps show no loss, the network may still compute with what they do not describe.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
@@ -64,23 +65,26 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a change preserves what a network computes, as a run of both networks measured it.
+    """Whether a change preserves the function of a network, according to a run of both networks.
 
-    What the axes show is no part of it: a network may, for example, multiply its embeddings by the
-    root of their width, which no axis shows.
+    It does not depend on the axes: a network may, for example, multiply its embeddings by the root
+    of their width, which no axis shows.
 
     Attributes:
-      by: Which forward pass ran both networks on probe inputs, "" if none did.
-      agrees: Whether their outputs agreed to rounding.
+      by: The forward pass that ran both networks on probe inputs, "" without a run.
+      agrees: Whether their outputs agree within rounding.
+      largest: The largest difference of an output; None if it is unknown.
 
     >>> print(Verdict())
     not run
-    >>> print(Verdict("net:logits", agrees=True))
-    exact, as outputs on probe inputs agree to rounding (run by net:logits)
+    >>> print(Verdict("net:logits", agrees=True, largest=3.8e-6))
+    the function is preserved; both networks were run on probe inputs by net:logits, and the largest
+    difference is 3.8e-06, within rounding
     """
 
     by: str = ""
     agrees: bool = False
+    largest: float | None = None
 
     @property
     def exact(self) -> bool | None:
@@ -90,8 +94,14 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         if not self.by:
             return "not run"
-        said, how = ("exact", "agree to") if self.agrees else ("not exact", "differ by more than")
-        return f"{said}, as outputs on probe inputs {how} rounding (run by {self.by})"
+        kept, margin = ("is", "within") if self.agrees else ("is not", "more than")
+        found = "their outputs are not finite, or differ in shape"
+        if self.largest is None:
+            found = f"their outputs differ by {'at most' if self.agrees else margin} rounding"
+        elif math.isfinite(self.largest):
+            found = f"the largest difference is {self.largest:.2g}, {margin} rounding"
+        run = f"both networks were run on probe inputs by {self.by}"
+        return f"the function {kept} preserved; {run}, and {found}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
