@@ -49,10 +49,10 @@ def test_keys_follow_the_rule_too():
     merged = methods.linear()([A, B], integers="last")
     same = np.array_equal(*(jax.random.key_data(x["key"]) for x in (merged, B)))
     assert same
-    with pytest.raises(ValueError, match="'key' holds random keys, which have no largest"):
+    with pytest.raises(ValueError, match="'key' holds random keys, which cannot be ordered"):
         methods.linear()([A, B], integers="max")
     text = [{"w": A["w"], "text": np.array([x])} for x in "ab"]
-    with pytest.raises(ValueError, match="'text' holds text or objects, which have no largest"):
+    with pytest.raises(ValueError, match="'text' holds text or objects, which cannot be ordered"):
         methods.linear()(text, integers="max")
 
 
