@@ -117,10 +117,12 @@ def test_fewer_layers_are_means_of_neighbours():
     with pytest.raises(ValueError, match="give depth_method='mean_depth'"):
         plan(params, c, {"depth": 0.5})
     blocks = models.model("flax resnet").params
-    with pytest.raises(ValueError, match="'blocks' is 2 and would be 1, but its first layer is un"):
+    with pytest.raises(
+        ValueError, match="'blocks' is 2 and would be 1, but its first layer differs"
+    ):
         plan(blocks, config("flax resnet"), {"blocks": 1}, depth_method="mean_depth")
     chain = models.model("flax mlp").params
-    with pytest.raises(ValueError, match="layers that are not alike cannot be mixed"):
+    with pytest.raises(ValueError, match="unequal layers cannot be mixed"):
         plan(chain, config("flax mlp"), {"depth": 0.5})
 
 
@@ -637,7 +639,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
             "'stack' only deepens, but 'head.0' goes",
         ),
         ("llama", {"width": 1.5}, "hypercloning", {}, "integer factors, but space 'head.0'"),
-        ("llama", {"depth": 1.5}, "g_stack", {}, "3 layers are no multiple of 2"),
+        ("llama", {"depth": 1.5}, "g_stack", {}, "3 layers are not a multiple of 2"),
         (
             "llama",
             {"depth": 3},
@@ -667,7 +669,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
         ("llama", {"model_type": "gpt2"}, "lemon", {}, "it is 'llama', to is 'gpt2'"),
         ("llama", config("llama") | {"num_hidden_layers": [1, 2]}, "lemon", {}, "is 2, no list to"),
         ("gpt2", {"n_head": 3}, "lemon", {}, "'n_head' must divide 'n_embd': 3 does not divide 8"),
-        ("gpt2", {"width": 1.25}, "lemon", {}, "1.25 times n_head = 2 is 2.5, no whole number"),
+        ("gpt2", {"width": 1.25}, "lemon", {}, "1.25 times n_head = 2 is 2.5, not a whole number"),
         ("gpt2", {"n_embd": 16, "n_head": 4, "n_inner": 16}, "lemon", {}, r"'hidden.0' .* would"),
         ("bert", {"width": 1.5}, "lemon", {"require_lossless": True}, "'resid': its nonlinearity"),
         ("flax mlp", {"depth": 2}, "stack", {}, "layers of 'widths' are not alike"),
@@ -761,7 +763,7 @@ def test_token_classification_reads_the_stream():
 
 def test_narrow_floats_are_refused():
     params = jax.tree.map(lambda x: x.astype("float8_e4m3fn"), models.model("llama").params)
-    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which has no arith"):
+    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which lacks arith"):
         plan(params, config("llama"), TWICE)
 
 
