@@ -208,7 +208,7 @@ def test_a_tied_table_stays_tied():
         ({"width": 0.3}, {}, "not a whole number"),
         ({"inputs": 2}, {}, "growth keeps 'inputs'"),
         ({"hidden.0": 2}, {"scores": {"hidden.0": [1.0]}}, "must be 4 finite numbers"),
-        ({"hidden.0": 2}, {"depth_method": "stack"}, "takes no depth_method"),
+        ({"hidden.0": 2}, {"depth_method": "stack"}, "cannot take depth_method"),
         ({"hidden.0": 2}, {"require_lossless": True}, "2 of 4 units are removed"),
     ],
 )
