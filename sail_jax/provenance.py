@@ -20,8 +20,8 @@ def provenance() -> dict[str, Any]:
     """Lists the versions of packages and the devices of this process.
 
     Returns:
-      {"versions": ..., "device": ...} with the result of `versions`, and the platform, kind and
-      count of JAX's devices.
+      A dictionary with "versions" (as from `versions`) and "device" (the platform, kind and count
+      of JAX's devices).
     """
     import jax
 

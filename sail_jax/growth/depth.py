@@ -297,7 +297,7 @@ def inserted(m: SpaceMap) -> Int[Array, "n"]:
     """
     index = None if m.index is None else concrete(m.index)
     if index is None:
-        raise ValueError("inserted layers are those of a concrete map in index form")
+        raise ValueError("inserted needs a concrete map in index form")
     # The first occurrence of each old layer is the layer itself. All other occurrences are
     # inserted.
     first = np.unique(index, return_index=True)[1]

@@ -157,8 +157,8 @@ def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products
 def _coefficients(count: Coefficients, prepared: tuple[()], sums: tuple[Products, Array]) -> Array:
     """Computes coefficients; NaN where a task vector holds NaN or infinity."""
     finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
-    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,
-    # which is refused with the name of the tensor.
+    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the result,
+    # and the error then contains the tensor.
     return jnp.where(finite, count(*sums), jnp.nan)
 
 

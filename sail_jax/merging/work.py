@@ -177,7 +177,7 @@ def passes(work: Work, bits: int = 16) -> int:
     """Counts the passes over the entries of a tensor that is not kept in memory.
 
     Args:
-      work: What is done.
+      work: The work.
       bits: The number of bits of a key that one pass over the whole tree finds.
 
     Returns:
@@ -194,7 +194,7 @@ def kept_bytes(work: Work) -> float:
     """Returns the memory of values that statistics keep until the tensor is merged.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       Bytes for each entry and model.
@@ -206,7 +206,7 @@ def visiting_bytes(work: Work) -> int:
     """Returns the memory that statistics take while they visit a piece.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       Bytes for each entry of a piece and model.
@@ -218,7 +218,7 @@ def workspace(work: Work) -> int:
     """Returns the extra number of values that kernels hold at once.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       The largest number of any step.
@@ -231,7 +231,7 @@ def read_as(work: Work) -> np.dtype:
     """Chooses the dtype for reading the inputs of a tensor.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       The dtype of the inputs if all share it. Otherwise float64 if any input is float64, and

@@ -300,9 +300,9 @@ def sce(
       select_topk: The fraction of varying entries to keep, in (0, 1], static.
       tie: The sign that is elected where the sum of step 3 is exactly 0, "none" by default; see
         `elect`.
-      compat: "mergekit" differs in three ways. It uses equal :math:`c_k` where sum_k
-        mean(delta_k^2) < 1e-6. This threshold is absolute: deltas of usual size (2e-4) are below it
-        and lose step 2. It elects + where the sum is 0. It divides by at least 1e-6.
+      compat: "mergekit" differs in three ways. It uses equal c_k where sum_k mean(delta_k^2) <
+        1e-6. This threshold is absolute: deltas of usual size (2e-4) are below it and lose step 2.
+        It elects + where the sum is 0. It divides by at least 1e-6.
 
     Returns:
       A merge of one or more models. It needs a base.

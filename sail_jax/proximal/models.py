@@ -60,7 +60,7 @@ def from_parameters(
     for leaf in zip(*columns, last, strict=True):
         flat = np.stack([np.asarray(x, np.float64).ravel() for x in leaf])
         if constraint != "none":
-            # With weights of sum 1, |sum w_i theta_i - theta*| = |sum w_i (theta_i - theta*)|.
+            # With weights of sum 1, `|sum w_i theta_i - theta*| = |sum w_i (theta_i - theta*)|`.
             # Differences are computed before squaring, because the models are close together
             # relative to their size.
             flat = np.vstack([flat[:-1] - flat[-1], flat[-1]])

@@ -54,7 +54,7 @@ def average_params(
     `optax.MultiSteps`, which calls it once for each real step. `averaged` reads the average. The
     kinds are:
 
-    - "uniform": the mean of the last `window` to 2 * `window` - 1 iterates (at first, of all
+    - "uniform": the mean of the last `window` to `2 * window - 1` iterates (at first, of all
       iterates). Two means are kept, of the last whole window and of the current window.
     - "ema": the exponential moving average without bias, with the factor `decay`.
     - "shape": the weights of `weights(shape, n)` for a run with a known end. It averages the
@@ -201,7 +201,7 @@ def _gains(
         check_decay("ema", decay)
         assert decay is not None
         slope = float(np.log(decay))
-        # In the mean of n + 1 iterates, the last has the weight (1 - b)/(1 - b^(n+1)).
+        # In the mean of n + 1 iterates, the last has the weight `(1 - b)/(1 - b^(n+1))`.
         return lambda n: (1 - decay) / -jnp.expm1(slope * jnp.maximum(n + 1, 1))
     _whole("total_steps", total_steps, every)
     assert total_steps is not None

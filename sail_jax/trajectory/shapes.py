@@ -91,11 +91,13 @@ def weights_at(
     The shape is a function f of the position in the run that falls from f(0) = 1 to f(1) = 0. The
     factor d_i of the update between two checkpoints follows one of two conventions:
 
-    - "points": d_i = f(x_i) with x_i = (t_i - t_0) / (t_k - t_0) * k/n. The decay would reach 0 one
-      mean distance after the last step. For equidistant checkpoints these are `weights(shape, n)`.
-    - "means": d_i is the mean of f from x_{i-1} to x_i, where x_i = (t_i - t_0) / (t_k - t_0). The
-      decay reaches 0 at the last step. For equidistant checkpoints, "linear" is then the trapezoid
-      rule. Its first and last checkpoint have half the weight of the others.
+    - "points": `d_i = f(x_i)` with `x_i = (t_i - t_0) / (t_k - t_0) * k/n`. The decay would reach 0
+      one mean distance after the last step. For equidistant checkpoints these are
+      `weights(shape, n)`.
+    - "means": d_i is the mean of f from `x_{i-1}` to `x_i`, where
+      `x_i = (t_i - t_0) / (t_k - t_0)`. The decay reaches 0 at the last step. For equidistant
+      checkpoints, "linear" is then the trapezoid rule. Its first and last checkpoint have half the
+      weight of the others.
 
     "uniform" gives every checkpoint the weight 1/n for any steps, in both conventions.
 

@@ -71,7 +71,7 @@ def test_names_of_spaces_can_be_given():
         return jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]) @ p["c"]
 
     params = drawn(a=(3, 4), b=(4, 4), c=(4, 2))
-    with pytest.raises(ValueError, match="two spaces 'h'"):
+    with pytest.raises(ValueError, match="two spaces the name 'h'"):
         spec_of(two, params, X, names={"a": "_ h", "c": "h _"})
 
 
