@@ -108,8 +108,8 @@ def plan(
         Only methods that prune read their values.
       config: The configuration of the network for `sail_jax.architectures.of`, such as a
         config.json.
-      to: The target, in one of three forms. A whole configuration. The entries or spaces that
-        change, where "2x" means twice the old value. Or the factors {"width": 2, "depth": 4}. A
+      to: The target. It is a whole configuration, or a mapping of the entries or spaces that
+        change, or the factors {"width": 2, "depth": 4}. The value "2x" means twice the old value. A
         factor of width multiplies the number of heads. The size of a head, and the number of query
         heads per key head, do not change.
       method: The growth method, a name in `METHODS`. It must widen if any width grows, and prune if

@@ -166,9 +166,9 @@ def target(
 
     Args:
       config: The configuration of the network.
-      to: A whole configuration, which has a "model_type" or "architectures". Or the entries and
-        spaces that change, where "2x" means twice the old value. Or the factors {"width": 2,
-        "depth": 4}.
+      to: A whole configuration (with a "model_type" or "architectures"), or the entries and spaces
+        that change, or the factors {"width": 2, "depth": 4}. The value "2x" means twice the old
+        value.
       rules: The rules of the architecture.
       spec: The spec of the network.
       counts: The number of layers, by the entry that counts them.
