@@ -93,10 +93,10 @@ def deepened(
 def chained(
     flat: Mapping[str, Any], rules: Rules, name: str, m: SpaceMap, sources: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """Replaces the new layers of a chain by identities. Each layer of a chain reads the previous
-    one.
+    """Replaces the new layers of a chain by identities.
 
-    Their kernels become identity matrices. `added` sets their biases to zero (Net2DeeperNet).
+    Each layer of a chain reads the previous one. The new kernels become identity matrices. `added`
+    sets their biases to zero (Net2DeeperNet).
 
     Args:
       flat: The leaves of the old network by path.

@@ -169,11 +169,10 @@ def tile(
     weights: Float[ArrayLike, "new"] | None = None,
     isometric: bool = False,
 ) -> SpaceMap:
-    """Tiles a space: `new // old` copies of all units, then a remainder of `new % old` units
-    (LEMON).
+    """Tiles a space with copies of its units, then fills the remainder (LEMON).
 
-    Units that "zero" and "average" add are not read. Without a remainder this is `widen`:
-    EVEN_DUPLICATION.
+    There are `new // old` copies of all units and a remainder of `new % old` units. Units that
+    "zero" and "average" add are not read. Without a remainder this is `widen`: EVEN_DUPLICATION.
 
     "average" suits a LayerNorm. If its epsilon becomes eta^2 epsilon with eta = `lemon_gain`, the
     norm computes copies of its old output divided by eta, and zeros. Its gain must be multiplied by

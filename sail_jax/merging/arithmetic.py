@@ -204,8 +204,7 @@ def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
 
 
 def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a homogeneous function, f(c x) = c f(x), compute at a scale without overflow of
-    squares.
+    """Makes a function with f(c x) = c f(x) compute at a scale without overflow of squares.
 
     Args:
       update: `(*args, x) -> result` of arrays.
