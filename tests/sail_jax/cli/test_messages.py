@@ -228,9 +228,9 @@ def test_a_report_of_the_whole_disk_is_refused(tmp_path, call, monkeypatch):
 
 def test_a_merge_without_a_base_speaks_of_none():
     ones, zeros = ({"n": np.full(2, k, np.int32)} for k in (1, 0))
-    with pytest.warns(UserWarning, match=r"leaf 'n'.* differ .*: those of model 0 are taken"):
+    with pytest.warns(UserWarning, match=r"leaf 'n'.* differ .*; using the values of model 0"):
         methods.linear()([ones, zeros])
-    with pytest.warns(UserWarning, match="differ .*: those of the base are taken"):
+    with pytest.warns(UserWarning, match="differ .*; using the values of the base"):
         methods.task_arithmetic()([zeros], ones)
 
 
