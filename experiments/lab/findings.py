@@ -211,36 +211,38 @@ def evidence(finding: Finding) -> str:
       finding: The finding.
 
     Returns:
-      Text such as " (d = +1.3, p = 0.02)", beginning with a space; empty if there was no test.
+      Text such as " (Cohen's d = +1.3, p = 0.02)", with the space. It is empty if there was no
+      test.
     """
     if not np.isfinite(finding.p):
         return ""
-    effect = f"d = {finding.effect:+.1f}" if np.isfinite(finding.effect) else "no spread"
+    effect = f"Cohen's d = {finding.effect:+.1f}" if np.isfinite(finding.effect) else "no spread"
     return f" ({effect}, p = {finding.p:.2g})"
 
 
 def rule(findings: Sequence[Finding]) -> str:
-    """Says how the verdicts of a study were reached.
+    """Describes how the verdicts of a study were reached.
 
     Args:
       findings: The findings of one study.
 
     Returns:
-      One sentence that names the test and the number of tested claims; empty if nothing was tested.
+      Sentences on the test and the number of tested claims; empty if nothing was tested.
     """
     count = sum(np.isfinite(f.p) for f in findings)
     if not count:
         return ""
     return (
-        f"Verdicts: Student's two-sided test over repetitions, corrected for the number of claims, "
-        f"{count} (Holm), to {LEVEL:.0%} in all; d: mean over standard deviation."
+        f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:g} %, Holm-corrected for "
+        f"{count} claim{'s' if count > 1 else ''}. Cohen's d is the mean over the standard "
+        "deviation."
         f"{_AGREEMENT if any(f.claim.endswith('(agreement)') for f in findings) else ''}"
     )
 
 
 _AGREEMENT = (
-    " Agreement: the 95 % interval of the difference lies within the margin, before that "
-    "correction; d is there the margin less the difference, over the standard deviation."
+    " Agreement means that the 95 % interval of the difference lies within the margin, before that "
+    "correction. Cohen's d is then the margin minus the difference, over the standard deviation."
 )
 
 

@@ -1,14 +1,14 @@
-"""Recommendations of how to use a source: the method of least expected risk, and by how much.
+"""Recommends how to use a source, by the method of least expected risk.
 
 `advise` takes numbers, `advise_tasks` the two weight vectors, `advise_features` a matrix of
-features, and `advise_sample` nothing but a sample of the target task. The risks come from `risks`,
+features, and `advise_sample` only a sample of the target task. The risks come from `risks`,
 `covariance`, `subspace` and `penalised`.
 
-Methods at their best are compared with other methods at their best: whoever may choose a penalty
-for transfer may choose one from scratch. The candidates with a penalty are ridge transfer, ridge
-regression from scratch, and L2-SP, which pulls the weights towards the source. Each has the penalty
-of least expected risk, which knows the noise and the angle. The paper compares transfer with
-scratch training without a penalty; `against="unregularised"` does that.
+Every method is compared at its best. Who can choose a penalty for transfer can also choose one from
+scratch. The candidates with a penalty are ridge transfer, ridge regression from scratch, and L2-SP,
+which pulls the weights towards the source. Each has the penalty of least expected risk, which
+depends on the noise and the angle. The paper compares transfer with scratch training without a
+penalty. `against="unregularised"` does so, too.
 """
 
 import math
@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import one_of
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance, penalised, risks, subspace
 from theory.deep_linear.estimators import check_data
@@ -35,7 +36,7 @@ class Advice(NamedTuple):
         "ridge transfer", "fine-tuning" or "L2-SP".
       risk: Its expected risk.
       runner_up: Name of the second-best method.
-      margin: By how much the runner-up's risk is larger.
+      margin: The runner-up's risk minus the best risk.
       risks: Expected risk of each method.
     """
 
@@ -46,13 +47,14 @@ class Advice(NamedTuple):
     risks: dict[str, float]
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4")
 @problems.defined
 def transfer_risks(
+    *,
     n: ArrayLike,
     d: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
-    *,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
     against: Against = "regularised",
@@ -85,7 +87,7 @@ def transfer_risks(
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9, without the
       candidates of `penalised`.
 
-    >>> for name, risk in transfer_risks(98, 100, jnp.pi / 2, 0.2).items():
+    >>> for name, risk in transfer_risks(n=98, d=100, theta=jnp.pi / 2, sigma=0.2).items():
     ...     print(f"{name}: {risk:.2f}")
     scratch: 3.94
     ridge from scratch: 0.19
@@ -95,26 +97,29 @@ def transfer_risks(
     L2-SP: 0.28
     """
     one_of("against", against, Against)
-    scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
-    gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
+    scratch = risks.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
+    gain = risks.transferability(
+        "fine_tuning", n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size
+    )
     by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
     if against == "regularised":
         by_method = _with_penalised(
             by_method,
-            penalised.best_risk(n, d, 1.0, sigma),
-            penalised.best_risk(n, d, _distance(theta, size), sigma),
+            penalised.best_risk(n=n, d=d, distance=1.0, sigma=sigma),
+            penalised.best_risk(n=n, d=d, distance=_distance(theta, size), sigma=sigma),
         )
     shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
     return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4")
 @problems.defined
 def advise(
+    *,
     n: int,
     d: int,
     theta: float,
     sigma: float,
-    *,
     depth: float = 2,
     size: float = 1.0,
     against: Against = "regularised",
@@ -137,23 +142,26 @@ def advise(
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> advise(50, 500, 0.3, 0.2).method
+    >>> advise(n=50, d=500, theta=0.3, sigma=0.2).method
     'L2-SP'
-    >>> advise(98, 100, 1.5, 0.2).method
+    >>> advise(n=98, d=100, theta=1.5, sigma=0.2).method
     'ridge from scratch'
-    >>> advise(98, 100, 1.5, 0.2, against="unregularised").method
+    >>> advise(n=98, d=100, theta=1.5, sigma=0.2, against="unregularised").method
     'ridge transfer'
     """
-    return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size, against=against))
+    return _advice(
+        transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size, against=against)
+    )
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.defined
 def advise_tasks(
     beta_s: Float[ArrayLike, " d"],
     beta_t: Float[ArrayLike, " d"],
+    *,
     n: int,
     sigma: float,
-    *,
     inputs: Float[ArrayLike, "d d"] | None = None,
     depth: float = 2,
     against: Against = "regularised",
@@ -161,8 +169,8 @@ def advise_tasks(
     """Recommends how to use a source, given the weight vectors of both tasks.
 
     With `inputs`, the risks of scratch training, of fine-tuning and of the methods of `penalised`
-    are deterministic equivalents (n and d large). The others are exact. Without, they are those of
-    `transfer_risks`.
+    are deterministic equivalents (n and d large). The others are exact. Without `inputs`,
+    `transfer_risks` computes the risks.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -180,7 +188,7 @@ def advise_tasks(
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
 
-    >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
+    >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), n=50, sigma=0.1).method
     'L2-SP'
     """
     one_of("against", against, Against)
@@ -188,10 +196,10 @@ def advise_tasks(
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
         by_method = transfer_risks(
-            n,
-            jnp.size(beta_t),
-            theta,
-            jnp.asarray(sigma) / size,
+            n=n,
+            d=jnp.size(beta_t),
+            theta=theta,
+            sigma=jnp.asarray(sigma) / size,
             depth=depth,
             size=ratio,
             against=against,
@@ -201,34 +209,38 @@ def advise_tasks(
     theta, size2 = covariance.sigma_angle(s, source, target)
     refits = _refits(n, theta, sigma / jnp.sqrt(size2))
     by_method = {
-        "scratch": covariance.scratch_risk(s, target, n, sigma),
+        "scratch": covariance.scratch_risk(s, target, n=n, sigma=sigma),
         **{name: size2 * value for name, value in refits.items()},
-        "fine-tuning": covariance.fine_tune_risk(s, source, target, n, sigma, depth),
+        "fine-tuning": covariance.fine_tuning_risk(
+            s, source, target, n=n, sigma=sigma, depth=depth
+        ),
     }
     if against == "regularised":
         by_method = _with_penalised(
             by_method,
-            penalised.best_risk_of(s, target, n, sigma)[1],
-            penalised.best_risk_of(s, target - source, n, sigma)[1],
+            penalised.best_risk_of(s, target, n=n, sigma=sigma)[1],
+            penalised.best_risk_of(s, target - source, n=n, sigma=sigma)[1],
         )
     return _advice(by_method)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.defined
 def advise_features(
     features: Float[ArrayLike, "d k"],
     target: Float[ArrayLike, "d m"],
+    *,
     n: int,
     sigma: float,
-    *,
     against: Against = "regularised",
 ) -> Advice:
-    """Recommends how to use a source that left k features, for a target of m outputs.
+    """Recommends how to use a source with k features, for a target of m outputs.
 
-    Fine-tuning from k > 1 features without a penalty has no known law and is left out. "scratch"
-    and "linear transfer" are exact. The methods with a penalty are deterministic equivalents (n and
-    k large), each at its best penalties. Of L2-SP the source gives only the features: the part of
-    the fit outside their span is pulled to 0 with one penalty, and the part inside with another.
+    Fine-tuning from k > 1 features without a penalty is left out, since its law is unknown.
+    "scratch" and "linear transfer" are exact. The methods with a penalty are deterministic
+    equivalents (n and k large), each at its best penalties. L2-SP uses only the source's features
+    here. It pulls the part of the fit outside of their span to 0 with one penalty, and the part
+    inside with another.
 
     Args:
       features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
@@ -259,18 +271,20 @@ def advise_features(
     of_all = subspace.overlap(jnp.eye(U.shape[0]), B)
     noise = of.missed + of.m * sigma**2
     by_method = {
-        "scratch": subspace.linear_transfer_risk(n, of_all, sigma, allow_infinite=True),
-        "linear transfer": subspace.linear_transfer_risk(n, of, sigma, allow_infinite=True),
+        "scratch": subspace.linear_transfer_risk(n=n, of=of_all, sigma=sigma, allow_infinite=True),
+        "linear transfer": subspace.linear_transfer_risk(
+            n=n, of=of, sigma=sigma, allow_infinite=True
+        ),
     }
     if of.explained > 0:
         best = of.k * noise / (n * of.explained)
-        # The features are isotropic: only the length of the signal matters, not its direction.
+        # The features are isotropic, so only the length of the signal matters.
         signal = jnp.zeros(of.k).at[0].set(of.explained)
         at = covariance.equivalent(jnp.ones(of.k), n, best)
         by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
     if against == "regularised":
         d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
-        scratch = penalised.best_risk(n, d, jnp.linalg.norm(B), sigma_all)
+        scratch = penalised.best_risk(n=n, d=d, distance=jnp.linalg.norm(B), sigma=sigma_all)
         by_method = _with_penalised(by_method, scratch, _around(of, d, n, sigma_all))
     return _advice(by_method)
 
@@ -293,14 +307,14 @@ def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
 
 
 class SampleAdvice(NamedTuple):
-    """Advice from a sample of the target task, with the estimates that it rests on.
+    """Advice from a sample of the target task, with the estimates behind it.
 
     Attributes:
       advice: The recommendation.
-      stderr: For each method, the standard error of how much more risk it leaves than the advised
-        one; inf where that is infinite without some of the blocks.
-      undecided: Methods within two standard errors of the advised one; the sample cannot tell them
-        apart.
+      stderr: For each method, the standard error of its risk minus the advised method's risk. It is
+        inf where the difference is infinite without some of the blocks.
+      undecided: Methods within two standard errors of the advised one. The sample cannot separate
+        them.
       theta: Estimated angle between source and target, in radians.
       sigma: Estimated standard deviation of the label noise.
       size: Estimated |beta_t|.
@@ -329,9 +343,9 @@ def advise_sample(
 ) -> SampleAdvice:
     """Recommends how to use a source, given only a sample of the target task.
 
-    Nothing is trained, and n < d is allowed. The moments are estimated without bias: |beta_t|^2
-    from y_i y_j x_i.x_j over pairs i != j, <beta_s, beta_t> from y x.beta_s, and sigma^2 from what
-    these leave of y^2. Inputs are taken to be centred, with one common variance that is estimated.
+    Nothing is trained, and n < d is allowed. The moments are estimated without bias. |beta_t|^2
+    comes from y_i y_j x_i.x_j over pairs i != j, and <beta_s, beta_t> from y x.beta_s. sigma^2 is
+    the rest of y^2. Inputs are taken to be centred, with one common variance that is estimated.
     Standard errors are a jackknife over blocks of the sample.
 
     Args:
@@ -357,7 +371,7 @@ def advise_sample(
     if not 2 <= blocks <= n // 2:
         raise ValueError(f"blocks must be from 2 to n / 2 = {n // 2}; got {blocks}")
     scale = jnp.sqrt(jnp.mean(x**2))
-    # In inputs of unit variance, which the closed forms assume; x.beta_s stays as it is.
+    # The closed forms assume inputs of unit variance. x.beta_s is unchanged.
     x, beta_s = x / scale, beta_s * scale
     norms2 = jnp.sum(x**2, axis=-1)
     # Sums over the sample without each block in turn, and over all of it (row 0).
@@ -379,14 +393,14 @@ def advise_sample(
     size = jnp.sqrt(size2)
     theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
     by_method = transfer_risks(
-        n, d, theta, sigma / size, depth=depth, size=length / size, against=against
+        n=n, d=d, theta=theta, sigma=sigma / size, depth=depth, size=length / size, against=against
     )
     advice = _advice({k: v[0] for k, v in by_method.items()}, float(size2[0]))
     stderr = {}
     for name in by_method:
         risk, best = by_method[name], by_method[advice.method]
         gaps = (size2 * jnp.where(risk == best, 0.0, risk - best))[1:]  # both may be infinite
-        # The jackknife's variance; paired, since the methods are compared on the same sample.
+        # The jackknife's variance is paired, since the methods are compared on the same sample.
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
         if jnp.isinf(gaps).any():
             stderr[name] = 0.0 if (gaps == gaps[0]).all() else math.inf
@@ -452,12 +466,12 @@ def _with_penalised(by_method: dict[str, Array], ridge: Array, towards: Array) -
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
     """Computes the risks of linear transfer, without ridge and at its best ridge."""
-    plain = risks.linear_transfer_risk(n, theta, sigma, allow_infinite=True)
-    best = risks.optimal_ridge(n, theta, sigma)
+    plain = risks.linear_transfer_risk(n=n, theta=theta, sigma=sigma, allow_infinite=True)
+    best = risks.optimal_ridge(n=n, theta=theta, sigma=sigma)
     # The best ridge is infinite at theta = pi/2 (nothing is transferred) and 0 without any error.
     finite = jnp.isfinite(best) & (best < 1e12) & (best > 0)
     ridge = risks.linear_transfer_risk(
-        n, theta, sigma, jnp.where(finite, best, 1.0), allow_infinite=True
+        n=n, theta=theta, sigma=sigma, ridge=jnp.where(finite, best, 1.0), allow_infinite=True
     )
     # An infinite ridge transfers nothing, and the risk is |beta_t|^2 = 1.
     ridge = jnp.where(finite, ridge, jnp.where(best > 0, 1.0, plain))
@@ -467,7 +481,7 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
 def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
     """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
-    # `sorted` is stable: where methods tie, the simpler one is named.
+    # `sorted` is stable, so the simpler one of equal methods comes first.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     margin = 0.0 if plain[second] == plain[first] else plain[second] - plain[first]  # both infinite
     return Advice(first, plain[first], second, margin, plain)

@@ -1,7 +1,7 @@
 """Fine-tuning of diagonal networks beta = u v at any scale, from rich to lazy.
 
-Gradient flow conserves u_i^2 - v_i^2 in every entry. Its size is the entry's `scale`, s_i, which
-training from (u, v) = (sqrt(s), 0) has from its first step to its last. The flow is
+Gradient flow conserves u_i^2 - v_i^2 in every entry. Its absolute value is the entry's `scale` s_i.
+Training from (u, v) = (sqrt(s), 0) keeps the scale s. The flow is
 
     dbeta_i/dt = -sqrt(4 beta_i^2 + s_i^2) (gradient of the loss)_i,
 
@@ -10,8 +10,9 @@ interpolator that is nearest to it in the divergence of
 
     q(beta) = sum_i [beta_i asinh(2 beta_i / s_i) - sqrt(beta_i^2 + s_i^2 / 4)] / 2.
 
-Large scales are lazy: the nearest in L2. Small scales are rich: entries that pre-training has
-learned move freely with their sign, all others cost their absolute value.
+Large scales are lazy: the end is the nearest interpolator in L2. Small scales are rich: entries
+that pre-training has learned move freely if they keep their sign, and all others cost their
+absolute value.
 
 The risks are deterministic equivalents, that is limits of large n and d for isotropic inputs. They
 are solved numerically: two scalars, and integrals over a normal variable on a grid.
@@ -27,14 +28,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from scipy import optimize, special
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.estimators import check_data
 
 Entries = Sequence[float] | ArrayLike
 
 NEWTON = 200  # most steps on one data set; 10 to 40 are usual
-# Nodes of the trapezoidal rule for means over a normal variable, which has no error but rounding
-# for functions as smooth as these.
+# Nodes of the trapezoidal rule for means over a normal variable. For functions as smooth as these
+# its error is only rounding.
 NODES = np.linspace(-8.5, 8.5, 1201)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
@@ -123,30 +125,26 @@ def _interpolator(x: Array, y: Array, start: Array, scale: Array) -> Array:
     return at(jax.lax.while_loop(going, step, begun)[0])[0]
 
 
+@renamed("load", "sigma", "scale", until="0.4", gamma="load")
 @problems.in_float64
 def diagonal_risk(
-    share: Entries,
-    start: Entries,
-    target: Entries,
-    gamma: float,
-    sigma: float,
-    scale: Entries,
+    share: Entries, start: Entries, target: Entries, *, load: float, sigma: float, scale: Entries
 ) -> Array:
     """Computes the limiting risk of a diagonal network, for entries of a few kinds.
 
-    With tau^2 = (sigma^2 + R) / gamma and g ~ N(0, 1), an entry ends as if it alone had been seen,
-    as b = target + tau g, and its estimate were
+    With tau^2 = (sigma^2 + R) / load and g ~ N(0, 1), an entry ends as if only b = target + tau g
+    had been observed, with the estimate
 
         h(b) = argmin_beta (beta - b)^2 / (2 kappa) + D(beta, start),
 
-    where D is the divergence of q, E h'(b) = gamma decides kappa, and R = E (h(b) - target)^2. The
+    where D is the divergence of q, E h'(b) = load decides kappa, and R = E (h(b) - target)^2. The
     means are over the kinds, too.
 
     Args:
       share: Shares of the d entries that are of each kind `(k,)`, of sum 1.
       start: Entries of the start times sqrt(d), `(k,)`: 0 for training from scratch.
       target: Entries of the target times sqrt(d), `(k,)`.
-      gamma: Load n / d, in (0, 1), one number.
+      load: Load n / d, in (0, 1), one number.
       sigma: Standard deviation of the label noise, >= 0, one number.
       scale: |u^2 - v^2| times sqrt(d), > 0, one number or `(k,)`.
 
@@ -158,12 +156,13 @@ def diagonal_risk(
 
     References:
       Thrampoulidis, Abbasi and Hassibi, Precise error analysis of regularized M-estimators in high
-      dimensions, 2018 (arXiv 1601.06233), for separable convex penalties, whose limit of no
-      penalty this is.
+      dimensions, 2018 (arXiv 1601.06233), for separable convex penalties. This is the limit of no
+      penalty.
 
     >>> share, source, target = [0.1, 0.1, 0.8], [2.0, 0.0, 0.0], [2.0, 1.0, 0.0]
     >>> for scale in (1e-6, 1e3):
-    ...     print(round(float(diagonal_risk(share, source, target, 0.5, 0.0, scale)), 3))
+    ...     risk = diagonal_risk(share, source, target, load=0.5, sigma=0.0, scale=scale)
+    ...     print(round(float(risk), 3))
     0.0
     0.05
     """
@@ -177,17 +176,17 @@ def diagonal_risk(
     problems.check("the sum of share", kinds[0].sum(), lambda p: abs(p - 1) < 1e-6, "1")
     problems.check_squares("start", kinds[1])
     problems.check_squares("target", kinds[2])
-    problems.check("gamma", gamma, lambda g: (g > 0) & (g < 1), "a load in (0, 1)")
+    problems.check("load", load, lambda g: (g > 0) & (g < 1), "a load in (0, 1)")
     problems.check_sigma(sigma)
     _check_scale(scale)
     scales = np.broadcast_to(np.asarray(scale, dtype=float), kinds[0].shape)
-    # In units of the largest entry or of the noise, in which all that follows is homogeneous.
+    # In units of the largest entry or of the noise. All that follows is homogeneous in them.
     size = max(abs(kinds[1]).max(), abs(kinds[2]).max(), float(sigma))
     if size == 0 or (sigma == 0 and (kinds[1] == kinds[2]).all()):
         return jnp.zeros(())
     columns = (kinds[0], kinds[1] / size, kinds[2] / size, scales / size)
     given = (v[:, None] for v in columns)
-    return jnp.asarray(size**2 * _solved(*given, gamma=float(gamma), noise=(sigma / size) ** 2))
+    return jnp.asarray(size**2 * _solved(*given, load=float(load), noise=(sigma / size) ** 2))
 
 
 def _solved(
@@ -196,7 +195,7 @@ def _solved(
     target: np.ndarray,
     scale: np.ndarray,
     *,
-    gamma: float,
+    load: float,
     noise: float,
 ) -> float:
     """Solves the two equations for columns of kinds; `noise` is sigma^2."""
@@ -208,19 +207,19 @@ def _solved(
 
         def excess(log_kappa: float) -> float:
             slope = _nearest(seen, start, scale, np.exp(log_kappa))[1]
-            return float(np.sum(weights * slope)) - gamma
+            return float(np.sum(weights * slope)) - load
 
         estimate, _ = _nearest(seen, start, scale, np.exp(_root(excess, *ends)))
         return float(np.sum(weights * (estimate - target) ** 2))
 
     def gap(log_tau: float) -> float:
-        return np.log(gamma) + 2 * log_tau - np.log(noise + risk(log_tau))
+        return np.log(load) + 2 * log_tau - np.log(noise + risk(log_tau))
 
     low, high = -25.0, 1.0
     while gap(high) < 0:
         high += 2.0
         if high > 50:
-            raise ArithmeticError("no solution within float64, with gamma as close to 1")
+            raise ArithmeticError("no solution within float64, with load as close to 1")
     # Below the least tau the target is recovered to more digits than there are.
     return risk(low if gap(low) > 0 else _root(gap, low, high))
 
@@ -235,8 +234,8 @@ def _nearest(
     """Minimises (beta - seen)^2 / (2 kappa) + D(beta, start), and differentiates by `seen`.
 
     The unknown is z = asinh(2 beta / scale), with scale/2 sinh z + kappa/2 z = b. For b > 0 both
-    terms are convex: Newton's method from above never overshoots. At the start it is off by at most
-    a factor of 2.
+    terms are convex, so Newton's method from above never overshoots. At the start it is off by at
+    most a factor of 2.
     """
     b = seen + kappa / 2 * np.arcsinh(2 * start / scale)
     size = np.abs(b)
@@ -252,8 +251,8 @@ def recovery_load(kept: ArrayLike, dropped: ArrayLike, flipped: ArrayLike, new: 
     """Computes the load n / d beyond which rich fine-tuning finds the target, without noise.
 
     As the scale goes to 0, fine-tuning minimises sum |beta_i| over entries that the source lacks,
-    plus twice the size of those that it has with the other sign. The load is the statistical
-    dimension of that function's descent cone, as a share of d:
+    plus 2 |beta_i| over entries that it has with the other sign. The load is the statistical
+    dimension of this function's descent cone, divided by d:
 
         min_t  kept + new (1 + t^2) + flipped (1 + 4 t^2) + dropped (1/2 + S(2t)) + 2 absent S(t)
 

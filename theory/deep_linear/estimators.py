@@ -1,4 +1,4 @@
-"""The predictor that each way of training ends at, on one given data set (X, y).
+"""The predictor at the end of each kind of training, on one given data set (X, y).
 
 These are limits of gradient flow from small weights (scratch) or from rank-one pretrained weights.
 They hold for any design X of any rank, without assumptions on its distribution. `networks` trains
@@ -10,8 +10,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.overlaps import null_scale
+
+__getattr__ = former(__name__, {"fine_tune_limit": "fine_tuning_limit"}, until="0.4")
 
 Design = Float[Array, "n d"]
 Labels = Float[Array, " n"]
@@ -50,7 +53,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
 
         |y - w X beta_s / |beta_s||^2 / (2n) + ridge w^2 / 2.
 
-    It is 0 where the data see nothing of beta_s.
+    It is 0 where X beta_s = 0.
 
     Args:
       x: Inputs `(n, d)`.
@@ -76,13 +79,13 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
     problems.check_ridge(ridge)
     unit = beta_s / jnp.linalg.norm(beta_s)
     feature = x @ unit
-    # The loss is divided by n, the penalty is not: so n ridge stands beside |feature|^2.
+    # The loss is divided by n but the penalty is not, so n ridge is added to |feature|^2.
     size2 = feature @ feature + x.shape[0] * jnp.asarray(ridge, dtype=x.dtype)
     return unit * jnp.where(size2 > 0, (feature @ y) / jnp.where(size2 > 0, size2, 1.0), 0.0)
 
 
 @problems.defined
-def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
+def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
     """Computes X^+ y + c (I - P) beta_s, where fine-tuning all layers ends.
 
     P projects on the row space of x, and c is `null_scale` in units of |beta_s|. The pretrained
@@ -105,7 +108,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
       Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (142).
 
     >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> [round(float(b), 3) for b in fine_tune_limit(x, y, jnp.array([0.0, 3.0]), depth=1)]
+    >>> [round(float(b), 3) for b in fine_tuning_limit(x, y, jnp.array([0.0, 3.0]), depth=1)]
     [2.0, 3.0]
     """
     check_data(x, y, beta_s)
@@ -118,7 +121,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
     """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
-    # The rank has to be decided, and normal equations would square the condition number.
+    # An SVD decides the rank. Normal equations would square the condition number.
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)

@@ -7,8 +7,8 @@ W_L, which obeys
 
 The part of b that the data cannot see keeps its direction. In the eigenbasis of C the state
 therefore has min(n, d) + 1 numbers, and no weight matrix is stored. The limit t -> inf is
-`estimators.fine_tune_limit`; near n = d it is reached late, as small eigenvalues of C are slow.
-`training_time` has mean risks of linear models along time.
+`estimators.fine_tuning_limit`. Near n = d it is reached late, since directions of small eigenvalues
+are slow. `training_time` has mean risks of linear models along time.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,20 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.estimators import check_data
 
-# Step of the Runge-Kutta scheme in units of the fastest time scale: 1/(L |b|^{2-2/L} lambda_max)
-# near the data, where it is stable up to 2.8; 1/(L |b|^{1-2/L} |X^T y/n|) where b is small and
-# grows. Local errors are of order STEP^5 / 120.
+__getattr__ = former(__name__, {"fine_tune_flow": "fine_tuning_flow"}, until="0.4")
+
+# Step of the Runge-Kutta scheme in units of the fastest time scale. Near the data this is 1/(L
+# |b|^{2-2/L} lambda_max), and the scheme is stable up to 2.8. Where b is small and grows it is 1/(L
+# |b|^{1-2/L} |X^T y/n|). Local errors are of order STEP^5 / 120.
 STEP = 0.25
 
 
 @problems.defined
-def fine_tune_flow(
+def fine_tuning_flow(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     beta_s: Float[Array, " d"],
@@ -57,7 +60,7 @@ def fine_tune_flow(
         range, or times are not ascending and >= 0.
 
     >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> path = fine_tune_flow(x, y, jnp.array([1.0, 3.0]), [0.0, 50.0], depth=1)
+    >>> path = fine_tuning_flow(x, y, jnp.array([1.0, 3.0]), [0.0, 50.0], depth=1)
     >>> [[round(float(b), 3) for b in beta] for beta in path]
     [[1.0, 3.0], [2.0, 3.0]]
     """
@@ -76,7 +79,7 @@ def linear_flow(
     beta_0: Float[Array, " d"],
     times: Float[ArrayLike, " times"],
 ) -> Float[Array, "times d"]:
-    """Computes the predictor of linear regression under gradient flow, exactly and from any start.
+    """Computes the predictor of linear regression under gradient flow, exactly.
 
     With singular values s of X,
 
@@ -88,7 +91,7 @@ def linear_flow(
       x: Inputs `(n, d)`.
       y: Labels `(n,)`.
       beta_0: Predictor at time 0, `(d,)`.
-      times: Times `(times,)`, >= 0, in any order, inf allowed; units as in `fine_tune_flow`.
+      times: Times `(times,)`, >= 0, in any order, inf allowed; units as in `fine_tuning_flow`.
 
     Returns:
       The predictors `(times, d)`.
@@ -121,7 +124,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
     seen = vt @ beta_s
     unseen = beta_s - seen @ vt
     size = jnp.linalg.norm(unseen)
-    # Last coordinate: the length of the unseen part, which feels no gradient of its own.
+    # The last coordinate is the length of the unseen part, which has gradient 0.
     curvature, pull = jnp.append(curvature, 0.0), jnp.append(pull, 0.0)
     z = jnp.append(seen, size)
     power = 1 - 1 / depth
@@ -129,7 +132,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
 
     def speed(z: Array) -> Array:
         gradient = curvature * z - pull
-        # |b|^2 is a divisor, and 0 only where every term that it divides is 0.
+        # |b|^2 is a divisor. It is 0 only where every term that it divides is 0.
         size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
         return -(size2**power) * (gradient + (depth - 1) * z * (z @ gradient) / size2)
 
@@ -139,13 +142,14 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
             size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
             growth = jnp.where(depth < 2, 0.0, drive * size2 ** (power - 0.5))
             fastest = depth * jnp.maximum(curvature.max() * size2**power, growth)
-            # The step follows the state: time scales change with |b| by many orders of magnitude.
+            # The step depends on the state, since time scales change with |b| by orders of
+            # magnitude.
             h = jnp.minimum(STEP / fastest, until - t)
             a = speed(z)
             b = speed(z + h / 2 * a)
             c = speed(z + h / 2 * b)
             d = speed(z + h * c)
-            # The end is hit exactly, so that rounding cannot leave a sliver to integrate.
+            # The last step ends exactly at `until`, since rounding could leave a tiny rest.
             t = jnp.where(h < until - t, t + h, until)
             return t, z + h / 6 * (a + 2 * b + 2 * c + d)
 

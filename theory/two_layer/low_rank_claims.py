@@ -83,7 +83,7 @@ def _(name, b, a, time=0.5):
     """Δ(n, r, t) = Σ z (z + 2(y-σ_pre)), z = P - K²/P, dP/dt = 4g(K² + ρP - P²), g = s√y,
     ρ = σ_ft - y, P = g(b+a)²/4 and K = g|b²-a²|/4 at the start
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     del name
     first, y = jnp.arange(D) < 2, jnp.array(PRE) * (jnp.arange(D) < 3)
@@ -104,7 +104,7 @@ def _(name, b, a, time=0.5):
 def _(pre=1.5, time=0.5):
     """Δ(t) of a network that pre-training has not finished: y = y(t_pre) in the same formula
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     y = modes.mode(pre, np.exp(-6.0), np.array(PRE))
     first = jnp.arange(D) < 2
@@ -131,7 +131,7 @@ def _(pre=1.5, time=0.5):
 def _(name, what, time=0.6):
     """√s B and √s A follow the exact flow of a two-layer network towards A_ft - θ: Δ(t)
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     del what
     target = jnp.asarray(fixed(3, D, D))
@@ -153,7 +153,7 @@ def _(name, what, time=0.6):
 def _():
     """Δ(n, r) = the r largest (σ_ft-σ_pre)², i ≤ n, summed
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     predicted = low_rank.losses(PRE, TARGET, 2)[0][3]
     return predicted, deterministic(lambda: _on_layer(3, 2), ENOUGH)
@@ -168,7 +168,7 @@ def _():
     """mode n > r is learned at no cost to the pre-training loss at σ_ft/σ_pre = 1 +
     √(1 + ρ²/σ_pre²), ρ the r-th largest |σ_ft-σ_pre| before it; full fine-tuning: at 2
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     ratio = low_rank.harm_thresholds(PRE, TARGET, 1)[1]
     at_threshold = (TARGET[0], float(ratio) * PRE[1], *TARGET[2:])
@@ -199,7 +199,7 @@ def _(sigma=(1.0, 2.0, 0.6, 0.3), degrees=60):
     """other singular vectors: an adapter on W_1 ends at the best approximation of rank r of
     (A_ft - θ)P, P on the rows of θ. It may do more harm than full fine-tuning: Δ(n, r) - Δ_pre(n)
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     u, v = rotations()
     c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
@@ -249,7 +249,7 @@ def _(f=2.2, small=0.05):
     """on the map half of the way takes log(ρ/z_0 - 1)/(4sρ), ρ = σ_ft - y: the delay from more
     pre-training, while full fine-tuning gets faster
 
-    tolerance: of the interpolation
+    The tolerance covers the error of the interpolation.
     """
     z0 = SCALE * small**2
 

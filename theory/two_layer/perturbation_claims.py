@@ -160,7 +160,7 @@ def _printed_inflection():
 def _():
     """the inflection point is the smallest n with 2dγ² > σ_n, less 1
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     return next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2) - 1
 
@@ -174,7 +174,7 @@ def _():
 def _(strong=0.6):
     """the inflection point is at least 1, also where the first mode hurts already
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     return _index(gamma=strong), _inflection(gamma=strong)
 
@@ -193,7 +193,7 @@ def _(strong=0.6):
 def _(name, which, sigma):
     """{which} features have a smaller inflection point: its change
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     del name, which
 
@@ -389,7 +389,7 @@ def _(gamma=0.5):
 def _():
     """the top Hessian eigenvalue along training, from the modes
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     predicted = jax.jit(sharpness.mode_sharpness)(mode_path([1.0])[0], jnp.array(PRE))
     return predicted, deterministic(lambda: np.linalg.eigvalsh(_hessian_at(1.0))[-1], 1e-8)

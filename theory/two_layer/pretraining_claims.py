@@ -76,7 +76,7 @@ def _():
 def _():
     """|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ), t_i = τ/(σ_i+σ_{i+1}), C = 2(σ_i-σ_{i+1}) t_i/τ
 
-    the product, not the layers; tolerance: next order in e^(-Cτ)
+    the product, not the layers. The tolerance covers the next order in e^(-Cτ).
     """
     return RATE, _rate(_from_plateau(theta), 8.0, 12.0)
 
@@ -89,7 +89,7 @@ def _():
 def _(sigma=(*PRE[:2], 0, 0), early=5.0, late=7.0):
     """A of rank R < d: |θ(t_R) - A|_F ~ e^(-Cτ), t_R = τ/σ_R, C = 2
 
-    the product, not the layers; tolerance: next order in e^(-τ)
+    the product, not the layers. The tolerance covers the next order in e^(-τ).
     """
     target = task(sigma)
 
@@ -130,7 +130,7 @@ def _last_entry(exact: bool) -> float:
 def _():
     """θ_11 at the end, by the square-root Riccati flow
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     return _last_entry(exact=True), deterministic(lambda: _last_entry(exact=False), 1e-8)
 
@@ -143,7 +143,7 @@ def _():
 def _():
     """U = V: θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t))
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
 
     def mode() -> float:

@@ -124,7 +124,7 @@ def _mirrored(time: float, bits: float, shift: bool = True) -> float:
 def _(bits=3, n=2):
     """below log_2(d range²/(6σ_n))/2 bits mode {n} is not worth learning
 
-    seen: a tenth of a bit
+    The test detects a tenth of a bit.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -171,7 +171,7 @@ def _():
 def _():
     """y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)), s = (σ_ft+λy(0))/(1+λ)
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     times = [0.1, 0.2, 0.4, 0.8]
     predicted = fine_tuning.mode(times[1], PRE[MODE], TARGET[MODE], HALF)

@@ -72,7 +72,7 @@ def _(time=20.0):
 def _(rho=1e-4, mode=1, time=20.0):
     """SAM lowers log|a²-b²| by 4ρ∫(σ-y)/√((a²-b²)²+4y²) dy until a mode is learned, as ρ → 0
 
-    gradient flow conserves it; tolerance: the next order in ρ
+    gradient flow conserves it. The tolerance covers the next order in ρ.
     """
     start, size = _imbalances(_whole(*_unbalanced())), IMBALANCE[mode - 1]
 
@@ -148,7 +148,7 @@ def _():
     """normalised SAM bounces along the sharpest mode, and lowers its log|a²-b²| at the rate
     4ρ²(1 + 2η(a²+b²))
 
-    tolerance: the next order in ρ
+    The tolerance covers the next order in ρ.
     """
     size = float(np.hypot(IMBALANCE[0], 2 * SIGMA[0]))
     return sharpness_aware.sharpest_decay(LENGTH, RATE, size), _bounced(1)
@@ -163,7 +163,7 @@ def _():
 def _(mode=2):
     """the other modes keep their imbalance meanwhile
 
-    seen: 5 % of the rate of the sharpest mode
+    The test detects 5 % of the rate of the sharpest mode.
     """
     return 0.0, _bounced(mode)
 
@@ -181,7 +181,7 @@ def _(mode):
     """normalised SAM lowers the largest a_i² + b_j²: d(a_i²-b_i²)/dt = -4ρ²a_i², and 4ρ²b_j² for
     mode j: the change of mode {mode}
 
-    tolerance: the next orders in ρ and η
+    The tolerance covers the next orders in ρ and η.
     """
     predicted = sharpness_aware.bouncing_drift(MIXED, SIGMA, SHORT, UNTIL) - MIXED
 

@@ -254,7 +254,7 @@ def _():
     """other singular vectors: Δ_pre(n) - Δ_pre(n-1) = σ_ft² + σ_pre² - 2σ_ft u_ftᵀA_pre v_ft, which
     may be negative
 
-    tolerance: what gradient descent leaves after 1000 steps
+    The tolerance covers what gradient descent leaves after 1000 steps.
     """
     target = _turned_target()
     found = deterministic(lambda: _turned_step(losses(task(), target=target)), 1e-6)

@@ -266,7 +266,7 @@ function drawMap() {
   parts.push(stroke(ink, "7 5") + (among ? "theory: another way is best from here" : gainless))
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
   if (marks.x.length) parts.push(`<b class="ring"></b>estimator, averaged over ${grid.draws} data sets`)
-  if (!among) parts.push("gain: orange helps, violet hurts; beyond ±1 as at the ends")
+  if (!among) parts.push("gain: orange helps, purple hurts; beyond ±1 as at the ends")
   if (image.some(Number.isNaN)) parts.push(`grey: ${isStopped() ? "no closed form in time" : "both means are infinite"}`)
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }

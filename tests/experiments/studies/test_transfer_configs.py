@@ -16,14 +16,14 @@ from experiments.lab.config import varied
         ("transfer_phase", {"thetas": 4}, r"thetas must be .*5.*; got 4"),
         ("transfer_phase", {"theta_max": 1.5}, r"theta_max must be .*1.*; got 1.5"),
         ("transfer_phase", {"thetas": 1}, "thetas must be at least 5"),
-        ("transfer_phase", {"gamma_max": inf}, "gamma_max must be finite"),
+        ("transfer_phase", {"load_max": inf}, "load_max must be finite"),
         ("transfer_phase", {"sigmas": (0.2, 0.2)}, "sigmas must be .* all different"),
         ("transfer_phase", {"sigmas": (-0.1,)}, r"sigmas\[0\] must be at least 0"),
         ("transfer_phase", {"depths": (0.5,)}, r"depths\[0\] must be at least 1; got 0.5"),
         ("transfer_phase", {"depths": (nan,)}, r"depths\[0\] must be at least 1"),
-        ("transfer_phase", {"modes": ("both",)}, r"modes\[0\] must be one of linear, fine_tune"),
+        ("transfer_phase", {"modes": ("both",)}, r"modes\[0\] must be one of linear, fine_tuning"),
         ("transfer_phase", {"d": 20}, "the smallest load gives n = 0 samples"),
-        ("transfer_phase", {"gammas": 41}, "n = 500 is within 1 of d = 500"),
+        ("transfer_phase", {"loads": 41}, "n = 500 is within 1 of d = 500"),
         ("transfer_phase", {"networks": {"d": 7}}, "networks.d must be at least 8; got 7"),
         ("transfer_phase", {"networks": {"layers": 0}}, "networks.layers must be at least 1"),
         ("transfer_phase", {"networks": {"alpha": -1e-5}}, "networks.alpha must be greater than 0"),
@@ -64,7 +64,11 @@ from experiments.lab.config import varied
         ),
         (
             "transfer_phase",
-            {"train": True, "modes": ("fine_tune",), "networks": {"layers": 1, "orthogonal": True}},
+            {
+                "train": True,
+                "modes": ("fine_tuning",),
+                "networks": {"layers": 1, "orthogonal": True},
+            },
             "networks.layers must be at least 2 for networks.orthogonal; got 1",
         ),
         ("ridge_transfer", {"ns": (250, 4)}, r"ns\[1\] must be at least 5; got 4"),
@@ -90,3 +94,14 @@ from experiments.lab.config import varied
 def test_bad_fields_are_named(name, change, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         varied(registry.load(name).presets["default"], **change)
+
+
+def test_former_fields_and_words_work_for_one_release():
+    config = registry.load("transfer_phase").presets["tiny"]
+    with pytest.warns(DeprecationWarning, match="field gammas is now loads"):
+        assert varied(config, gammas=6).loads == 6
+    with pytest.warns(DeprecationWarning, match="modes='fine_tune' is now 'fine_tuning'"):
+        assert varied(config, modes=("fine_tune",)).modes == ("fine_tuning",)
+    scales = type(registry.load("transfer_scales").presets["tiny"])
+    with pytest.warns(DeprecationWarning, match="field gamma is now load"):
+        assert scales(gamma=0.3).load == 0.3
