@@ -322,7 +322,7 @@ def test_the_command(pair, tmp_path, capsys):
         for line in lines
     )
     assert main(["align", str(a), str(b)]) == 2
-    assert "name the output" in capsys.readouterr().err
+    assert "OUT is missing" in capsys.readouterr().err
     assert main(["align", str(a), str(b), out, "--family", "hidden.{i}=rotation"]) == 2
     assert "expected one of permutation, signed" in capsys.readouterr().err
     assert main(["align", str(a), str(b), f"{out}2", "--spaces", "qk.0"]) == 2
