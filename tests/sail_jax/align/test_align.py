@@ -488,7 +488,7 @@ def test_refusals():
     params, looped = recurrent()
     with pytest.raises(ValueError, match=r"'h' occurs twice in leaf 'cell' \(recurrence\)"):
         match(params, params, looped)
-    with pytest.raises(ValueError, match=r"params leaf 'w1' has shape \[3\], but the spec says"):
+    with pytest.raises(ValueError, match=r"params leaf 'w1' has shape \[3\], but the spec requires"):
         match(a, a | {"w1": jnp.ones(3)}, s)
     with pytest.raises(ValueError, match="reference has no leaf 'b0'"):
         match({k: v for k, v in a.items() if k != "b0"}, a, s)
