@@ -29,7 +29,7 @@ class SpaceReport(NamedTuple):
     Attributes:
       space: The name of the space.
       family: The family that its map claims.
-      defect: max |read @ write - I| of its map, see `measure`; None if the map is traced.
+      defect: max |read @ write - I| of its map (`measure`), or None if the map is traced.
       lost: The reason why the function may change, according to the axes; "" if there is none.
     """
 

@@ -595,7 +595,7 @@ def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     leaf = Growth.leaf
     monkeypatch.setattr(Growth, "leaf", lambda self, *at: 1.01 * leaf(self, *at))
     with pytest.raises(
-        ValueError, match="lossless growth was asked for, but it is not exact .outputs"
+        ValueError, match=r"lossless growth was asked for, but it is not exact \(outputs"
     ):
         merge_recipe(text, tmp_path / "out")
     assert not (tmp_path / "out").exists()
