@@ -661,7 +661,7 @@ def test_activations_beyond_permutations():
         align.activation_matching({"h0": x[:, :3]}, {"h0": x[:, :3]}, spec_)
     with pytest.raises(ValueError, match="only one network has activations of"):
         align.activation_matching({"h0": x}, {}, spec_)
-    with pytest.raises(ValueError, match="given together"):
+    with pytest.raises(ValueError, match="give both activations"):
         align.activation_matching({}, {}, spec_, batches=[])
 
 
@@ -871,7 +871,7 @@ def test_a_space_that_a_leaf_has_twice_is_matched_by_activations():
             1e38,
             "the proxy is not finite after batch 0.*an optimizer with a lower learning rate",
         ),
-        (np.nan, 0.1, "that of batch 0 is NaN"),
+        (np.nan, 0.1, "it is NaN on batch 0"),
     ],
 )
 def test_a_descent_that_diverges_is_said(goal, rate, text):

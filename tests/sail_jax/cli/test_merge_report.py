@@ -351,7 +351,7 @@ BASE = {"a.weight": (30, 31), "b.weight": (400,)}
     [
         ({"scales": [1, 0, 1]}, "B · code-7b has not moved from the base"),
         ({"change": _equal}, "A · math-7b and B · code-7b are duplicates"),
-        ({"change": _opposed}, "A · math-7b and B · code-7b pull in opposite directions"),
+        ({"change": _opposed}, "A · math-7b and B · code-7b point in opposite directions"),
         ({}, "Signs conflict at"),
         ({"scales": [1, 0.05, 1]}, "times as far from the base as B · code-7b"),
     ],

@@ -55,7 +55,7 @@ REFUSED = {
     "--out-shard-size 500MB": "expected a whole number such as 1B",
     "--out-shard-size 1.5B": "expected a whole number such as 1B",
     "--random-seed -1": "expected an integer from 0",
-    "-j 0": "expected a whole number from 1",
+    "-j 0": "expected a whole number >= 1",
 }
 
 

@@ -54,7 +54,7 @@ def test_square_weights_ask_for_their_spaces():
     rng = np.random.default_rng(0)
     w, a, b = (rng.standard_normal(s).astype(np.float32) for s in ((4, 4, 4), (4, 2), (2, 4, 4)))
     params = {"q": {"w": w, "w_lora_a": a, "w_lora_b": b}}
-    with pytest.raises(ValueError, match=r"'q/w' of shape \(4, 4, 4\).*is open.*give `spec`"):
+    with pytest.raises(ValueError, match=r"'q/w' of shape \(4, 4, 4\).*are ambiguous.*give `spec`"):
         lora.fold(params, 2.0)
     spaces = spec(
         {"q": {"w": w}}, {"q/w": "heads resid* size"}, spaces={"{heads,resid,size}": "outer"}
