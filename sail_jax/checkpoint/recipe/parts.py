@@ -46,7 +46,9 @@ from sail_jax.checks import nearest
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.merge import Merge
 
-ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
+ALIGNMENT = (
+    "method", "family", "spaces", "within", "normalize", "weights", "seed", "max_sweeps",
+)  # fmt: skip
 """The options of an alignment in a recipe: `align_maps` without the options of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")

@@ -150,8 +150,8 @@ def refused(capsys, *argv):
 
 
 REFUSED = {
-    "no target": ([], "say what to grow to"),
-    "two targets": (["--width", "2x", "--to", "hidden_size=32"], "say what to grow to"),
+    "no target": ([], "give the target: either --to"),
+    "two targets": (["--width", "2x", "--to", "hidden_size=32"], "give the target: either --to"),
     "no factor": (["--width", "twice"], "expected a factor such as 2x, got 'twice'"),
     "smaller": (["--to", "intermediate_size=12"], "growth was asked for"),
     "fewer layers": (["--depth", "0.5x"], "give depth_method='mean_depth'"),
@@ -177,7 +177,7 @@ def test_refusals_are_one_line_and_leave_nothing(name, models, tmp_path, capsys)
 
 
 def test_other_refusals(models, tmp_path, capsys):
-    assert "name the output" in refused(capsys, "grow", models / "a", "--width", "2x")
+    assert "OUT is missing" in refused(capsys, "grow", models / "a", "--width", "2x")
     assert "does not exist" in refused(capsys, "grow", tmp_path / "c", "out", "--width", "2x")
     lacking = tensors(0)
     del lacking["model.layers.1.mlp.up_proj.weight"]
@@ -472,7 +472,7 @@ def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, n
 WRONG_FORWARDS = {
     "gem:broken": "no certificate: gem:broken raised KeyError: 'lm_head'",
     "gem:constant": "no certificate: the outputs of gem:constant do not change with the tensors",
-    "gem:number": "gem:number is no function, but int",
+    "gem:number": "gem:number is not a function, but int",
     "gem:missing": "AttributeError",
     "nowhere:logits": "ModuleNotFoundError",
     "gem": "expected MODULE:FUNCTION",
@@ -639,7 +639,7 @@ def test_a_draft_is_read_once_it_is_answered_and_what_it_grows_loads(models, tmp
     assert cli.main([*map(str, command), "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1].endswith("; exactness: not run")
-    assert "(not stated, so taken as softmax)" in shown  # in the table of what the axes show lost
+    assert "(not stated, so treated as softmax)" in shown  # in the table of what the axes show lost
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     new = load_checkpoint(tmp_path / "out")
     known = networks.plan(tensors(0), CONFIG, {"width": 2}, key=jax.random.key(0))

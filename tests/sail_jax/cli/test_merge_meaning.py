@@ -216,7 +216,8 @@ def test_integers_that_differ_follow_one_rule(tmp_path, run, integers, suffix):
         assert not out.exists()
         return
     assert code == 0
-    assert f"differ: {'the largest' if integers == 'max' else 'those of'}" in printed.err
+    whose = {"max": "the largest", "last": "the last model's"}.get(integers, "the first model's")
+    assert f"differ: {whose} are used" in printed.err
     got = np.load(out)
     want = {"last": (7, 200, [200, 7]), "max": (11, 200, [200, 11])}
     count, step, key = want.get(str(integers), (11, 100, [100, 11]))
@@ -290,7 +291,7 @@ def test_more_than_five_lines_are_counted(tmp_path, run):
     assert code == 0
     lines = [line for line in printed.err.splitlines() if line.startswith("note:")]
     assert len(lines) == 6
-    assert lines[-1] == "note: and 3 more, which --plan lists"
+    assert lines[-1] == "note: and 3 more; --plan lists them"
 
 
 def test_a_config_that_nothing_can_mend_is_refused(tmp_path, run):
@@ -326,4 +327,4 @@ def test_inspect_prints_what_tensors_contradict(tmp_path, capsys):
     assert f"contradicts: {b}: config.json states vocab_size 19" in out
     (a / "tokenizer.json").write_text("{")
     assert cli.main(["inspect", str(a)]) == 0
-    assert "note: its tokenizer is not compared" in capsys.readouterr().out
+    assert "note: the tokenizer was not compared" in capsys.readouterr().out

@@ -351,7 +351,7 @@ BASE = {"a.weight": (30, 31), "b.weight": (400,)}
     [
         ({"scales": [1, 0, 1]}, "B · code-7b has not moved from the base"),
         ({"change": _equal}, "A · math-7b and B · code-7b are duplicates"),
-        ({"change": _opposed}, "A · math-7b and B · code-7b pull in opposite directions"),
+        ({"change": _opposed}, "A · math-7b and B · code-7b point in opposite directions"),
         ({}, "Signs conflict at"),
         ({"scales": [1, 0.05, 1]}, "times as far from the base as B · code-7b"),
     ],
@@ -377,9 +377,9 @@ def test_warnings_about_the_outcome():
         case.records = {n: r._replace(**changes) for n, r in case.records.items()}
         return report(case)["summary"]["warnings"]
 
-    assert any("equals the base in every tensor" in w for w in told(update=0.0))
+    assert any("equals the base in every measured tensor" in w for w in told(update=0.0))
     assert any("times as far from the base as the farthest" in w for w in told(update=100.0))
-    assert told(kept=[0.0, 0.4, 0.4]) == ["Nothing of A · math-7b survives."]
+    assert told(kept=[0.0, 0.4, 0.4]) == ["The merge kept no entry that A · math-7b moved."]
     away = told(alignment=[0.5, -0.3, 0.5])
     assert [w for w in away if "points away from B" in w] == away != []
 

@@ -262,7 +262,7 @@ def test_merging_factors_is_not_merging_products():
 
 def test_refusals():
     p = {"w": pair(0, (3, 2), 1)}
-    with pytest.raises(ValueError, match=r"'w' is no leaf of the base \(known: v\)"):
+    with pytest.raises(ValueError, match=r"'w' is not a leaf of the base \(known: v\)"):
         lora.add({"v": jnp.zeros((3, 2))}, p)
     with pytest.raises(ValueError, match=r"'w': expected B A of shape \(2, 3\), got \(3, 2\)"):
         lora.add({"w": jnp.zeros((2, 3))}, p)
