@@ -214,7 +214,7 @@ BAD = [
     ("quickstart --out a\0b", r"'a\x00b' holds a null character"),
     ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
-    ("run merge_digit", "unknown experiment 'merge_digit' (nearest: 'merge_digits'"),
+    ("run merge_digit", "unknown study 'merge_digit' (nearest: 'merge_digits'"),
     ("run --preset tiny", "name the experiment first"),
     ("run fake --preset tinny", "unknown preset 'tinny' (nearest: 'tiny'"),
     ("run fake --step-siz 1", "unknown option '--step-siz' (nearest: '--step-size'"),
@@ -472,7 +472,7 @@ def test_a_record_naming_a_module_outside_the_registry_is_not_imported(fake, cal
     disk.write_record(Path("here/config.json"), {**record, "experiment": "os"})
     code, _, err = call("plot", "here")
     assert code == 1
-    assert "unknown experiment 'os'" in err
+    assert "unknown study 'os'" in err
 
 
 def test_a_bug_keeps_its_traceback(fake, call):
