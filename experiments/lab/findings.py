@@ -234,8 +234,8 @@ def rule(findings: Sequence[Finding]) -> str:
     if not count:
         return ""
     return (
-        f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:.0f} %, Holm-corrected for "
-        f"{count} {'claim' if count == 1 else 'claims'}."
+        f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:.0f} %, Holm-corrected "
+        f"for {count} {'claim' if count == 1 else 'claims'}."
         f"{_AGREEMENT if any(f.claim.endswith('(agreement)') for f in findings) else ''}"
     )
 

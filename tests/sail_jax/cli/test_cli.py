@@ -199,7 +199,7 @@ def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
 
 
 BAD = [
-    ("data cifar", "no data set is called 'cifar' (nearest: 'cifar-10'"),
+    ("data cifar", "unknown data set 'cifar' (nearest: 'cifar-10'"),
     ("data cifar-10", "--folder must name where CIFAR-10"),
     ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
     ("data digits --folder x", "folder must not be given for digits; got x"),
@@ -209,13 +209,13 @@ BAD = [
     ("verify --seed -1", "argument --seed: expected an integer from 0 to 2^31 - 1, got '-1'"),
     ("verify --seed 1.5", "expected an integer"),
     ("verify x", "unexpected argument 'x'"),
-    ("verify --coverage --quick", "--coverage simulates nothing, and takes no other option"),
+    ("verify --coverage --quick", "--coverage simulates nothing, and allows no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
     ("quickstart --out a\0b", r"'a\x00b' holds a null character"),
     ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
     ("run merge_digit", "unknown study 'merge_digit' (nearest: 'merge_digits'"),
-    ("run --preset tiny", "name the experiment first"),
+    ("run --preset tiny", "give the study first"),
     ("run fake --preset tinny", "unknown preset 'tinny' (nearest: 'tiny'"),
     ("run fake --step-siz 1", "unknown option '--step-siz' (nearest: '--step-size'"),
     ("run fake --ouu x", "unknown option '--ouu' (nearest: '--out'"),
@@ -627,8 +627,8 @@ def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--budget", "3"], "--budget is for --attack"),
-        (["--attack", "--quick"], "--attack takes --claims, --budget, --seed and --json"),
+        (["--budget", "3"], "--budget needs --attack"),
+        (["--attack", "--quick"], "--attack allows only --claims, --budget, --seed and --json"),
         (["--attack", "--budget", "1,2"], "expected one number of seconds"),
         (["--attack", "--budget", "nan"], "expected positive numbers"),
     ],
