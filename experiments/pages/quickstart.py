@@ -1,7 +1,7 @@
 """Four real results in a minute or two, and one page that shows them.
 
-Three come from studies, the fourth from a checkpoint that is grown. The page is written again after
-each, so that there is something to look at early.
+Three results come from studies, and the fourth from growing a checkpoint. The page is written again
+after each result, so it can be read early.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ class Part(NamedTuple):
 
     Attributes:
       heading: The heading of its section.
-      about: What a newcomer should know to read it.
+      about: Background for a newcomer.
       more: The command that shows more.
-      preset: The preset that is run.
-      quick: The preset that is run with `--quick`.
-      figures: How many of its figures are shown, from the first.
+      preset: The preset of the run.
+      quick: The preset of the run with `--quick`.
+      figures: The number of figures shown, from the first.
     """
 
     heading: str
@@ -42,14 +42,14 @@ class Part(NamedTuple):
     figures: int
 
 
-# In this order, each in a folder of its own name. The one that has figures soonest comes first.
+# In this order, each in a folder of its own name. The part with the fastest figures comes first.
 STUDIES = {
     "transfer_phase": Part(
         "Transfer against training from scratch",
         "A network trained on one task can help or hurt on another. For linear networks there is a "
-        "formula for the gain (left), which is compared with means over random data (middle). "
-        "Orange: transfer helps; purple: training from scratch is better. They meet on the dashed "
-        "line by the formula, and on the solid line as measured.",
+        "formula for the gain (left). The middle shows means over random data. Orange: transfer "
+        "helps; purple: training from scratch is better. The dashed line is the formula's boundary "
+        "between them. The solid line is the measured one.",
         "sail-jax run transfer_phase --preset figure_6_7",
         "default",
         "quick",
@@ -57,8 +57,8 @@ STUDIES = {
     ),
     "merge_digits": Part(
         "Merging experts on real digits",
-        "Experts are fine-tuned from one network, each on digits of another kind, then merged into "
-        "one network without further training. A good merge keeps what every expert knows.",
+        "Experts are fine-tuned from one network, each on other kinds of digits. Then they are "
+        "merged into one network without further training. A good merge keeps all experts' skills.",
         "sail-jax examples ex",
         "default",
         "quick",
@@ -66,12 +66,12 @@ STUDIES = {
     ),
     "ledger": Part(
         "The theorems, checked",
-        "Each row compares a theorem of one of five papers with a computation of what it is about. "
-        "What is wrong as printed stays in the ledger, next to its correction.",
+        "Each row compares a theorem of one of five papers with a simulation of the same quantity. "
+        "Statements with a misprint stay in the ledger, next to their correction.",
         "sail-jax verify",
         "main",
         "main_quick",
-        0,  # a table of so few rows says more than a figure
+        0,  # so few rows show more than a figure
     ),
 }
 
@@ -79,19 +79,20 @@ STUDIES = {
 def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     """Computes every result, and writes the page again after each.
 
-    All folders are taken before any work starts, so that a refusal costs nothing.
+    All folders are checked before any work starts, so a refusal wastes no time.
 
     Args:
       out: The directory of the page and of the runs.
       seed: The seed of all of them.
-      quick: Whether to use smaller grids and fewer draws.
-      resume: Whether to continue a quickstart that was interrupted.
+      quick: Whether to use smaller grids and fewer data sets.
+      resume: Whether to continue an interrupted quickstart.
 
     Returns:
-      The exit code: 0, or 1 if a claim of the ledger did not fare as expected.
+      The exit code: 0, or 1 if a claim of the ledger has an unexpected verdict.
 
     Raises:
-      RefusedError: If the directory holds anything else, or a quickstart and `resume` is false.
+      RefusedError: If the directory holds anything else, or holds a quickstart and `resume` is
+        false.
       StoreError: If something stored is damaged or cannot be written.
     """
     out = Path(out)
@@ -124,13 +125,13 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             page.add(name, section._replace(about=part.about, more=part.more))
     say("{}: {}".format(*GROWN))
     page.add(GROWTH, grown(out / GROWTH, seed))
-    say(f"time: {page.times()}; {sum(page.spent.values()):.0f} s in all")
+    say(f"time: {page.times()}; {sum(page.spent.values()):.0f} s in total")
     show(f"Look at {page.path}")
     return 0 if datasets["ledger"]["ok"].values.all() else 1
 
 
 class _Page:
-    """The page so far, which is written again with every section."""
+    """The page so far. It is written again with every section."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,7 +141,7 @@ class _Page:
         self.start = time.perf_counter()
 
     def add(self, name: str, section: pages.Section) -> None:
-        """Adds a section, which was computed since the one before, and writes the page."""
+        """Adds a section, with the time since the previous one, and writes the page."""
         self.sections.append(section)
         self.spent[name], self.start = time.perf_counter() - self.start, time.perf_counter()
         about = {**self.about, "computing time": self.times()}
@@ -149,21 +150,20 @@ class _Page:
         say(f"  {section.answer}\n  look at {self.path}\n")
 
     def times(self) -> str:
-        """The computing time of each section, in words."""
+        """Returns the computing time of each section as text."""
         return ", ".join(f"{name} {took:.0f} s" for name, took in self.spent.items())
 
 
-GROWN = ("A checkpoint, grown", "Does a network that is made larger still compute the same?")
+GROWN = ("A checkpoint, grown", "Does a larger network still compute the same function?")
 
 
 def grown(folder: Path, seed: int) -> pages.Section:
-    """Trains a small network on digits, grows it to twice its width and depth, and grades both.
+    """Trains a small network on digits, grows it to twice its width and depth, and scores both.
 
-    A network that is there already is not trained again, and an interrupted growth is continued.
-
+    An existing network is not trained again, and an interrupted growth is continued.
     Args:
       folder: Where the checkpoints are kept.
-      seed: The seed of the training, and of what digits are held out.
+      seed: The seed of the training, and of the split into training and held-out digits.
 
     Returns:
       The section of the page: the verdict on the growth, and a table of sizes and accuracies.
@@ -191,17 +191,17 @@ def grown(folder: Path, seed: int) -> pages.Section:
         question,
         f"Growth is {growth.verdict}. " + "; ".join(map(str, growth.agreement)) + ".",
         tables=[rows],
-        about="Training a large network can start from a small one that is trained already: new "
-        "units and layers are put in so that the outputs stay what they were. The certificate is "
-        "a run of both networks on the same inputs.",
+        about="Training of a large network can begin from a small trained one. New units and "
+        "layers are added without changing the outputs. The certificate "
+        "comes from a run of both networks on the same inputs.",
         more=f"sail-jax grow {small} OUT --width 2x --depth 2x",
     )
 
 
 def _admit(out: Path, resume: bool) -> None:
-    """Refuses a folder that holds anything that a quickstart would not have left there."""
+    """Refuses a folder that holds files from anything but a quickstart."""
     if not out.is_dir():
-        return  # new, or not a folder at all: opening the first run tells
+        return  # new, or not a folder: opening the first run reports which
     names = {path.name for path in out.iterdir() if path.suffix != ".part"}
     if foreign := sorted(names - {*STUDIES, GROWTH, PAGE}):
         raise disk.RefusedError(f"{out} holds something else ({foreign[0]}); choose another --out")

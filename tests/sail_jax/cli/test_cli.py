@@ -794,7 +794,7 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     code, out, err = call("quickstart")
     assert code == 0
     assert out == "Look at quickstart/index.html\n"
-    assert "s in all" in err
+    assert "s in total" in err
     text = (tmp_path / "quickstart/index.html").read_text()
     page = Page(text)
     assert "http" not in re.sub(r"http-equiv", "", text)
