@@ -53,11 +53,10 @@ def test_a_margin_without_spread_decides():
 
 
 def test_findings_are_told_one_a_line():
-    one = judged("a paper, Table 1", "it rises", "2 of 3", "1", [1.0, 1.1, 0.9])
+    one = judged("a paper, Table 1", "it rises", "2", "1", [1.0, 1.1, 0.9])
     text = told([one, Finding("b", "c", "d", "e", "not tested")])
     assert text.splitlines() == [
-        "HOLDS: it rises (a paper, Table 1). Paper: 2 of 3. Here: 1 "
-        "(Cohen's d = +10.0, p = 0.0033).",
+        "HOLDS: it rises (a paper, Table 1). Paper: 2. Here: 1 (Cohen's d = +10.0, p = 0.0033).",
         "NOT TESTED: c (b). Paper: d. Here: e.",
         rule([one]),
     ]

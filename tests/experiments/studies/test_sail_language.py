@@ -786,7 +786,7 @@ def test_ligo_grows_width_and_depth_and_learns(kind):
         ({"data": {"vocab": 301}}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
         (
             {"model": {"context": 17}},
-            "sequences of 17 were asked for, but the checkpoint has positions for",
+            "sequences of 17 were requested, but the checkpoint has positions for",
         ),
         ({"held_out": 10**5}, "held_out must be at most"),
         (

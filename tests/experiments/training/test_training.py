@@ -518,7 +518,7 @@ def test_damage_is_refused_in_one_sentence(tmp_path, file, how):
         target.unlink()
     else:
         target.write_bytes(data if how == "flip" else data[: len(data) // 2])
-    with pytest.raises(StoreError, match=r"[^\n]*remove .*5 to go on from step 0$"):
+    with pytest.raises(StoreError, match=r"[^\n]*remove .*5 to continue from step 0$"):
         Checkpoints(tmp_path, TRAINING).restore(state)
 
 
