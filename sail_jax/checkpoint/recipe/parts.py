@@ -45,7 +45,9 @@ from sail_jax.checks import nearest
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.merge import Merge
 
-ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
+ALIGNMENT = (
+    "method", "family", "spaces", "within", "normalize", "weights", "seed", "max_sweeps",
+)  # fmt: skip
 """What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")

@@ -179,6 +179,7 @@ def align_maps(
     family: str | Family | Mapping[str, str | Family] = "permutation",
     spaces: Sequence[str] | str | None = None,
     within: Mapping[str, str] | None = None,
+    normalize: bool = True,
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
     max_sweeps: int = 100,
@@ -202,9 +203,10 @@ def align_maps(
       spaces: Shell patterns of the spaces to match. None for all that can be.
       within: Spaces that are matched block by block, such as the units of each head, and the block
         of each. None for all that may be (`sail_jax.align.nested`).
-      weights: How much a tensor counts, by path. By default 1 / (|reference_t| |other_t|), and 0
-        for a tensor that reads and writes one space (such as in the head of BERT) if `spec` is not
-        given.
+      normalize: Whether the weight of tensor t is 1 / (|reference_t| |other_t|) unless `weights`
+        has it. If not, it is 1, as published.
+      weights: The weights of single tensors in the objective, by path. If `spec` is not given, a
+        tensor that reads and writes one space (such as in the head of BERT) has the weight 0.
       seed: The seed of the order in which spaces are visited.
       max_sweeps: The most visits of all spaces.
       max_memory: Bytes that the process may use. What they leave goes to keeping tensors between
@@ -227,6 +229,8 @@ def align_maps(
     for name, value in {"seed": seed, "max_sweeps": max_sweeps}.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
             raise ValueError(f"{name} must be a whole number, not negative, got {value!r}")
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize must be True or False, got {normalize!r}")
     _check_alike(reference, other)
     resolved = spec_of(other, config, spec)
     flat, _ = unfused(resolved)
@@ -261,7 +265,7 @@ def align_maps(
         second = permute_experts(second, layers, orders)
         match = Matching({}, (0.0,), True) if not kinds else match_weights(
             first, second, resolved, family=kinds, spaces=list(kinds), within=inside,
-            weights=weights, key=random_bits.key(seed), max_sweeps=max_sweeps,
+            normalize=normalize, weights=weights, key=random_bits.key(seed), max_sweeps=max_sweeps,
             keep=_kept(resolved, inside, kinds, max_memory), progress=progress,
         )  # fmt: skip
         matches, distance = compared(first, second, resolved, match.maps, inside)

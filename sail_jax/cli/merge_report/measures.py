@@ -1,8 +1,8 @@
-"""Adds up what was measured of tensors: over the model, by kind of tensor, by depth.
+"""Adds up the measurements of tensors: over the model, by kind of tensor, by depth.
 
-Task vectors are the models' differences from the base or, where a method takes no base, the models
-themselves. Sums over several tensors are exact: squares of norms, inner products and counts of
-entries add.
+Task vectors are the models' differences from the base. For methods without a base they are the
+models themselves. Sums over several tensors are exact: squares of norms, inner products and counts
+of entries add.
 """
 
 import re
@@ -31,13 +31,13 @@ KINDS = ("embedding", "attention", "MLP", "norm", "head", "other")
 
 
 def kind(name: str) -> str:
-    """Tells what a tensor is in a transformer, by its name.
+    """Classifies a tensor of a transformer by its name.
 
     Args:
       name: The name of the tensor.
 
     Returns:
-      One of `KINDS`; "other" if the name does not tell.
+      One of `KINDS`; "other" if the name fits none.
 
     >>> [kind(f"model.layers.3.{x}.weight") for x in ("self_attn.q_proj", "input_layernorm")]
     ['attention', 'norm']
@@ -56,7 +56,7 @@ def kind(name: str) -> str:
 
 
 class Total(NamedTuple):
-    """What was measured of some tensors together; NaN where it is undefined.
+    """The measurements of some tensors together; undefined values are NaN.
 
     Attributes:
       norms: The norm of each task vector, `[model]`.
@@ -66,8 +66,8 @@ class Total(NamedTuple):
       alignment: The cosine between each task vector and the update, `[model]`.
       conflicts: The fraction of entries that task vectors move in both directions.
       changed: The fraction of entries that the merge changed.
-      moved: How many entries each model moved, `[model]`.
-      kept: The fraction of these that the merge kept, `[model]`.
+      moved: The number of entries that each model moved, `[model]`.
+      kept: The fraction of these entries that the merge kept, `[model]`.
     """
 
     norms: np.ndarray
@@ -84,21 +84,21 @@ class Total(NamedTuple):
 class Measured(NamedTuple):
     """The finite records of a merge, with a column for every model.
 
-    A model that has no part in a tensor counts as one that does not move there.
+    A model without a part in a tensor counts as unmoved there.
 
     Attributes:
-      models: The models that were merged.
-      deltas: Whether task vectors start at a base; if not, they are the models.
+      models: The merged models.
+      deltas: Whether task vectors are differences from a base; otherwise they are the models.
       names: The tensors.
-      size: How many entries a tensor has, `[tensor]`.
-      sizes: The same for each model, 0 where it has no part, `[tensor, model]`.
+      size: The number of entries of a tensor, `[tensor]`.
+      sizes: The same for each model, 0 for tensors without a part of it, `[tensor, model]`.
       gram: The inner products of task vectors, `[tensor, model, model]`.
       cross: The inner products of task vectors with the update, `[tensor, model]`.
-      moved: How many entries a model moved, `[tensor, model]`.
-      kept: How many of these the merge kept, `[tensor, model]`.
+      moved: The number of entries that a model moved, `[tensor, model]`.
+      kept: The number of these entries that the merge kept, `[tensor, model]`.
       square: The square of the update's norm, `[tensor]`.
-      conflicts: How many entries task vectors move in both directions, `[tensor]`.
-      changed: How many entries the merge changed, `[tensor]`.
+      conflicts: The number of entries that task vectors move in both directions, `[tensor]`.
+      changed: The number of entries that the merge changed, `[tensor]`.
     """
 
     models: tuple[str, ...]
@@ -115,13 +115,13 @@ class Measured(NamedTuple):
     changed: np.ndarray
 
     def total(self, members: Sequence[int] | None = None) -> Total:
-        """Adds up what was measured of some tensors.
+        """Adds up the measurements of some tensors.
 
         Args:
           members: The numbers of the tensors; None for all.
 
         Returns:
-          What they have together, as if they were one tensor.
+          The measurements of all their entries together, as if of one tensor.
         """
         at = slice(None) if members is None else np.asarray(members, int)
         size, sizes, gram = self.size[at].sum(), self.sizes[at].sum(0), self.gram[at].sum(0)
@@ -130,7 +130,7 @@ class Measured(NamedTuple):
         return Total(
             np.where(sizes > 0, norms, np.nan),
             _ratio(norms, np.sqrt(sizes)),
-            # Rounding may leave a cosine a little beyond 1.
+            # Rounding may make a cosine slightly larger than 1.
             np.clip(_ratio(gram, np.outer(norms, norms)), -1, 1),
             update,
             np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
@@ -142,34 +142,34 @@ class Measured(NamedTuple):
 
 
 def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Divides, with NaN where the divisor is 0."""
+    """Divides, and returns NaN where the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
 
 
 def from_base(t: Treatment, record: Record) -> bool:
-    """Tells whether the task vectors of a tensor started at a base.
+    """Checks whether the task vectors of a tensor are differences from a base.
 
     Args:
-      t: What was done to the tensor.
-      record: What was measured of it.
+      t: The treatment of the tensor.
+      record: The measurements of the tensor.
 
     Returns:
-      Whether there is a base, and it is not one of the measured models itself.
+      Whether there is a base that is not itself one of the measured models.
     """
     return t.base is not None and len(record.norms) == len(t.models)
 
 
 def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
-    """Names the models whose tensors were merged, as a record counts them.
+    """Lists the models of a tensor in the order of its record.
 
-    A model that is merged twice, as with other layers of itself, is named once for each, the second
-    time with "(2)".
+    If a model is merged several times, such as with other layers of itself, its name is repeated,
+    the second time with "(2)".
 
     Args:
       plan: The plan of the merge.
-      t: What was done to the tensor.
-      models: How many models the record counts: one more than are merged if the base is the first.
+      t: The treatment of the tensor.
+      models: The number of models in the record: one more than were merged if the base is first.
 
     Returns:
       A name for each model of the record.
@@ -184,10 +184,10 @@ def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
 
 
 def finite(record: Record) -> bool:
-    """Tells whether everything that was measured of a tensor is a finite number.
+    """Checks whether all measurements of a tensor are finite.
 
     Args:
-      record: What was measured.
+      record: The measurements.
 
     Returns:
       False if there is a NaN or an infinity.
@@ -199,12 +199,12 @@ def finite(record: Record) -> bool:
 def measured(plan: Plan, records: Mapping[str, Record]) -> Measured:
     """Collects the finite records of a merge as arrays.
 
-    If task vectors start at a base in some tensors, only those are kept: a total cannot mix them
-    with tensors in which they are the models themselves.
+    If task vectors are differences from a base in some tensors, only these tensors are kept. A
+    total cannot mix them with tensors in which the task vectors are the models themselves.
 
     Args:
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
+      records: The measurements, by tensor name.
 
     Returns:
       The records, in the order of the output's tensors.
@@ -242,12 +242,12 @@ def measured(plan: Plan, records: Mapping[str, Record]) -> Measured:
 
 
 class Bin(NamedTuple):
-    """Tensors that a plot by depth shows as one.
+    """Tensors that a plot by depth shows as one point.
 
     Attributes:
-      label: What it is called on the axis.
-      run: The stack that the layer belongs to, "modules" if there are no layers; "" for tensors
-        before or after the layers.
+      label: The label on the axis.
+      run: The stack of the layer; "modules" for a network without layers; "" for tensors before or
+        after the layers.
       members: The numbers of the tensors.
     """
 
@@ -261,11 +261,11 @@ def by_depth(names: Sequence[str], most: int = 48) -> list[Bin]:
 
     Args:
       names: The names of the tensors, in the order of the output.
-      most: How many groups there are at most, if there are no layers.
+      most: The largest number of groups for a network without layers.
 
     Returns:
-      A group for each layer in order, with one for all tensors before the layers and one for those
-      after them; without layers, groups of consecutive modules.
+      A group for each layer in order, one for all tensors before the layers, and one for all after
+      them. Without layers: groups of consecutive modules.
     """
     places = [position(name) for name in names]
     layers: dict[tuple[str, int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Writes the report as one page to read; `words` and `figures` say and show what it measured."""
+"""Writes the report as one HTML page, with the texts of `words` and the pictures of `figures`."""
 
 import math
 import re
@@ -30,22 +30,22 @@ Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
 def page(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]) -> str:
-    """Writes the report as one HTML document that fetches nothing else.
+    """Writes the report as one HTML document without links to other files.
 
     Args:
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
-      about: What the report says about the run, as JSON data: recipe, versions, wall time.
+      records: The measurements, by tensor name.
+      about: Facts about the run, as JSON data: recipe, versions, wall time.
 
     Returns:
-      The document; all text in it is escaped.
+      The document. All text in it is escaped.
     """
     data = measured(plan, records)
     total = data.total() if data.names else None
     pictures = draw(data, total) if total is not None else {}
     tied = [f"{name} is tied to {other} and not stored." for name, other in plan.aliases.items()]
     facts = {str(key): _said(value) for key, value in about.items()}
-    facts["files"] = ", ".join(sorted(plan.extras)) or "none beside the tensors"
+    facts["files"] = ", ".join(sorted(plan.extras)) or "only the tensors"
     return render(
         "merge",
         title=f"Merge report: {plan.method}",
@@ -65,7 +65,7 @@ def page(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]) ->
 
 
 def _lead(plan: Plan, data: Measured) -> str:
-    """Says in two sentences what was merged, and how."""
+    """Describes in two sentences what was merged, and how."""
     models = [model.name for model in plan.inputs if model.role == "model"] or list(data.models)
     base = next((model.name for model in plan.inputs if model.role == "base"), None)
     settings = _common(plan)
@@ -83,7 +83,7 @@ def _lead(plan: Plan, data: Measured) -> str:
 
 
 def _inputs(plan: Plan, data: Measured, total: Total | None) -> Table:
-    """Makes a table of the inputs and of what each did over the whole model."""
+    """Makes a table of the inputs and of their effect over the whole model."""
     labels = dict(zip(data.models, lettered(data.models), strict=True))
     weights = dict(zip(data.models, weights_of(plan, data.models), strict=True))
     start = "task vector" if data.deltas else "weights"
@@ -115,13 +115,13 @@ def _inputs(plan: Plan, data: Measured, total: Total | None) -> Table:
 def _measures(
     data: Measured, total: Total | None, pictures: Mapping[str, tuple[str, bytes]]
 ) -> list[tuple[str, str, list[tuple[str, bytes]]]]:
-    """Collects the heading, words and pictures of each section of measurements."""
+    """Collects the heading, text and pictures of each section of measurements."""
     if total is None:
         return [("How far each model moved", "Nothing was measured.", [])]
     sections = {
         "moved": ("How far each model moved", _say_moved),
         "agree": ("How the models agree", _say_agree),
-        "merged": ("What survived, and where the merge went", _say_merged),
+        "merged": ("What was kept and changed, and the direction of the merge", _say_merged),
     }
     return [
         (heading, say(data, total), [pictures[key]] if key in pictures else [])
@@ -130,7 +130,7 @@ def _measures(
 
 
 def _say_moved(data: Measured, total: Total) -> str:
-    """Says which model moved farthest, and in which layer."""
+    """Describes which model moved farthest, and in which layer."""
     labels = lettered(data.models)
     what = "moved farthest from the base" if data.deltas else "has the largest weights"
     far = int(np.argmax(np.nan_to_num(total.norms)))
@@ -145,18 +145,18 @@ def _say_moved(data: Measured, total: Total) -> str:
     start = (
         "A task vector is a model minus the base."
         if data.deltas
-        else "There is no base: what is compared are the weights themselves."
+        else "There is no base, so the weights themselves are compared."
     )
     ends = any(not part.run for part in by_depth(data.names)) and bins
-    beside = " In the plots, in and out are what comes before and after the layers." * bool(ends)
+    beside = ' In the plots, "in" is before the layers and "out" is after them.' * bool(ends)
     return f"{text}. {start}{beside}"
 
 
 def _say_agree(data: Measured, total: Total) -> str:
-    """Says which models agree best, and how often signs conflict."""
+    """Describes which models agree best, and how often signs conflict."""
     labels, m = lettered(data.models), len(data.models)
     if m < 2:
-        return "There is one model: nothing to agree or conflict with."
+        return "There is only one model, so agreement and conflicts are not defined."
     pairs = [p for p in combinations(range(m), 2) if math.isfinite(total.cosines[p])]
     text = f"Signs conflict at {percent(total.conflicts)} of the entries."
     if pairs:
@@ -165,38 +165,38 @@ def _say_agree(data: Measured, total: Total) -> str:
             f"{labels[i]} and {labels[j]} agree best, with a cosine of"
             f" {number(total.cosines[i, j])}. {text}"
         )
-    return f"{text} 0 is what unrelated directions have, 1 the same and -1 opposite ones."
+    return f"{text} Unrelated directions have cosine 0, equal ones 1, opposite ones -1."
 
 
 def _say_merged(data: Measured, total: Total) -> str:
-    """Says what the merge changed, and what it kept of each model."""
+    """Describes what the merge changed, and what it kept of each model."""
     labels = lettered(data.models)
     shares = sorted((x, label) for x, label in zip(total.kept, labels, strict=True) if x >= 0)
     ends = [shares[0], shares[-1]] if len(shares) > 1 else shares
     said = " to ".join(f"{percent(x)} ({label})" for x, label in ends) or "none"
     start = "of the base" if data.deltas else "from 0"
     return (
-        f"The merge changed {percent(total.changed)} of the entries {start}, by a norm of"
-        f" {number(total.update)}. Kept, of the entries that a model moved: {said}."
+        f"The merge changed {percent(total.changed)} of the entries {start}; the change has norm"
+        f" {number(total.update)}. Share of each model's moved entries that was kept: {said}."
     )
 
 
 def _treated(plan: Plan) -> Table:
-    """Makes a table of tensors by method and note; notes may differ in numbers."""
+    """Makes a table of tensors by method and note, ignoring numbers in the notes."""
     groups: dict[tuple[str, str], list[Treatment]] = {}
     for t in plan.treatments:
         groups.setdefault((t.method, re.sub(r"\d+", "#", t.note)), []).append(t)
     rows = []
     for (method, _), ts in sorted(groups.items(), key=lambda item: -len(item[1])):
         size = sum(math.prod(t.shape) * t.dtype.itemsize for t in ts)
-        note = ts[0].note or ("as it is" if method == "copy" else "")
+        note = ts[0].note or ("unchanged" if method == "copy" else "")
         counts = [(f"{len(ts):,}", len(ts)), (storage(size), size)]
         rows.append([method, *counts, note, few([t.name for t in ts])])
     return ["method", "tensors", "size", "why", "which"], rows
 
 
 def _tensors(plan: Plan, records: Mapping[str, Record], data: Measured) -> Table:
-    """Makes a table of all tensors, with what was measured of each."""
+    """Makes a table of all tensors with their measurements."""
     letters = {n: label.split(" ")[0] for n, label in zip(data.models, lettered(data.models),
                                                           strict=True)}  # fmt: skip
     header = ["tensor", "shape", "dtype", "method"]
@@ -211,7 +211,7 @@ def _tensors(plan: Plan, records: Mapping[str, Record], data: Measured) -> Table
         columns = {name: k for k, name in enumerate(row["models"])}
 
         def cells(field: str, show: Any, row: Any = row, columns: Any = columns) -> list[Any]:
-            # The tensor may have been merged from some of the models only, in another order.
+            # The tensor may come from only some of the models, in another order.
             values = row[field] or []
             at = [columns.get(name, len(values)) for name in letters]
             aligned = [values[k] if k < len(values) else None for k in at]
@@ -230,7 +230,7 @@ def _tensors(plan: Plan, records: Mapping[str, Record], data: Measured) -> Table
 
 
 def _common(plan: Plan) -> str | None:
-    """Returns the settings of all tensors that are merged, None if they differ."""
+    """Returns the settings that all merged tensors share, or None if they differ."""
     settings = {_settings(t) for t in plan.treatments if t.method != "copy"}
     return settings.pop() if len(settings) == 1 else None
 
