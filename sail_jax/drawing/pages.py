@@ -19,23 +19,31 @@ class Section(NamedTuple):
 
     Attributes:
       heading: Its title.
-      question: What was asked.
+      question: The question.
       answer: The computed answer.
-      pictures: Pairs of an alternative text and a PNG.
-      tables: Rows of cells; the first row of each table is its header.
-      details: What was run, in detail, by name. It is folded away.
-      about: What the section is about, in a sentence for a newcomer.
+      pictures: Pairs of an alternative text and a PNG or SVG.
+      tables: Rows of cells; the first row of each table is its header. A table of more than
+        `FOLDED` rows is folded away.
+      details: The settings and versions of the run, by name. They are folded away.
+      about: The subject of the section, in a sentence for a newcomer.
       more: The command that shows more of it.
+      verdict: The answer in one or two sentences. It comes first, and the answer is then folded
+        away with the tables.
     """
 
     heading: str
     question: str
     answer: str
-    pictures: Sequence[tuple[str, bytes]] = ()  # (alternative text, PNG)
-    tables: Sequence[Sequence[Sequence[str]]] = ()  # the first row of each is its header
-    details: Mapping[str, str] = MappingProxyType({})  # folded away
+    pictures: Sequence[tuple[str, bytes]] = ()
+    tables: Sequence[Sequence[Sequence[str]]] = ()
+    details: Mapping[str, str] = MappingProxyType({})
     about: str = ""
     more: str = ""
+    verdict: str = ""
+
+
+FOLDED = 8
+"""The most rows of a table that a page shows unfolded."""
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
@@ -43,13 +51,14 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
 
     Args:
       title: The title of the document.
-      sections: One for each question. A page with more than 3 begins with a list of them.
+      sections: One for each question. A page with more than 3 sections begins with a list of their
+        headings, with the verdict or the question of each.
       about: Names and values that the foot of the page shows.
 
     Returns:
       The whole HTML document.
     """
-    return render("runs", title=title, sections=sections, about=about)
+    return render("runs", title=title, sections=sections, about=about, folded=FOLDED)
 
 
 def render(
@@ -68,7 +77,7 @@ def render(
     Args:
       template: The name of the template in the folder `templates`, without its ending.
       title: The title of the document.
-      generator: What tells pages of this kind from other files.
+      generator: The mark by which a program recognises pages of this kind.
       styles: Names of style sheets in that folder, which are put one after the other.
       scripts: Names of scripts, likewise. The page's security policy allows no other styles or
         scripts.
@@ -85,7 +94,7 @@ def render(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
-    environment.filters |= {"base64": _base64, "exact": _exact}
+    environment.filters |= {"base64": _base64, "exact": _exact, "kind": _kind}
 
     def joined(names: Sequence[str], kind: str) -> Markup:
         return Markup("".join(loader.get_source(environment, f"{n}.{kind}")[0] for n in names))
@@ -102,7 +111,7 @@ def render(
 
 
 def _visible(value: object) -> object:
-    """Makes visible what a page would not show of a text; what is no plain text stays."""
+    """Makes hidden characters of a plain text visible; any other value stays."""
     return HIDDEN.sub(_spelt, value) if type(value) is str else value
 
 
@@ -119,6 +128,11 @@ def _digest(text: str) -> str:
 def _base64(data: bytes) -> str:
     """Bytes as text in base64."""
     return base64.b64encode(data).decode()
+
+
+def _kind(image: bytes) -> str:
+    """The kind of a picture, as a page's links name it."""
+    return "svg+xml" if image.lstrip().startswith(b"<") else "png"
 
 
 def _exact(x: float | None) -> str:

@@ -23,7 +23,7 @@ import xarray as xr
 
 from experiments.commands import bench
 from experiments.lab import registry, store
-from experiments.pages import quickstart
+from experiments.pages import quickstart, quickstart_panels
 from experiments.studies.ledger.attacks import SCHEMA as ATTACKS
 from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
@@ -103,8 +103,11 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(
         registry, "load", lambda name: experiment if name != "ledger" else load(name)
     )
-    grown = pages.Section("a checkpoint, grown", "?", "yes")
+    grown = pages.Section("a checkpoint, grown", "?", "yes", verdict="It is the same.")
     monkeypatch.setattr(quickstart, "grown", lambda folder, seed: grown)
+    shown = quickstart_panels.Shown(lambda _: "x < y", lambda d: [*experiment.plot(d).values()])
+    names = {"transfer_phase": shown, "merge_digits": shown}
+    monkeypatch.setattr(quickstart_panels, "SHOWN", {**quickstart_panels.SHOWN, **names})
     return experiment
 
 
@@ -793,10 +796,15 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     verdicts(GOOD)
     code, out, err = call("quickstart")
     assert code == 0
-    assert out == "Look at quickstart/index.html\n"
     assert "s in total" in err
     text = (tmp_path / "quickstart/index.html").read_text()
     page = Page(text)
+    # The page begins with what the terminal ends with.
+    *printed, last = out.splitlines()
+    assert last == "Look at quickstart/index.html"
+    assert printed[0] == "Transfer against training from scratch: x < y"
+    assert len(printed) == 4
+    assert set(printed) <= set(page.text.split("\n"))
     assert "http" not in re.sub(r"http-equiv", "", text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "b"})
     assert (
@@ -809,10 +817,11 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     for image in images:
         assert image["alt"]
         kind, data = image["src"].split(",")
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
+        assert kind == "data:image/svg+xml;base64"
+        assert b"<svg" in base64.b64decode(data, validate=True)
     assert images[0]["alt"] == 'x: n & "m"'
     assert "sum <b>1.167</b>" in page.text  # escaped: shown, not obeyed
+    assert len([tag for tag, _ in page.tags if tag == "details"]) == 2
     assert "a < b & c" in page.text
     assert len([tag for tag, _ in page.tags if tag == "tr"]) == 1 + len(GOOD)
     assert "a checkpoint, grown" in page.text
@@ -842,7 +851,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
         *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
     )
     assert float(trained[2]) > 0.9
-    assert "outputs on probe inputs agree to rounding" in section.answer
+    assert re.search("computes the same as .* is within rounding", section.verdict)
     assert quickstart.grown(tmp_path, 1) == section
 
 
