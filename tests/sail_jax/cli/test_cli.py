@@ -200,7 +200,7 @@ def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
 
 BAD = [
     ("data cifar", "unknown data set 'cifar' (nearest: 'cifar-10'"),
-    ("data cifar-10", "--folder must name where CIFAR-10"),
+    ("data cifar-10", "--folder must be the place of CIFAR-10"),
     ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
     ("data digits --folder x", "folder must not be given for digits; got x"),
     ("verfy", "unknown command 'verfy' (nearest: 'verify'"),
