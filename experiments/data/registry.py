@@ -209,7 +209,7 @@ class ImageTasks:
         if self.folder is None:
             raise DataError(
                 f"{argument(f'{group}.folder')} must be the place of images of "
-                f"{', '.join(self.names)} can be found (published by {home})"
+                f"{', '.join(self.names)} (published by {home})"
             )
         return image_folders.listed(Path(self.folder) / name / split, source)
 

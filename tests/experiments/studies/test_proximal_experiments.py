@@ -383,7 +383,7 @@ def test_a_run_on_another_text_has_a_map_and_names_the_texts(corpora):
         (
             "paper_wikitext",
             {"data": {"name": "tokens", "vocab": None}},
-            r"^target_data.folder must be the place of WikiText-103 .*target_data.name = same, needs",
+            r"^target_data.folder must be the place of WikiText-103 .*target_data.name = same",
         ),
     ],
 )
