@@ -1,7 +1,7 @@
 """The config of `divergences`, and its presets."""
 
 from math import pi
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Interval
@@ -11,7 +11,7 @@ from experiments.lab.config import Different, Positive, Seed, config, varied
 from sail_jax import distances
 
 NORMS = {"Manhattan": 1, "Euclidean": 2}
-MODES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
+MODES = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}
 
 
 def _odd(number: int) -> int:
@@ -28,9 +28,11 @@ class Config:
     samples or fewer than 4 away from d, or the first gives too many to be matched.
     """
 
+    FORMER: ClassVar = {"gammas": "loads"}
+
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
-    gammas: Different[Positive] = (0.5, 0.2, 1.5)
+    loads: Different[Positive] = (0.5, 0.2, 1.5)
     """Loads n/d, all different; the panels of transferability against a distance show the first."""
     sigma: Positive = 0.2
     """Standard deviation of the label noise, positive: at 0 the KL divergence is infinite."""
@@ -44,25 +46,25 @@ class Config:
     matchings: Annotated[int, Ge(2)] = 5
     """Independent repetitions of that matching."""
     samplings: Annotated[int, Ge(2)] = 6
-    """Independent estimates of W_1 in d dimensions, from n = gammas[0] d points of either law."""
+    """Independent estimates of W_1 in d dimensions, from n = loads[0] d points of either law."""
     seed: Seed = 0
     """Seed of all samples."""
 
     def __post_init__(self) -> None:
         n = self.counts()
         if len(set(n)) < len(n):
-            raise ValueError(f"gammas must differ in n = gamma d; got {self.gammas}")
+            raise ValueError(f"loads must differ in n = load d; got {self.loads}")
         if min(n) < 5 or any(abs(k - self.d) < 4 for k in n):
             raise ValueError(
-                "gammas must have n = gamma d at least 5, and 4 or more away from d = "
+                "loads must have n = load d at least 5, and 4 or more away from d = "
                 f"{self.d} (elsewhere the risks have no finite variance); got n = {n}"
             )
         if n[0] > distances.LARGEST:
-            raise ValueError(f"gammas[0] d must be at most {distances.LARGEST}; got {n[0]}")
+            raise ValueError(f"loads[0] d must be at most {distances.LARGEST}; got {n[0]}")
 
     def counts(self) -> list[int]:
         """Computes the number of samples n at each load."""
-        return [round(gamma * self.d) for gamma in self.gammas]
+        return [round(load * self.d) for load in self.loads]
 
     def angles(self) -> np.ndarray:
         """Computes the angles between source and target."""
@@ -77,7 +79,7 @@ PRESETS: dict[str, Config] = {
     "tiny": varied(
         DEFAULT,
         d=12,
-        gammas=(0.5, 1.5),
+        loads=(0.5, 1.5),
         thetas=5,
         draws=4,
         points=20,

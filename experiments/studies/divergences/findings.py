@@ -11,7 +11,7 @@ from experiments.studies.divergences.config import NORMS
 CASES = {  # words: what is trained, and the largest angle
     "linear transfer at angles up to 90 degrees": ("linear", pi / 2),
     "linear transfer up to 180 degrees": ("linear", pi),
-    "fine-tuning up to 180 degrees": ("fine_tune", pi),
+    "fine-tuning up to 180 degrees": ("fine_tuning", pi),
 }
 # A correlation weaker than this one cannot be seen in a figure.
 NONE = -0.1
@@ -78,7 +78,7 @@ def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArr
     It does so over the angles in [0, end], at the first load.
     """
     within = _up_to(dataset, end)
-    gain = dataset["gain"].isel(gamma=0, theta=within).sel(mode=mode).values
+    gain = dataset["gain"].isel(load=0, theta=within).sel(mode=mode).values
     axes = _axes(dataset, within)
     return {
         name: xr.DataArray([np.corrcoef(axes[name], row)[0, 1] for row in gain], dims="draw")
@@ -91,14 +91,14 @@ def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]
 
     Args:
       dataset: The study's dataset; its first load is taken.
-      mode: "linear" or "fine_tune".
+      mode: "linear" or "fine_tuning".
       end: The largest angle, in radians.
 
     Returns:
       Pearson's correlations by name: "KL", "W1" and "Dudley" of the laws, and estimates of W_1 from
       samples by the name of their norm.
     """
-    first, within = dataset.isel(gamma=0).sel(mode=mode), _up_to(dataset, end)
+    first, within = dataset.isel(load=0).sel(mode=mode), _up_to(dataset, end)
     gain = first.gain_mean.values[within]
     axes = _axes(dataset, within)
     by_distance = {name: float(np.corrcoef(axis, gain)[0, 1]) for name, axis in axes.items()}
@@ -116,7 +116,7 @@ def summary(dataset: xr.Dataset) -> str:
     and how much transferability differs at one distance.
     """
     # attrs["n"] is a list, but one of a single entry comes back from a file as a number.
-    attrs, first = dataset.attrs, dataset.isel(gamma=0)
+    attrs, first = dataset.attrs, dataset.isel(load=0)
     cases = {words: correlations(dataset, *case) for words, case in CASES.items()}
     up_to_180 = cases["linear transfer up to 180 degrees"]
     listed = "; ".join(
@@ -132,14 +132,14 @@ def summary(dataset: xr.Dataset) -> str:
     )
     middle = dataset.theory.sel(mode="linear").interp(fine_theta=pi / 4)
     return (
-        f"At load {float(first.gamma):g} the correlation of transferability T with distance is "
+        f"At load {float(first['load']):g} the correlation of transferability T with distance is "
         f"{listed}. "
         f"W1 of the laws is at most {float(first.w1_bounds.max()):.2f}; estimates from "
         f"{np.ravel(attrs['n'])[0]} samples in {attrs['d']} dimensions read {samples}: they show "
         "the error of the estimate. "
         "Yet no distance determines T: at 180 degrees it is "
         f"{float(first.theory.sel(mode='linear')[-1]):+.2f} for linear transfer and "
-        f"{float(first.theory.sel(mode='fine_tune')[-1]):+.2f} for fine-tuning; at 45 degrees "
+        f"{float(first.theory.sel(mode='fine_tuning')[-1]):+.2f} for fine-tuning; at 45 degrees "
         f"linear transfer has T from {float(middle.min()):+.2f} to {float(middle.max()):+.2f}, by "
         "load alone."
     )

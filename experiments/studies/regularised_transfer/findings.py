@@ -16,8 +16,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     Returns the findings. Linear transfer is judged next to n = d, where training without a penalty
     has an infinite risk, the other ways at the last load below.
     """
-    peak = dataset.sel(gamma=1.0, method="nearest")
-    below = dataset.isel(gamma=np.flatnonzero(dataset.gamma.values < 1)[-1])
+    peak = dataset.sel(load=1.0, method="nearest")
+    below = dataset.isel(load=np.flatnonzero(dataset["load"].values < 1)[-1])
     found = [
         _beats(
             peak, "linear transfer", 75, "at n = d helps at all angles, compared with no penalty"
@@ -33,7 +33,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             PAPER,
             "L2-SP helps up to 60° for a source that has its own best ridge",
             "60° for an infinite source and fine-tuning without noise",
-            np.degrees(ends.mean("source_gamma").values),
+            np.degrees(ends.mean("source_load").values),
             60.0,
             digits=1,
         ),
@@ -47,7 +47,7 @@ def _beats(at: xr.Dataset, way: str, degrees: float, paper: str) -> Finding:
     return judged(
         PAPER,
         f"{way} beats ridge regression at {np.degrees(float(near.theta)):.0f}°, "
-        f"n/d = {float(at.gamma):.3g}",
+        f"n/d = {float(at['load']):.3g}",
         paper,
         f"by {mean:+.3f} ± {error:.1g}; theory {float(near.gain_theory):+.3f}",
         near.gain.values,

@@ -54,11 +54,11 @@ def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:
             y[shown],
             color=style.PALETTE[2],
             lw=1.4,
-            label="$γ = \\cos^2 θ\\,(1 + σ^2 / \\sin^2 θ)$, the limit",
+            label="$n/d = \\cos^2 θ\\,(1 + σ^2 / \\sin^2 θ)$, the limit",
         )
     angles, errors = _crossings(at)
     ax.errorbar(
-        at.gamma,
+        at["load"],
         angles,
         errors,
         color=style.INK,
@@ -68,7 +68,7 @@ def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:
     names = {"linear transfer": "Linear transfer", "direction": "Free direction"}
     sigma = dataset.attrs["sigma"]
     ax.set(
-        xlabel="load $γ = n/d$",
+        xlabel="load $n/d$",
         ylabel="angle $θ$ (degrees)",
         title=f"{names.get(way, way)}: gain over ridge\n$σ$ = {sigma:g}, $d$ = {d}",
         xlim=(x[0], x[-1]),
@@ -97,8 +97,8 @@ def _crossings(at: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 def _slices(ax: Axes, dataset: xr.Dataset) -> None:
     """Draws gains by angle at the load nearest to 1/2."""
-    at = dataset.sel(gamma=0.5, method="nearest")
-    theory = dataset.theory.sel(n=round(float(at.gamma) * dataset.attrs["d"]))
+    at = dataset.sel(load=0.5, method="nearest")
+    theory = dataset.theory.sel(n=round(float(at["load"]) * dataset.attrs["d"]))
     mean, error = mean_and_error(at.gain, "draw")
     for i, way in enumerate(dataset.way.values):
         color = style.PALETTE[i]
@@ -110,7 +110,7 @@ def _slices(ax: Axes, dataset: xr.Dataset) -> None:
     ax.set(
         xlabel="angle $θ$ (degrees)",
         ylabel="gain over ridge regression",
-        title=f"$n/d$ = {float(at.gamma):.2g}: exact (lines),\n"
+        title=f"$n/d$ = {float(at['load']):.2g}: exact (lines),\n"
         f"{dataset.attrs['draws']} data sets (± 1 s.e.)",
     )
     ax.set_xticks([0, 30, 60, 90])
@@ -126,7 +126,7 @@ def _sources(ax: Axes, dataset: xr.Dataset) -> None:
         at, color = dataset.sel(fit=fit), style.PALETTE[i]
         mean, error = mean_and_error(np.degrees(at.boundary), "group")
         ax.plot(ratio, np.degrees(at.boundary_theory), color=color)
-        ax.errorbar(dataset.source_gamma, mean, error, color=color, label=labels[str(fit)], **DOTS)
+        ax.errorbar(dataset.source_load, mean, error, color=color, label=labels[str(fit)], **DOTS)
     style.logarithmic(ax, "x")
     ax.set(
         xlabel="load of the source $n_s/d$",
@@ -145,12 +145,12 @@ def _unequal(ax: Axes, dataset: xr.Dataset) -> None:
     x = dataset.n.values / dataset.attrs["d"]
     ax.plot(x, dataset.unequal_theory, color=style.PALETTE[0], label="limit $n, d → ∞$")
     ax.errorbar(
-        dataset.gamma, mean, error, color=style.PALETTE[1], label="random data (± 1 s.e.)", **DOTS
+        dataset["load"], mean, error, color=style.PALETTE[1], label="random data (± 1 s.e.)", **DOTS
     )
     ax.axhline(0, color=style.INK, lw=0.8)
     large, small = dataset.attrs["variances"]
     ax.set(
-        xlabel="load $γ = n/d$",
+        xlabel="load $n/d$",
         ylabel="gain of L2-SP over ridge regression",
         title=f"Variance {large:g} where tasks agree,\n{small:g} where they are opposite",
     )

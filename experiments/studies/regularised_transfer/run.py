@@ -23,9 +23,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes what each way of transfer gains over ridge regression at its best penalty.
 
     Returns a dataset. `theory` has gains over (way, n, fine_theta), exact at this n and d, and
-    `line` the angles beyond which each way hurts. `gain` has the gains on random data, over (gamma,
+    `line` the angles beyond which each way hurts. `gain` has the gains on random data, over (load,
     draw, way, theta). `boundary` has the angle beyond which L2-SP hurts as measured, over
-    (source_gamma, fit, group), beside `boundary_theory`. `unequal` has gains of L2-SP where the
+    (source_load, fit, group), beside `boundary_theory`. `unequal` has gains of L2-SP where the
     variances of inputs are unequal, beside their limits.
     """
     given = {
@@ -51,19 +51,19 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "line": (curve, theory["line"], {"units": "rad"}),
             "line_limit": ("fine_theta", theory["line_limit"], {"long_name": "load"}),
             "line_printed": ("n", theory["line_printed"], {"units": "rad"}),
-            "gain": (("gamma", "draw", "way", "theta"), stacked("measured", "gain")),
-            "gain_theory": (("gamma", "way", "theta"), stacked("measured", "theory")),
-            "unequal": (("gamma", "draw"), stacked("measured", "unequal")),
+            "gain": (("load", "draw", "way", "theta"), stacked("measured", "gain")),
+            "gain_theory": (("load", "way", "theta"), stacked("measured", "theory")),
+            "unequal": (("load", "draw"), stacked("measured", "unequal")),
             "unequal_theory": ("n", theory["unequal"]),
-            "boundary": (("source_gamma", "fit", "group"), stacked("sources", "boundary")),
+            "boundary": (("source_load", "fit", "group"), stacked("sources", "boundary")),
             "boundary_theory": (("fit", "source_n"), theory["boundary"], {"units": "rad"}),
         },
         {
             "way": list(WAYS),
             "fit": list(FITS),
             "n": ("n", theory["n"], {"long_name": "target samples"}),
-            "gamma": ("gamma", stacked("measured", "load"), {"long_name": "load n / d"}),
-            "source_gamma": ("source_gamma", stacked("sources", "load"), {"long_name": "n_s / d"}),
+            "load": ("load", stacked("measured", "load"), {"long_name": "load n / d"}),
+            "source_load": ("source_load", stacked("sources", "load"), {"long_name": "n_s / d"}),
             "source_n": ("source_n", theory["source_n"], {"long_name": "source samples"}),
             "theta": ("theta", _angles(config), {"units": "rad"}),
             "fine_theta": ("fine_theta", _fine(), {"units": "rad"}),
@@ -102,23 +102,27 @@ def _penalties(config: Config, n: int, theta: np.ndarray) -> dict[str, np.ndarra
     """The best penalty of each way, by angle; that of the direction counts all n samples."""
     across = np.maximum(np.sin(theta), 1e-6)  # at 0 every penalty is as good, if it is large
     between = np.maximum(2 * np.sin(theta / 2), 1e-6)
-    best, d, sigma = penalised.best_penalty, config.d, config.sigma
+    best, d = partial(penalised.best_penalty, sigma=config.sigma), config.d
     return {
-        "ridge": np.asarray(best(n, d, 1.0, sigma)),
-        "L2-SP": np.asarray(best(n, d, between, sigma)),
-        "direction": np.asarray(best(n - 1, d - 1, across, sigma)) * (n - 1) / n,
+        "ridge": np.asarray(best(n=n, d=d, distance=1.0)),
+        "L2-SP": np.asarray(best(n=n, d=d, distance=between)),
+        "direction": np.asarray(best(n=n - 1, d=d - 1, distance=across)) * (n - 1) / n,
     }
 
 
 def _gains(config: Config, n: int, theta: np.ndarray) -> tuple[float, np.ndarray]:
     """The risk of ridge regression, and what each way gains `[way, theta]`, exactly."""
     d, sigma, penalty = config.d, config.sigma, _penalties(config, n, theta)
-    ridge = float(wishart.ridge_risk(n, d, 1.0, sigma, penalty["ridge"]))
+    ridge = float(wishart.ridge_risk(n=n, d=d, distance=1.0, sigma=sigma, penalty=penalty["ridge"]))
     # Across the source's direction linear transfer learns nothing: its penalty there is infinite.
     across = np.stack([np.full(theta.size, np.inf), penalty["direction"] * n / (n - 1)])
-    rest = wishart.ridge_risk(n - 1, d - 1, np.sin(theta), sigma, across)
-    linear, free = np.asarray(risks.refitted_risk(n, rest, sigma))
-    tuned = np.asarray(wishart.ridge_risk(n, d, 2 * np.sin(theta / 2), sigma, penalty["L2-SP"]))
+    rest = wishart.ridge_risk(n=n - 1, d=d - 1, distance=np.sin(theta), sigma=sigma, penalty=across)
+    linear, free = np.asarray(risks.refitted_risk(n=n, rest=rest, sigma=sigma))
+    tuned = np.asarray(
+        wishart.ridge_risk(
+            n=n, d=d, distance=2 * np.sin(theta / 2), sigma=sigma, penalty=penalty["L2-SP"]
+        )
+    )
     return ridge, ridge - np.stack([linear, tuned, free])
 
 
@@ -128,19 +132,21 @@ def _theory(config: Config) -> dict[str, np.ndarray]:
     drawn = [_samples(config, load) for load in config.loads]
     n = np.union1d(np.arange(3, 2 * d + 1, config.step), drawn)
     ridge, gain = zip(*(_gains(config, int(k), theta) for k in n), strict=True)
-    allowed = np.asarray(risks.rest_allowed(n, np.array(ridge), sigma))
+    allowed = np.asarray(risks.rest_allowed(n=n, risk=np.array(ridge), sigma=sigma))
     lines = (
         np.arcsin(np.sqrt(np.minimum(allowed, 1))),
         np.full(n.size, pi / 3),
-        np.arcsin(np.sqrt(np.asarray(regularised.direction_sin2(n, d, sigma)))),
+        np.arcsin(np.sqrt(np.asarray(regularised.direction_sin2(n=n, d=d, sigma=sigma)))),
     )
     sources = np.unique(np.geomspace(2, 4 * d, 60).round().astype(int))
     return {
         "n": n,
         "gain": np.stack(gain, 1),
         "line": np.stack(lines),
-        "line_limit": np.asarray(regularised.linear_transfer_load(theta, sigma)),
-        "line_printed": np.arcsin(np.sqrt(np.asarray(dl.linear_transfer_sin2(n, d, sigma)))),
+        "line_limit": np.asarray(regularised.linear_transfer_load(theta=theta, sigma=sigma)),
+        "line_printed": np.arcsin(
+            np.sqrt(np.asarray(dl.linear_transfer_sin2(n=n, d=d, sigma=sigma)))
+        ),
         "source_n": sources,
         "boundary": np.array([[_boundary(config, fit, int(k)) for k in sources] for fit in FITS]),
         "unequal": np.array([_unequal(config, float(k))[1] for k in n]),
@@ -151,14 +157,16 @@ def _boundary(config: Config, fit: str, n: int) -> float:
     """The angle beyond which L2-SP hurts, by how the source was fitted."""
     if fit == "least norm" and abs(n - config.d) <= 1:
         return 0.0  # the source is infinitely long in the mean
-    learned = wishart.learned(n, config.d, config.source_sigma, _source_penalty(config, fit, n))
+    learned = wishart.learned(
+        n=n, d=config.d, sigma=config.source_sigma, penalty=_source_penalty(config, fit, n)
+    )
     return float(regularised.l2sp_boundary(learned))
 
 
 def _source_penalty(config: Config, fit: str, n: int) -> float:
     if fit == "least norm":
         return 0.0
-    return float(penalised.best_penalty(n, config.d, 1.0, config.source_sigma))
+    return float(penalised.best_penalty(n=n, d=config.d, distance=1.0, sigma=config.source_sigma))
 
 
 def _unequal_tasks(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -172,7 +180,9 @@ def _unequal_tasks(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _unequal(config: Config, n: float) -> tuple[tuple[float, float], float]:
     """The best penalties of ridge regression and L2-SP, and the gain, in the limit."""
     s, source, target = _unequal_tasks(config)
-    found = [_best(s, offset, float(n), config.sigma) for offset in (target, target - source)]
+    found = [
+        _best(s, offset, n=float(n), sigma=config.sigma) for offset in (target, target - source)
+    ]
     (ridge, scratch), (towards, tuned) = found
     return (float(ridge), float(towards)), float(scratch - tuned)
 
@@ -244,7 +254,7 @@ def _sources(config: Config, i: int) -> dict[str, np.ndarray]:
     n, d, theta = _samples(config, config.source_loads[i]), config.d, _angles(config)
     rng, basis, own = np.random.default_rng((config.seed, 1, i)), np.eye(d), d // 2
     targets = np.stack([np.cos(theta), np.sin(theta)], -1) @ basis[:2]
-    penalty = own * float(penalised.best_penalty(own, d, 1.0, config.sigma))
+    penalty = own * float(penalised.best_penalty(n=own, d=d, distance=1.0, sigma=config.sigma))
     found = []
     for _ in range(GROUPS):
         draws = config.source_draws // GROUPS

@@ -53,7 +53,7 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
     n, theta = config.ns[i], config.thetas[i]
     ridge = np.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
-    best = np.asarray(dl.optimal_ridge(n, theta, config.sigma))
+    best = np.asarray(dl.optimal_ridge(n=n, theta=theta, sigma=config.sigma))
     # The best ridge comes last, and is tried on the same data sets as the others.
     ridges = np.append(ridge, best)
     exact, limit = map(np.asarray, _closed_forms(n, theta, config.sigma, ridges))
@@ -75,7 +75,9 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
 @jax.jit
 def _closed_forms(n, theta, sigma, ridge: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the exact mean risk, and its limit for n -> inf."""
-    return dl.linear_transfer_risk(n, theta, sigma, ridge), dl.linear_transfer_limit(theta, ridge)
+    return dl.linear_transfer_risk(
+        n=n, theta=theta, sigma=sigma, ridge=ridge
+    ), dl.linear_transfer_limit(theta=theta, ridge=ridge)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))

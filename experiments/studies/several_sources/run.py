@@ -71,7 +71,7 @@ def _weights(config: Config) -> Mapping[str, np.ndarray]:
         problem = Several(of, 0.5, config.sigma)
         n, beta_t = d // 2, jnp.asarray(problem.target(d))
         fits = [
-            sources.wishart_fit(jnp.asarray(task), source.count(d), source.sigma)
+            sources.wishart_fit(jnp.asarray(task), n=source.count(d), sigma=source.sigma)
             for source, task in zip(of, problem.tasks(d), strict=True)
         ]
         distances = map(np.asarray, sources.expected_distances(fits, beta_t))
@@ -82,7 +82,7 @@ def _weights(config: Config) -> Mapping[str, np.ndarray]:
             "first": np.array([1.0, 0.0]),
             "none": np.zeros(2),
         }
-        scratch = float(dl.scratch_risk(n, d, config.sigma))
+        scratch = float(dl.scratch_risk(n=n, d=d, sigma=config.sigma))
         _, missed = problem.draw(np.random.default_rng([config.seed, 0, i]), d, config.draws, 200)
         for way in WAYS:
             left = float(jnp.trace(sources.start_moments(fits, weights[way], beta_t)))
@@ -103,9 +103,9 @@ def _inputs(config: Config) -> Mapping[str, np.ndarray]:
             problem = Several((of,), 0.5, config.sigma, Inputs(DECAY))
             inputs, beta_t = jnp.asarray(problem.inputs.covariance(d)), problem.target(d)
             (task,), own = problem.tasks(d), jnp.asarray(of.inputs.covariance(d))
-            fit = sources.ridge_fit(own, jnp.asarray(task), of.count(d), of.sigma)
+            fit = sources.ridge_fit(own, jnp.asarray(task), n=of.count(d), sigma=of.sigma)
             left = sources.start_moments([fit], jnp.ones(1), jnp.asarray(beta_t))
-            after = sources.tuned_risk(inputs, left, d // 2, config.sigma)
+            after = sources.tuned_risk(inputs, left, n=d // 2, sigma=config.sigma)
             theory.append([float(jnp.trace(inputs @ left)), float(after)])
             rng = np.random.default_rng([config.seed, 1, i, j])
             risk.append([m.risks([1.0]) for m in problem.draw(rng, d, config.draws, 200)])
@@ -119,8 +119,10 @@ def _ranks(config: Config) -> Mapping[str, np.ndarray]:
     offset = np.arange(1.0, d + 1) ** -EXPONENT
     offset /= np.linalg.norm(offset)
     every = np.arange(1, d + 1)
-    law = ranks.random_rank_risk(n, d, 1.0, sigma, every, allow_infinite=True)
-    ordered = ranks.rank_risks(jnp.ones(d), jnp.asarray(offset), n, sigma)[1:]
+    law = ranks.random_rank_risk(
+        n=n, d=d, distance=1.0, sigma=sigma, rank=every, allow_infinite=True
+    )
+    ordered = ranks.rank_risks(jnp.ones(d), jnp.asarray(offset), n=n, sigma=sigma)[1:]
     counts, rng = config.ranks(), np.random.default_rng([config.seed, 2])
     drawn = [
         [in_random(rng, offset, k, n, sigma, config.draws) for k in counts],

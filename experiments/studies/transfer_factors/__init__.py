@@ -1,6 +1,6 @@
 """How do the inputs' spectrum, training time and the source data change transfer?
 
-The study draws phase diagrams over the load gamma = n/d and one more factor, at a fixed angle
+The study draws phase diagrams over the load n/d and one more factor, at a fixed angle
 between the tasks. They go beyond Tahir et al., Features are fate, 2024 (arXiv 2410.08194):
 
   spectrum  inputs with power-law eigenvalues i^-value; deterministic equivalents

@@ -19,7 +19,7 @@ VALUES: Mapping[Factor, tuple[str, Callable[[float], bool]]] = {
 
 @config
 class Loads:
-    """The loads gamma = n/d: midpoints of equal parts of a range.
+    """The loads n/d: midpoints of equal parts of a range.
 
     ValueError is raised if the range is empty.
     """

@@ -6,7 +6,7 @@ import xarray as xr
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.shared.transfer_regions import ROUNDING, judged_regions
 
-NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
+NAMES = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
@@ -90,14 +90,14 @@ def summary(dataset: xr.Dataset) -> str:
             f"against theory {np.median(z):.2f}."
         )
     if _stops(dataset):
-        nearest = int(np.abs(dataset.gamma.values - 1).argmin())
-        risk = dataset.risk_mean.sel(way="fine_tune").isel(gamma=nearest).values
+        nearest = int(np.abs(dataset["load"].values - 1).argmin())
+        risk = dataset.risk_mean.sel(way="fine_tuning").isel(load=nearest).values
         stopped = ", ".join(
             f"{r / risk[-1]:.0%} at t = {t:g}"
             for t, r in zip(dataset.value.values[:-1], risk[:-1], strict=True)
         )
         sentences.append(
-            f"Nearest to n = d (γ = {float(dataset.gamma[nearest]):.2f}) stopping leaves this much "
-            f"of the risk of training to the end: {stopped}."
+            f"Nearest to n = d (n/d = {float(dataset['load'][nearest]):.2f}) stopping leaves this "
+            f"much of the risk of training to the end: {stopped}."
         )
     return " ".join(sentences)

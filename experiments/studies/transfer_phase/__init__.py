@@ -1,7 +1,7 @@
 """When does transfer beat training from scratch? Phase diagrams over load and angle.
 
 The subject is Figures 1, 3, 6 and 7 of Tahir et al., Features are fate, 2024 (arXiv 2410.08194):
-the transferability of linear transfer and of fine-tuning over the load gamma = n/d and the angle
+the transferability of linear transfer and of fine-tuning over the load n/d and the angle
 theta. Two maps stand side by side: the closed form, and means over random data. The line on which
 transfer neither helps nor hurts is dashed in closed form, and solid as measured. The closed form of
 linear transfer is exact at finite n and d; its data are fitted by least squares. The closed form of

@@ -34,11 +34,11 @@ def gains(dataset: xr.Dataset, near: bool = False, of: str = "risk") -> xr.DataA
       of: The variable with the risks, `risk` or `orthogonal_risk`.
 
     Returns:
-      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`; without `kind`
+      R_scratch - R_transfer `[network, kind, mode, cell_load, cell_theta, sigma]`; without `kind`
       for `orthogonal_risk`.
     """
     far = np.abs(dataset.cell_n - dataset.attrs["trained_d"]) >= FAR
-    risk = dataset[of] if near else dataset[of].isel(cell_gamma=far.values)
+    risk = dataset[of] if near else dataset[of].isel(cell_load=far.values)
     return risk.sel(way="scratch") - risk.sel(way=dataset.mode.values).rename(way="mode")
 
 

@@ -13,10 +13,10 @@ from experiments.studies.transfer_phase.compared import gains, parts
 
 WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),
-    "fine_tune": ("features are fate, eq. 17, Fig. 3", "it helps up to 60 degrees, whatever σ"),
+    "fine_tuning": ("features are fate, eq. 17, Fig. 3", "it helps up to 60 degrees, whatever σ"),
 }
 # Both are averages over random data. The estimator of fine-tuning has the c of the closed form.
-SOURCE = {"linear": "simulation", "fine_tune": "estimator, averaged over data,"}
+SOURCE = {"linear": "simulation", "fine_tuning": "estimator, averaged over data,"}
 
 
 def _shown(dataset: xr.Dataset) -> Iterator[tuple[str, str, xr.Dataset]]:
@@ -28,9 +28,9 @@ def _shown(dataset: xr.Dataset) -> Iterator[tuple[str, str, xr.Dataset]]:
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
     if "linear_theory" in dataset:
         yield "linear", "linear transfer", at
-    if "fine_tune_theory" in dataset:
+    if "fine_tuning_theory" in dataset:
         name = f"fine-tuning ({layers(depth)}; estimator, averaged over data)"
-        yield "fine_tune", name, at.sel(depth=depth)
+        yield "fine_tuning", name, at.sel(depth=depth)
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
@@ -77,7 +77,7 @@ def _of_flows(dataset: xr.Dataset) -> Iterator[Finding]:
     yield from judged_regions(
         f"fine-tuning by gradient flow ({layers(at['flow_depth'])}, d = {at['flow_d']}, "
         f"t = {at['flow_time']:g}) at σ = {at['flow_sigma']:g}",
-        *WHERE["fine_tune"],
+        *WHERE["fine_tuning"],
         *_by_region(dataset.flow_gain.values, dataset.flow_theory.values),
     )
 
@@ -87,16 +87,16 @@ def _trained(
 ) -> Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]:
     """Yields what there is to judge of trained networks, for each mode, at the most noise.
 
-    That is the mode, its name, the transferability `[network, kind, cell_gamma, cell_theta]`, and
+    That is the mode, its name, the transferability `[network, kind, cell_load, cell_theta]`, and
     the closed form of it.
     """
     if "risk" not in dataset:
         return
     sigma, depth = dataset.sigma.max(), dataset.attrs["trained_layers"]
     shown = gains(dataset).sel(sigma=sigma)
-    theory = dataset.cell_theory.sel(sigma=sigma, cell_gamma=shown.cell_gamma)
+    theory = dataset.cell_theory.sel(sigma=sigma, cell_load=shown.cell_load)
     for mode in dataset.mode.values:
-        word = {"linear": "linear transfer", "fine_tune": "fine-tuning"}[mode]
+        word = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}[mode]
         name = f"{word} of trained networks ({layers(depth)}) at σ = {float(sigma):g}"
         yield mode, name, shown.sel(mode=mode), theory.sel(mode=mode)
 
@@ -112,7 +112,7 @@ def _of_networks(
     where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
     network = gain.sel(kind="network")
     yield from judged_regions(name, where, paper, *_by_region(network.values, theory.values))
-    cells = ("cell_gamma", "cell_theta")
+    cells = ("cell_load", "cell_theta")
     estimator, flow = gain.sel(kind="estimator"), gain.sel(kind="flow")
     trained = abs(network - estimator).mean(cells)
     drawn = abs(estimator - estimator.mean("network")).mean(cells)
@@ -160,7 +160,7 @@ def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
     other = gains(dataset, of="orthogonal_risk").sel(sigma=dataset.sigma.max())
     for mode, name, gain, _ in _trained(dataset):
         network, estimator = gain.sel(kind="network"), gain.sel(kind="estimator")
-        cells = ("cell_gamma", "cell_theta")
+        cells = ("cell_load", "cell_theta")
         apart = abs(network - other.sel(mode=mode)).mean(cells)
         drawn = abs(estimator - estimator.mean("network")).mean(cells)
         yield judged(
@@ -189,9 +189,9 @@ def summary(dataset: xr.Dataset) -> str:
         z = (mean - theory)[stderr > ROUNDING] / stderr[stderr > ROUNDING]
         sentences.append(
             f"{name[:1].upper()}{name[1:]} hurts in {np.mean(theory < -ROUNDING):.0%} of the "
-            f"(γ, θ) plane at σ = {float(at.sigma):g}; where |T| exceeds 4 standard errors, closed "
-            f"form and {SOURCE[mode]} have the same sign in {agree:.1%} of the points, and the "
-            f"median |z| over all points is {np.median(np.abs(z)):.2f}."
+            f"(n/d, θ) plane at σ = {float(at.sigma):g}; where |T| exceeds 4 standard errors, "
+            f"closed form and {SOURCE[mode]} have the same sign in {agree:.1%} of the points, "
+            f"and the median |z| over all points is {np.median(np.abs(z)):.2f}."
         )
     sentences.extend(_distances(name, gain, at) for _, name, gain, at in _trained(dataset))
     if "risk" in dataset:
@@ -212,7 +212,7 @@ def _spelt(values: xr.DataArray) -> str:
 
 def _distances(name: str, gain: xr.DataArray, theory: xr.DataArray) -> str:
     """Says how far closed form, estimator and network are from one another, and why."""
-    closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_gamma", "cell_theta")
+    closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_load", "cell_theta")
     estimator, network = gain.sel(kind="estimator"), gain.sel(kind="network")
     pairs = {
         "closed form and estimator": closed - estimator,
@@ -239,8 +239,8 @@ def _distances(name: str, gain: xr.DataArray, theory: xr.DataArray) -> str:
         return sentence
     causes = ", ".join(f"{cause} {size:.2g}" for cause, size in sizes.items())
     largest = max(sizes, key=lambda cause: sizes[cause])
-    load = float(gain.cell_gamma[int(by_load[largest].values.argmax())])
+    load = float(gain.cell_load[int(by_load[largest].values.argmax())])
     return (
         f"{sentence} Of what lies between estimator and network, {causes}: {largest} counts most, "
-        f"above all at γ = {load:.2f}."
+        f"above all at n/d = {load:.2f}."
     )

@@ -36,13 +36,13 @@ def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: What computes or restores the parts of the run.
 
     Returns:
-      `flow_gain` (flow_draw, flow_gamma, flow_theta): the risk of the least-squares fit of minimum
+      `flow_gain` (flow_draw, flow_load, flow_theta): the risk of the least-squares fit of minimum
       norm, where training from scratch ends, less that of the network that was fine-tuned, on the
       same data. `flow_theory` is the closed form, a limit. The attributes have dimension, noise and
       depth. Empty if no finite depth is fine-tuned.
     """
     depths = [depth for depth in config.depths if np.isfinite(depth)]
-    if "fine_tune" not in config.modes or not depths:
+    if "fine_tuning" not in config.modes or not depths:
         return xr.Dataset()
     depth, sigma = float(2 if 2 in depths else depths[-1]), float(max(config.sigmas))
     theta = np.linspace(0, pi / 2, ANGLES)
@@ -51,11 +51,13 @@ def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
         key = jax.random.fold_in(jax.random.key(config.seed), 2)
         compute = partial(_computed, key, theta, sigma, depth)
         gain = stage("gradient flows", compute)["gain"]
-        theory = dl.transferability("fine_tune", COUNTS[:, None], D, theta, sigma, depth=depth)
-    grid = ("flow_gamma", "flow_theta")
+        theory = dl.transferability(
+            "fine_tuning", n=COUNTS[:, None], d=D, theta=theta, sigma=sigma, depth=depth
+        )
+    grid = ("flow_load", "flow_theta")
     return xr.Dataset(
         {"flow_gain": (("flow_draw", *grid), gain), "flow_theory": (grid, np.asarray(theory))},
-        {"flow_gamma": COUNTS / D, "flow_theta": theta},
+        {"flow_load": COUNTS / D, "flow_theta": theta},
         {"flow_d": D, "flow_sigma": sigma, "flow_depth": depth, "flow_time": TIME},
     )
 
@@ -74,7 +76,7 @@ def _gains(key: jax.Array, theta: jax.Array, sigma: float, depth: float) -> dict
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         sample = problems.draw(key, rows, D, theta, sigma)
         x, y = scale[:, None] * sample.x, scale * sample.y
-        tuned = dl.fine_tune_flow(x, y, sample.beta_s, jnp.array([TIME]), depth)[0]
+        tuned = dl.fine_tuning_flow(x, y, sample.beta_s, jnp.array([TIME]), depth)[0]
         scratch = dl.scratch_fit(x, y)
         return problems.risk(scratch, sample.beta_t) - problems.risk(tuned, sample.beta_t)
 

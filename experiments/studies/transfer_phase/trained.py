@@ -41,7 +41,7 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
       stage: What computes or restores the parts of the run.
 
     Returns:
-      A dataset over network (a draw of data and of initial weights), kind, way, cell_gamma,
+      A dataset over network (a draw of data and of initial weights), kind, way, cell_load,
       cell_theta and sigma: the `risk` of every kind, the `steps` that networks took and the `loss`
       that is left, the same of pretraining, and `cell_theory`, the closed form of transferability.
       The flow and the narrow descent of more than two layers from scratch are NaN. With
@@ -54,7 +54,7 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
     train = partial(_trained, keys=keys, train=over_devices(partial(_train, config)))
     found = sweep(train, np.arange(len(keys)), stage, "networks", chunk=DRAWS)
     theory = stage("closed forms of the networks", partial(_closed_forms, config))
-    n, cells = config.trained_counts(), ("cell_gamma", "cell_theta", "sigma")
+    n, cells = config.trained_counts(), ("cell_load", "cell_theta", "sigma")
     data = {
         "risk": (("network", "kind", "way", *cells), found["risk"]),
         "steps": (("network", "way", *cells), found["steps"]),
@@ -62,14 +62,14 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
         "pretraining_steps": ("network", found["pretraining_steps"]),
         "pretraining_loss": ("network", found["pretraining_loss"]),
         "cell_theory": (("mode", *cells), np.stack([theory[mode] for mode in config.modes])),
-        "cell_n": ("cell_gamma", n, {"long_name": "target samples"}),
+        "cell_n": ("cell_load", n, {"long_name": "target samples"}),
     }
     line = {}
     if "linear" in config.modes:
         # The line of linear transfer is that of these networks' own dimension.
         with jax.enable_x64(True):
             load, angle = regions.zero(
-                "linear", config.networks.d, np.array(config.sigmas), most=config.gamma_max
+                "linear", config.networks.d, np.array(config.sigmas), most=config.load_max
             )
         data["cell_linear_zero"] = (("cell_line", "sigma"), angle)
         line = {"cell_line": ("cell_line", load, {"long_name": "load n/d"})}
@@ -81,7 +81,7 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
         "kind": list(KINDS),
         "way": list(_ways(config)),
         "mode": list(config.modes),
-        "cell_gamma": ("cell_gamma", n / config.networks.d, {"long_name": "load n/d"}),
+        "cell_load": ("cell_load", n / config.networks.d, {"long_name": "load n/d"}),
         "cell_theta": ("cell_theta", _angles(config), {"units": "rad"}),
         "sigma": list(config.sigmas),
         **line,
@@ -99,7 +99,7 @@ def _angles(config: Config) -> np.ndarray:
 
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:
-    """Computes transferability `[cell_gamma, cell_theta, sigma]` of each mode, in closed form."""
+    """Computes transferability `[cell_load, cell_theta, sigma]` of each mode, in closed form."""
     with jax.enable_x64(True):
         n = config.trained_counts()[:, None, None]
         theta, sigma = _angles(config)[:, None], np.array(config.sigmas)
@@ -337,7 +337,7 @@ def _limits(config: Config, overlaps: dl.Overlaps) -> Array:
         by_way = {
             "scratch": overlaps.scratch,
             "linear": overlaps.linear_transfer,
-            "fine_tune": partial(overlaps.fine_tune, depth=depth),
+            "fine_tuning": partial(overlaps.fine_tune, depth=depth),
         }
         return jnp.stack([by_way[way](theta, sigma) for way in _ways(config)])
 
@@ -367,7 +367,7 @@ def _flow(narrow: networks.Weights, x: Array, y: Array, time: Array) -> Array:
     start = networks.predictor(narrow)
     if len(narrow) == 1:
         return dl.linear_flow(x, y, start, time)[0]
-    return dl.fine_tune_flow(x, y, start, time, len(narrow))[0]
+    return dl.fine_tuning_flow(x, y, start, time, len(narrow))[0]
 
 
 def _linear_flow(weights: networks.Weights, x: Array, y: Array, time: Array) -> Array:

@@ -1,6 +1,6 @@
 """The config of `transfer_scales`, and its presets."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Interval
 
@@ -25,10 +25,12 @@ FEATURES = 8
 class Config:
     """Sparse tasks of diagonal networks, and tasks of two layers."""
 
+    FORMER: ClassVar = {"gamma": "load"}
+
     d: Annotated[int, Ge(FEATURES)] = 64
     """Input dimension of the data sets. An eighth of the entries of each task are features, and the
     shares of the source are the nearest that there are: multiples of 8 have the most."""
-    gamma: Share = 0.4
+    load: Share = 0.4
     """Load n / d."""
     sigma: NotNegative = 0.1
     """Standard deviation of the label noise of diagonal networks."""

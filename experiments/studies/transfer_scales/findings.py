@@ -23,7 +23,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 def _between(dataset: xr.Dataset) -> np.ndarray:
     """Which overlaps help at the smallest scale, and hurt at the largest, in theory."""
-    gains = (dataset.scratch - dataset.fine_tune).sel(share=dataset.overlap.values)
+    gains = (dataset.scratch - dataset.fine_tuning).sel(share=dataset.overlap.values)
     return ((gains.isel(fine=0) > 0) & (gains.isel(fine=-1) < 0)).values
 
 
@@ -43,7 +43,7 @@ def _judged(at: xr.Dataset, i: int) -> Finding:
 
 def boundary(dataset: xr.Dataset) -> np.ndarray:
     """The least overlap at which transfer helps, at each fine scale, between grid points linear."""
-    gains = (dataset.scratch - dataset.fine_tune).transpose("fine", "share").values
+    gains = (dataset.scratch - dataset.fine_tuning).transpose("fine", "share").values
     return np.array([np.interp(0.0, gain, dataset.share.values) for gain in gains])
 
 
@@ -52,7 +52,7 @@ def summary(dataset: xr.Dataset) -> str:
     first, *_, last = boundary(dataset)
     low, high = float(dataset.fine[0]), float(dataset.fine[-1])
     ends = (dataset.scale.values[[0, -1]], dataset.fine_tuned.mean("draw").isel(scale=[0, -1]))
-    theory = dataset.fine_tune.sel(share=dataset.overlap.values).isel(fine=[0, -1]).values
+    theory = dataset.fine_tuning.sel(share=dataset.overlap.values).isel(fine=[0, -1]).values
     off = float(np.abs(ends[1].values - theory).max())
     return (
         f"Transfer helps diagonal networks from an overlap of {first:.2f} at scale {low:g}, and of "
