@@ -42,7 +42,7 @@ PICTURES: Mapping[str, Picture] = {
     "transfer_phase": Picture(
         "linear_transfer",
         "",
-        "Where linear transfer helps (orange) and hurts (violet), by the number of samples and the "
+        "Where linear transfer helps (orange) and hurts (purple), by the number of samples and the "
         "angle between the tasks: closed form (its line of no gain is dashed), least squares on "
         "random data (theirs is solid, with its standard error), and slices of both.",
     ),

@@ -39,7 +39,11 @@ def former(
     def look_up(name: str) -> object:
         """The `__getattr__` of the module."""
         if name in names:
-            _warn(f"{package}.{name}", f"{package}.{names[name]}", until)
+            warnings.warn(
+                f"{package}.{name} is now {package}.{names[name]}; the old name goes in {until}",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             return getattr(sys.modules[package], names[name])
         if get is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -48,48 +52,87 @@ def former(
     return look_up
 
 
-def renamed(*, until: str, **names: str) -> "Callable[[Callable[P, T]], Callable[P, T]]":
-    """Makes a function also accept keyword arguments under their former names.
+def renamed(
+    *order: str, until: str, **names: "str | Mapping[str, str]"
+) -> "Callable[[Callable[P, T]], Callable[P, T]]":
+    """Makes a function accept its former keywords, positional arguments and words.
 
     Args:
-      until: The release that removes the former names, such as "0.3".
-      **names: The new name of each argument, by its former name.
+      *order: Arguments that are keyword-only now, in the order in which they were positional.
+      until: The release in which the former calls go, such as "0.3".
+      **names: The new name of each argument, by its former one. A mapping has the new spelling of
+        the words that an argument may be, by the former one.
 
     Returns:
       A decorator of functions. A call with both names of an argument raises a TypeError.
 
-    >>> @renamed(until="99.0", ratio="density")
-    ... def trim(density: float) -> float:
-    ...     return density
+    >>> @renamed("density", until="99.0", ratio="density", scope={"leaf": "tensor"})
+    ... def trim(*, density: float, scope: str = "tree") -> tuple:
+    ...     return density, scope
     >>> with warnings.catch_warnings(record=True, action="always") as seen:
-    ...     trim(ratio=0.5)
-    0.5
-    >>> print(seen[0].message)
+    ...     trim(ratio=0.5), trim(0.25), trim(density=1, scope="leaf")
+    ((0.5, 'tree'), (0.25, 'tree'), (1, 'tensor'))
+    >>> for warning in seen:
+    ...     print(warning.message)
     ratio of sail_jax.deprecated.trim is now density; the old name goes in 99.0
+    density of sail_jax.deprecated.trim is now keyword-only; write trim(density=...) before 99.0
+    scope='leaf' of sail_jax.deprecated.trim is now scope='tensor'; the old name goes in 99.0
     """
     import functools
+    import inspect
+    import types
+
+    words = {name: new for name, new in names.items() if not isinstance(new, str)}
+    keywords = {old: new for old, new in names.items() if isinstance(new, str)}
 
     def decorate(function: "Callable[P, T]") -> "Callable[P, T]":
         whole = f"{function.__module__}.{function.__qualname__}"
-        UNTIL.update({f"{whole}({old}=)": until for old in names})
+        former = [*order, *(f"{old}=" for old in keywords)]
+        former += [f"{name}={old!r}" for name, spelled in words.items() for old in spelled]
+        UNTIL.update({f"{whole}({old})": until for old in former})
+        parameters = inspect.signature(function).parameters.values()
+        places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
-        @functools.wraps(function)
-        def called(*args: "P.args", **options: "P.kwargs") -> "T":
-            for old in names.keys() & options.keys():
-                new = names[old]
+        def call(args: tuple, options: dict) -> "T":
+            for old in keywords.keys() & options.keys():
+                new = keywords[old]
                 if new in options:
                     raise TypeError(f"{function.__name__}: {old} is now {new}, expected only one")
-                _warn(f"{old} of {whole}", new, until)
+                _warn(f"{old} of {whole} is now {new}; the old name goes in {until}")
                 options[new] = options.pop(old)
+            more = dict(zip(order, args[len(places) :], strict=False))
+            # Of other calls, such as one with too many arguments, Python raises the TypeError.
+            if more and len(args) <= len(places) + len(order) and not more.keys() & options.keys():
+                written = ", ".join(f"{name}=..." for name in more)
+                _warn(
+                    f"{', '.join(more)} of {whole} is now keyword-only; "
+                    f"write {function.__name__}({written}) before {until}"
+                )
+                args, options = args[: len(places)], {**options, **more}
+            for name, spelled in words.items():
+                i = places.index(name) if name in places else len(args)
+                word = args[i] if i < len(args) else options.get(name)
+                if isinstance(word, str) and word in spelled:
+                    new = spelled[word]
+                    _warn(
+                        f"{name}={word!r} of {whole} is now {name}={new!r}; "
+                        f"the old name goes in {until}"
+                    )
+                    if i < len(args):
+                        args = (*args[:i], new, *args[i + 1 :])
+                    else:
+                        options[name] = new
             return function(*args, **options)
 
-        return called
+        # A copy with the globals of the function's own module: doctest reads its examples there.
+        called = lambda *args, **options: call(args, options)  # noqa: E731
+        scope = getattr(inspect.unwrap(function), "__globals__", {})
+        copy = types.FunctionType(called.__code__, scope, closure=called.__closure__)
+        return functools.update_wrapper(copy, function)
 
     return decorate
 
 
-def _warn(old: str, new: str, until: str) -> None:
-    """Warns at the line that uses a former name, two calls up the stack."""
-    warnings.warn(
-        f"{old} is now {new}; the old name goes in {until}", DeprecationWarning, stacklevel=3
-    )
+def _warn(message: str) -> None:
+    """Warns at the line that uses what was changed: three calls above."""
+    warnings.warn(message, DeprecationWarning, stacklevel=4)

@@ -4,7 +4,7 @@ Inputs are x ~ N(0, I_d). Labels are y = x.beta_t + sigma * noise with noise ~ N
 is a standard deviation. Source and target are unit vectors at an angle `theta` in radians. The
 training loss is |y - X beta|^2 / (2n), plus ridge |w|^2 / 2 on the trained weights where there is a
 ridge. Gradient flow runs at unit rate. The risk is the full E|beta_hat - beta_t|^2, with neither a
-factor 1/2 nor label noise. The load is gamma = n / d. `depth` counts weight matrices: 1 is linear
+factor 1/2 nor label noise. The load is n / d. `depth` counts weight matrices: 1 is linear
 regression, and inf is allowed where a closed form has that limit.
 """
 
@@ -23,6 +23,9 @@ from jaxtyping import Array, Float
 from scipy.special import poch
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import former
+
+__getattr__ = former(__name__, {"check_gamma": "check_load"}, until="0.4")
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -395,16 +398,16 @@ def check_sigma(sigma: ArrayLike) -> None:
     check("sigma", sigma, squared, "0, or from 1e-150 to 1e150")
 
 
-def check_gamma(gamma: ArrayLike) -> None:
-    """Raises an error unless gamma is a finite load n / d >= 0.
+def check_load(load: ArrayLike) -> None:
+    """Raises an error unless load is a finite ratio n / d >= 0.
 
     Args:
-      gamma: Loads n / d.
+      load: Loads n / d.
 
     Raises:
       ValueError: If a value is negative, infinite or NaN.
     """
-    check("gamma", gamma, lambda g: (g >= 0) & (g < np.inf), "a finite load n/d >= 0")
+    check("load", load, lambda g: (g >= 0) & (g < np.inf), "a finite load n/d >= 0")
 
 
 def check_ridge(ridge: ArrayLike) -> None:

@@ -2,7 +2,7 @@
 
 Times the kappa equation of the deterministic equivalents on a grid of loads and ridges, the risk
 along training time, and exact draws of risks. Each is compared with the cost of the same numbers by
-least squares, and by gradient descent, on one data set after another.
+least squares and by gradient descent, on one data set after another.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2
     print(f"{device()}; d = {d}, n = {n}")
@@ -62,12 +62,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     times = jnp.geomspace(0.1, 1e3, 100)
     flow = _report(
         "risk at 100 training times",
-        lambda: dl.flow_risk(s, jnp.sqrt(beta2), n, sigma, times),
+        lambda: dl.flow_risk(s, jnp.sqrt(beta2), n=n, sigma=sigma, times=times),
         repeats,
         100,
         "times",
     )
-    law = dl.scratch_law(n, d, sigma)
+    law = dl.scratch_law(n=n, d=d, sigma=sigma)
     scratch_draws = jax.jit(lambda key: law.sample(key, draws))
     keys = iter(jax.random.split(jax.random.key(0), 100))
     scratch = _report(
@@ -77,7 +77,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         draws,
         "draws",
     )
-    tuned_draws = jax.jit(lambda key: dl.overlaps_law(key, n, d, draws).fine_tune(theta, sigma, 2))
+    tuned_draws = jax.jit(
+        lambda key: dl.overlaps_law(key, n=n, d=d, draws=draws).fine_tune(theta, sigma, 2)
+    )
     tuned = _report(
         "exact draws of the fine-tuned risk",
         lambda: tuned_draws(next(keys)),
@@ -102,11 +104,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         count = 1 if name.endswith("draw") else 20
         print(
             f"ratio, {name}: one point takes {ours:.2g} s; {count} data set{'s' * (count > 1)} "
-            f"{count * one_fit / ours:.2g} times as long by least squares, "
+            f"take {count * one_fit / ours:.2g} times as long by least squares, "
             f"{count * one_training / ours:.2g} times by gradient descent"
         )
     ratio = np.asarray(scratch_draws(jax.random.key(3))).mean() / float(
-        dl.scratch_risk(n, d, sigma)
+        dl.scratch_risk(n=n, d=d, sigma=sigma)
     )
     print(f"agreement: mean of the scratch draws / closed form - 1 = {ratio - 1:.1e}")
     return {"seconds": rows, "least_squares": one_fit, "training": one_training}

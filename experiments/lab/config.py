@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import (
@@ -108,13 +109,37 @@ def config(cls: type[T]) -> type[T]:
     @functools.wraps(checked)
     def init(self: Any, *args: Any, **fields: Any) -> None:
         try:
-            checked(self, *args, **fields)
+            checked(self, *args, **_present(cls, fields))
         except ValidationError as error:
             raise ValueError("; ".join(_told(e, made) for e in error.errors())) from None
 
     # Wrapped because pydantic's errors take several lines for each field.
     made.__init__ = init
     return made
+
+
+def _present(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives fields that have a former name, or a former word as value, by the present ones.
+
+    A config class may declare `FORMER` (new names by former ones) and `FORMER_WORDS` (by field, new
+    words by former ones). Former ones work for one release and warn.
+    """
+    former, words = getattr(cls, "FORMER", {}), getattr(cls, "FORMER_WORDS", {})
+    present = {}
+    for name, value in fields.items():
+        if name in former:
+            _warn(f"field {name}", former[name])
+        known = words.get(former.get(name, name), {})
+        values = value if isinstance(value, tuple) else (value,)
+        for old in (v for v in values if isinstance(v, str) and v in known):
+            _warn(f"{name}={old!r}", repr(known[old]))
+        spelled = tuple(known.get(v, v) if isinstance(v, str) else v for v in values)
+        present[former.get(name, name)] = spelled if isinstance(value, tuple) else spelled[0]
+    return present
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old name goes in 0.4", DeprecationWarning, stacklevel=4)
 
 
 def varied(config: C, **changes: Any) -> C:
@@ -144,7 +169,7 @@ def varied(config: C, **changes: Any) -> C:
     """
     names = {field.name for field in dataclasses.fields(config)}
     fields: dict[str, Any] = {}
-    for name, value in changes.items():
+    for name, value in _present(type(config), changes).items():
         if name not in names:
             raise ValueError(f"no field is called '{name}'{nearest(name, names)}")
         fields[name] = value

@@ -211,7 +211,7 @@ def evidence(finding: Finding) -> str:
       finding: The finding.
 
     Returns:
-      Text such as " (Cohen's d = +1.3, p = 0.02)", with a leading space; empty if there was no
+      Text such as " (Cohen's d = +1.3, p = 0.02)", with the space. It is empty if there was no
       test.
     """
     if not np.isfinite(finding.p):
@@ -227,23 +227,22 @@ def rule(findings: Sequence[Finding]) -> str:
       findings: The findings of one study.
 
     Returns:
-      One sentence on the test and the number of tested claims, and one on agreement if any claim is
-      about agreement; empty if nothing was tested.
+      Sentences on the test and the number of tested claims; empty if nothing was tested.
     """
     count = sum(np.isfinite(f.p) for f in findings)
     if not count:
         return ""
     return (
-        f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:.0f} %, Holm-corrected "
-        f"for {count} {'claim' if count == 1 else 'claims'}."
+        f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:g} %, Holm-corrected for "
+        f"{count} claim{'s' if count > 1 else ''}. Cohen's d is the mean over the standard "
+        "deviation."
         f"{_AGREEMENT if any(f.claim.endswith('(agreement)') for f in findings) else ''}"
     )
 
 
 _AGREEMENT = (
-    " For agreement the test is whether the 95 % interval of the difference, before the "
-    "correction, lies within the margin. Cohen's d is then computed from the margin minus the "
-    "difference."
+    " Agreement means that the 95 % interval of the difference lies within the margin, before that "
+    "correction. Cohen's d is then the margin minus the difference, over the standard deviation."
 )
 
 

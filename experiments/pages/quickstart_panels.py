@@ -70,7 +70,7 @@ def _transfer(dataset: "xr.Dataset") -> str:
 
 def _draw_transfer(dataset: "xr.Dataset") -> "list[Figure]":
     at = dataset.sel(sigma=dataset.sigma.max())
-    x, y = at.gamma.values, at.theta.values
+    x, y = at["load"].values, at.theta.values
     theory, mean = at.linear_theory.values, at.linear_mean.values
     reach, figures = limits(at, theory, mean), []
     titles = (

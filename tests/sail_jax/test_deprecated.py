@@ -21,6 +21,12 @@ def trim(density, *, options=()):
     return density, options
 
 
+@renamed("n", "d", until="99.0", load="n", mode={"fine_tune": "fine_tuning"})
+def risk(mode, *, n, d=2):
+    """Computes a risk."""
+    return mode, n, d
+
+
 def test_a_former_name_of_a_package_is_the_new_one_and_warns_where_it_is_used():
     told = r"^sail_jax.rules is now sail_jax.transforms; the old name goes in 0.3$"
     with pytest.warns(DeprecationWarning, match=told) as seen:
@@ -45,6 +51,32 @@ def test_a_former_keyword_is_taken_for_the_new_one_and_warns_where_it_is_used():
         trim(density=1, ratio=0.5)  # pyright: ignore[reportCallIssue]
     assert str(inspect.signature(trim)) == "(density, *, options=())"
     assert trim.__doc__ == "Trims."
+
+
+def test_arguments_that_were_positional_are_taken_by_name_and_warn_where_they_are_given():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert risk("linear", n=3, d=4) == ("linear", 3, 4)
+    told = rf"^n, d of {__name__}.risk is now keyword-only; write risk\(n=..., d=...\) before 99.0$"
+    with pytest.warns(DeprecationWarning, match=told) as seen:
+        assert risk("linear", 3, 4) == ("linear", 3, 4)  # pyright: ignore[reportCallIssue]
+    assert seen[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="^n of"):
+        assert risk("linear", 3, d=4) == ("linear", 3, 4)  # pyright: ignore[reportCallIssue]
+    for wrong in (("linear", 1, 2, 3), ("linear",)):
+        with pytest.raises(TypeError, match=r"positional|required"):
+            risk(*wrong)
+    with pytest.raises(TypeError, match="positional"):
+        risk("linear", 3, n=3)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("how", [{"mode": "fine_tune"}, "fine_tune"])
+def test_a_former_word_is_taken_for_the_new_one_and_warns_where_it_is_used(how):
+    told = r"^mode='fine_tune' of .*risk is now mode='fine_tuning'; the old name goes in 99.0$"
+    with pytest.warns(DeprecationWarning, match=told) as seen:
+        found = risk(n=1, **how) if isinstance(how, dict) else risk(how, n=1)
+    assert found == ("fine_tuning", 1, 2)
+    assert seen[0].filename == __file__
 
 
 def test_a_module_of_its_own_names_alone():

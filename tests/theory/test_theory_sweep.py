@@ -100,7 +100,7 @@ COUNTS = ("n", "d", "width")
 KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "theta": ((0, 1e-30, 1e-4, np.pi / 4, np.pi / 2, np.pi), lambda r, n: r.uniform(0, 3.14, n)),
     "sigma": ((0, -0.0, 1e-30, 1e-3, 1, 1e15, -1, np.inf, np.nan), around(-3, 2)),
-    "gamma": ((0, 1e-30, 1e-6, 1, 1 + 1e-6, 2, 1e30, -1, np.inf), around(-2, 1)),
+    "load": ((0, 1e-30, 1e-6, 1, 1 + 1e-6, 2, 1e30, -1, np.inf), around(-2, 1)),
     "depth": ((1, 1.5, 2, 1e6, np.inf, 0), around(0, 2)),
     "ridge": ((0, 1e-30, 1, 1e12, 1e30), around(-3, 2)),
     "size": ((1e-15, 1, 1e15, 0), around(-2, 2)),
@@ -148,6 +148,20 @@ def number(kind: str, value: np.generic) -> object:
     return mp.mpf(float(value))
 
 
+def in_order(compute: Callable) -> Callable:
+    """Gives keyword-only arguments by position, in the order of the signature."""
+    parameters = inspect.signature(compute).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if not names:
+        return compute
+    first = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    def ordered(*args):
+        return compute(*args[:first], **dict(zip(names, args[first:], strict=False)))
+
+    return ordered
+
+
 @dataclass(frozen=True)
 class Row:
     """A function, the kinds of its inputs, and its value by mpmath, a number or several."""
@@ -181,12 +195,13 @@ def held(row: Row, dtype: type, count: int) -> None:
         right.append((i, at, value))
     with jax.enable_x64(dtype is np.float64):
         index = np.resize([i for i, *_ in right], max(count, SHAPE))  # one shape for all rows
-        found = jax.tree.leaves(row.compute(*(column[index] for column in columns)))
+        compute = in_order(row.compute)
+        found = jax.tree.leaves(compute(*(column[index] for column in columns)))
         found = [np.broadcast_to(np.asarray(x, float), index.shape) for x in found]
         for i in refused[:12]:
             given = [column[i] for column in columns]
             with pytest.raises(ValueError, match="must"):
-                pytest.fail(f"{given}: {row.compute(*given)} is not refused")
+                pytest.fail(f"{given}: {compute(*given)} is not refused")
     for place, (i, at, value) in enumerate(right):
         sizes = [row.parts(*at)] if row.parts else [abs(v) for v in value]
         errors = [row.C * eps * v + 4 * tiny if mp.isfinite(v) else mp.mpf(0) for v in sizes]
@@ -243,8 +258,8 @@ def deviation(sigma: object) -> None:
     need(mp.isfinite(sigma), sigma >= 0)
 
 
-def load(gamma: object) -> None:
-    need(mp.isfinite(gamma), gamma >= 0)
+def ratio(load: object) -> None:
+    need(mp.isfinite(load), load >= 0)
 
 
 def scratch(n, d, sigma):
@@ -254,12 +269,12 @@ def scratch(n, d, sigma):
     return max(1 - mp.mpf(n) / d, 0) + noise
 
 
-def scratch_limit(gamma, sigma):
-    load(gamma)
+def scratch_limit(load, sigma):
+    ratio(load)
     deviation(sigma)
-    need(gamma != 1 or sigma == 0)
-    noise = 0 if sigma == 0 else sigma**2 * min(gamma, 1) / abs(gamma - 1)
-    return max(1 - gamma, 0) + noise
+    need(load != 1 or sigma == 0)
+    noise = 0 if sigma == 0 else sigma**2 * min(load, 1) / abs(load - 1)
+    return max(1 - load, 0) + noise
 
 
 def linear(n, theta, sigma):
@@ -380,34 +395,34 @@ def unbalanced(p, seen, r):
         return mp.sqrt((b + mp.sqrt(b**2 + 4 * p)) / 2 / start)
 
 
-def unbalanced_limit(gamma, sigma, r):
-    load(gamma)
+def unbalanced_limit(load, sigma, r):
+    ratio(load)
     deviation(sigma)
-    need(gamma < 1)
-    return unbalanced(gamma * (1 + sigma**2 / (1 - gamma)), gamma, r)
+    need(load < 1)
+    return unbalanced(load * (1 + sigma**2 / (1 - load)), load, r)
 
 
-def unbalanced_risk(gamma, theta, sigma, r):
-    c = unbalanced_limit(gamma, sigma, r)
-    return (1 - gamma) * (1 - 2 * c * mp.cos(theta) + c**2) + gamma * sigma**2 / (1 - gamma)
+def unbalanced_risk(load, theta, sigma, r):
+    c = unbalanced_limit(load, sigma, r)
+    return (1 - load) * (1 - 2 * c * mp.cos(theta) + c**2) + load * sigma**2 / (1 - load)
 
 
-def limit_scale(gamma, sigma, depth, size=1):
-    return scale(gamma * (1 + sigma**2 / (1 - gamma)) / size**2, gamma, depth)
+def limit_scale(load, sigma, depth, size=1):
+    return scale(load * (1 + sigma**2 / (1 - load)) / size**2, load, depth)
 
 
-def gain(gamma, theta, sigma, depth, size):
-    load(gamma)
+def gain(load, theta, sigma, depth, size):
+    ratio(load)
     deviation(sigma)
     need(depth >= 1, size > 0, mp.isfinite(size))
-    if gamma >= 1:
+    if load >= 1:
         return mp.mpf(0)
-    c = size * limit_scale(gamma, sigma, depth, size)
-    return (1 - gamma) * c * (2 * mp.cos(theta) - c)
+    c = size * limit_scale(load, sigma, depth, size)
+    return (1 - load) * c * (2 * mp.cos(theta) - c)
 
 
-def fine_tune(gamma, theta, sigma, depth, size):
-    return scratch_limit(gamma, sigma) - gain(gamma, theta, sigma, depth, size)
+def fine_tune(load, theta, sigma, depth, size):
+    return scratch_limit(load, sigma) - gain(load, theta, sigma, depth, size)
 
 
 def gain_at(n, d, theta, sigma, depth):
@@ -437,11 +452,11 @@ def equal_sin2(n, d, sigma):
     return min(max(((n - 2) * scratch(n, d, sigma) - sigma**2) / mp.mpf(n - 1), 0), 1)
 
 
-def fine_tune_boundary(gamma, sigma, depth):
-    load(gamma)
+def fine_tuning_boundary(load, sigma, depth):
+    ratio(load)
     deviation(sigma)
-    need(gamma < 1, depth >= 1)
-    return mp.acos(min(limit_scale(gamma, sigma, depth) / 2, 1))
+    need(load < 1, depth >= 1)
+    return mp.acos(min(limit_scale(load, sigma, depth) / 2, 1))
 
 
 def linear_flow(n, theta, sigma, t):
@@ -459,13 +474,13 @@ def linear_flow(n, theta, sigma, t):
     return missed + mp.cos(theta) ** 2 * kept + (sigma**2 + missed) * overfit
 
 
-def source_limit(gamma, theta, sigma):
+def source_limit(load, theta, sigma):
     deviation(sigma)
-    need(gamma > 0)
-    if gamma == 1 and sigma > 0:
+    need(load > 0)
+    if load == 1 and sigma > 0:
         return mp.inf, mp.pi / 2
-    noise = 0 if mp.isinf(gamma) else sigma**2 * min(gamma, 1) / abs(gamma - 1) if sigma else 0
-    known = min(gamma, mp.mpf(1))
+    noise = 0 if mp.isinf(load) else sigma**2 * min(load, 1) / abs(load - 1) if sigma else 0
+    known = min(load, mp.mpf(1))
     across = mp.sqrt(noise + known * (1 - known) + (known * mp.sin(theta)) ** 2)
     return mp.sqrt(known + noise), mp.atan2(across, known * mp.cos(theta))
 
@@ -626,7 +641,7 @@ POISSON = 4096
 
 ROWS = [
     Row(risks.scratch_risk, ("n", "d", "sigma"), scratch),
-    Row(risks.scratch_limit, ("gamma", "sigma"), scratch_limit),
+    Row(risks.scratch_limit, ("load", "sigma"), scratch_limit),
     Row(risks.linear_transfer_risk, ("n", "theta", "sigma"), linear),
     Row(
         risks.linear_transfer_risk,
@@ -650,8 +665,8 @@ ROWS = [
     ),
     Row(regularised.linear_transfer_load, ("theta", "sigma"), transfer_load),
     Row(
-        risks.fine_tune_risk,
-        ("gamma", "theta", "sigma", "depth", "size"),
+        risks.fine_tuning_risk,
+        ("load", "theta", "sigma", "depth", "size"),
         fine_tune,
         128,
         few=60,
@@ -659,13 +674,15 @@ ROWS = [
     ),
     Row(
         partial(risks.transferability_limit, "linear"),
-        ("gamma", "theta", "sigma"),
-        lambda gamma, theta, sigma: scratch_limit(gamma, sigma) - mp.sin(theta) ** 2,
-        parts=lambda gamma, theta, sigma: scratch_limit(gamma, sigma) + mp.sin(theta) ** 2,
+        ("load", "theta", "sigma"),
+        lambda load, theta, sigma: scratch_limit(load, sigma) - mp.sin(theta) ** 2,
+        parts=lambda load, theta, sigma: scratch_limit(load, sigma) + mp.sin(theta) ** 2,
     ),
     Row(
-        lambda g, t, s, L, r: risks.transferability_limit("fine_tune", g, t, s, depth=L, size=r),
-        ("gamma", "theta", "sigma", "depth", "size"),
+        lambda g, t, s, L, r: risks.transferability_limit(
+            "fine_tuning", load=g, theta=t, sigma=s, depth=L, size=r
+        ),
+        ("load", "theta", "sigma", "depth", "size"),
         gain,
         128,
         few=60,
@@ -678,7 +695,9 @@ ROWS = [
         parts=lambda n, d, theta, sigma: scratch(n, d, sigma) + linear(n, theta, sigma),
     ),
     Row(
-        lambda n, d, t, s, L: risks.transferability("fine_tune", n, d, t, s, depth=L),
+        lambda n, d, t, s, L: risks.transferability(
+            "fine_tuning", n=n, d=d, theta=t, sigma=s, depth=L
+        ),
         ("n", "d", "theta", "sigma", "depth"),
         gain_at,
         128,
@@ -692,11 +711,11 @@ ROWS = [
         ("mass", "seen", "real"),
         lambda p, q, r: unbalanced(p, 1 - q, r),
     ),
-    Row(scales.unbalanced_risk, ("gamma", "theta", "sigma", "real"), unbalanced_risk),
+    Row(scales.unbalanced_risk, ("load", "theta", "sigma", "real"), unbalanced_risk),
     Row(
         scales.unbalanced_boundary,
-        ("gamma", "sigma", "real"),
-        lambda gamma, sigma, r: mp.acos(min(unbalanced_limit(gamma, sigma, r) / 2, 1)),
+        ("load", "sigma", "real"),
+        lambda load, sigma, r: mp.acos(min(unbalanced_limit(load, sigma, r) / 2, 1)),
     ),
     Row(risks.linear_transfer_boundary, ("theta", "sigma"), linear_boundary),
     Row(
@@ -709,9 +728,9 @@ ROWS = [
             else ((n - 2) * scratch(n, d, sigma) + sigma**2) / mp.mpf(n - 1)
         ),
     ),
-    Row(risks.fine_tune_boundary, ("gamma", "sigma", "depth"), fine_tune_boundary, few=60),
+    Row(risks.fine_tuning_boundary, ("load", "sigma", "depth"), fine_tuning_boundary, few=60),
     Row(training_time.linear_transfer_flow_risk, ("n", "theta", "sigma", "time"), linear_flow),
-    Row(pretraining.source_limit, ("gamma", "theta", "sigma"), source_limit),
+    Row(pretraining.source_limit, ("load", "theta", "sigma"), source_limit),
     Row(modes.mode, ("time", "nonnegative", "real"), mode),
     Row(fine_tuning.mode_limit, ("nonnegative", "nonnegative", "nonnegative"), anchored),
     Row(
@@ -834,10 +853,13 @@ def test_values_are_right_or_refused(row, dtype, count):
 @pytest.mark.parametrize(
     ("compute", "value"),
     [
-        (lambda: risks.linear_transfer_risk(1e8, 1.0, 0.1, 1e12), 1 - 2e-12 * np.cos(1) ** 2),
-        (lambda: risks.scratch_risk(2**25, 2**25 + 2, 1.0), 2**25 + 2 / (2**25 + 2)),
-        (lambda: risks.scratch_risk(2**25, 2**25 + 3, 1.0), 2**24 + 3 / (2**25 + 3)),
-        (lambda: risks.optimal_ridge(10, np.pi / 2, 0.1), np.inf),
+        (
+            lambda: risks.linear_transfer_risk(n=1e8, theta=1.0, sigma=0.1, ridge=1e12),
+            1 - 2e-12 * np.cos(1) ** 2,
+        ),
+        (lambda: risks.scratch_risk(n=2**25, d=2**25 + 2, sigma=1.0), 2**25 + 2 / (2**25 + 2)),
+        (lambda: risks.scratch_risk(n=2**25, d=2**25 + 3, sigma=1.0), 2**24 + 3 / (2**25 + 3)),
+        (lambda: risks.optimal_ridge(n=10, theta=np.pi / 2, sigma=0.1), np.inf),
         (lambda: modes.mode(1e4, 0.0, 1.0), 0.0),
         (lambda: modes.mode(np.inf, 0.5, 0.0), 0.0),
         (lambda: modes.mode(np.inf, 0.5, -1.0), 0.0),
@@ -852,9 +874,15 @@ def test_values_are_right_or_refused(row, dtype, count):
         (lambda: transfer.empirical_total_variation([0.41, 0.59], [0.41, 0.59], 1, 1), 0.4838),
         (lambda: discriminant.lda_parameters([[1.0], [-1.0]], prior=0.41)[1], np.log(0.41 / 0.59)),
         (lambda: covariance.effective_ridge([1.0, 1.0, 1.0], 3, 1e-30), 1e-15),
-        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.0), 0.0),
-        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.5), np.inf),
-        (lambda: covariance.scratch_risk(np.array([1.0, 0.0]), np.ones(2), 3, 1.0), 0.5),
+        (
+            lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), n=3, sigma=0.0),
+            0.0,
+        ),
+        (
+            lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), n=3, sigma=0.5),
+            np.inf,
+        ),
+        (lambda: covariance.scratch_risk(np.array([1.0, 0.0]), np.ones(2), n=3, sigma=1.0), 0.5),
     ],
 )
 def test_borders_have_their_values(compute, value, dtype):
@@ -876,8 +904,11 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
     ("compute", "message"),
     [
         # squares that are 0 or infinite in float64: the risk of n near d was NaN, not infinite
-        (lambda: deep_linear.scratch_risk(3, 4, 1e-170, allow_infinite=True), "sigma must be"),
-        (lambda: deep_linear.linear_transfer_sin2(9, 4, 1e170), "sigma must be"),
+        (
+            lambda: deep_linear.scratch_risk(n=3, d=4, sigma=1e-170, allow_infinite=True),
+            "sigma must be",
+        ),
+        (lambda: deep_linear.linear_transfer_sin2(n=9, d=4, sigma=1e170), "sigma must be"),
         (lambda: deep_linear.null_scale(np.inf, 0.5, 2), "p must be"),
         (lambda: linearity.r_squared(1.0, np.inf, 0.3), "distance must be"),
         (lambda: initialisation.lda_total_variation(np.eye(2), np.eye(2), 1.0, 2.0), "prior must"),
@@ -890,7 +921,7 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
         # squares beyond the largest float, and products of 0 and infinity
         (lambda: deep_linear.scratch_fit(jnp.full((2, 2), 1e30), jnp.ones(2)), "x must be from -2"),
         (lambda: deep_linear.linear_transfer_fit(jnp.eye(2), jnp.full(2, 1e30), ONE), "y must be"),
-        (lambda: deep_linear.fine_tune_limit(jnp.eye(2), jnp.full(2, -1e30), ONE), "y must be"),
+        (lambda: deep_linear.fine_tuning_limit(jnp.eye(2), jnp.full(2, -1e30), ONE), "y must be"),
         (
             lambda: student_teacher.mercer(jnp.full((2, 2), 1e30)),
             r"mercer must be a number; got NaN where .w. is up to 1e.30",
@@ -902,7 +933,10 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
         (lambda: two_layer.ideal(jnp.full((2, 2), jnp.inf), 1), "target. is up to inf"),
         (lambda: initialisation.excess_bound(np.inf, 0.0), "L must be a curvature > 0 and finite"),
         (lambda: initialisation.lda_distance(0.0, np.inf), "constant must be > 0 and finite"),
-        (lambda: deep_linear.advise(9, 5, 1.0, 0.1, size=1e-200), "advise .*size. is up to 1e-200"),
+        (
+            lambda: deep_linear.advise(n=9, d=5, theta=1.0, sigma=0.1, size=1e-200),
+            "advise .*size. is up to 1e-200",
+        ),
         (
             lambda: linearity.gap(jnp.log, jnp.array([[1.0], [-3.0]]), [0.5, 0.5]),
             "of gap .*thetas. is up to 3",
@@ -942,7 +976,7 @@ def test_a_difference_of_infinite_means_is_refused():
     with pytest.raises(
         ValueError, match=r"n must be .* \(their difference is not defined\); got 1"
     ):
-        risks.transferability("linear", 1, 1, 1.0, 0.1, allow_infinite=True)
+        risks.transferability("linear", n=1, d=1, theta=1.0, sigma=0.1, allow_infinite=True)
 
 
 # --- functions of arrays: a few inputs, float32 beside float64 ------------------------------------
@@ -1007,7 +1041,7 @@ def points() -> jax.Array:
 
 
 def fits(n: int = 9, sigma: float = 0.5) -> list[sources.Fit]:
-    return [sources.wishart_fit(normal(k, 4), n, sigma) for k in (1, 2)]
+    return [sources.wishart_fit(normal(k, 4), n=n, sigma=sigma) for k in (1, 2)]
 
 
 WEIGHTS = (0.5, 0.25, 0.25)
@@ -1033,6 +1067,7 @@ def pairs() -> tuple[jax.Array, ...]:
 
 def over(compute: Callable, *columns: Sequence) -> list[Callable]:
     """A call for each row of the columns' product."""
+    compute = in_order(compute)
     return [partial(compute, *row) for row in itertools.product(*columns)]
 
 
@@ -1051,26 +1086,28 @@ WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
 # entry, or of 1e-3.
 FEW: dict[str, list[Callable]] = {
     "deep_linear.advice.advise": over(
-        lambda n, theta, sigma: deep_linear.advise(n, 5, theta, sigma).risks,
+        lambda n, theta, sigma: deep_linear.advise(n=n, d=5, theta=theta, sigma=sigma).risks,
         (1, 3, 4, 5, 2**25),
         PLACES,
         SIGMAS[:3],
     ),
     "deep_linear.advice.transfer_risks": over(
-        lambda n, theta, sigma: deep_linear.transfer_risks(n, 2**25, theta, sigma),
+        lambda n, theta, sigma: deep_linear.transfer_risks(n=n, d=2**25, theta=theta, sigma=sigma),
         (1, 2, 3, 2**25 - 2, 2**25 + 2, 2**25 + 3),
         PLACES,
         SIGMAS,
     ),
     "deep_linear.advice.advise_tasks": [
         lambda s=s, d=d: (
-            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), 9, 0.1, inputs=d).risks
+            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), n=9, sigma=0.1, inputs=d).risks
         )
         for s in (1e-9, 1.0, 1e9)
         for d in (None, np.diag([4.0, 2.0, 1.0, 0.5]))
     ],
     "deep_linear.advice.advise_features": [
-        lambda n=n: deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n, 0.1).risks
+        lambda n=n: (
+            deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n=n, sigma=0.1).risks
+        )
         for n in (1, 2, 9, 99)
     ],
     "deep_linear.advice.advise_sample": each(
@@ -1107,15 +1144,17 @@ FEW: dict[str, list[Callable]] = {
         lambda s, n: covariance.equivalent(jnp.array(s), n).kappa, SPECTRUM, (1, 2, 3, 9)
     ),
     "deep_linear.covariance.scratch_risk": over(
-        lambda s, n, sigma, r: covariance.scratch_risk(jnp.array(s), jnp.ones(3), n, sigma, r),
+        lambda s, n, sigma, r: covariance.scratch_risk(
+            jnp.array(s), jnp.ones(3), n=n, sigma=sigma, ridge=r
+        ),
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
         SIGMAS,
         (0.0, 1.0, 1e15),
     ),
-    "deep_linear.covariance.fine_tune_risk": over(
-        lambda s, n, sigma, L: covariance.fine_tune_risk(
-            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, L
+    "deep_linear.covariance.fine_tuning_risk": over(
+        lambda s, n, sigma, L: covariance.fine_tuning_risk(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n=n, sigma=sigma, depth=L
         ),
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
@@ -1124,7 +1163,7 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.covariance.linear_transfer_risk": over(
         lambda s, n, sigma: covariance.linear_transfer_risk(
-            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n=n, sigma=sigma
         ),
         SPECTRUM,
         (3, 9, 10**6),
@@ -1137,14 +1176,16 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.penalised.best_risk_of": over(
         # At the minimum the risk has no slope, so the penalty has half of its digits.
-        lambda s, n, sigma: penalised.best_risk_of(jnp.array(s), jnp.ones(3), n, sigma)[1],
+        lambda s, n, sigma: penalised.best_risk_of(jnp.array(s), jnp.ones(3), n=n, sigma=sigma)[1],
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
         SIGMAS,
     ),
     "deep_linear.wishart.spectrum": over(wishart.spectrum, (1, 2, 9), (1, 3)),
     "deep_linear.wishart.ridge_risk": over(
-        lambda n, d, sigma, penalty: wishart.ridge_risk(n, d, 1.0, sigma, penalty),
+        lambda n, d, sigma, penalty: wishart.ridge_risk(
+            n=n, d=d, distance=1.0, sigma=sigma, penalty=penalty
+        ),
         (1, 9),
         (2, 9),
         SIGMAS,
@@ -1168,7 +1209,7 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.regularised.offset_from_source": over(
         lambda s, n, sigma, ridge: regularised.offset_from_source(
-            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, ridge
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n=n, sigma=sigma, ridge=ridge
         ),
         SPECTRUM,
         (1, 3, 9),
@@ -1195,8 +1236,8 @@ FEW: dict[str, list[Callable]] = {
         for data in (WIDE, DATA)
     ],
     "deep_linear.diagonal.diagonal_risk": over(
-        lambda gamma, sigma, s: diagonal.diagonal_risk(
-            [0.5, 0.25, 0.25], [1.0, 0.0, -2.0], [1.0, 1.0, 0.0], gamma, sigma, s
+        lambda load, sigma, s: diagonal.diagonal_risk(
+            [0.5, 0.25, 0.25], [1.0, 0.0, -2.0], [1.0, 1.0, 0.0], load=load, sigma=sigma, scale=s
         ),
         (0.5, 1e-3, 1.0),
         (0.5, 0.0, 1e15),
@@ -1205,16 +1246,18 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.diagonal.recovery_load": over(
         diagonal.recovery_load, (0.0, 0.25), (0.0, 0.25), (0.0, 0.25), (0.0, 1e-6, 0.25, 1.0)
     ),
-    "deep_linear.distributions.fine_tune_law": over(
+    "deep_linear.distributions.fine_tuning_law": over(
         lambda n, theta, sigma: (
-            deep_linear.fine_tune_law(key(), n, 4, theta, sigma, draws=50).draws
+            deep_linear.fine_tuning_law(key(), n=n, d=4, theta=theta, sigma=sigma, draws=50).draws
         ),
         (1, 3, 4, 9),
         PLACES,
         (0.0, 0.5),
     ),
     "deep_linear.distributions.linear_transfer_law": over(
-        lambda n, theta, sigma, of: of(deep_linear.linear_transfer_law(n, theta, sigma)),
+        lambda n, theta, sigma, of: of(
+            deep_linear.linear_transfer_law(n=n, theta=theta, sigma=sigma)
+        ),
         (1, 3, 9, 10**6),
         PLACES,
         (0.0, 0.5, 1e9),
@@ -1226,7 +1269,7 @@ FEW: dict[str, list[Callable]] = {
         ),
     ),
     "deep_linear.distributions.scratch_law": over(
-        lambda n, d, sigma, of: of(deep_linear.scratch_law(n, d, sigma)),
+        lambda n, d, sigma, of: of(deep_linear.scratch_law(n=n, d=d, sigma=sigma)),
         (1, 3, 4, 9),
         (1, 4, 5, 10**5),
         (0.0, 0.5, 1e9),
@@ -1267,18 +1310,20 @@ FEW: dict[str, list[Callable]] = {
             )
         ),
     ],
-    "deep_linear.estimators.fine_tune_limit": [
-        lambda L=L, x=x, d=d: deep_linear.fine_tune_limit(x[0](), x[1](), normal(3, d), L)
+    "deep_linear.estimators.fine_tuning_limit": [
+        lambda L=L, x=x, d=d: deep_linear.fine_tuning_limit(x[0](), x[1](), normal(3, d), L)
         for L in (1, 2, np.inf)
         for x, d in ((DATA, 3), (WIDE, 5))
     ]
     + [
-        lambda: deep_linear.fine_tune_limit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3)),
-        lambda: deep_linear.fine_tune_limit(jnp.eye(3), jnp.zeros(3), jnp.ones(3), jnp.inf),
+        lambda: deep_linear.fine_tuning_limit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3)),
+        lambda: deep_linear.fine_tuning_limit(jnp.eye(3), jnp.zeros(3), jnp.ones(3), jnp.inf),
     ],
-    "deep_linear.flow.fine_tune_flow": [
-        lambda: deep_linear.fine_tune_flow(*(f() for f in DATA), normal(3, 3), [0.0, 1.0]),
-        lambda: deep_linear.fine_tune_flow(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, 1.0]),
+    "deep_linear.flow.fine_tuning_flow": [
+        lambda: deep_linear.fine_tuning_flow(*(f() for f in DATA), normal(3, 3), [0.0, 1.0]),
+        lambda: deep_linear.fine_tuning_flow(
+            jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, 1.0]
+        ),
     ],
     "deep_linear.flow.linear_flow": [
         lambda: deep_linear.linear_flow(*(f() for f in DATA), jnp.zeros(3), [0.0, 1.0, jnp.inf]),
@@ -1303,24 +1348,34 @@ FEW: dict[str, list[Callable]] = {
         lambda: deep_linear.nested_overlaps(normal(1, 5, 3), normal(2, 5), jnp.eye(3, 2), [1, 2, 5])
     ),
     "deep_linear.laws.overlaps_law": over(
-        lambda n, d: tuple(deep_linear.overlaps_law(key(), n, d, 9)[:2]), (1, 2, 3, 9), (2, 3, 9)
+        lambda n, d: tuple(deep_linear.overlaps_law(key(), n=n, d=d, draws=9)[:2]),
+        (1, 2, 3, 9),
+        (2, 3, 9),
     ),
     "deep_linear.overlaps.bordered": each(
         lambda: overlaps.bordered(jnp.eye(2), jnp.zeros(2), jnp.ones(()))
     ),
     "deep_linear.pretraining.source_from": over(
         lambda n, theta, sigma: (
-            deep_linear.source_from(deep_linear.overlaps_law(key(), n, 3, 9), theta, sigma).theta
+            deep_linear.source_from(
+                deep_linear.overlaps_law(key(), n=n, d=3, draws=9), theta, sigma
+            ).theta
         ),
         (1, 3, 9),
         PLACES,
         (0.0, 0.5),
     ),
     "deep_linear.pretraining.source_law": over(
-        lambda n, theta: deep_linear.source_law(key(), n, 3, theta, 0.5, 9).theta, (1, 3, 9), PLACES
+        lambda n, theta: (
+            deep_linear.source_law(key(), n=n, d=3, theta=theta, sigma=0.5, draws=9).theta
+        ),
+        (1, 3, 9),
+        PLACES,
     ),
     "deep_linear.ranks.random_rank_risk": over(
-        lambda n, distance, sigma, k: ranks.random_rank_risk(n, 9, distance, sigma, k),
+        lambda n, distance, sigma, k: ranks.random_rank_risk(
+            n=n, d=9, distance=distance, sigma=sigma, rank=k
+        ),
         (0, 1, 4, 12, 10**6),
         (0.0, 1e-15, 1.0),
         SIGMAS,
@@ -1331,14 +1386,16 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.ranks.source_rank_risks": over(
         lambda x, n, sigma: ranks.source_rank_risks(
-            jnp.array([1.0, -0.5]), 0.25, jnp.array([x, 1.0]), 2.0, n, sigma
+            jnp.array([1.0, -0.5]), 0.25, jnp.array([x, 1.0]), d_over_m=2.0, n=n, sigma=sigma
         ),
         (0.0, 1.0, 2.0, 1e15),
         (2, 4, 10**6),
         SIGMAS[:3],
     ),
     "deep_linear.ranks.best_random_rank": over(
-        lambda n, distance, sigma: tuple(ranks.best_random_rank(n, 9, distance, sigma)),
+        lambda n, distance, sigma: tuple(
+            ranks.best_random_rank(n=n, d=9, distance=distance, sigma=sigma)
+        ),
         (0, 1, 8, 9, 12, 10**6),
         (0.0, 1e-15, 1.0),
         SIGMAS,
@@ -1347,20 +1404,23 @@ FEW: dict[str, list[Callable]] = {
         ranks.rank_threshold, (0.0, 1e-15, 1.0), (3, 10**6), SIGMAS, (0, 1, 9)
     ),
     "deep_linear.ranks.rank_risks": over(
-        lambda s, n, sigma: ranks.rank_risks(jnp.array(s), jnp.ones(3), n, sigma),
+        lambda s, n, sigma: ranks.rank_risks(jnp.array(s), jnp.ones(3), n=n, sigma=sigma),
         SPECTRUM,
         (1, 2, 5, 10**6),
         SIGMAS[:3],
     ),
     "deep_linear.ranks.best_rank": over(
-        lambda s, n, sigma: tuple(ranks.best_rank(jnp.array(s), jnp.ones(3), n, sigma)),
+        lambda s, n, sigma: tuple(ranks.best_rank(jnp.array(s), jnp.ones(3), n=n, sigma=sigma)),
         SPECTRUM[:2],
         (1, 5, 10**6),
         SIGMAS[:3],
     ),
     "deep_linear.sources.wishart_fit": over(
         lambda n, sigma, inputs: sources.wishart_fit(
-            normal(1, 4), n, sigma, None if inputs is None else jnp.diag(jnp.array(inputs))
+            normal(1, 4),
+            n=n,
+            sigma=sigma,
+            inputs=None if inputs is None else jnp.diag(jnp.array(inputs)),
         ),
         (1, 2, 4, 9, 10**6),
         SIGMAS,
@@ -1368,7 +1428,7 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.sources.ridge_fit": over(
         lambda s, n, sigma, ridge: sources.ridge_fit(
-            jnp.diag(jnp.array(s)), normal(1, 3), n, sigma, ridge
+            jnp.diag(jnp.array(s)), normal(1, 3), n=n, sigma=sigma, ridge=ridge
         ),
         SPECTRUM,
         (1, 3, 9),
@@ -1391,7 +1451,9 @@ FEW: dict[str, list[Callable]] = {
         lambda s, n: sources.tuned_metric(jnp.diag(jnp.array(s)), n), SPECTRUM, (1, 2, 3, 9)
     ),
     "deep_linear.sources.tuned_risk": over(
-        lambda s, n, sigma: sources.tuned_risk(jnp.diag(jnp.array(s)), jnp.eye(3), n, sigma),
+        lambda s, n, sigma: sources.tuned_risk(
+            jnp.diag(jnp.array(s)), jnp.eye(3), n=n, sigma=sigma
+        ),
         SPECTRUM,
         (1, 2, 9),
         SIGMAS[:3],
@@ -1410,7 +1472,7 @@ FEW: dict[str, list[Callable]] = {
     ],
     "deep_linear.subspace.linear_transfer_risk": over(
         lambda n, e, m, sigma: subspace.linear_transfer_risk(
-            n, subspace.Overlap(jnp.array(e), jnp.array(m), 4, 1), sigma
+            n=n, of=subspace.Overlap(jnp.array(e), jnp.array(m), 4, 1), sigma=sigma
         ),
         (0, 1, 2, 6, 10**6),
         (0.0, 1e-30, 1.0),
@@ -1419,7 +1481,7 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.training_time.flow_risk": over(
         lambda s, n, sigma: deep_linear.flow_risk(
-            jnp.array(s), jnp.ones(3), n, sigma, jnp.array([0.0, 1e-9, 1.0, 1e3])
+            jnp.array(s), jnp.ones(3), n=n, sigma=sigma, times=jnp.array([0.0, 1e-9, 1.0, 1e3])
         ),
         SPECTRUM[:2],
         (1, 3, 9, 10**6),
@@ -2198,7 +2260,7 @@ SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_fr
 INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
     "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
-    "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
+    "deep_linear.covariance.fine_tuning_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "deep_linear.ranks.rank_risks",
     "deep_linear.sources.tuned_risk", "initialisation.proximity.tail_bound",
     "deep_linear.wishart.ridge_risk",
@@ -2241,7 +2303,10 @@ def test_every_public_function_refuses_what_is_not_a_number():
     for of in public() - undefined:
         module, name = of.rsplit(".", 1)
         function = getattr(importlib.import_module(f"theory.{module}"), name)
-        assert getattr(function, "__code__", None) is defined, of
+        layers = [function]  # former calls may be translated first
+        while hasattr(layers[-1], "__wrapped__"):
+            layers.append(layers[-1].__wrapped__)
+        assert any(getattr(layer, "__code__", None) is defined for layer in layers), of
 
 
 def _where(of: Callable) -> str:

@@ -9,6 +9,7 @@ modules: `penalised` and `wishart` (ridge regression and L2-SP, in the limit and
 `divergences` (distances between tasks) and `networks` (networks trained by gradient descent).
 """
 
+from sail_jax.deprecated import former
 from sail_jax.lazy import listed
 from theory.deep_linear.advice import (
     Advice,
@@ -23,21 +24,21 @@ from theory.deep_linear.advice import (
 from theory.deep_linear.distributions import (
     RiskLaw,
     SampledLaw,
-    fine_tune_law,
+    fine_tuning_law,
     linear_transfer_law,
     scratch_law,
 )
 from theory.deep_linear.drawing import phase_diagram
-from theory.deep_linear.estimators import fine_tune_limit, linear_transfer_fit, scratch_fit
-from theory.deep_linear.flow import fine_tune_flow, linear_flow
+from theory.deep_linear.estimators import fine_tuning_limit, linear_transfer_fit, scratch_fit
+from theory.deep_linear.flow import fine_tuning_flow, linear_flow
 from theory.deep_linear.grid import nested_overlaps, simulate_overlaps
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.overlaps import Overlaps, null_scale
 from theory.deep_linear.pretraining import Source, source_from, source_law, source_limit
 from theory.deep_linear.risks import (
     Boundary,
-    fine_tune_boundary,
-    fine_tune_risk,
+    fine_tuning_boundary,
+    fine_tuning_risk,
     linear_transfer_boundary,
     linear_transfer_limit,
     linear_transfer_risk,
@@ -51,6 +52,11 @@ from theory.deep_linear.risks import (
 from theory.deep_linear.training_time import flow_risk, linear_transfer_flow_risk
 
 __dir__ = listed(__name__)
+__getattr__ = former(
+    __name__,
+    {f"fine_tune_{of}": f"fine_tuning_{of}" for of in ("boundary", "flow", "law", "limit", "risk")},
+    until="0.4",
+)
 
 __all__ = [
     "Advice",
@@ -65,11 +71,11 @@ __all__ = [
     "advise_sample",
     "advise_tasks",
     "angle",
-    "fine_tune_boundary",
-    "fine_tune_flow",
-    "fine_tune_law",
-    "fine_tune_limit",
-    "fine_tune_risk",
+    "fine_tuning_boundary",
+    "fine_tuning_flow",
+    "fine_tuning_law",
+    "fine_tuning_limit",
+    "fine_tuning_risk",
     "flow_risk",
     "linear_flow",
     "linear_transfer_boundary",

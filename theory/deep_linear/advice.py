@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import one_of
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance, penalised, risks, subspace
 from theory.deep_linear.estimators import check_data
@@ -46,13 +47,14 @@ class Advice(NamedTuple):
     risks: dict[str, float]
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4")
 @problems.defined
 def transfer_risks(
+    *,
     n: ArrayLike,
     d: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
-    *,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
     against: Against = "regularised",
@@ -85,7 +87,7 @@ def transfer_risks(
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9, without the
       candidates of `penalised`.
 
-    >>> for name, risk in transfer_risks(98, 100, jnp.pi / 2, 0.2).items():
+    >>> for name, risk in transfer_risks(n=98, d=100, theta=jnp.pi / 2, sigma=0.2).items():
     ...     print(f"{name}: {risk:.2f}")
     scratch: 3.94
     ridge from scratch: 0.19
@@ -95,26 +97,29 @@ def transfer_risks(
     L2-SP: 0.28
     """
     one_of("against", against, Against)
-    scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
-    gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
+    scratch = risks.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
+    gain = risks.transferability(
+        "fine_tuning", n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size
+    )
     by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
     if against == "regularised":
         by_method = _with_penalised(
             by_method,
-            penalised.best_risk(n, d, 1.0, sigma),
-            penalised.best_risk(n, d, _distance(theta, size), sigma),
+            penalised.best_risk(n=n, d=d, distance=1.0, sigma=sigma),
+            penalised.best_risk(n=n, d=d, distance=_distance(theta, size), sigma=sigma),
         )
     shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
     return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4")
 @problems.defined
 def advise(
+    *,
     n: int,
     d: int,
     theta: float,
     sigma: float,
-    *,
     depth: float = 2,
     size: float = 1.0,
     against: Against = "regularised",
@@ -137,23 +142,26 @@ def advise(
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> advise(50, 500, 0.3, 0.2).method
+    >>> advise(n=50, d=500, theta=0.3, sigma=0.2).method
     'L2-SP'
-    >>> advise(98, 100, 1.5, 0.2).method
+    >>> advise(n=98, d=100, theta=1.5, sigma=0.2).method
     'ridge from scratch'
-    >>> advise(98, 100, 1.5, 0.2, against="unregularised").method
+    >>> advise(n=98, d=100, theta=1.5, sigma=0.2, against="unregularised").method
     'ridge transfer'
     """
-    return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size, against=against))
+    return _advice(
+        transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size, against=against)
+    )
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.defined
 def advise_tasks(
     beta_s: Float[ArrayLike, " d"],
     beta_t: Float[ArrayLike, " d"],
+    *,
     n: int,
     sigma: float,
-    *,
     inputs: Float[ArrayLike, "d d"] | None = None,
     depth: float = 2,
     against: Against = "regularised",
@@ -180,7 +188,7 @@ def advise_tasks(
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
 
-    >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
+    >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), n=50, sigma=0.1).method
     'L2-SP'
     """
     one_of("against", against, Against)
@@ -188,10 +196,10 @@ def advise_tasks(
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
         by_method = transfer_risks(
-            n,
-            jnp.size(beta_t),
-            theta,
-            jnp.asarray(sigma) / size,
+            n=n,
+            d=jnp.size(beta_t),
+            theta=theta,
+            sigma=jnp.asarray(sigma) / size,
             depth=depth,
             size=ratio,
             against=against,
@@ -201,26 +209,29 @@ def advise_tasks(
     theta, size2 = covariance.sigma_angle(s, source, target)
     refits = _refits(n, theta, sigma / jnp.sqrt(size2))
     by_method = {
-        "scratch": covariance.scratch_risk(s, target, n, sigma),
+        "scratch": covariance.scratch_risk(s, target, n=n, sigma=sigma),
         **{name: size2 * value for name, value in refits.items()},
-        "fine-tuning": covariance.fine_tune_risk(s, source, target, n, sigma, depth),
+        "fine-tuning": covariance.fine_tuning_risk(
+            s, source, target, n=n, sigma=sigma, depth=depth
+        ),
     }
     if against == "regularised":
         by_method = _with_penalised(
             by_method,
-            penalised.best_risk_of(s, target, n, sigma)[1],
-            penalised.best_risk_of(s, target - source, n, sigma)[1],
+            penalised.best_risk_of(s, target, n=n, sigma=sigma)[1],
+            penalised.best_risk_of(s, target - source, n=n, sigma=sigma)[1],
         )
     return _advice(by_method)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.defined
 def advise_features(
     features: Float[ArrayLike, "d k"],
     target: Float[ArrayLike, "d m"],
+    *,
     n: int,
     sigma: float,
-    *,
     against: Against = "regularised",
 ) -> Advice:
     """Recommends how to use a source that left k features, for a target of m outputs.
@@ -259,8 +270,10 @@ def advise_features(
     of_all = subspace.overlap(jnp.eye(U.shape[0]), B)
     noise = of.missed + of.m * sigma**2
     by_method = {
-        "scratch": subspace.linear_transfer_risk(n, of_all, sigma, allow_infinite=True),
-        "linear transfer": subspace.linear_transfer_risk(n, of, sigma, allow_infinite=True),
+        "scratch": subspace.linear_transfer_risk(n=n, of=of_all, sigma=sigma, allow_infinite=True),
+        "linear transfer": subspace.linear_transfer_risk(
+            n=n, of=of, sigma=sigma, allow_infinite=True
+        ),
     }
     if of.explained > 0:
         best = of.k * noise / (n * of.explained)
@@ -270,7 +283,7 @@ def advise_features(
         by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
     if against == "regularised":
         d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
-        scratch = penalised.best_risk(n, d, jnp.linalg.norm(B), sigma_all)
+        scratch = penalised.best_risk(n=n, d=d, distance=jnp.linalg.norm(B), sigma=sigma_all)
         by_method = _with_penalised(by_method, scratch, _around(of, d, n, sigma_all))
     return _advice(by_method)
 
@@ -379,7 +392,7 @@ def advise_sample(
     size = jnp.sqrt(size2)
     theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
     by_method = transfer_risks(
-        n, d, theta, sigma / size, depth=depth, size=length / size, against=against
+        n=n, d=d, theta=theta, sigma=sigma / size, depth=depth, size=length / size, against=against
     )
     advice = _advice({k: v[0] for k, v in by_method.items()}, float(size2[0]))
     stderr = {}
@@ -452,12 +465,12 @@ def _with_penalised(by_method: dict[str, Array], ridge: Array, towards: Array) -
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
     """Computes the risks of linear transfer, without ridge and at its best ridge."""
-    plain = risks.linear_transfer_risk(n, theta, sigma, allow_infinite=True)
-    best = risks.optimal_ridge(n, theta, sigma)
+    plain = risks.linear_transfer_risk(n=n, theta=theta, sigma=sigma, allow_infinite=True)
+    best = risks.optimal_ridge(n=n, theta=theta, sigma=sigma)
     # The best ridge is infinite at theta = pi/2 (nothing is transferred) and 0 without any error.
     finite = jnp.isfinite(best) & (best < 1e12) & (best > 0)
     ridge = risks.linear_transfer_risk(
-        n, theta, sigma, jnp.where(finite, best, 1.0), allow_infinite=True
+        n=n, theta=theta, sigma=sigma, ridge=jnp.where(finite, best, 1.0), allow_infinite=True
     )
     # An infinite ridge transfers nothing, and the risk is |beta_t|^2 = 1.
     ridge = jnp.where(finite, ridge, jnp.where(best > 0, 1.0, plain))

@@ -154,7 +154,7 @@ def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
     tolerance rate² + α
     """
     x, y, source = map(jnp.asarray, (*one_sample(one), np.eye(one.d)[0]))
-    beta = flow.fine_tune_flow(x, y, source, [time], depth)[0]
+    beta = flow.fine_tuning_flow(x, y, source, [time], depth)[0]
     risk = np.sum((beta - one.target()) ** 2)
     return risk, network_risk(depth, alpha, tuned_for(networks.fine_tune, time))
 
@@ -177,8 +177,9 @@ def _():
         """The statistic of simulated against drawn risks, times sqrt(m m'/(m + m'))."""
         draws = 500 if quick else 2_100
         law_key, key = jax.random.split(key)  # the test is of independent samples
-        of = AT.n, AT.d, AT.theta, AT.sigma, DEPTH
-        law = distributions.fine_tune_law(law_key, *of, draws=EXACT)
+        law = distributions.fine_tuning_law(
+            law_key, n=AT.n, d=AT.d, theta=AT.theta, sigma=AT.sigma, depth=DEPTH, draws=EXACT
+        )
         simulated = np.sort(simulated_risks(fine_tuned(DEPTH), AT, generator(key), draws))
         pooled = np.concatenate([simulated, law.draws])
         ours = np.searchsorted(simulated, pooled, side="right") / draws
@@ -223,11 +224,13 @@ def _(mode, text, how):
     """{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)"""
     # Over exact draws, whose error adds 5 % to that of 2,000 simulated ones.
     keys = jax.random.split(jax.random.key(1), 2)
-    source = pretraining.source_law(keys[0], SOURCE.n, AT.d, AT.theta, SOURCE.sigma, EXACT)
+    source = pretraining.source_law(
+        keys[0], n=SOURCE.n, d=AT.d, theta=AT.theta, sigma=SOURCE.sigma, draws=EXACT
+    )
     if mode == "linear":
-        drawn = risks.linear_transfer_risk(AT.n, source.theta, AT.sigma)
+        drawn = risks.linear_transfer_risk(n=AT.n, theta=source.theta, sigma=AT.sigma)
     else:
-        overlaps = overlaps_law(keys[1], AT.n, AT.d, EXACT)
+        overlaps = overlaps_law(keys[1], n=AT.n, d=AT.d, draws=EXACT)
         drawn = overlaps.fine_tune(source.theta, AT.sigma, 2, source.size)
     return drawn.mean(), _finite_source(mode)
 
@@ -262,7 +265,7 @@ def _(side, n, noise=0.5):
         fit = features @ pseudoinverse(x @ features, y)
         return Estimate.mean(np.sum((fit - target) ** 2, (1, 2)))
 
-    return subspace.linear_transfer_risk(n, subspace.overlap(*problem), noise), simulate
+    return subspace.linear_transfer_risk(n=n, of=subspace.overlap(*problem), sigma=noise), simulate
 
 
 def _rank_k_tuned(alpha: float, rate: float) -> subspace.RankK:
@@ -328,7 +331,7 @@ def _():
         return Estimate.mean(np.sum(s * (fit - beta_t) ** 2, -1))
 
     source, target = jnp.asarray(beta_s), jnp.asarray(beta_t)
-    law = covariance.linear_transfer_risk(jnp.asarray(s), source, target, n, A.sigma)
+    law = covariance.linear_transfer_risk(jnp.asarray(s), source, target, n=n, sigma=A.sigma)
     return law, simulate
 
 
@@ -339,7 +342,9 @@ for _effect, _case in (
             "scratch",
             "E R_sc → [κ² β_tᵀΣ(Σ+κ)⁻²β_t + σ² df₂/n]/(1 - df₂/n), df₁(κ) = n",
             "",
-            lambda s, source, target, n: covariance.scratch_risk(s, target, n, A.sigma, 0.0),
+            lambda s, source, target, n: covariance.scratch_risk(
+                s, target, n=n, sigma=A.sigma, ridge=0.0
+            ),
         ),
     ),
     (
@@ -348,7 +353,9 @@ for _effect, _case in (
             "ridge",
             f"E R_sc with ridge {A.ridge} → the same at λ = κ(1 - df₁(κ)/n)",
             "",
-            lambda s, source, target, n: covariance.scratch_risk(s, target, n, A.sigma, A.ridge),
+            lambda s, source, target, n: covariance.scratch_risk(
+                s, target, n=n, sigma=A.sigma, ridge=A.ridge
+            ),
         ),
     ),
     (
@@ -357,7 +364,7 @@ for _effect, _case in (
             "fine-tune-L2",
             "E R_ft → the same with β_t - c β_s for β_t, L=2",
             f", {AVERAGED}",
-            lambda s, b, t, n: covariance.fine_tune_risk(s, b, t, n, A.sigma, 2.0),
+            lambda s, b, t, n: covariance.fine_tuning_risk(s, b, t, n=n, sigma=A.sigma, depth=2.0),
         ),
     ),
     (
@@ -366,7 +373,9 @@ for _effect, _case in (
             "fine-tune-Linf",
             "E R_ft → the same with β_t - c β_s for β_t, L=∞",
             f", {AVERAGED}",
-            lambda s, b, t, n: covariance.fine_tune_risk(s, b, t, n, A.sigma, jnp.inf),
+            lambda s, b, t, n: covariance.fine_tuning_risk(
+                s, b, t, n=n, sigma=A.sigma, depth=jnp.inf
+            ),
         ),
     ),
     (
@@ -376,7 +385,7 @@ for _effect, _case in (
             f"risk of depth-1 fine-tuning at t = {A.time:g} → the two-point equivalent",
             "",
             lambda s, source, target, n: training_time.flow_risk(
-                s, target - source, n, A.sigma, jnp.array([A.time])
+                s, target - source, n=n, sigma=A.sigma, times=jnp.array([A.time])
             )[0],
         ),
     ),

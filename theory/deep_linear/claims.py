@@ -111,7 +111,7 @@ for _name, _limit, _finite in (
     )
     def _(at, law, draws):
         """{law}"""
-        predicted = risks.scratch_limit(at.load, at.sigma)
+        predicted = risks.scratch_limit(load=at.load, sigma=at.sigma)
         return predicted, limit_risk(least_squares, at, draws, labels=LABELS)
 
     @claim(
@@ -122,7 +122,7 @@ for _name, _limit, _finite in (
     )
     def _(at, law):
         """{law}"""
-        predicted = compiled(risks.scratch_risk, at.n, at.d, at.sigma)
+        predicted = compiled(risks.scratch_risk, n=at.n, d=at.d, sigma=at.sigma)
         return predicted, mean_risk(least_squares, at, 20_000)
 
 
@@ -159,7 +159,7 @@ def _(at):
 @claim("T3.7/exact", "Thm 3.7, eq. (12), p. 7", "{at}")
 def _(at=Setting(8, 20, pi / 4, 0.5)):
     """E R_lt = sin²θ + (σ²+sin²θ)/(n-2); finite for n > 2"""
-    predicted = compiled(risks.linear_transfer_risk, at.n, at.theta, at.sigma)
+    predicted = compiled(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
     return predicted, mean_risk(transferred(), at, 40_000)
 
 
@@ -180,7 +180,7 @@ def _(one=ONE, alpha=1e-3):
 @claim("eq13/ours", "eq. (13), p. 8, at finite n and d", "{at}")
 def _(at=Setting(10, 20, 3 * pi / 8, 0.2)):
     """T_lt = E R_sc - E R_lt, with both at finite n, d"""
-    predicted = compiled(partial(risks.transferability, "linear"), *at)
+    predicted = compiled(partial(risks.transferability, "linear"), **at._asdict())
     return predicted, mean_risk(transferred(), at, 20_000, least_squares)
 
 
@@ -189,7 +189,9 @@ EQ13 = "eq. (13) and after, p. 8"
 
 def _transfer(at: Limit) -> float:
     """T_lt by eq. (13)."""
-    return float(risks.transferability_limit("linear", at.load, at.theta, at.sigma))
+    return float(
+        risks.transferability_limit("linear", load=at.load, theta=at.theta, sigma=at.sigma)
+    )
 
 
 def _on_data(at: Limit, draws: int = 2_000, labels: int = 1) -> Simulate:
@@ -336,7 +338,7 @@ def _(at=Setting(8, 100, pi / 2, 1.2)):
 @claim("T3.8/limit", "Thm 3.8, eq. (15), p. 8", "{at}, λ={ridge}")
 def _(at=Limit(50.0, 2, pi / 4, 0.5), ridge=0.05):
     """E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²"""
-    predicted = risks.linear_transfer_limit(at.theta, ridge)
+    predicted = risks.linear_transfer_limit(theta=at.theta, ridge=ridge)
     return predicted, limit_risk(transferred(ridge), at, 20_000)
 
 
@@ -349,7 +351,9 @@ def _(at=Setting(10, 12, pi / 4, 0.5), ridge=0.05):
     """E R_lt = 1 + cos²θ I₁(n+2, λ) + (sin²θ+σ²) I₁(n, λ) - 2cos²θ I₂(n, λ), I₁(m, λ) =
     E[u^((m-n+2)/2)/(u+nλ)²], I₂(m, λ) = E[u^((m-n+2)/2)/(u+nλ)], u ~ χ²_n
     """
-    predicted = compiled(risks.linear_transfer_risk, at.n, at.theta, at.sigma, ridge)
+    predicted = compiled(
+        risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma, ridge=ridge
+    )
     return predicted, mean_risk(transferred(ridge), at, 40_000)
 
 
@@ -383,7 +387,7 @@ def _(at=SMALL, best=BEST):
 
     seen: .01, a difference of risks of order 1
     """
-    of = partial(risks.linear_transfer_risk, at.n, at.theta, at.sigma)
+    of = partial(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
     return of() - of(best), mean_risk(transferred(best), at, 40_000, transferred())
 
 
@@ -449,8 +453,9 @@ for _depth in (2, 3):
 
         seen: .05, a difference of risks of order 1
         """
-        numbers = at.load, at.theta, at.sigma
-        return risks.transferability_limit("fine_tune", *numbers, depth=depth)
+        return risks.transferability_limit(
+            "fine_tuning", load=at.load, theta=at.theta, sigma=at.sigma, depth=depth
+        )
 
 
 @claim(
@@ -504,5 +509,5 @@ def _(at=_edge(NOISY), averaged=AVERAGED):
 )
 def _(at=Setting(26, 20, pi / 2, 1.0), averaged=AVERAGED):
     """γ > 1: E R_ft = E R_sc, here σ²d/(n-d-1)"""
-    predicted = risks.scratch_risk(at.n, at.d, at.sigma)
+    predicted = risks.scratch_risk(n=at.n, d=at.d, sigma=at.sigma)
     return predicted, mean_risk(fine_tuned(3), at, 20_000)

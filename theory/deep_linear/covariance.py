@@ -42,9 +42,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import former, renamed
 from theory import problems
 from theory.deep_linear import risks
 from theory.deep_linear.overlaps import null_scale
+
+__getattr__ = former(__name__, {"fine_tune_risk": "fine_tuning_risk"}, until="0.4")
 
 Spectrum = Float[Array, " d"]
 
@@ -337,10 +340,12 @@ def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> E
     return Equivalent(jnp.asarray(eigenvalues, dtype=float), n, kappa, ridge)
 
 
+@renamed("n", "sigma", "ridge", until="0.4")
 @problems.defined
 def scratch_risk(
     eigenvalues: Spectrum,
     beta_t: Spectrum,
+    *,
     n: ArrayLike,
     sigma: ArrayLike,
     ridge: ArrayLike = 0.0,
@@ -365,11 +370,13 @@ def scratch_risk(
     return equivalent(eigenvalues, n, ridge).risk(jnp.asarray(beta_t) ** 2, sigma)
 
 
+@renamed("n", "sigma", "depth", until="0.4")
 @problems.defined
-def fine_tune_risk(
+def fine_tuning_risk(
     eigenvalues: Spectrum,
     beta_s: Spectrum,
     beta_t: Spectrum,
+    *,
     n: ArrayLike,
     sigma: ArrayLike,
     depth: ArrayLike = 2,
@@ -411,13 +418,10 @@ def fine_tune_risk(
     return at.risk((beta_t - c[..., None] * beta_s) ** 2, sigma)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.defined
 def linear_transfer_risk(
-    eigenvalues: Spectrum,
-    beta_s: Spectrum,
-    beta_t: Spectrum,
-    n: ArrayLike,
-    sigma: ArrayLike,
+    eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum, *, n: ArrayLike, sigma: ArrayLike
 ) -> Array:
     """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
 
@@ -440,7 +444,7 @@ def linear_transfer_risk(
     check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
     _, sin = problems.cos_sin(theta)
-    return risks.refitted_risk(n, size2 * sin**2, sigma)
+    return risks.refitted_risk(n=n, rest=size2 * sin**2, sigma=sigma)
 
 
 @problems.defined

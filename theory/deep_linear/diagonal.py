@@ -27,6 +27,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from scipy import optimize, special
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.estimators import check_data
 
@@ -123,30 +124,26 @@ def _interpolator(x: Array, y: Array, start: Array, scale: Array) -> Array:
     return at(jax.lax.while_loop(going, step, begun)[0])[0]
 
 
+@renamed("load", "sigma", "scale", until="0.4", gamma="load")
 @problems.in_float64
 def diagonal_risk(
-    share: Entries,
-    start: Entries,
-    target: Entries,
-    gamma: float,
-    sigma: float,
-    scale: Entries,
+    share: Entries, start: Entries, target: Entries, *, load: float, sigma: float, scale: Entries
 ) -> Array:
     """Computes the limiting risk of a diagonal network, for entries of a few kinds.
 
-    With tau^2 = (sigma^2 + R) / gamma and g ~ N(0, 1), an entry ends as if it alone had been seen,
+    With tau^2 = (sigma^2 + R) / load and g ~ N(0, 1), an entry ends as if it alone had been seen,
     as b = target + tau g, and its estimate were
 
         h(b) = argmin_beta (beta - b)^2 / (2 kappa) + D(beta, start),
 
-    where D is the divergence of q, E h'(b) = gamma decides kappa, and R = E (h(b) - target)^2. The
+    where D is the divergence of q, E h'(b) = load decides kappa, and R = E (h(b) - target)^2. The
     means are over the kinds, too.
 
     Args:
       share: Shares of the d entries that are of each kind `(k,)`, of sum 1.
       start: Entries of the start times sqrt(d), `(k,)`: 0 for training from scratch.
       target: Entries of the target times sqrt(d), `(k,)`.
-      gamma: Load n / d, in (0, 1), one number.
+      load: Load n / d, in (0, 1), one number.
       sigma: Standard deviation of the label noise, >= 0, one number.
       scale: |u^2 - v^2| times sqrt(d), > 0, one number or `(k,)`.
 
@@ -163,7 +160,8 @@ def diagonal_risk(
 
     >>> share, source, target = [0.1, 0.1, 0.8], [2.0, 0.0, 0.0], [2.0, 1.0, 0.0]
     >>> for scale in (1e-6, 1e3):
-    ...     print(round(float(diagonal_risk(share, source, target, 0.5, 0.0, scale)), 3))
+    ...     risk = diagonal_risk(share, source, target, load=0.5, sigma=0.0, scale=scale)
+    ...     print(round(float(risk), 3))
     0.0
     0.05
     """
@@ -177,7 +175,7 @@ def diagonal_risk(
     problems.check("the sum of share", kinds[0].sum(), lambda p: abs(p - 1) < 1e-6, "1")
     problems.check_squares("start", kinds[1])
     problems.check_squares("target", kinds[2])
-    problems.check("gamma", gamma, lambda g: (g > 0) & (g < 1), "a load in (0, 1)")
+    problems.check("load", load, lambda g: (g > 0) & (g < 1), "a load in (0, 1)")
     problems.check_sigma(sigma)
     _check_scale(scale)
     scales = np.broadcast_to(np.asarray(scale, dtype=float), kinds[0].shape)
@@ -187,7 +185,7 @@ def diagonal_risk(
         return jnp.zeros(())
     columns = (kinds[0], kinds[1] / size, kinds[2] / size, scales / size)
     given = (v[:, None] for v in columns)
-    return jnp.asarray(size**2 * _solved(*given, gamma=float(gamma), noise=(sigma / size) ** 2))
+    return jnp.asarray(size**2 * _solved(*given, load=float(load), noise=(sigma / size) ** 2))
 
 
 def _solved(
@@ -196,7 +194,7 @@ def _solved(
     target: np.ndarray,
     scale: np.ndarray,
     *,
-    gamma: float,
+    load: float,
     noise: float,
 ) -> float:
     """Solves the two equations for columns of kinds; `noise` is sigma^2."""
@@ -208,19 +206,19 @@ def _solved(
 
         def excess(log_kappa: float) -> float:
             slope = _nearest(seen, start, scale, np.exp(log_kappa))[1]
-            return float(np.sum(weights * slope)) - gamma
+            return float(np.sum(weights * slope)) - load
 
         estimate, _ = _nearest(seen, start, scale, np.exp(_root(excess, *ends)))
         return float(np.sum(weights * (estimate - target) ** 2))
 
     def gap(log_tau: float) -> float:
-        return np.log(gamma) + 2 * log_tau - np.log(noise + risk(log_tau))
+        return np.log(load) + 2 * log_tau - np.log(noise + risk(log_tau))
 
     low, high = -25.0, 1.0
     while gap(high) < 0:
         high += 2.0
         if high > 50:
-            raise ArithmeticError("no solution within float64, with gamma as close to 1")
+            raise ArithmeticError("no solution within float64, with load as close to 1")
     # Below the least tau the target is recovered to more digits than there are.
     return risk(low if gap(low) > 0 else _root(gap, low, high))
 

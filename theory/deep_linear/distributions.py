@@ -20,8 +20,11 @@ from jax.scipy.special import betainc, betaln
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from sail_jax.deprecated import former, renamed
 from theory import problems
 from theory.deep_linear.laws import overlaps_law
+
+__getattr__ = former(__name__, {"fine_tune_law": "fine_tuning_law"}, until="0.4")
 
 
 class RiskLaw(NamedTuple):
@@ -169,8 +172,9 @@ def _quantile(law: RiskLaw, p: Array) -> Array:
     return law.shift + jnp.exp((low + high) / 2)
 
 
+@renamed("n", "d", "sigma", until="0.4")
 @problems.in_float64
-def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
+def scratch_law(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     """Returns the law of the risk of training from scratch on n Gaussian samples.
 
     Args:
@@ -184,7 +188,7 @@ def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(scratch_law(50, 100, 0.0).mean()), 4)
+    >>> round(float(scratch_law(n=50, d=100, sigma=0.0).mean()), 4)
     0.5
     """
     _check_counts("n", n)
@@ -196,8 +200,9 @@ def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     return RiskLaw(jnp.zeros_like(n), missed, n, sigma**2, jnp.minimum(n, d), jnp.abs(n - d) + 1)
 
 
+@renamed("n", "theta", "sigma", until="0.4")
 @problems.defined
-def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> RiskLaw:
+def linear_transfer_law(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     """Returns the law of the risk of refitting only the last layer on n Gaussian samples.
 
     Args:
@@ -211,7 +216,7 @@ def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Ris
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(linear_transfer_law(8, jnp.pi / 4, 0.5).mean()), 4)
+    >>> round(float(linear_transfer_law(n=8, theta=jnp.pi / 4, sigma=0.5).mean()), 4)
     0.625
     """
     _check_counts("n", n)
@@ -291,17 +296,18 @@ class SampledLaw(NamedTuple):
         return float(np.sqrt(np.log(2 / (1 - confidence)) / (2 * self.draws.shape[-1])))
 
 
+@renamed("n", "d", "theta", "sigma", "depth", until="0.4")
 @problems.defined
-def fine_tune_law(
+def fine_tuning_law(
     key: Array,
+    *,
     n: int,
     d: int,
     theta: ArrayLike,
     sigma: float,
     depth: ArrayLike = 2,
-    *,
     size: ArrayLike = 1.0,
-    draws: int = 100_000,
+    draws: int = 100000,
 ) -> SampledLaw:
     """Returns the law of the risk of fine-tuning all layers on n Gaussian samples, by exact draws.
 
@@ -331,7 +337,7 @@ def fine_tune_law(
         jnp.asarray(v, dtype=float)[..., None] for v in jnp.broadcast_arrays(theta, depth, size)
     )
     # [..., draws]: the leading axes are those of the arguments, which share the draws.
-    risks = overlaps_law(key, n, d, draws).fine_tune(theta, sigma, depth, size)
+    risks = overlaps_law(key, n=n, d=d, draws=draws).fine_tune(theta, sigma, depth, size)
     degrees = jnp.where(jnp.asarray(sigma) > 0, abs(n - d) + 1.0, jnp.inf)
     return SampledLaw(jnp.sort(risks, axis=-1), degrees)
 

@@ -157,7 +157,9 @@ def _w1_axis(end: float) -> Callable[[Array], np.ndarray]:
 
 def _predicted_correlation(mode: risks.Mode, end: float) -> float:
     theta, n = _angles(end), round(GAMMA * FIG5_D)
-    gain = jax.jit(lambda t: risks.transferability(mode, n, FIG5_D, t, SIGMA))(theta)
+    gain = jax.jit(lambda t: risks.transferability(mode, n=n, d=FIG5_D, theta=t, sigma=SIGMA))(
+        theta
+    )
     return float(np.corrcoef(np.asarray(gain), (1 - np.cos(theta)) / SIGMA**2)[0, 1])
 
 
@@ -383,7 +385,7 @@ def _():
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        estimate = _correlation("fine_tune", pi, _kl_axis(pi))(key, quick)
+        estimate = _correlation("fine_tuning", pi, _kl_axis(pi))(key, quick)
         return Estimate(estimate.value, tolerance=1 / FIG5_D)
 
     return -1.0, simulate

@@ -10,8 +10,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.overlaps import null_scale
+
+__getattr__ = former(__name__, {"fine_tune_limit": "fine_tuning_limit"}, until="0.4")
 
 Design = Float[Array, "n d"]
 Labels = Float[Array, " n"]
@@ -82,7 +85,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
 
 
 @problems.defined
-def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
+def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
     """Computes X^+ y + c (I - P) beta_s, where fine-tuning all layers ends.
 
     P projects on the row space of x, and c is `null_scale` in units of |beta_s|. The pretrained
@@ -105,7 +108,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
       Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (142).
 
     >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> [round(float(b), 3) for b in fine_tune_limit(x, y, jnp.array([0.0, 3.0]), depth=1)]
+    >>> [round(float(b), 3) for b in fine_tuning_limit(x, y, jnp.array([0.0, 3.0]), depth=1)]
     [2.0, 3.0]
     """
     check_data(x, y, beta_s)

@@ -7,7 +7,7 @@ W_L, which obeys
 
 The part of b that the data cannot see keeps its direction. In the eigenbasis of C the state
 therefore has min(n, d) + 1 numbers, and no weight matrix is stored. The limit t -> inf is
-`estimators.fine_tune_limit`; near n = d it is reached late, as small eigenvalues of C are slow.
+`estimators.fine_tuning_limit`; near n = d it is reached late, as small eigenvalues of C are slow.
 `training_time` has mean risks of linear models along time.
 """
 
@@ -19,8 +19,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.estimators import check_data
+
+__getattr__ = former(__name__, {"fine_tune_flow": "fine_tuning_flow"}, until="0.4")
 
 # Step of the Runge-Kutta scheme in units of the fastest time scale: 1/(L |b|^{2-2/L} lambda_max)
 # near the data, where it is stable up to 2.8; 1/(L |b|^{1-2/L} |X^T y/n|) where b is small and
@@ -29,7 +32,7 @@ STEP = 0.25
 
 
 @problems.defined
-def fine_tune_flow(
+def fine_tuning_flow(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
     beta_s: Float[Array, " d"],
@@ -57,7 +60,7 @@ def fine_tune_flow(
         range, or times are not ascending and >= 0.
 
     >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> path = fine_tune_flow(x, y, jnp.array([1.0, 3.0]), [0.0, 50.0], depth=1)
+    >>> path = fine_tuning_flow(x, y, jnp.array([1.0, 3.0]), [0.0, 50.0], depth=1)
     >>> [[round(float(b), 3) for b in beta] for beta in path]
     [[1.0, 3.0], [2.0, 3.0]]
     """
@@ -88,7 +91,7 @@ def linear_flow(
       x: Inputs `(n, d)`.
       y: Labels `(n,)`.
       beta_0: Predictor at time 0, `(d,)`.
-      times: Times `(times,)`, >= 0, in any order, inf allowed; units as in `fine_tune_flow`.
+      times: Times `(times,)`, >= 0, in any order, inf allowed; units as in `fine_tuning_flow`.
 
     Returns:
       The predictors `(times, d)`.

@@ -91,8 +91,9 @@ def _(at=AT, flow=FLOW, printed=PRINTED):
     seen: 5 %, at z = 4; what the flow has left is a tenth of the standard error; with c = 1, as
     printed, it is {printed:.4g}
     """
-    of = at.n, at.d, at.theta, at.sigma, 2
-    law = distributions.fine_tune_law(jax.random.key(1), *of, draws=EXACT)
+    law = distributions.fine_tuning_law(
+        jax.random.key(1), n=at.n, d=at.d, theta=at.theta, sigma=at.sigma, draws=EXACT
+    )
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng = generator(key)
@@ -114,8 +115,10 @@ def _():
     seen: 5 %, at z = 4; what the flow has left is a tenth of the standard error
     """
     keys = jax.random.split(jax.random.key(1), 2)
-    source = pretraining.source_law(keys[0], SOURCE.n, AT.d, AT.theta, SOURCE.sigma, EXACT)
-    overlaps = overlaps_law(keys[1], AT.n, AT.d, EXACT)
+    source = pretraining.source_law(
+        keys[0], n=SOURCE.n, d=AT.d, theta=AT.theta, sigma=SOURCE.sigma, draws=EXACT
+    )
+    overlaps = overlaps_law(keys[1], n=AT.n, d=AT.d, draws=EXACT)
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, draws = generator(key), 200 if quick else 2_000
@@ -168,7 +171,7 @@ def _():
 
     *problem, n = _problem(SMALL)
     s, beta_s, beta_t = map(jnp.asarray, problem)
-    return covariance.fine_tune_risk(s, beta_s, beta_t, n, NOISE, 2), simulate
+    return covariance.fine_tuning_risk(s, beta_s, beta_t, n=n, sigma=NOISE, depth=2), simulate
 
 
 # (1 - n/d) |β_s - β_t|² + σ² n/(d-n-1), the mean for c = 1

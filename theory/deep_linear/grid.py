@@ -6,7 +6,7 @@ in the basis of Q's rows. The Gram matrices of all n <= d are therefore cumulati
 outer products. For n > d only the noise matters: X^T X grows block by block, with one Cholesky
 factorisation per requested n. Angles, noise levels and depths cost nothing more (see `overlaps`).
 
-Draws are independent. Along gamma, theta, sigma and depth they share their data, so neighbouring
+Draws are independent. Along load, theta, sigma and depth they share their data, so neighbouring
 points of a curve are correlated.
 """
 

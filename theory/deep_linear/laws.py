@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import renamed
 from theory.deep_linear.overlaps import Overlaps, bordered
 from theory.problems import defined
 
 
+@renamed("n", "d", "draws", until="0.4")
 @defined
-def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
+def overlaps_law(key: Array, *, n: int, d: int, draws: int) -> Overlaps:
     """Draws exact samples of the overlaps of n Gaussian samples in d dimensions.
 
     The Gram matrix has its exact joint law, so scratch and fine-tuning risks may be compared draw

@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance
 
@@ -29,8 +30,9 @@ POINTS = 256  # penalties that are tried at once
 ROUNDS = 4  # each narrows the interval around the best of them by POINTS / 2
 
 
+@renamed("n", "d", "distance", "sigma", until="0.4")
 @problems.in_float64
-def best_penalty(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
+def best_penalty(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the penalty of least expected risk for isotropic inputs, exactly.
 
         sigma^2 d / (n distance^2)
@@ -56,7 +58,7 @@ def best_penalty(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLi
       Dobriban and Wager, High-dimensional asymptotics of prediction, 2018 (arXiv 1507.03003),
       Thm 2.1. That limit is the best also at finite n and d, by the argument above.
 
-    >>> round(float(best_penalty(98, 100, 1.0, 0.2)), 4)
+    >>> round(float(best_penalty(n=98, d=100, distance=1.0, sigma=0.2)), 4)
     0.0408
     """
     n, d, distance, sigma = _checked(n, d, distance, sigma)
@@ -65,8 +67,9 @@ def best_penalty(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLi
     return jnp.where(sigma == 0, 0.0, jnp.where(still, jnp.inf, penalty))
 
 
+@renamed("n", "d", "distance", "sigma", until="0.4")
 @problems.in_float64
-def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
+def best_risk(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the risk at `best_penalty`, for isotropic inputs, in the limit of large n and d.
 
     It is the root R >= 0 of
@@ -102,7 +105,7 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
       has L2-SP. Bai and Silverstein, CLT for linear spectral statistics of large-dimensional sample
       covariance matrices, 2004, Thm 1.1, has the first order of the difference.
 
-    >>> float(best_risk(98, 100, 1.0, 0.2))
+    >>> float(best_risk(n=98, d=100, distance=1.0, sigma=0.2))
     0.1902...
     """
     n, d, distance, sigma = _checked(n, d, distance, sigma)
@@ -115,8 +118,9 @@ def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike)
     return jnp.where(falls, 2 * (distance * sigma) ** 2 / other, (b + root) / 2)
 
 
+@renamed("n", "d", "risk", "sigma", until="0.4")
 @problems.in_float64
-def distance2_of(n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) -> Array:
+def distance2_of(*, n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the square of the distance at which `best_risk` is a given risk.
 
         R (R + sigma^2) / (R (1 - n/d) + sigma^2)
@@ -136,7 +140,8 @@ def distance2_of(n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) 
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(distance2_of(98, 100, best_risk(98, 100, 0.7, 0.2), 0.2)), 4)
+    >>> risk = best_risk(n=98, d=100, distance=0.7, sigma=0.2)
+    >>> round(float(distance2_of(n=98, d=100, risk=risk, sigma=0.2)), 4)
     0.49
     """
     problems.check("risk", risk, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
@@ -148,9 +153,10 @@ def distance2_of(n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLike) 
     return jnp.where(found, risk * (risk + sigma**2) / jnp.where(found, left, 1.0), jnp.inf)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.in_float64
 def best_risk_of(
-    eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: ArrayLike
+    eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: ArrayLike
 ) -> tuple[Array, Array]:
     """Finds the penalty >= 0 of least expected risk for inputs of any covariance, and the risk.
 
@@ -173,7 +179,7 @@ def best_risk_of(
       Hastie et al., Surprises in high-dimensional ridgeless least squares interpolation, 2022
       (arXiv 1903.08560), has the risk at a given penalty.
 
-    >>> penalty, risk = best_risk_of(jnp.ones(100), jnp.eye(100)[0], 98, 0.2)
+    >>> penalty, risk = best_risk_of(jnp.ones(100), jnp.eye(100)[0], n=98, sigma=0.2)
     >>> round(float(penalty), 4), round(float(risk), 4)
     (0.0408, 0.1902)
     """

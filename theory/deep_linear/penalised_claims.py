@@ -155,14 +155,15 @@ class Offset(NamedTuple):
     def __str__(self) -> str:
         return f"γ={self.load}, |β_t - start|={self.distance:.4g}, σ={self.sigma}"
 
-    def isotropic(self) -> tuple[int, int, float, float]:
-        """Names the smaller problem by its numbers n, d, distance and noise."""
-        return self.at(SMALL)[2], SMALL, self.distance, self.sigma
+    def isotropic(self) -> dict[str, float]:
+        """Returns the smaller problem's n, d, distance and noise, by the names of arguments."""
+        n = self.at(SMALL)[2]
+        return {"n": n, "d": SMALL, "distance": self.distance, "sigma": self.sigma}
 
     def equivalent(self) -> tuple[Array, Array]:
         """Computes the best penalty and its risk by the equivalent."""
         s, offset, n = self.at(SMALL)
-        return penalised.best_risk_of(jnp.asarray(s), jnp.asarray(offset), n, self.sigma)
+        return penalised.best_risk_of(jnp.asarray(s), jnp.asarray(offset), n=n, sigma=self.sigma)
 
 
 def _searcher(problem: Offset) -> Callable[[Array, bool], dict[str, Estimate]]:
@@ -207,7 +208,7 @@ for _name, _what, _problem in (
     @claim("{name}-penalty/ours", SOURCE, "{problem}, d=16")
     def _(name, what, problem, search):
         """{what}: the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d"""
-        predicted = penalised.best_penalty(*problem.isotropic())
+        predicted = penalised.best_penalty(**problem.isotropic())
         return predicted, lambda *how: search(*how)["small"]
 
     @claim(
@@ -219,7 +220,7 @@ for _name, _what, _problem in (
         """{what}: the least E R over all penalties → R, R² - (|β_t - start|² (1-γ) - σ²) R =
         σ² |β_t - start|²
         """
-        predicted = penalised.best_risk(*problem.isotropic())
+        predicted = penalised.best_risk(**problem.isotropic())
         return predicted, lambda *how: search(*how)["risk"]
 
 

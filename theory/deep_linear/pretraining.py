@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.overlaps import Overlaps
@@ -22,7 +23,7 @@ class Source(NamedTuple):
     """Norm and angle of a pretrained predictor, seen from a unit target.
 
     Pass both on, as in `risks.linear_transfer_risk(n, source.theta, sigma)` or
-    `risks.fine_tune_risk(gamma, source.theta, sigma, depth, source.size)`.
+    `risks.fine_tuning_risk(load, source.theta, sigma, depth, source.size)`.
 
     Attributes:
       size: Norm |beta_hat| of the pretrained predictor.
@@ -60,9 +61,10 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 
 
+@renamed("n", "d", "theta", "sigma", "draws", until="0.4")
 @problems.defined
 def source_law(
-    key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike, draws: int
+    key: Array, *, n: int, d: int, theta: ArrayLike, sigma: ArrayLike, draws: int
 ) -> Source:
     """Draws sources from the exact law of pretraining on n Gaussian samples in d dimensions.
 
@@ -82,21 +84,22 @@ def source_law(
     """
     problems.check_theta(theta)
     problems.check_sigma(sigma)
-    return source_from(overlaps_law(key, n, d, draws), theta, sigma)
+    return source_from(overlaps_law(key, n=n, d=d, draws=draws), theta, sigma)
 
 
+@renamed("load", "theta", "sigma", until="0.4", gamma="load")
 @problems.in_float64
-def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source:
-    """Computes the pretrained source in the limit n, d -> inf at load gamma = n / d.
+def source_limit(*, load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source:
+    """Computes the pretrained source in the limit n, d -> inf at load n / d.
 
-    With seen = min(gamma, 1) and the noise part v of the scratch risk (`risks.scratch_limit`),
+    With seen = min(load, 1) and the noise part v of the scratch risk (`risks.scratch_limit`),
 
         |beta_hat|^2 -> seen + v,  <beta_hat, beta_s> -> seen.
 
-    At gamma = 1 with noise beta_hat is infinitely long and orthogonal to the target.
+    At load = 1 with noise beta_hat is infinitely long and orthogonal to the target.
 
     Args:
-      gamma: Load of pretraining, > 0; inf is the paper's population loss.
+      load: Load of pretraining, > 0; inf is the paper's population loss.
       theta: Angle between the true source task and the target, in radians, in [0, pi].
       sigma: Standard deviation of the noise on the source labels, >= 0.
 
@@ -106,15 +109,15 @@ def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> float(source_limit(jnp.inf, 0.5, 0.2).size)
+    >>> float(source_limit(load=jnp.inf, theta=0.5, sigma=0.2).size)
     1.0
     """
-    problems.check("gamma", gamma, lambda g: g > 0, "a load n/d > 0")
+    problems.check("load", load, lambda g: g > 0, "a load n/d > 0")
     problems.check_theta(theta)
     problems.check_sigma(sigma)
     cos, sin = problems.cos_sin(theta)
-    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
-    seen, gap = jnp.minimum(gamma, 1.0), jnp.abs(gamma - 1)
+    load, sigma = jnp.asarray(load, dtype=float), jnp.asarray(sigma, dtype=float)
+    seen, gap = jnp.minimum(load, 1.0), jnp.abs(load - 1)
     noise = jnp.where(gap > 0, sigma**2 * seen / jnp.where(gap > 0, gap, 1.0), jnp.inf)
     noise = jnp.where(sigma > 0, noise, 0.0)
     endless = jnp.isinf(noise)

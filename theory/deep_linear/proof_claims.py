@@ -159,7 +159,7 @@ def _():
         ranked = np.sort(risks(least_squares, AT, generator(key), draws))
         nodes = np.quantile(ranked, np.linspace(0, 1, 101))
         # Between these the cdf is interpolated: an error of the order of 1e-4, hence the tolerance.
-        law = distributions.scratch_law(AT.n, AT.d, AT.sigma)
+        law = distributions.scratch_law(n=AT.n, d=AT.d, sigma=AT.sigma)
         exact = np.interp(ranked, nodes, law.cdf(nodes))
         step = np.arange(draws) / draws
         gap = np.maximum(np.abs(exact - step), np.abs(exact - step - 1 / draws)).max()

@@ -42,6 +42,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance, subspace
 
@@ -60,14 +61,15 @@ class Rank(NamedTuple):
     risk: Array
 
 
+@renamed("n", "d", "distance", "sigma", "rank", until="0.4")
 @problems.in_float64
 def random_rank_risk(
+    *,
     n: ArrayLike,
     d: ArrayLike,
     distance: ArrayLike,
     sigma: ArrayLike,
     rank: ArrayLike,
-    *,
     allow_infinite: bool = False,
 ) -> Array:
     """Computes the risk of fine-tuning in a random subspace, exactly, for isotropic inputs.
@@ -93,7 +95,9 @@ def random_rank_risk(
       Belkin, Hsu and Xu, Two models of double descent for weak features, 2020 (arXiv 1903.07571),
       has this from scratch, where the offset is the target.
 
-    >>> [round(float(random_rank_risk(50, 100, 1.0, 0.5, k)), 3) for k in (0, 25, 75, 100)]
+    >>> rank = jnp.array([0, 25, 75, 100])
+    >>> risks = random_rank_risk(n=50, d=100, distance=1.0, sigma=0.5, rank=rank)
+    >>> [round(float(risk), 3) for risk in risks]
     [1.0, 1.792, 1.542, 0.755]
     """
     problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
@@ -107,13 +111,14 @@ def random_rank_risk(
     # Written such that rank d misses nothing, to the bit.
     of = subspace.Overlap(k / d * distance**2, (d - k) / d * distance**2, jnp.maximum(k, 1.0), 1)
     moved = subspace.linear_transfer_risk(
-        jnp.where(k > 0, n, 4.0), of, sigma, allow_infinite=allow_infinite
+        n=jnp.where(k > 0, n, 4.0), of=of, sigma=sigma, allow_infinite=allow_infinite
     )
     return jnp.where(k > 0, moved, distance**2)
 
 
+@renamed("n", "d", "distance", "sigma", until="0.4")
 @problems.in_float64
-def best_random_rank(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Rank:
+def best_random_rank(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Rank:
     """Finds the rank of least risk in a random subspace, for isotropic inputs: d or 0.
 
     All directions are better than none where
@@ -133,14 +138,15 @@ def best_random_rank(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: Arr
     Raises:
       ValueError: If an argument is out of range.
     """
-    full = random_rank_risk(n, d, distance, sigma, d, allow_infinite=True)
+    full = random_rank_risk(n=n, d=d, distance=distance, sigma=sigma, rank=d, allow_infinite=True)
     still = jnp.asarray(distance, dtype=float) ** 2
     moves = full < still
     return Rank(jnp.where(moves, jnp.asarray(d, dtype=float), 0.0), jnp.where(moves, full, still))
 
 
+@renamed("missed", "n", "sigma", "rank", until="0.4")
 @problems.defined
-def rank_threshold(missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: ArrayLike) -> Array:
+def rank_threshold(*, missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: ArrayLike) -> Array:
     """Computes the square that the next direction must have to lower the risk.
 
         (missed + sigma^2) / (n - rank - 1)
@@ -164,7 +170,7 @@ def rank_threshold(missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: Arra
       Breiman and Freedman, How many variables should be entered in a regression equation?, 1983,
       has the risk that this follows from.
 
-    >>> float(rank_threshold(0.75, 18, 0.5, 1))
+    >>> float(rank_threshold(missed=0.75, n=18, sigma=0.5, rank=1))
     0.0625
     """
     problems.check("missed", missed, lambda m: (m >= 0) & (m < np.inf), "finite and >= 0")
@@ -177,9 +183,10 @@ def rank_threshold(missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: Arra
     return (missed + sigma**2) / (n - rank - 1)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.in_float64
 def rank_risks(
-    eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: ArrayLike
+    eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: ArrayLike
 ) -> Float[Array, " rank"]:
     """Computes the risk of fine-tuning in the first k directions of the inputs, for every k.
 
@@ -232,8 +239,9 @@ def _rank_risks(s: Array, offset2: Array, n: Array, sigma: Array) -> Array:
     return missed + jnp.where(peak, jnp.inf, learned)
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.in_float64
-def best_rank(eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: ArrayLike) -> Rank:
+def best_rank(eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: ArrayLike) -> Rank:
     """Finds the number of directions of least risk among the first ones, by `rank_risks`.
 
     Args:
@@ -248,7 +256,7 @@ def best_rank(eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: Arra
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
     """
-    values = rank_risks(eigenvalues, offset, n, sigma)
+    values = rank_risks(eigenvalues, offset, n=n, sigma=sigma)
     rank = jnp.argmin(values)
     return Rank(rank.astype(float), values[rank])
 
@@ -287,11 +295,13 @@ def recovered_share(strength: ArrayLike, d_over_m: ArrayLike) -> Array:
     return jnp.where(some, (1 - ratio / jnp.where(some, x, 1.0)) / (1 + ratio), 0.0)
 
 
+@renamed("d_over_m", "n", "sigma", until="0.4")
 @problems.in_float64
 def source_rank_risks(
     parts: Float[Array, " r"],
     outside: ArrayLike,
     strengths: Float[Array, " r"],
+    *,
     d_over_m: ArrayLike,
     n: ArrayLike,
     sigma: ArrayLike,

@@ -39,7 +39,7 @@ def _random(n: int, d: int, k: int, sigma: float, draws: int) -> Simulate:
 )
 def _(side, k, n=12, d=24, sigma=0.5):
     """random subspace: E R = |δ|²(1-k/d + (k/d)(1-n/k)₊) + (|δ|²(1-k/d) + σ²) min(n,k)/(|n-k|-1)"""
-    law = ranks.random_rank_risk(n, d, 1.0, sigma, k)
+    law = ranks.random_rank_risk(n=n, d=d, distance=1.0, sigma=sigma, rank=k)
     return law, _random(n, d, k, sigma, 20_000)
 
 
@@ -58,7 +58,7 @@ def _(n=19, d=12, k=8, noise2=0.5):
 
     attained here, where all ranks are alike; a subspace of rank 0 < k < d is never the best
     """
-    best = ranks.best_random_rank(n, d, 1.0, sqrt(noise2))
+    best = ranks.best_random_rank(n=n, d=d, distance=1.0, sigma=sqrt(noise2))
     return best.risk, _random(n, d, k, sqrt(noise2), 20_000)
 
 
@@ -82,7 +82,7 @@ def _(n=12, k=4, sigma=0.5):
         rng, draws = generator(key), 1_500 if quick else 15_000
         return Estimate.mean(*in_first(rng, s, offset, [k], n, sigma, draws))
 
-    return ranks.rank_risks(jnp.asarray(s), jnp.asarray(offset), n, sigma)[k], simulate
+    return ranks.rank_risks(jnp.asarray(s), jnp.asarray(offset), n=n, sigma=sigma)[k], simulate
 
 
 @claim(
@@ -105,7 +105,7 @@ def _(sigma=0.3):
         return extrapolate(*means, times=3)
 
     s, offset = map(jnp.asarray, problem(16))
-    return ranks.rank_risks(s, offset, 6, sigma)[12], simulate
+    return ranks.rank_risks(s, offset, n=6, sigma=sigma)[12], simulate
 
 
 @claim(
@@ -121,7 +121,7 @@ def _(n=12, k=3, sigma=0.5):
     """
     s, rest = 1 / np.arange(1.0, 7.0), 0.2
     # m = t + rest and t = (m + σ²)/(n-k-1), where t is the square of the next direction.
-    after = float(ranks.rank_threshold(rest, n, sigma, k + 1))
+    after = float(ranks.rank_threshold(missed=rest, n=n, sigma=sigma, rank=k + 1))
     offset = np.sqrt(np.array([0.3, 0.2, 0.1, after, rest / 2, rest / 2]) / s)
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -168,7 +168,9 @@ def _(name, strengths, n=12, sigma=0.3):
 
     sources: a matrix of rank 2 and errors N(0, v), x = (singular value)²/mv; seen: .04
     """
-    law = ranks.source_rank_risks(jnp.array(PARTS), OUTSIDE, jnp.array(strengths), 2.0, n, sigma)
+    law = ranks.source_rank_risks(
+        jnp.array(PARTS), OUTSIDE, jnp.array(strengths), d_over_m=2.0, n=n, sigma=sigma
+    )
 
     def simulate(key: Array, quick: bool) -> Estimate:
         keys, draws = jax.random.split(key), 250 if quick else 2_500

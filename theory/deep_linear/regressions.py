@@ -86,10 +86,10 @@ def one_sample(at: Setting) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Limit(NamedTuple):
-    """A sequence of settings n = load d, of which those at d and 2 d are extrapolated.
+    """A sequence of settings with n = load d samples. Those at d and 2 d are extrapolated.
 
     Attributes:
-      load: gamma = n / d.
+      load: The load n / d.
       d: The smaller dimension.
       theta: As in `Setting`.
       sigma: As in `Setting`.
@@ -101,7 +101,7 @@ class Limit(NamedTuple):
     sigma: float
 
     def __str__(self) -> str:
-        tasks = f"γ={self.load:.4g}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
+        tasks = f"n/d={self.load:.4g}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
         return f"{tasks}, d={self.d} and {2 * self.d} extrapolated"
 
     def at(self, d: int) -> Setting:

@@ -31,6 +31,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance, penalised
 from theory.deep_linear.risks import refitted_risk, rest_allowed
@@ -141,8 +142,9 @@ def _checked(source: Learned) -> tuple[Array, Array]:
 # --- the direction --------------------------------------------------------------------------------
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4")
 @problems.in_float64
-def direction_risk(n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
+def direction_risk(*, n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the risk with the source's direction free and the best penalty on the rest.
 
     It is `refitted_risk` of `penalised.best_risk` at n - 1, d - 1 and the distance sin(theta). The
@@ -162,18 +164,21 @@ def direction_risk(n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: ArrayLik
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(direction_risk(50, 100, 0.3, 0.5)), 4)
+    >>> round(float(direction_risk(n=50, d=100, theta=0.3, sigma=0.5)), 4)
     0.084
     """
     problems.check_theta(theta)
     _check_more(n, d)
     _, sin = problems.cos_sin(theta)
     n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
-    return refitted_risk(n, penalised.best_risk(n - 1, d - 1, sin, sigma), sigma)
+    return refitted_risk(
+        n=n, rest=penalised.best_risk(n=n - 1, d=d - 1, distance=sin, sigma=sigma), sigma=sigma
+    )
 
 
+@renamed("n", "d", "sigma", until="0.4")
 @problems.in_float64
-def direction_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
+def direction_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes sin^2 of the angle beyond which a free direction hurts, for large n and d.
 
     With R the best risk from scratch and r of `rest_allowed` at R, the risks are equal where
@@ -194,16 +199,18 @@ def direction_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> sine = jnp.sqrt(direction_sin2(50, 100, 0.5))
-    >>> free = direction_risk(50, 100, jnp.arcsin(sine), 0.5)
-    >>> bool(abs(free - penalised.best_risk(50, 100, 1.0, 0.5)) < 1e-6)
+    >>> sine = jnp.sqrt(direction_sin2(n=50, d=100, sigma=0.5))
+    >>> free = direction_risk(n=50, d=100, theta=jnp.arcsin(sine), sigma=0.5)
+    >>> bool(abs(free - penalised.best_risk(n=50, d=100, distance=1.0, sigma=0.5)) < 1e-6)
     True
     """
     _check_more(n, d)
     problems.check("sigma", sigma, lambda s: s > 0, "positive")
     n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
-    rest = rest_allowed(n, penalised.best_risk(n, d, 1.0, sigma), sigma)
-    return jnp.clip(penalised.distance2_of(n - 1, d - 1, rest, sigma), 0.0, 1.0)
+    rest = rest_allowed(
+        n=n, risk=penalised.best_risk(n=n, d=d, distance=1.0, sigma=sigma), sigma=sigma
+    )
+    return jnp.clip(penalised.distance2_of(n=n - 1, d=d - 1, risk=rest, sigma=sigma), 0.0, 1.0)
 
 
 def _check_more(n: ArrayLike, d: ArrayLike) -> None:
@@ -211,8 +218,9 @@ def _check_more(n: ArrayLike, d: ArrayLike) -> None:
     problems.check("d", d, lambda d: (d >= 2) & (d < np.inf), "a finite dimension >= 2")
 
 
+@renamed("theta", "sigma", until="0.4")
 @problems.in_float64
-def linear_transfer_load(theta: ArrayLike, sigma: ArrayLike) -> Array:
+def linear_transfer_load(*, theta: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the load up to which linear transfer beats ridge regression, in the limit.
 
         cos^2 (1 + sigma^2 / sin^2)
@@ -231,7 +239,7 @@ def linear_transfer_load(theta: ArrayLike, sigma: ArrayLike) -> Array:
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(linear_transfer_load(jnp.pi / 4, 0.5)), 4)
+    >>> round(float(linear_transfer_load(theta=jnp.pi / 4, sigma=0.5)), 4)
     0.75
     """
     problems.check_theta(theta)
@@ -245,11 +253,13 @@ def linear_transfer_load(theta: ArrayLike, sigma: ArrayLike) -> Array:
 # --- any covariance -------------------------------------------------------------------------------
 
 
+@renamed("n", "sigma", "ridge", "scale", until="0.4")
 @problems.in_float64
 def offset_from_source(
     eigenvalues: Spectrum,
     beta_s: Spectrum,
     beta_t: Spectrum,
+    *,
     n: ArrayLike,
     sigma: ArrayLike,
     ridge: ArrayLike = 0.0,

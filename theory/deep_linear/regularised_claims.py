@@ -108,7 +108,9 @@ def _(name, at, penalty):
         fit = minimisers(x, y, penalty)
         return np.sum((fit - target) ** 2, -1)
 
-    return wishart.ridge_risk(at.n, at.d, 1.0, at.sigma, penalty), _mean(20_000, risk)
+    return wishart.ridge_risk(n=at.n, d=at.d, distance=1.0, sigma=at.sigma, penalty=penalty), _mean(
+        20_000, risk
+    )
 
 
 # --- finite source data ---------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def _source(rng: np.random.Generator, of: Data, draws: int, penalty: float) -> n
 
 def _own(of: Data) -> float:
     """The penalty that is best for the source's own task."""
-    return float(penalised.best_penalty(of.n, of.d, 1.0, of.sigma))
+    return float(penalised.best_penalty(n=of.n, d=of.d, distance=1.0, sigma=of.sigma))
 
 
 @claim(
@@ -150,7 +152,7 @@ def _(name, of, how):
     def distance2(rng: np.random.Generator, draws: int) -> np.ndarray:
         return np.sum((target - scale * _source(rng, of, draws, penalty)) ** 2, -1)
 
-    learned = wishart.learned(of.n, of.d, of.sigma, penalty)
+    learned = wishart.learned(n=of.n, d=of.d, sigma=of.sigma, penalty=penalty)
     return regularised.distance2(THETA, learned, scale), _mean(10_000, distance2)
 
 
@@ -181,7 +183,7 @@ def _():
             found.append(Estimate.mean(np.sum((target - scale * fit) ** 2, -1)))
         return min(found, key=lambda one: one.value)
 
-    least = wishart.ridge_risk(FEW.n, FEW.d, 1.0, FEW.sigma, _own(FEW))
+    least = wishart.ridge_risk(n=FEW.n, d=FEW.d, distance=1.0, sigma=FEW.sigma, penalty=_own(FEW))
     return 1 - cos(THETA) ** 2 * (1 - least), simulate
 
 
@@ -191,15 +193,17 @@ def _(n=6, sigma=0.5):
     square D², at the penalty σ²d/(nD²)
     """
     _, target = _tasks(FEW.d, THETA)
-    distance = sqrt(regularised.distance2(THETA, wishart.learned(*FEW)))
-    penalty = float(penalised.best_penalty(n, FEW.d, distance, sigma))
+    distance = sqrt(regularised.distance2(THETA, wishart.learned(**FEW._asdict())))
+    penalty = float(penalised.best_penalty(n=n, d=FEW.d, distance=distance, sigma=sigma))
 
     def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
         start = _source(rng, FEW, draws, 0.0)
         data = Data(n, FEW.d, sigma).draw(rng, target, draws)
         return np.sum((minimisers(*data, penalty, start) - target) ** 2, -1)
 
-    return wishart.ridge_risk(n, FEW.d, distance, sigma, penalty), _mean(8_000, risk)
+    return wishart.ridge_risk(n=n, d=FEW.d, distance=distance, sigma=sigma, penalty=penalty), _mean(
+        8_000, risk
+    )
 
 
 @claim(
@@ -215,7 +219,7 @@ def _(name, n, sigma, penalty):
 
     seen: .03 of the target's norm
     """
-    boundary = float(regularised.l2sp_boundary(wishart.learned(*FEW)))
+    boundary = float(regularised.l2sp_boundary(wishart.learned(**FEW._asdict())))
     _, target = _tasks(FEW.d, boundary)
 
     def gain(rng: np.random.Generator, draws: int) -> np.ndarray:
@@ -273,14 +277,16 @@ def _(name, at, penalty):
     """
     source, target = _tasks(at.d, 0.8)
     n, d, sigma = at
-    less = wishart.ridge_risk(n - 1, d - 1, sin(0.8), sigma, penalty * n / (n - 1))
+    less = wishart.ridge_risk(
+        n=n - 1, d=d - 1, distance=sin(0.8), sigma=sigma, penalty=penalty * n / (n - 1)
+    )
 
     def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
         matrix = penalty * across(np.broadcast_to(source, (1, d)))
         x, y = at.draw(rng, target, draws)
         return np.sum((minimisers(x, y, matrix) - target) ** 2, -1)
 
-    return risks.refitted_risk(n, less, sigma), _mean(20_000, risk)
+    return risks.refitted_risk(n=n, rest=less, sigma=sigma), _mean(20_000, risk)
 
 
 @claim(
@@ -294,14 +300,16 @@ def _(n=6, d=12, sigma=0.5, penalty=0.2):
     _, target = _tasks(d, THETA)
     seen = of.n / d
     sine = sqrt(1 - seen * cos(THETA) ** 2 - (1 - seen) * sin(THETA) ** 2 / (d - 1))
-    less = wishart.ridge_risk(n - 1, d - 1, sine, sigma, penalty * n / (n - 1))
+    less = wishart.ridge_risk(
+        n=n - 1, d=d - 1, distance=sine, sigma=sigma, penalty=penalty * n / (n - 1)
+    )
 
     def risk(rng: np.random.Generator, draws: int) -> np.ndarray:
         matrix = penalty * across(_source(rng, of, draws, 0.0))
         x, y = Data(n, d, sigma).draw(rng, target, draws)
         return np.sum((minimisers(x, y, matrix) - target) ** 2, -1)
 
-    return risks.refitted_risk(n, less, sigma), _mean(10_000, risk)
+    return risks.refitted_risk(n=n, rest=less, sigma=sigma), _mean(10_000, risk)
 
 
 @claim(
@@ -317,10 +325,12 @@ def _(name, theta, n=8, d=8, sigma=0.5):
     seen: .01, a fraction of either gain
     """
     source, target = _tasks(d, theta)
-    own = float(penalised.best_penalty(n, d, 1.0, sigma))
-    across_it = float(penalised.best_penalty(n - 1, d - 1, sin(theta), sigma))
-    less = wishart.ridge_risk(n - 1, d - 1, sin(theta), sigma, across_it)
-    expected = wishart.ridge_risk(n, d, 1.0, sigma, own) - risks.refitted_risk(n, less, sigma)
+    own = float(penalised.best_penalty(n=n, d=d, distance=1.0, sigma=sigma))
+    across_it = float(penalised.best_penalty(n=n - 1, d=d - 1, distance=sin(theta), sigma=sigma))
+    less = wishart.ridge_risk(n=n - 1, d=d - 1, distance=sin(theta), sigma=sigma, penalty=across_it)
+    expected = wishart.ridge_risk(
+        n=n, d=d, distance=1.0, sigma=sigma, penalty=own
+    ) - risks.refitted_risk(n=n, rest=less, sigma=sigma)
 
     def gain(rng: np.random.Generator, draws: int) -> np.ndarray:
         data = Data(n, d, sigma).draw(rng, target, draws)
@@ -343,13 +353,13 @@ def _(theta=pi / 4, sigma=0.5):
 
     seen: .05 of the target's norm
     """
-    load = float(regularised.linear_transfer_load(theta, sigma))
+    load = float(regularised.linear_transfer_load(theta=theta, sigma=sigma))
 
     def at(rng: np.random.Generator, d: int, draws: int) -> Estimate:
         data = Data(round(load * d), d, sigma)
         source, target = _tasks(d, theta)
         x, y = data.draw(rng, target, draws)
-        penalty = float(penalised.best_penalty(data.n, d, 1.0, sigma))
+        penalty = float(penalised.best_penalty(n=data.n, d=d, distance=1.0, sigma=sigma))
         z = x @ source
         refit = (np.sum(z * y, -1) / np.sum(z**2, -1))[:, None] * source
         both = (np.sum((fit - target) ** 2, -1) for fit in (minimisers(x, y, penalty), refit))
@@ -391,8 +401,9 @@ class Unequal(NamedTuple):
 
     def offset(self) -> np.ndarray:
         """The root mean square of the target less the fitted source, in theory, at d = SMALL."""
-        fitted = self.source_load * SMALL, self.source_sigma, self.source_ridge
-        return np.asarray(_offset(*self.tasks(SMALL), *fitted))
+        n = self.source_load * SMALL
+        fitted = _offset(*self.tasks(SMALL), n=n, sigma=self.source_sigma, ridge=self.source_ridge)
+        return np.asarray(fitted)
 
     def turn(self, load: float) -> float:
         """The common penalty at which L2-SP gains nothing at a load.
@@ -500,10 +511,14 @@ def _():
 
         def rest(s: Array, source: Array, target: Array, ridge: float) -> Array:
             left, beta_t = regularised.across(s, source, target)
-            return covariance.scratch_risk(left, beta_t, n - 1, U.sigma, ridge)
+            return covariance.scratch_risk(left, beta_t, n=n - 1, sigma=U.sigma, ridge=ridge)
 
         penalty = U.turn(TURN) * n / (n - 1)
-        return float(risks.refitted_risk(n, claims.compiled(rest, *U.tasks(d), penalty), U.sigma))
+        return float(
+            risks.refitted_risk(
+                n=n, rest=claims.compiled(rest, *U.tasks(d), penalty), sigma=U.sigma
+            )
+        )
 
     # The equivalent's own error, of order 1/d, drops out as it does in the simulation.
     small, large = at(SMALL), at(TIMES * SMALL)

@@ -2,8 +2,8 @@
 
 The source is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9. The paper
 states limits n, d -> inf. The functions here are exact expectations at finite n and d where a
-closed form exists; functions named `*_limit`, and `fine_tune_risk`, are limits at load
-gamma = n / d. Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with
+closed form exists; functions named `*_limit`, and `fine_tuning_risk`, are limits at load n / d.
+Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with
 noise; n <= 2 in linear transfer): that is an error unless `allow_infinite=True`, which returns inf
 there. `distributions` has the laws around these means.
 """
@@ -16,15 +16,24 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import former, renamed
 from theory import problems
 from theory.deep_linear.overlaps import scale_by_seen
 
-Mode = Literal["linear", "fine_tune"]
+__getattr__ = former(
+    __name__,
+    {"fine_tune_risk": "fine_tuning_risk", "fine_tune_boundary": "fine_tuning_boundary"},
+    until="0.4",
+)
+
+Mode = Literal["linear", "fine_tuning"]
+FORMER_MODES = {"fine_tune": "fine_tuning"}
 
 
+@renamed("n", "d", "sigma", until="0.4")
 @problems.in_float64
 def scratch_risk(
-    n: ArrayLike, d: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False
+    *, n: ArrayLike, d: ArrayLike, sigma: ArrayLike, allow_infinite: bool = False
 ) -> Array:
     """Computes the expected risk of training from scratch on n Gaussian samples, exactly.
 
@@ -50,9 +59,9 @@ def scratch_risk(
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.6, has the limit of this.
 
-    >>> float(scratch_risk(250, 500, 0.2))
+    >>> float(scratch_risk(n=250, d=500, sigma=0.2))
     0.54016...
-    >>> scratch_risk(500, 500, 0.2)
+    >>> scratch_risk(n=500, d=500, sigma=0.2)
     Traceback (most recent call last):
     ValueError: n must be at most d-2 or at least d+2 where sigma > 0 (the mean is infinite ...
     """
@@ -69,48 +78,50 @@ def scratch_risk(
     return jnp.maximum(d - n, 0.0) / d + jnp.where(sigma > 0, noise, 0.0)
 
 
+@renamed("load", "sigma", until="0.4", gamma="load")
 @problems.in_float64
-def scratch_limit(gamma: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False) -> Array:
-    """Computes the limit of `scratch_risk` as n, d -> inf at load gamma = n / d.
+def scratch_limit(*, load: ArrayLike, sigma: ArrayLike, allow_infinite: bool = False) -> Array:
+    """Computes the limit of `scratch_risk` as n, d -> inf at load n / d.
 
-        gamma < 1:  1 - gamma + gamma sigma^2 / (1 - gamma)
-        gamma > 1:  sigma^2 / (gamma - 1)
+        load < 1:  1 - load + load sigma^2 / (1 - load)
+        load > 1:  sigma^2 / (load - 1)
 
     Args:
-      gamma: Load n / d, >= 0.
+      load: Load n / d, >= 0.
       sigma: Standard deviation of the label noise, >= 0.
-      allow_infinite: Whether to return inf at gamma = 1 with noise.
+      allow_infinite: Whether to return inf at load = 1 with noise.
 
     Returns:
       The limiting risk, with the broadcast shape of the arguments.
 
     Raises:
-      ValueError: If an argument is out of range, or gamma = 1 with noise and `allow_infinite` is
+      ValueError: If an argument is out of range, or load = 1 with noise and `allow_infinite` is
         False.
 
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.6, eq. (10).
 
-    >>> float(scratch_limit(0.5, 0.2))
+    >>> float(scratch_limit(load=0.5, sigma=0.2))
     0.54...
     """
-    problems.check_gamma(gamma)
+    problems.check_load(load)
     problems.check_sigma(sigma)
     if not allow_infinite:
-        _check_finite_limit(gamma, sigma)
-    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
-    gap = jnp.abs(gamma - 1)
-    noise = jnp.where(gap > 0, jnp.minimum(gamma, 1) / jnp.where(gap > 0, gap, 1.0), jnp.inf)
-    return jnp.maximum(1 - gamma, 0.0) + jnp.where(sigma > 0, sigma**2 * noise, 0.0)
+        _check_finite_limit(load, sigma)
+    load, sigma = jnp.asarray(load, dtype=float), jnp.asarray(sigma, dtype=float)
+    gap = jnp.abs(load - 1)
+    noise = jnp.where(gap > 0, jnp.minimum(load, 1) / jnp.where(gap > 0, gap, 1.0), jnp.inf)
+    return jnp.maximum(1 - load, 0.0) + jnp.where(sigma > 0, sigma**2 * noise, 0.0)
 
 
+@renamed("n", "theta", "sigma", "ridge", until="0.4")
 @problems.in_float64
 def linear_transfer_risk(
+    *,
     n: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
     ridge: ArrayLike = 0.0,
-    *,
     allow_infinite: bool = False,
 ) -> Array:
     """Computes the expected risk of refitting only the last layer on n samples, exactly.
@@ -138,7 +149,7 @@ def linear_transfer_risk(
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.7, eq. (12), without ridge.
       Thm 3.8, eq. (15), is the limit n -> inf with ridge.
 
-    >>> float(linear_transfer_risk(8, jnp.pi / 4, 0.5))
+    >>> float(linear_transfer_risk(n=8, theta=jnp.pi / 4, sigma=0.5))
     0.625...
     """
     minimum = "a number of samples > 2 where ridge = 0 (the mean is infinite at n <= 2), else >= 1"
@@ -164,8 +175,9 @@ def linear_transfer_risk(
     )
 
 
+@renamed("theta", "ridge", until="0.4")
 @problems.in_float64
-def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
+def linear_transfer_limit(*, theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """Computes the limit of `linear_transfer_risk` as n -> inf.
 
         sin^2 + cos^2 (ridge / (1 + ridge))^2
@@ -183,7 +195,7 @@ def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.8, eq. (15).
 
-    >>> float(linear_transfer_limit(jnp.pi / 2))
+    >>> float(linear_transfer_limit(theta=jnp.pi / 2))
     1.0
     """
     problems.check_theta(theta)
@@ -193,8 +205,9 @@ def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     return sin**2 + (cos * (ridge / (1 + ridge))) ** 2
 
 
+@renamed("n", "theta", "sigma", until="0.4")
 @problems.in_float64
-def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
+def optimal_ridge(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the ridge that minimises `linear_transfer_risk`.
 
         (sigma^2 + sin^2) / (n cos^2)
@@ -214,7 +227,7 @@ def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(optimal_ridge(10, jnp.pi / 4, 0.0)), 4)
+    >>> round(float(optimal_ridge(n=10, theta=jnp.pi / 4, sigma=0.0)), 4)
     0.1
     """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
@@ -225,62 +238,64 @@ def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
     return (sigma**2 + sin**2) / (n * cos**2)
 
 
+@renamed("load", "theta", "sigma", "depth", "size", until="0.4", gamma="load")
 @problems.in_float64
-def fine_tune_risk(
-    gamma: ArrayLike,
+def fine_tuning_risk(
+    *,
+    load: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
-    *,
     allow_infinite: bool = False,
 ) -> Array:
-    """Computes the limiting risk of fine-tuning all layers, as n, d -> inf at load gamma = n / d.
+    """Computes the limiting risk of fine-tuning all layers, as n, d -> inf at load n / d.
 
-        gamma < 1:   (1 - gamma)(1 - 2 c cos + c^2) + gamma sigma^2 / (1 - gamma)
-        gamma >= 1:  the risk of scratch training: the source is forgotten
+        load < 1:   (1 - load)(1 - 2 c cos + c^2) + load sigma^2 / (1 - load)
+        load >= 1:  the risk of scratch training: the source is forgotten
 
-    with c = size * null_scale(p / size^2, q, depth), p = gamma (1 + sigma^2/(1 - gamma)) and
-    q = 1 - gamma. For exact draws at finite n and d use `overlaps_law(...).fine_tune(...)` or
-    `fine_tune_law`.
+    with c = size * null_scale(p / size^2, q, depth), p = load (1 + sigma^2/(1 - load)) and
+    q = 1 - load. For exact draws at finite n and d use `overlaps_law(...).fine_tune(...)` or
+    `fine_tuning_law`.
 
     Args:
-      gamma: Load n / d, >= 0.
+      load: Load n / d, >= 0.
       theta: Angle between source and target in radians, in [0, pi].
       sigma: Standard deviation of the label noise, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
       size: Norm of the pretrained predictor, > 0; the target has norm 1.
-      allow_infinite: Whether to return inf at gamma = 1 with noise.
+      allow_infinite: Whether to return inf at load = 1 with noise.
 
     Returns:
       The limiting risk, with the broadcast shape of the arguments.
 
     Raises:
-      ValueError: If an argument is out of range, or gamma = 1 with noise and `allow_infinite` is
+      ValueError: If an argument is out of range, or load = 1 with noise and `allow_infinite` is
         False.
 
     References:
       Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (16), which
       has c = 1.
 
-    >>> round(float(fine_tune_risk(0.5, 0.0, 0.0)), 4)  # same task, no noise: nothing to unlearn
+    >>> round(float(fine_tuning_risk(load=0.5, theta=0.0, sigma=0.0)), 4)  # same task, no noise
     0.0
     """
     problems.check_theta(theta)
     problems.check_depth(depth)
-    scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
-    gamma = jnp.asarray(gamma, dtype=float)
-    return scratch - _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
+    scratch = scratch_limit(load=load, sigma=sigma, allow_infinite=allow_infinite)
+    load = jnp.asarray(load, dtype=float)
+    return scratch - _fine_tuning_gain(load, 1 - load, theta, sigma, depth, size)
 
 
+@renamed("n", "d", "theta", "sigma", until="0.4", mode=FORMER_MODES)
 @problems.in_float64
 def transferability(
     mode: Mode,
+    *,
     n: ArrayLike,
     d: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
-    *,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
     ridge: ArrayLike = 0.0,
@@ -288,21 +303,21 @@ def transferability(
 ) -> Array:
     """Computes the transferability E R_scratch - E R_transfer, positive where transfer helps.
 
-    Mode "linear" is exact at finite n and d. Mode "fine_tune" is the limit
+    Mode "linear" is exact at finite n and d. Mode "fine_tuning" is the limit
 
-        (1 - gamma) c (2 cos - c)  at  gamma = n / d,
+        (1 - load) c (2 cos - c)  at  load = n / d,
 
-    with c of `fine_tune_risk`. The noise that both risks share cancels there, so that the value is
-    finite at n = d.
+    with c of `fine_tuning_risk`. The noise of the two risks cancels there, so the value is finite
+    at n = d.
 
     Args:
-      mode: "linear" (refit the last layer) or "fine_tune" (train all layers).
-      n: Number of target samples; >= 1 in mode "linear", >= 0 in mode "fine_tune".
+      mode: "linear" (refit the last layer) or "fine_tuning" (train all layers).
+      n: Number of target samples; >= 1 in mode "linear", >= 0 in mode "fine_tuning".
       d: Dimension, >= 1.
       theta: Angle between source and target in radians, in [0, pi].
       sigma: Standard deviation of the label noise, >= 0.
-      depth: Number of weight matrices; mode "fine_tune" only.
-      size: Norm of the pretrained predictor, > 0; mode "fine_tune" only.
+      depth: Number of weight matrices; mode "fine_tuning" only.
+      size: Norm of the pretrained predictor, > 0; mode "fine_tuning" only.
       ridge: Ridge penalty on the refitted weight; mode "linear" only.
       allow_infinite: Whether one of the two means may be infinite; mode "linear" only.
 
@@ -315,14 +330,16 @@ def transferability(
 
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (7). Mode "linear" is exact
-      where eq. (13) is a limit; mode "fine_tune" corrects eq. (17).
+      where eq. (13) is a limit; mode "fine_tuning" corrects eq. (17).
 
-    >>> bool(transferability("fine_tune", 50, 100, 0.3, 0.2) > 0)
+    >>> bool(transferability("fine_tuning", n=50, d=100, theta=0.3, sigma=0.2) > 0)
     True
     """
     if mode == "linear":
-        scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
-        linear = linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
+        scratch = scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=allow_infinite)
+        linear = linear_transfer_risk(
+            n=n, theta=theta, sigma=sigma, ridge=ridge, allow_infinite=allow_infinite
+        )
         undefined = concrete(jnp.isinf(scratch) & jnp.isinf(linear))
         if undefined is not None:
             difference = (
@@ -330,77 +347,78 @@ def transferability(
             )
             problems.check("n", n, lambda _: ~undefined, difference)
         return scratch - linear
-    if mode != "fine_tune":
-        raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
+    if mode != "fine_tuning":
+        raise ValueError(f"mode must be 'linear' or 'fine_tuning'; got {mode!r}")
     problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
     _check_dimension(d)
     _check_tasks(theta, sigma, depth)
     n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
-    return _fine_tune_gain(n / d, (d - n) / d, theta, sigma, depth, size)
+    return _fine_tuning_gain(n / d, (d - n) / d, theta, sigma, depth, size)
 
 
+@renamed("load", "theta", "sigma", until="0.4", gamma="load", mode=FORMER_MODES)
 @problems.in_float64
 def transferability_limit(
     mode: Mode,
-    gamma: ArrayLike,
+    *,
+    load: ArrayLike,
     theta: ArrayLike,
     sigma: ArrayLike,
-    *,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
-    """Computes the limit of `transferability` as n, d -> inf at load gamma = n / d.
+    """Computes the limit of `transferability` as n, d -> inf at load n / d.
 
-    Mode "linear" is `scratch_limit` - `linear_transfer_limit`. Mode "fine_tune" is (1 - gamma) c (2
-    cos - c) for gamma < 1, with c of `fine_tune_risk`, and 0 beyond.
+    Mode "linear" is `scratch_limit` - `linear_transfer_limit`. Mode "fine_tuning" is
+    (1 - load) c (2 cos - c) for load < 1, with c of `fine_tuning_risk`, and 0 beyond.
 
     Args:
-      mode: "linear" (refit the last layer) or "fine_tune" (train all layers).
-      gamma: Load n / d, >= 0.
+      mode: "linear" (refit the last layer) or "fine_tuning" (train all layers).
+      load: Load n / d, >= 0.
       theta: Angle between source and target in radians, in [0, pi].
       sigma: Standard deviation of the label noise, >= 0.
-      depth: Number of weight matrices; mode "fine_tune" only.
-      size: Norm of the pretrained predictor, > 0; mode "fine_tune" only.
+      depth: Number of weight matrices; mode "fine_tuning" only.
+      size: Norm of the pretrained predictor, > 0; mode "fine_tuning" only.
       ridge: Ridge penalty on the refitted weight; mode "linear" only.
-      allow_infinite: Whether to return inf at gamma = 1 with noise; mode "linear" only.
+      allow_infinite: Whether to return inf at load = 1 with noise; mode "linear" only.
 
     Returns:
       The limiting transferability, with the broadcast shape of the arguments.
 
     Raises:
-      ValueError: If an argument is out of range, the mode is unknown, or gamma = 1 with noise in
+      ValueError: If an argument is out of range, the mode is unknown, or load = 1 with noise in
         mode "linear" and `allow_infinite` is False.
 
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (13) for "linear". Mode
-      "fine_tune" corrects eq. (17).
+      "fine_tuning" corrects eq. (17).
 
-    >>> round(float(transferability_limit("linear", 0.5, 0.0, 0.0)), 4)
+    >>> round(float(transferability_limit("linear", load=0.5, theta=0.0, sigma=0.0)), 4)
     0.5
     """
-    problems.check_gamma(gamma)
+    problems.check_load(load)
     _check_tasks(theta, sigma, depth)
-    if mode == "fine_tune":
-        gamma = jnp.asarray(gamma, dtype=float)
-        return _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
+    if mode == "fine_tuning":
+        load = jnp.asarray(load, dtype=float)
+        return _fine_tuning_gain(load, 1 - load, theta, sigma, depth, size)
     if mode != "linear":
-        raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
-    scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
-    return scratch - linear_transfer_limit(theta, ridge)
+        raise ValueError(f"mode must be 'linear' or 'fine_tuning'; got {mode!r}")
+    scratch = scratch_limit(load=load, sigma=sigma, allow_infinite=allow_infinite)
+    return scratch - linear_transfer_limit(theta=theta, ridge=ridge)
 
 
 class Boundary(NamedTuple):
-    """The loads gamma = n / d at which the limiting transferability of linear transfer is 0.
+    """The loads n / d at which the limiting transferability of linear transfer is 0.
 
-    Linear transfer hurts for lower < gamma < upper and for gamma > over. Where lower == upper it
-    hurts nowhere below gamma = 1.
+    Linear transfer hurts for lower < load < upper and for load > over. Where lower == upper it
+    hurts nowhere below load = 1.
 
     Attributes:
       lower: Where transfer begins to hurt.
-      upper: Where it ceases to hurt, below gamma = 1.
-      over: Where it begins to hurt again, above gamma = 1.
+      upper: Where it ceases to hurt, below load = 1.
+      over: Where it begins to hurt again, above load = 1.
     """
 
     lower: Array
@@ -408,8 +426,9 @@ class Boundary(NamedTuple):
     over: Array
 
 
+@renamed("theta", "sigma", until="0.4")
 @problems.in_float64
-def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
+def linear_transfer_boundary(*, theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     """Computes the loads at which linear transfer turns from helping to hurting, in the limit.
 
         lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
@@ -432,7 +451,7 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), after eq. (13).
 
-    >>> round(float(linear_transfer_boundary(jnp.pi / 3, 0.0).lower), 4)  # cos^2 theta
+    >>> round(float(linear_transfer_boundary(theta=jnp.pi / 3, sigma=0.0).lower), 4)  # cos^2 theta
     0.25
     """
     problems.check_theta(theta)
@@ -456,8 +475,9 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     return Boundary(lower, upper, over)
 
 
+@renamed("n", "rest", "sigma", "k", until="0.4")
 @problems.in_float64
-def refitted_risk(n: ArrayLike, rest: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
+def refitted_risk(*, n: ArrayLike, rest: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
     """Computes the expected risk with some directions free of the penalty, exactly.
 
         (rest + sigma^2) (n - 1) / (n - k - 1) - sigma^2
@@ -475,7 +495,7 @@ def refitted_risk(n: ArrayLike, rest: ArrayLike, sigma: ArrayLike, k: ArrayLike 
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> float(refitted_risk(8, 0.5, 0.5))  # linear transfer, as nothing across is learned
+    >>> float(refitted_risk(n=8, rest=0.5, sigma=0.5))  # linear transfer learns nothing across
     0.625
     """
     n, k, sigma = _free(n, k, sigma)
@@ -484,8 +504,9 @@ def refitted_risk(n: ArrayLike, rest: ArrayLike, sigma: ArrayLike, k: ArrayLike 
     return jnp.asarray(rest, dtype=float) + (rest + sigma**2) * k / (n - k - 1)
 
 
+@renamed("n", "risk", "sigma", "k", until="0.4")
 @problems.in_float64
-def rest_allowed(n: ArrayLike, risk: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
+def rest_allowed(*, n: ArrayLike, risk: ArrayLike, sigma: ArrayLike, k: ArrayLike = 1) -> Array:
     """Computes the risk across free directions at which `refitted_risk` is a given risk.
 
     Args:
@@ -507,8 +528,9 @@ def rest_allowed(n: ArrayLike, risk: ArrayLike, sigma: ArrayLike, k: ArrayLike =
     return jnp.maximum((risk * (n - k - 1) - sigma**2 * k) / (n - 1), 0.0)
 
 
+@renamed("n", "d", "sigma", until="0.4")
 @problems.in_float64
-def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
+def linear_transfer_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes sin^2 of the angle beyond which linear transfer hurts, exactly at finite n and d.
 
     With R the risk from scratch (`scratch_risk`), the mean risks are equal where
@@ -529,28 +551,29 @@ def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> angle = jnp.arcsin(jnp.sqrt(linear_transfer_sin2(50, 100, 0.5)))
-    >>> bool(abs(transferability("linear", 50, 100, angle, 0.5)) < 1e-6)
+    >>> angle = jnp.arcsin(jnp.sqrt(linear_transfer_sin2(n=50, d=100, sigma=0.5)))
+    >>> bool(abs(transferability("linear", n=50, d=100, theta=angle, sigma=0.5)) < 1e-6)
     True
     """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
-    scratch = scratch_risk(n, d, sigma, allow_infinite=True)
+    scratch = scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
     n = jnp.asarray(n, dtype=float)
     # Up to n = 2 the refit's mean risk is infinite.
     more = n > 2
-    share = rest_allowed(jnp.where(more, n, 3.0), scratch, sigma)
+    share = rest_allowed(n=jnp.where(more, n, 3.0), risk=scratch, sigma=sigma)
     return jnp.where(more, jnp.minimum(share, 1.0), 0.0)
 
 
+@renamed("load", "sigma", "depth", until="0.4", gamma="load")
 @problems.in_float64
-def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
+def fine_tuning_boundary(*, load: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
     """Computes the angle beyond which fine-tuning hurts, arccos(c / 2), in the limit.
 
-    c is that of `fine_tune_risk` for a pretrained predictor of norm 1. The paper's angle pi/3 is
+    c is that of `fine_tuning_risk` for a pretrained predictor of norm 1. The paper's angle pi/3 is
     the case c = 1.
 
     Args:
-      gamma: Load n / d, in [0, 1). From n = d on, fine-tuning equals scratch training.
+      load: Load n / d, in [0, 1). From n = d on, fine-tuning equals scratch training.
       sigma: Standard deviation of the label noise, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
 
@@ -563,36 +586,36 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
     References:
       Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), after eq. (17).
 
-    >>> round(float(fine_tune_boundary(0.5, 0.0) / jnp.pi), 4)
+    >>> round(float(fine_tuning_boundary(load=0.5, sigma=0.0) / jnp.pi), 4)
     0.3333
     """
     check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
-    problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
+    problems.check("load", load, lambda g: (g >= 0) & (g < 1), check_below_one)
     problems.check_sigma(sigma)
-    gamma = jnp.asarray(gamma, dtype=float)
-    c = _limit_null_scale(gamma, 1 - gamma, sigma, depth, 1.0)
+    load = jnp.asarray(load, dtype=float)
+    c = _limit_null_scale(load, 1 - load, sigma, depth, 1.0)
     helps = ~(c >= 2)  # true of NaN, which is passed on
     # The inner where keeps the derivative finite: that of arccos is infinite at 1.
     return jnp.where(helps, jnp.arccos(jnp.where(helps, c / 2, 0.0)), 0.0)
 
 
-def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:
-    """Computes (1 - gamma) c (2 cos - c); `unseen` is 1 - gamma, exactly.
+def _fine_tuning_gain(load, unseen, theta, sigma, depth, size) -> Array:
+    """Computes (1 - load) c (2 cos - c); `unseen` is 1 - load, exactly.
 
-    A rounded gamma near 1 would not determine 1 - gamma.
+    A rounded load near 1 would not determine 1 - load.
     """
     problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
-    c = jnp.asarray(size, dtype=float) * _limit_null_scale(gamma, unseen, sigma, depth, size)
-    # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
+    c = jnp.asarray(size, dtype=float) * _limit_null_scale(load, unseen, sigma, depth, size)
+    # c grows like (1-load)^{-1/2 (1-1/depth)}: the product has the limit 0 at load = 1.
     cos, _ = problems.cos_sin(theta)
     return jnp.where(unseen > 0, unseen * c * (2 * cos - c), 0.0)
 
 
-def _limit_null_scale(gamma, unseen, sigma, depth, size) -> Array:
+def _limit_null_scale(load, unseen, sigma, depth, size) -> Array:
     """Computes `null_scale` at the limiting sizes of what the data see and do not see."""
     sigma, size = jnp.asarray(sigma, dtype=float), jnp.asarray(size, dtype=float)
     q = jnp.where(unseen > 0, unseen, 1.0)
-    seen = jnp.minimum(gamma, 1)
+    seen = jnp.minimum(load, 1)
     return scale_by_seen(seen * (1 + sigma**2 / q) / size**2, seen, depth)
 
 
@@ -648,12 +671,12 @@ def _check_finite_scratch(name: str, n: ArrayLike, d: ArrayLike, sigma: ArrayLik
         )
 
 
-def _check_finite_limit(gamma: ArrayLike, sigma: ArrayLike) -> None:
+def _check_finite_limit(load: ArrayLike, sigma: ArrayLike) -> None:
     known_sigma = concrete(sigma)
     if known_sigma is not None:
         problems.check(
-            "gamma",
-            gamma,
+            "load",
+            load,
             lambda g: (g != 1) | (known_sigma == 0),
             "other than 1 where sigma > 0 (the mean is infinite; allow_infinite=True returns inf)",
         )

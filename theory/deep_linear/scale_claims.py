@@ -192,8 +192,10 @@ def _(scale=0.5):
         small, large = (_trained(rng, d, scale, count) for d, count in sizes)
         return extrapolate(small, large, times=TIMES)
 
-    of = AT.share, AT.source, AT.target, AT.load, AT.sigma
-    return diagonal.diagonal_risk(*of, scale), simulate
+    of = partial(
+        diagonal.diagonal_risk, AT.share, AT.source, AT.target, load=AT.load, sigma=AT.sigma
+    )
+    return of(scale=scale), simulate
 
 
 _limits = jax.jit(jax.vmap(diagonal._interpolator, (0, 0, None, None)))
@@ -226,9 +228,11 @@ def _(scale, draws):
 
     seen: 7 to 8 %
     """
-    of = AT.share, AT.source, AT.target, AT.load, AT.sigma
+    of = partial(
+        diagonal.diagonal_risk, AT.share, AT.source, AT.target, load=AT.load, sigma=AT.sigma
+    )
     every = np.full(len(AT.share), scale)
-    return diagonal.diagonal_risk(*of, scale), lambda key, quick: _averaged(
+    return of(scale=scale), lambda key, quick: _averaged(
         key, AT.source, every, draws // 10 if quick else draws
     )
 
@@ -242,7 +246,9 @@ def _(scale, draws):
     """
     own = (scale + np.sqrt(scale**2 + 4 * np.square(AT.source))) / 2
     start = np.zeros(len(AT.share))
-    predicted = diagonal.diagonal_risk(AT.share, start, AT.target, AT.load, AT.sigma, own)
+    predicted = diagonal.diagonal_risk(
+        AT.share, start, AT.target, load=AT.load, sigma=AT.sigma, scale=own
+    )
     return predicted, lambda key, quick: _averaged(key, start, own, draws // 10 if quick else draws)
 
 
@@ -506,7 +512,9 @@ def _(factor):
         small, large = (Estimate.mean(at.gains(rng, d, draws)[0]) for d in (SMALL, TIMES * SMALL))
         return extrapolate(small, large, times=TIMES)
 
-    return scales.unbalanced_risk(at.load, at.theta, at.sigma, at.imbalance), simulate
+    return scales.unbalanced_risk(
+        load=at.load, theta=at.theta, sigma=at.sigma, imbalance=at.imbalance
+    ), simulate
 
 
 @claim(
@@ -521,7 +529,7 @@ def _(factor=1.5, printed=0.195):
     seen: .08; at 60°, the angle as printed, it would be {printed:.3f}
     """
     r = Rescaled(factor, 0.375, *TURNED).imbalance
-    angle = float(scales.unbalanced_boundary(0.375, TURNED[1], r))
+    angle = float(scales.unbalanced_boundary(load=0.375, sigma=TURNED[1], imbalance=r))
     at = Rescaled(factor, 0.375, angle, TURNED[1])
 
     def simulate(key: Array, quick: bool) -> Estimate:

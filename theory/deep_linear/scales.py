@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.estimators import check_data, scratch_fit
 
@@ -105,19 +106,20 @@ def unbalanced_limit(
     return fitted + c * unseen
 
 
+@renamed("load", "theta", "sigma", "imbalance", until="0.4", gamma="load")
 @problems.in_float64
 def unbalanced_risk(
-    gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike
+    *, load: ArrayLike, theta: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike
 ) -> Array:
     """Computes the limiting risk of fine-tuning an unbalanced network, as n, d -> inf.
 
-        (1 - gamma)(1 - 2 c cos + c^2) + gamma sigma^2 / (1 - gamma)
+        (1 - load)(1 - 2 c cos + c^2) + load sigma^2 / (1 - load)
 
-    with c of `unbalanced_scale` at p = gamma (1 + sigma^2/(1 - gamma)), q = 1 - gamma. As
+    with c of `unbalanced_scale` at p = load (1 + sigma^2/(1 - load)), q = 1 - load. As
     imbalance -> inf it is eq. (16) of the paper, which has c = 1.
 
     Args:
-      gamma: Load n / d, in [0, 1).
+      load: Load n / d, in [0, 1).
       theta: Angle between source and target in radians, in [0, pi]; both have norm 1.
       sigma: Standard deviation of the label noise, >= 0.
       imbalance: As in `unbalanced_scale`.
@@ -131,22 +133,24 @@ def unbalanced_risk(
     References:
       Generalises Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9.
 
-    >>> round(float(unbalanced_risk(0.5, 0.0, 0.0, -3.0)), 4)  # same task, no noise
+    >>> risk = unbalanced_risk(load=0.5, theta=0.0, sigma=0.0, imbalance=-3.0)  # no noise
+    >>> round(float(risk), 4)  # the same task
     0.0
     """
     problems.check_theta(theta)
-    c = _limit_scale(gamma, sigma, imbalance)
-    gamma, cos = jnp.asarray(gamma, dtype=float), problems.cos_sin(theta)[0]
+    c = _limit_scale(load, sigma, imbalance)
+    load, cos = jnp.asarray(load, dtype=float), problems.cos_sin(theta)[0]
     missed = (c - cos) ** 2 + problems.cos_sin(theta)[1] ** 2
-    return (1 - gamma) * missed + gamma * jnp.asarray(sigma) ** 2 / (1 - gamma)
+    return (1 - load) * missed + load * jnp.asarray(sigma) ** 2 / (1 - load)
 
 
+@renamed("load", "sigma", "imbalance", until="0.4", gamma="load")
 @problems.in_float64
-def unbalanced_boundary(gamma: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
+def unbalanced_boundary(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
     """Computes the angle beyond which fine-tuning hurts, arccos(c / 2), in the limit.
 
     Args:
-      gamma: Load n / d, in [0, 1).
+      load: Load n / d, in [0, 1).
       sigma: Standard deviation of the label noise, >= 0.
       imbalance: As in `unbalanced_scale`.
 
@@ -156,18 +160,18 @@ def unbalanced_boundary(gamma: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(unbalanced_boundary(0.5, 0.5, 1e6) / jnp.pi), 4)
+    >>> round(float(unbalanced_boundary(load=0.5, sigma=0.5, imbalance=1e6) / jnp.pi), 4)
     0.3333
     """
-    c = _limit_scale(gamma, sigma, imbalance)
+    c = _limit_scale(load, sigma, imbalance)
     return jnp.arccos(jnp.minimum(c / 2, 1.0))
 
 
-def _limit_scale(gamma: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
+def _limit_scale(load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
     """The factor c in the limit of large n and d, for tasks of norm 1."""
     allowed = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
-    problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), allowed)
+    problems.check("load", load, lambda g: (g >= 0) & (g < 1), allowed)
     problems.check_sigma(sigma)
     problems.check("imbalance", imbalance, lambda r: abs(r) < np.inf, "finite")
-    gamma, sigma, r = (jnp.asarray(v, dtype=float) for v in (gamma, sigma, imbalance))
-    return _scale(gamma * (1 + sigma**2 / (1 - gamma)), gamma, 1 - gamma, r)
+    load, sigma, r = (jnp.asarray(v, dtype=float) for v in (load, sigma, imbalance))
+    return _scale(load * (1 + sigma**2 / (1 - load)), load, 1 - load, r)

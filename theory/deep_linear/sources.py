@@ -45,6 +45,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance
 
@@ -76,8 +77,9 @@ class Mixture(NamedTuple):
     risk: Array
 
 
+@renamed("n", "sigma", "inputs", until="0.4")
 @problems.in_float64
-def wishart_fit(beta_s: Vector, n: int, sigma: ArrayLike, inputs: Matrix | None = None) -> Fit:
+def wishart_fit(beta_s: Vector, *, n: int, sigma: ArrayLike, inputs: Matrix | None = None) -> Fit:
     """Computes the moments of least squares of minimum norm, exactly at any n and d.
 
     For n >= d + 2 the mean is beta_s and the covariance sigma^2 Sigma^-1 / (n - d - 1). For
@@ -100,7 +102,7 @@ def wishart_fit(beta_s: Vector, n: int, sigma: ArrayLike, inputs: Matrix | None 
       ValueError: If an argument is out of range, the mean is infinite (n within 1 of d with noise),
         or n < d with a covariance of the inputs.
 
-    >>> found = wishart_fit(jnp.eye(20)[0], 30, 0.5)
+    >>> found = wishart_fit(jnp.eye(20)[0], n=30, sigma=0.5)
     >>> float(found.mean[0]), round(float(jnp.trace(found.covariance)), 4)
     (1.0, 0.5556)
     """
@@ -130,9 +132,10 @@ def wishart_fit(beta_s: Vector, n: int, sigma: ArrayLike, inputs: Matrix | None 
     return Fit(share * beta_s, spread + (even * (beta_s @ beta_s) + noise) * identity)
 
 
+@renamed("n", "sigma", "ridge", until="0.4")
 @problems.in_float64
 def ridge_fit(
-    inputs: Matrix, beta_s: Vector, n: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0
+    inputs: Matrix, beta_s: Vector, *, n: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0
 ) -> Fit:
     """Computes the moments of ridge regression for any covariance, in the limit of large n and d.
 
@@ -178,7 +181,7 @@ def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = No
       ValueError: If shapes do not conform, or the weights are not unique: two sources without noise
         have one mean, or the metric is 0 as the target's samples show everything.
 
-    >>> fits = [wishart_fit(jnp.eye(20)[0], n, 0.5) for n in (30, 60)]
+    >>> fits = [wishart_fit(jnp.eye(20)[0], n=n, sigma=0.5) for n in (30, 60)]
     >>> found = best_weights(fits, jnp.eye(20)[0])
     >>> [round(float(a), 3) for a in found.weights], round(float(found.risk), 3)
     ([0.17, 0.736], 0.094)
@@ -262,8 +265,9 @@ def tuned_metric(inputs: Matrix, n: ArrayLike) -> Matrix:
     return (basis * seen) @ basis.T
 
 
+@renamed("n", "sigma", until="0.4")
 @problems.in_float64
-def tuned_risk(inputs: Matrix, moments: Matrix, n: ArrayLike, sigma: ArrayLike) -> Array:
+def tuned_risk(inputs: Matrix, moments: Matrix, *, n: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the risk of fine-tuning from a random start, in the limit of large n and d.
 
     It is `covariance.Equivalent.risk`, with the mean squares of what the start misses.

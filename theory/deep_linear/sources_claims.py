@@ -38,9 +38,13 @@ def moments(problem: Several, d: int, *, exact: bool = True) -> list[sources.Fit
         inputs = jnp.asarray(source.inputs.covariance(d))
         if exact:
             white = source.inputs == Inputs()
-            found.append(sources.wishart_fit(task, n, source.sigma, None if white else inputs))
+            found.append(
+                sources.wishart_fit(task, n=n, sigma=source.sigma, inputs=None if white else inputs)
+            )
         else:
-            found.append(sources.ridge_fit(inputs, task, n, source.sigma, source.ridge))
+            found.append(
+                sources.ridge_fit(inputs, task, n=n, sigma=source.sigma, ridge=source.ridge)
+            )
     return found
 
 
@@ -114,7 +118,7 @@ def _(i):
 def _():
     """the least risk after fine-tuning is (1 - n/d)(|β_t|² - gᵀG⁻¹g) + σ²n/(d-n-1)"""
     n = target(THREE)[2]
-    noise = risks.scratch_risk(n, D, THREE.sigma) - (1 - n / D)
+    noise = risks.scratch_risk(n=n, d=D, sigma=THREE.sigma) - (1 - n / D)
     return (1 - n / D) * _mixture().risk + noise, lambda *how: _weighed(*how)[1].best()[1]
 
 
@@ -154,8 +158,8 @@ def _():
 
     and only then, unless their sum is 1 anyway; seen: .02 of .16
     """
-    gamma = _proximal(ALIKE)
-    left = sources.start_moments(moments(ALIKE, D), gamma, target(ALIKE)[0])
+    weights = _proximal(ALIKE)
+    left = sources.start_moments(moments(ALIKE, D), weights, target(ALIKE)[0])
     overlap = 0.5
     size2 = jnp.trace(left) - 1 + 2 * overlap  # |m|^2 = |m - θ*|^2 - |θ*|^2 + 2 m.θ*
 
@@ -163,7 +167,7 @@ def _():
         missed, _ = ALIKE.draw(generator(key), D, 1_000 if quick else 10_000)
         return missed.best()[0][0]
 
-    return overlap / size2 * gamma[0], simulate
+    return overlap / size2 * weights[0], simulate
 
 
 NEAR = Several((Samples(1.5, 0.3, 0.0), Samples(2.0, 0.6, 0.0), Samples(3.0, 0.6, 0.0)))
@@ -273,7 +277,11 @@ def _after(problem: Several) -> Array:
     """The risk of one source by the equivalents, fine-tuned where there are target samples."""
     beta_t, inputs, n = target(problem)
     left = sources.start_moments(moments(problem, D, exact=False), jnp.ones(1), beta_t)
-    return sources.tuned_risk(inputs, left, n, problem.sigma) if n else jnp.trace(inputs @ left)
+    return (
+        sources.tuned_risk(inputs, left, n=n, sigma=problem.sigma)
+        if n
+        else jnp.trace(inputs @ left)
+    )
 
 
 def _limit(problem: Several, draws: tuple[int, int]) -> claims.Simulate:

@@ -8,7 +8,7 @@ Thm 3.7 of Features are fate (arXiv 2410.08194), which is the case k = m = 1.
 
 No closed form is known for fine-tuning from rank k > 1. For two layers, (I - P) W_1 is frozen, so
 (I - P) B stays in the span of the columns of (I - P) B_s. Balancedness, W_1^T W_1 = W_2 W_2^T,
-makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tune_limit`);
+makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tuning_limit`);
 for k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
 network and measures how well both laws hold. Fine-tuning that moves k given directions and no other
 is linear: `ranks` has it.
@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import networks
 from theory.deep_linear.risks import scratch_risk
@@ -128,9 +129,10 @@ def principal_angles(
     )
 
 
+@renamed("n", "of", "sigma", until="0.4")
 @problems.in_float64
 def linear_transfer_risk(
-    n: ArrayLike, of: Overlap, sigma: ArrayLike, *, allow_infinite: bool = False
+    *, n: ArrayLike, of: Overlap, sigma: ArrayLike, allow_infinite: bool = False
 ) -> Array:
     """Computes the expected risk |B_hat - B|_F^2 of refitting the last layer on n samples, exactly.
 
@@ -155,7 +157,7 @@ def linear_transfer_risk(
     # With nothing to learn this is only a unit for the noise.
     size = jnp.maximum(explained, 1e-100)
     noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
-    learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
+    learned = scratch_risk(n=n, d=of.k, sigma=noise, allow_infinite=allow_infinite)
     return missed + size * learned
 
 

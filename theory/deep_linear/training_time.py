@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Complex, Float
 
+from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.covariance import Spectrum, check_spectrum, check_vectors
 
@@ -39,10 +40,12 @@ def _contour() -> tuple[np.ndarray, np.ndarray]:
     return z, np.exp(z) * (0.5017 * rise + 0.2645j) / 1j
 
 
+@renamed("n", "sigma", "times", until="0.4")
 @problems.defined
 def flow_risk(
     eigenvalues: Float[ArrayLike, " d"],
     offset: Float[ArrayLike, " d"],
+    *,
     n: ArrayLike,
     sigma: ArrayLike,
     times: Float[ArrayLike, " times"],
@@ -155,9 +158,10 @@ def complex_ridge(
     return newton(newton(kappa, ridge), ridge)
 
 
+@renamed("n", "theta", "sigma", "times", until="0.4")
 @problems.in_float64
 def linear_transfer_flow_risk(
-    n: ArrayLike, theta: ArrayLike, sigma: ArrayLike, times: ArrayLike
+    *, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike, times: ArrayLike
 ) -> Array:
     """Computes the mean risk when only the scale of a unit beta_s is trained, from 0, for time t.
 

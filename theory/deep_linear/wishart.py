@@ -36,6 +36,7 @@ from jaxtyping import Array
 from numpy.polynomial import legendre
 from scipy.special import gammaln
 
+from sail_jax.deprecated import renamed
 from theory import problems
 
 NODES = 16  # of each rule
@@ -77,8 +78,11 @@ def spectrum(n: int, d: int) -> tuple[Array, Array]:
     return jnp.asarray(x), jnp.asarray(weights)
 
 
+@renamed("n", "d", "distance", "sigma", "penalty", until="0.4")
 @problems.in_float64
-def ridge_risk(n: int, d: int, distance: ArrayLike, sigma: ArrayLike, penalty: ArrayLike) -> Array:
+def ridge_risk(
+    *, n: int, d: int, distance: ArrayLike, sigma: ArrayLike, penalty: ArrayLike
+) -> Array:
     """Computes the expected risk of ridge regression, or of L2-SP, exactly.
 
     Args:
@@ -96,7 +100,7 @@ def ridge_risk(n: int, d: int, distance: ArrayLike, sigma: ArrayLike, penalty: A
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> round(float(ridge_risk(5, 8, 1.0, 0.5, 0.4)), 4)
+    >>> round(float(ridge_risk(n=5, d=8, distance=1.0, sigma=0.5, penalty=0.4)), 4)
     0.5782
     """
     problems.check("distance", distance, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
@@ -104,8 +108,9 @@ def ridge_risk(n: int, d: int, distance: ArrayLike, sigma: ArrayLike, penalty: A
     return jnp.asarray(np.asarray(distance, float) ** 2 * means.missed + _noise(means, sigma))
 
 
+@renamed("n", "d", "sigma", "penalty", until="0.4")
 @problems.in_float64
-def learned(n: int, d: int, sigma: ArrayLike, penalty: ArrayLike = 0.0) -> Learned:
+def learned(*, n: int, d: int, sigma: ArrayLike, penalty: ArrayLike = 0.0) -> Learned:
     """Computes how much ridge regression learns of a task of norm 1 in the mean, exactly.
 
     At the penalty sigma^2 d / n of least risk both numbers are equal, to 1 less the risk: the fit

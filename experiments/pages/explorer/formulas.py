@@ -89,16 +89,19 @@ def transfer(
     >>> float(transfer(250, 500, 1.0, 0.2)["scratch"])
     0.54...
     """
-    seen = dl.source_limit(source, theta, sigma)
-    size = dl.source_limit(source, 0.0, sigma).size  # does not depend on the angle
+    seen = dl.source_limit(load=source, theta=theta, sigma=sigma)
+    # One number for many angles, because the size does not depend on the angle.
+    size = dl.source_limit(load=source, theta=0.0, sigma=sigma).size
     # With noise and as many source samples as dimensions, the source is infinitely long.
     endless = jnp.isinf(size)
     size = jnp.where(endless, 1e6, size)
-    risks = dl.transfer_risks(n, d, seen.theta, sigma, depth=depth, size=size)
-    gain = dl.transferability("fine_tune", n, d, seen.theta, sigma, depth=depth, size=size)
+    risks = dl.transfer_risks(n=n, d=d, theta=seen.theta, sigma=sigma, depth=depth, size=size)
+    gain = dl.transferability(
+        "fine_tuning", n=n, d=d, theta=seen.theta, sigma=sigma, depth=depth, size=size
+    )
     if ridge is not None:
         risks["ridge transfer"] = dl.linear_transfer_risk(
-            n, seen.theta, sigma, ridge, allow_infinite=True
+            n=n, theta=seen.theta, sigma=sigma, ridge=ridge, allow_infinite=True
         )
     if time is not None:
         if depth != 1:
@@ -106,13 +109,15 @@ def transfer(
         # With equal eigenvalues the flow depends on n/d alone.
         load, one = jnp.asarray(n, float) / d, jnp.ones(1)
         bias, variance = (
-            dl.flow_risk(one, start * one, load, noise, jnp.reshape(time, 1))[..., 0]
+            dl.flow_risk(one, start * one, n=load, sigma=noise, times=jnp.reshape(time, 1))[..., 0]
             for start, noise in ((1.0, 0.0), (0.0, 1.0))
         )
         apart2 = 1 + size**2 - 2 * size * jnp.cos(seen.theta)
         risks |= {
             "scratch": bias + sigma**2 * variance,
-            "linear transfer": dl.linear_transfer_flow_risk(n, seen.theta, sigma, time),
+            "linear transfer": dl.linear_transfer_flow_risk(
+                n=n, theta=seen.theta, sigma=sigma, times=time
+            ),
             "ridge transfer": jnp.nan * apart2,
             "fine-tuning": apart2 * bias + sigma**2 * variance,
         }

@@ -157,14 +157,20 @@ def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Arr
     imbalance = MOST * jnp.linspace(-1.0, 1.0, POINTS)
 
     def most(r: float) -> Array:
-        return jnp.degrees(scales.unbalanced_boundary(load, sigma, r))
+        return jnp.degrees(scales.unbalanced_boundary(load=load, sigma=sigma, imbalance=r))
 
     return {
         "imbalance": imbalance,
-        "fine-tuning": scales.unbalanced_risk(load, theta, sigma, imbalance),
-        "frozen features": _level(dl.fine_tune_risk(load, theta, sigma, 1)),
-        "scratch": _level(dl.scratch_limit(load, sigma)),
-        "risk of balanced": scales.unbalanced_risk(load, theta, sigma, 0.0),
+        "fine-tuning": scales.unbalanced_risk(
+            load=load, theta=theta, sigma=sigma, imbalance=imbalance
+        ),
+        "frozen features": _level(
+            dl.fine_tuning_risk(load=load, theta=theta, sigma=sigma, depth=1)
+        ),
+        "scratch": _level(dl.scratch_limit(load=load, sigma=sigma)),
+        "risk of balanced": scales.unbalanced_risk(
+            load=load, theta=theta, sigma=sigma, imbalance=0.0
+        ),
         "rich": most(-MOST),
         "balanced": most(0.0),
         "lazy": most(MOST),
@@ -193,7 +199,7 @@ def pull(sigma: ArrayLike, scale: ArrayLike, source: ArrayLike) -> dict[str, Arr
 
     def shrunk(load: Array) -> Array:
         # Only n / d matters for these two, but the number of samples n must be whole.
-        learned = 1 - penalised.best_risk(LARGE * load, LARGE, 1.0, sigma)
+        learned = 1 - penalised.best_risk(n=LARGE * load, d=LARGE, distance=1.0, sigma=sigma)
         return angle(learned, learned)
 
     here = jnp.asarray(source, float)
@@ -301,7 +307,7 @@ def _level(value: Array) -> Array:
 
 def _learned(load: ArrayLike, sigma: ArrayLike) -> tuple[Array, Array]:
     """Returns how much a least-norm fit learns of its task in the limit: the overlap, and |w|^2."""
-    seen = dl.source_limit(load, 0.0, sigma)
+    seen = dl.source_limit(load=load, theta=0.0, sigma=sigma)
     size = jnp.where(jnp.isinf(seen.size), LONGEST, seen.size)
     return jnp.minimum(jnp.asarray(load, float), 1.0), size**2
 

@@ -100,8 +100,8 @@ def simulate(grid: Grid, key: Array) -> dict[str, np.ndarray]:
     sigma, times = np.array(grid.sigma), np.array(grid.time[:-1])
     ridges, sources = np.array(grid.ridge[1:], float), np.array(grid.source)
     noise, angle = sigma[:, None, None], theta[:, None]
-    perfect = dl.source_limit(sources[:, None, None, None], angle, noise)
-    best = dl.optimal_ridge(n, perfect.theta, noise)  # in theory
+    perfect = dl.source_limit(load=sources[:, None, None, None], theta=angle, sigma=noise)
+    best = dl.optimal_ridge(n=n, theta=perfect.theta, sigma=noise)  # in theory
     key_target, key_source, key_early = jax.random.split(key, 3)
     finite = [round(s * grid.d) for s in grid.source if np.isfinite(s)]
     overlaps = dl.simulate_overlaps(jax.random.split(key_target, grid.draws), n.tolist(), grid.d)

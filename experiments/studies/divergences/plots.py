@@ -15,8 +15,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Returns the figure, named "divergences": distances of the laws (top), estimates of W_1 from
-    samples (bottom), and all loads in one panel.
+    Returns the figure "divergences": distances of the laws (top), estimates of W_1 from samples
+    (bottom), and all loads in one panel.
     """
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
     _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
@@ -31,8 +31,8 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _simulated(ax: Axes, x: np.ndarray, dataset: xr.Dataset, x_error=None) -> None:
-    """Draws simulated transferability against x; open markers stand for angles above 90 degrees."""
-    first = dataset.isel(gamma=0)
+    """Draws simulated transferability against x; open markers mean angles above 90 degrees."""
+    first = dataset.isel(load=0)
     wide = first.theta.values > pi / 2 + 1e-6
     for i, (mode, words) in enumerate(MODES.items()):
         at, color = first.sel(mode=mode), style.PALETTE[i]
@@ -53,7 +53,7 @@ def _simulated(ax: Axes, x: np.ndarray, dataset: xr.Dataset, x_error=None) -> No
 
 def _against(ax: Axes, dataset: xr.Dataset, name: str, title: str) -> None:
     """Draws theory and simulation against a distance of the laws."""
-    first = dataset.isel(gamma=0)
+    first = dataset.isel(load=0)
     if name == "kl":
         bounds = np.stack([first.kl, first.kl])
         x, error = np.interp(first.theta, first.fine_theta, first.kl), None
@@ -72,7 +72,7 @@ def _against(ax: Axes, dataset: xr.Dataset, name: str, title: str) -> None:
 
 def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> None:
     """Draws simulated transferability against estimates of W_1 from samples in d dimensions."""
-    first = dataset.isel(gamma=0)
+    first = dataset.isel(load=0)
     estimates = first.sampled_w1.sel(norm=norm)
     wide = np.broadcast_to(first.theta > pi / 2 + 1e-6, estimates.shape)
     for i, mode in enumerate(MODES):
@@ -82,7 +82,7 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
             ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
-    low, high = ax.get_ylim()  # room for the note below all points
+    low, high = ax.get_ylim()  # leaves space for the note below all points
     ax.set_ylim(low - 0.12 * (high - low), high)
     ax.annotate(
         "two samples of ONE law",
@@ -100,13 +100,13 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
 
 def _loads(ax: Axes, dataset: xr.Dataset) -> None:
     """Draws the theory at every load against the KL divergence."""
-    for i, gamma in enumerate(dataset.gamma.values):
+    for i, load in enumerate(dataset["load"].values):
         for mode, dashes in zip(MODES, ("-", "--"), strict=True):
-            theory = dataset.theory.sel(mode=mode, gamma=gamma)
-            label = f"$γ$ = {gamma:g}" if mode == "linear" else None
+            theory = dataset.theory.sel(mode=mode, load=load)
+            label = f"$n/d$ = {load:g}" if mode == "linear" else None
             ax.plot(dataset.kl, theory, dashes, color=style.PALETTE[2 + i % 5], label=label)
     ax.plot([], [], "-", color=style.INK, label=MODES["linear"])
-    ax.plot([], [], "--", color=style.INK, label=MODES["fine_tune"])
+    ax.plot([], [], "--", color=style.INK, label=MODES["fine_tuning"])
     ax.legend(fontsize=8, frameon=False, loc="lower left")
     _finish(ax, "(f) one distance, either sign", dataset.kl.attrs["long_name"])
 

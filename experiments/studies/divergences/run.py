@@ -25,10 +25,10 @@ DEPTH = 2  # of the fine-tuned network
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes transferability and every distance between source and target, over angles.
 
-    Returns a dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory`
-    on a fine grid of angles, and `gain` of each draw with its mean and standard deviation.
-    Distances are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of
-    the latter two from coupled samples, and `sampled_w1` from independent samples of (x, y).
+    Returns a dataset over mode, load (n/d) and theta (the angle). Transferability is `theory` on a
+    fine grid of angles, and `gain` for each draw with its mean and standard deviation. Distances
+    are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of the last two
+    from coupled samples, and `sampled_w1` from independent samples of (x, y).
     """
     keys = jax.random.split(jax.random.key(config.seed), 3)
 
@@ -42,7 +42,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     matched = over(_matched, 1, config.matchings, "matching in 3 dimensions", 1)
     sampled = over(_sampled, 2, config.samplings, f"samples in {config.d} dimensions", 2)
 
-    grid, curve = ("mode", "gamma", "theta"), ("mode", "gamma", "fine_theta")
+    grid, curve = ("mode", "load", "theta"), ("mode", "load", "fine_theta")
     variables = {
         "theory": (curve, closed["theory"], {"long_name": "transferability", "units": "1"}),
         "gain": (("draw", *grid), gains["gain"], {"long_name": "transferability", "units": "1"}),
@@ -61,7 +61,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         {
             "theta": ("theta", config.angles(), {"units": "rad"}),
             "fine_theta": ("fine_theta", np.linspace(0, pi, FINE), {"units": "rad"}),
-            "gamma": ("gamma", list(config.gammas), {"long_name": "load n/d"}),
+            "load": ("load", list(config.loads), {"long_name": "load n/d"}),
             "mode": list(MODES),
             "norm": list(NORMS),
             "bound": ["lower", "upper"],
@@ -78,17 +78,19 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _closed_forms(config: Config) -> Mapping[str, np.ndarray]:
-    """Computes transferability [mode, gamma, angle] and distances on a fine grid of angles."""
+    """Computes transferability [mode, load, angle] and distances on a fine grid of angles."""
 
     @jax.jit
     def at(theta: jax.Array) -> dict[str, jax.Array]:
         source, target = _pairs(theta)
         theory = [
             [
-                dl.transferability(mode, n, config.d, theta, config.sigma, depth=DEPTH)
+                dl.transferability(
+                    mode, n=n, d=config.d, theta=theta, sigma=config.sigma, depth=DEPTH
+                )
                 for n in config.counts()
             ]
-            for mode in ("linear", "fine_tune")
+            for mode in ("linear", "fine_tuning")
         ]
         w1 = divergences.wasserstein1_bounds(source, target, config.sigma)
         dudley = divergences.dudley_bounds(source, target, config.sigma)
@@ -118,7 +120,7 @@ def _gains(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, n
 
 @jax.jit
 def _differences(at: dl.Overlaps, theta: jax.Array, sigma: jax.Array) -> jax.Array:
-    """Computes R_scratch - R_transfer of each draw: [draw, mode, gamma, angle]."""
+    """Computes R_scratch - R_transfer of each draw: [draw, mode, load, angle]."""
 
     def difference(theta: jax.Array) -> jax.Array:
         risks = [at.linear_transfer(theta, sigma), at.fine_tune(theta, sigma, DEPTH)]
@@ -156,7 +158,7 @@ def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
     def estimates(key: jax.Array) -> list[list[float]]:
         source, target = jax.random.split(key)
-        # At angle 0 the target is the source: these are samples of the source's law.
+        # At angle 0 the target equals the source, so these are samples of the source's law.
         pairs = list(zip(points(source, 0 * theta), points(target, theta), strict=True))
         return [
             [distances.wasserstein1(x, y, norm=norm) for x, y in pairs] for norm in NORMS.values()

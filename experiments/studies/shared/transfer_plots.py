@@ -12,15 +12,15 @@ from matplotlib.axes import Axes
 from experiments.studies.shared.transfer_regions import ROUNDING
 from sail_jax.drawing import style
 
-NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
+NAMES = {"linear": "Linear transfer", "fine_tuning": "Fine-tuning"}
 MEASURED = {
     "linear": "simulation: least squares",
     # What is averaged has the scale c that theory has, too: it is no test of it.
-    "fine_tune": "estimator, averaged over data",
+    "fine_tuning": "estimator, averaged over data",
 }
-DOTS = {"linear": "least squares", "fine_tune": "estimator"}
-CLOSED = {"linear": "closed form", "fine_tune": "closed form (limit)"}
-NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
+DOTS = {"linear": "least squares", "fine_tuning": "estimator"}
+CLOSED = {"linear": "closed form", "fine_tuning": "closed form (limit)"}
+NEAR = 0.1  # |load - 1| below which means are ruled by rare draws, and quantiles are shown
 
 
 def layers(depth: float) -> str:
@@ -39,7 +39,7 @@ def layers(depth: float) -> str:
 
 
 def heat(ax: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
-    """Draws transferability as colours: orange where transfer helps, violet where it hurts.
+    """Draws transferability as colours: orange where transfer helps, purple where it hurts.
 
     Args:
       ax: The axes.
@@ -93,19 +93,19 @@ def points(
 ) -> None:
     """Draws measured means with standard errors.
 
-    Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
+    Near load = 1, where the variance is infinite, open markers show the median and the central 68
     % of the draws in their place.
 
     Args:
       ax: The axes.
       at: The dataset at one value of all but the dimension that is drawn.
-      mode: "linear" or "fine_tune".
+      mode: "linear" or "fine_tuning".
       x: The name of the horizontal coordinate.
       color: The colour of markers and bars.
       label: The entry in the legend; None for none.
-      quantiles: Whether medians are shown near gamma = 1. If not, means are shown everywhere.
+      quantiles: Whether medians are shown near load = 1. If not, means are shown everywhere.
     """
-    near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
+    near = quantiles & (np.abs(at["load"].values - 1) < NEAR) & np.ones(at[x].size, bool)
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
     look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
     mean = at[f"{mode}_mean"].values

@@ -57,7 +57,7 @@ def zero(
     The line of fine-tuning is known in the limit n, d -> inf only, and ends at n = d.
 
     Args:
-      mode: "linear" or "fine_tune".
+      mode: "linear" or "fine_tuning".
       d: Input dimension.
       sigma: Standard deviations of the label noise.
       depth: Numbers of layers, for fine-tuning.
@@ -71,7 +71,7 @@ def zero(
     # Findings and pages read this module and need no JAX.
     from theory import deep_linear as dl
 
-    rest = np.broadcast_shapes(np.shape(sigma), np.shape(depth) if mode == "fine_tune" else ())
+    rest = np.broadcast_shapes(np.shape(sigma), np.shape(depth) if mode == "fine_tuning" else ())
     if mode == "linear":
         load = np.linspace(2 / d, most, points)
     else:
@@ -81,10 +81,10 @@ def zero(
         load = load[load <= most]
     column = load.reshape(-1, *[1] * len(rest))
     if mode == "linear":
-        sin2 = np.asarray(dl.linear_transfer_sin2(column * d, d, sigma), float)
+        sin2 = np.asarray(dl.linear_transfer_sin2(n=column * d, d=d, sigma=sigma), float)
         angle = np.arcsin(np.sqrt(sin2))
     else:
-        angle = np.asarray(dl.fine_tune_boundary(column, sigma, depth), float)
+        angle = np.asarray(dl.fine_tuning_boundary(load=column, sigma=sigma, depth=depth), float)
     ends = np.isclose(angle, 0, atol=1e-9) | np.isclose(angle, np.pi / 2, atol=1e-9)
     # The first point at an end stays, so that the line reaches it.
     inner = np.pad(~ends, [(1, 1)] + [(0, 0)] * len(rest))

@@ -30,12 +30,11 @@ FACTORS = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Returns the figures by name: the diagrams of both ways of transfer where there is a theory of
-    fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
-    varies.
+    Returns the figures by name: the diagrams of both modes of transfer if there is a theory of
+    fine-tuning, and "stopped", the risk of fine-tuning against the load, if training time varies.
     """
     figures = {}
-    if not bool(np.isnan(dataset.fine_tune_theory).any()):
+    if not bool(np.isnan(dataset.fine_tuning_theory).any()):
         figures[f"transfer_by_{dataset.attrs['factor']}"] = _by_factor(dataset)
     if dataset.attrs["factor"] == "time":
         figures["stopped"] = _stopped(dataset)
@@ -43,22 +42,22 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _by_factor(dataset: xr.Dataset) -> Figure:
-    """Draws transferability over the load and one more factor, for both ways of transfer.
+    """Draws transferability over the load and one more factor, for both modes of transfer.
 
     Args:
       dataset: The dataset of `transfer_factors`.
 
     Returns:
-      The figure: theory, what was measured, and curves of both.
+      The figure: theory, measured values, and curves of both.
     """
     factor, values = dataset.attrs["factor"], dataset.value.values
     figure, axes = style.figure(2, 3, width=4.8, height=3.8)
     rows = np.arange(values.size)
     for (left, middle, right), mode in zip(axes, NAMES, strict=True):
         name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
-        if mode == "fine_tune" and dataset.attrs["factor"] == "time":
+        if mode == "fine_tuning" and dataset.attrs["factor"] == "time":
             measured = dots = "gradient flow"
-        if mode == "fine_tune":
+        if mode == "fine_tuning":
             name += f" {layers(dataset.attrs['depth'])}"
         draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
         reach = limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
@@ -66,19 +65,19 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
             (left, "theory", "theory"),
             (middle, "mean", f"{measured} ({draws})"),
         ):
-            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values, reach)
+            heat(ax, dataset["load"].values, rows, dataset[f"{mode}_{kind}"].values, reach)
             ax.set_yticks(rows, [_value(v) for v in values])
-            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
+            ax.set(xlabel="load $n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
         for i, value in enumerate(values):
             color = style.PALETTE[i % len(style.PALETTE)]
             at = dataset.isel(value=i)
-            _broken(right, at.gamma.values, at[f"{mode}_theory"].values, color)
-            points(right, at, mode, "gamma", color=color, label=_value(value))
+            _broken(right, at["load"].values, at[f"{mode}_theory"].values, color)
+            points(right, at, mode, "load", color=color, label=_value(value))
         right.axhline(0, color=style.INK, lw=0.8)
-        far = np.abs(dataset.gamma.values - 1) > NEAR
+        far = np.abs(dataset["load"].values - 1) > NEAR
         reach = 1.3 * np.abs(dataset[f"{mode}_mean"].values[:, far]).max()
         right.set(
-            xlabel="load $γ = n/d$",
+            xlabel="load $n/d$",
             ylabel="transferability $T$",
             ylim=(-reach, reach),
             title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
@@ -91,18 +90,18 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
 def _stopped(dataset: xr.Dataset) -> Figure:
     """Draws the risk of fine-tuning against the load, one colour for each training time.
 
-    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
-    have heavy tails, they are open.
+    Lines are theory, if there is one. Points are means over the draws. Near n = d risks have heavy
+    tails, and points are open.
 
     Args:
-      dataset: The dataset of `transfer_factors`, where training time varies.
+      dataset: The dataset of `transfer_factors` with varying training time.
 
     Returns:
       The figure.
     """
     figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
-    at = dataset.sel(way="fine_tune")
-    near = np.abs(at.gamma.values - 1) < NEAR
+    at = dataset.sel(way="fine_tuning")
+    near = np.abs(at["load"].values - 1) < NEAR
     for i, time in enumerate(at.value.values):
         color = style.PALETTE[i % len(style.PALETTE)]
         at_time = at.isel(value=i)
@@ -110,31 +109,31 @@ def _stopped(dataset: xr.Dataset) -> Figure:
             at_time.risk_mean.values,
             at_time.risk_std.values / np.sqrt(at.attrs["draws"]),
         )
-        _broken(ax, at_time.gamma.values, at_time.risk_theory.values, color)
+        _broken(ax, at_time["load"].values, at_time.risk_theory.values, color)
         look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
         ax.errorbar(
-            at_time.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look
+            at_time["load"].values[~near], mean[~near], spread[~near], label=_value(time), **look
         )
-        ax.errorbar(at_time.gamma.values[near], mean[near], spread[near], mfc="white", **look)
+        ax.errorbar(at_time["load"].values[near], mean[near], spread[near], mfc="white", **look)
     theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
     ax.set(
-        xlabel="load $γ = n/d$",
+        xlabel="load $n/d$",
         ylabel="risk after fine-tuning",
         yscale="log",
         title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
         f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
-        "open near $γ$ = 1: heavy tails)",
+        "open near $n/d$ = 1: heavy tails)",
     )
     ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
     return figure
 
 
 def _broken(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
+    """Draws a curve in two pieces, so it does not cross the divergence at load = 1."""
     for side in (x < 1, x > 1):
         ax.plot(x[side], y[side], color=color, lw=1.4)
 
 
 def _value(value: float) -> str:
-    """Spells a value of a factor."""
+    """Formats a value of a factor."""
     return "∞" if np.isinf(value) else f"{value:g}"

@@ -17,16 +17,16 @@ from experiments.studies.transfer_factors.config import Config
 from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 
-WAYS = ("scratch", "linear", "fine_tune")
-# How many draws lie between two points at which a run can be resumed.
+WAYS = ("scratch", "linear", "fine_tuning")
+# The number of draws between two points at which a run can be resumed.
 CHUNK = 2
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks of training from scratch and of transfer, in theory and by simulation.
 
-    Returns a dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma
-    (the load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
+    Returns a dataset over way ("scratch", "linear", "fine_tuning"), value (of the factor) and load
+    (n/d). `risk_*` are risks. `linear_*` and `fine_tuning_*` are transferabilities R_scratch -
     R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
     `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
     load nearest to 1, draw by draw.
@@ -36,12 +36,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     simulate = over_devices(partial(_simulate, config))
     draws = partial(_draws, config=config, keys=keys, simulate=simulate)
     risks = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
-    grid = ("way", "value", "gamma")
+    grid = ("way", "value", "load")
     data: dict[str, Any] = {
         "risk_theory": (grid, theory),
         "risk_mean": (grid, risks.mean(0)),
         "risk_std": (grid, risks.std(0, ddof=1)),
-        "n": ("gamma", config.counts(), {"long_name": "target samples"}),
+        "n": ("load", config.counts(), {"long_name": "target samples"}),
     }
     shares = {"low": 0.16, "median": 0.5, "high": 0.84}
     for i, mode in enumerate(WAYS[1:], 1):
@@ -56,12 +56,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         data[f"{mode}_region"] = (("region", "draw"), regions.means(gain, parts))
         data[f"{mode}_region_theory"] = ("region", regions.means(expected[None], parts)[:, 0])
     nearest = np.abs(config.counts() - config.d).argmin()
-    data["risk_near"] = (("draw", "value"), risks[:, WAYS.index("fine_tune"), :, nearest])
+    data["risk_near"] = (("draw", "value"), risks[:, WAYS.index("fine_tuning"), :, nearest])
     coords = {
         "way": list(WAYS),
         "region": list(regions.REGIONS),
         "value": ("value", list(config.values), {"long_name": config.factor}),
-        "gamma": ("gamma", config.counts() / config.d, {"long_name": "load n/d", "units": "1"}),
+        "load": ("load", config.counts() / config.d, {"long_name": "load n/d", "units": "1"}),
     }
     about = {name: getattr(config, name) for name in ("d", "draws", "depth", "sigma", "theta")}
     return xr.Dataset(data, coords, {**about, "factor": config.factor})
@@ -69,7 +69,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 @jax.jit
 def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Draws source and target, with parts in all directions.
+    """Draws source and target, with components in all directions.
 
     In the inner product of the covariance diag(s) they have norm 1 and angle theta.
     """
@@ -84,25 +84,31 @@ def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.A
 
 
 def _spectra(config: Config) -> jax.Array:
-    """Returns eigenvalues [value or 1, d], all equal to 1 unless the spectrum is what varies."""
+    """Returns eigenvalues [value or 1, d], all equal to 1 unless the spectrum varies."""
     exponents = config.values if config.factor == "spectrum" else (0.0,)
     return jnp.stack([covariance.power_law(config.d, a) for a in exponents])
 
 
 def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
-    """Computes expected risks [way, value, gamma]; NaN where there is no theory."""
+    """Computes expected risks [way, value, load]; NaN without a theory."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts(), dtype=float)
-        gamma, theta, sigma = n / config.d, config.theta, config.sigma
+        load, theta, sigma = n / config.d, config.theta, config.sigma
         values, depth = jnp.asarray(config.values), config.depth
         flat = jnp.ones((values.size, 1))
         if config.factor == "source":
-            source = dl.source_limit(values[:, None], theta, sigma)
+            source = dl.source_limit(load=values[:, None], theta=theta, sigma=sigma)
             gain = dl.transferability(
-                "fine_tune", n, config.d, source.theta, sigma, depth=depth, size=source.size
+                "fine_tuning",
+                n=n,
+                d=config.d,
+                theta=source.theta,
+                sigma=sigma,
+                depth=depth,
+                size=source.size,
             )
-            scratch = dl.scratch_risk(n, config.d, sigma) * flat
-            linear = dl.linear_transfer_risk(n, source.theta, sigma)
+            scratch = dl.scratch_risk(n=n, d=config.d, sigma=sigma) * flat
+            linear = dl.linear_transfer_risk(n=n, theta=source.theta, sigma=sigma)
             return {"risk": jnp.stack([scratch, linear, scratch - gain])}
         spectra, rows = _spectra(config), []
         for i in range(values.size):
@@ -115,8 +121,10 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
                 at = partial(
                     training_time.flow_risk, s, n=n, sigma=sigma, times=jnp.atleast_1d(time)
                 )
-                linear = training_time.linear_transfer_flow_risk(n, theta, sigma, time)
-                nothing = jnp.full_like(gamma, jnp.nan)
+                linear = training_time.linear_transfer_flow_risk(
+                    n=n, theta=theta, sigma=sigma, times=time
+                )
+                nothing = jnp.full_like(load, jnp.nan)
                 scratch = at(offset=b)[:, 0] if depth == 1 else nothing
                 tuned = at(offset=b - a)[:, 0] if depth == 1 else nothing
             rows.append(jnp.stack([scratch, linear, tuned]))
@@ -129,16 +137,16 @@ def _converged(
 ) -> tuple[jax.Array, ...]:
     """Computes the risks after training to the end: from scratch, by transfer, by fine-tuning."""
     return (
-        covariance.scratch_risk(s, b, n, sigma),
-        covariance.linear_transfer_risk(s, a, b, n, sigma),
-        covariance.fine_tune_risk(s, a, b, n, sigma, depth),
+        covariance.scratch_risk(s, b, n=n, sigma=sigma),
+        covariance.linear_transfer_risk(s, a, b, n=n, sigma=sigma),
+        covariance.fine_tuning_risk(s, a, b, n=n, sigma=sigma, depth=depth),
     )
 
 
 def _draws(
     index: np.ndarray, *, config: Config, keys: jax.Array, simulate: Callable[..., jax.Array]
 ) -> dict[str, np.ndarray]:
-    """Simulates the risks [draw, way, value, gamma] of some draws."""
+    """Simulates the risks [draw, way, value, load] of some draws."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts())
         risks = simulate(keys[index], keys[0], n, _spectra(config))
@@ -147,17 +155,17 @@ def _draws(
 
 @partial(jax.jit, static_argnums=0)
 def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, spectra: jax.Array):
-    """Simulates the risks [draw, way, value, gamma] of one draw for each key.
+    """Simulates the risks [draw, way, value, load] of one draw for each key.
 
-    `key` is that of the tasks, which all draws share.
+    `key` is the key of the tasks, which all draws share.
     """
     most = int(config.counts().max())
     sigma, depth, d = config.sigma, config.depth, config.d
 
     def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
-        """Draws n samples in an array of `rows` rows, so that every load has one shape.
+        """Draws n samples in an array of `rows` rows, so every load has the same shape.
 
-        The other rows are 0, and the scale makes X^T X / rows what X^T X / n would be.
+        The other rows are 0. The scale makes X^T X / rows equal to the usual X^T X / n.
         """
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
@@ -174,7 +182,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
             fits = [
                 dl.scratch_fit(x, y),
                 dl.linear_transfer_fit(x, y, beta_s),
-                dl.fine_tune_limit(x, y, beta_s, depth),
+                dl.fine_tuning_limit(x, y, beta_s, depth),
             ]
             return risks(s, beta_t, fits)
 
@@ -191,11 +199,12 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
             tuned = dl.linear_flow(x, y, beta_s, times)
             return risks(s, beta_t, [dl.linear_flow(x, y, 0 * beta_s, times), linear, tuned])
         finite = [t for t in config.values if t < np.inf]
-        tuned = dl.fine_tune_flow(x, y, beta_s, finite, depth) if finite else jnp.zeros((0, d))
+        tuned = dl.fine_tuning_flow(x, y, beta_s, finite, depth) if finite else jnp.zeros((0, d))
         if len(finite) < times.size:
-            limit = dl.fine_tune_limit(x, y, beta_s, depth)
+            limit = dl.fine_tuning_limit(x, y, beta_s, depth)
             tuned = jnp.concatenate([tuned, limit[None]])
-        # Small weights take a time of log(1/alpha) to leave 0: deep scratch training is not timed.
+        # Small weights need a time of log(1/alpha) to leave 0, so deep scratch training is not
+        # timed.
         scratch = jnp.broadcast_to(dl.scratch_fit(x, y), tuned.shape)
         return risks(s, beta_t, [scratch, linear, tuned])
 
@@ -204,18 +213,18 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         beta_s, beta_t = _tasks(key_tasks, s, config.theta)
         x, y = data(key, n, s, beta_t)
         scratch = dl.scratch_fit(x, y)
-        # An infinite load stands for the population: the fit is the source task itself. It has more
-        # rows here than `limit`, by which `of_value` knows it.
+        # An infinite load means the population: the fit is the source task itself. Its number of
+        # rows exceeds `limit`, which `of_value` uses to recognise it.
         rows = np.array([min(load, 1e6) * d for load in config.values])
 
         def of_value(value: tuple[jax.Array, jax.Array]) -> jax.Array:
-            """`data` again, for the source task: as many rows for every load, in turn."""
+            """Calls `data` for the source task: equally many rows for every load, in turn."""
             i, n_s = value
-            # From 2 on: the target's noise has folded 1 into the same key.
+            # From 2 on, because the target's noise has folded 1 into the same key.
             z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
             learned = jnp.where(n_s > limit, beta_s, dl.scratch_fit(z, labels))
             linear = dl.linear_transfer_fit(x, y, learned)
-            tuned = dl.fine_tune_limit(x, y, learned, depth)
+            tuned = dl.fine_tuning_limit(x, y, learned, depth)
             return risks(s, beta_t, [scratch, linear, tuned])
 
         limit = int(np.ceil(rows[np.isfinite(config.values)].max(initial=d)))

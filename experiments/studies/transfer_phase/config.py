@@ -1,7 +1,7 @@
 """The config of `transfer_phase`, and its presets."""
 
 from math import log, sqrt
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -19,16 +19,16 @@ from experiments.lab.config import (
 
 @config
 class Networks:
-    """The networks that `train` adds, at sizes for two cores; preset `networks` has the paper's."""
+    """The networks of `train`, at sizes for two cores; preset `networks` has the paper's sizes."""
 
     d: Annotated[int, Ge(8)] = 40
     """Width of all layers and of the inputs (the paper: 500)."""
     cells: tuple[Annotated[int, Ge(2)], Annotated[int, Ge(2)]] = (6, 6)
-    """Numbers of loads and of angles, spaced as gammas and thetas are. The paper does not print its
-    grid."""
+    """Numbers of loads and of angles, spaced as `loads` and `thetas` are. The paper does not print
+    its grid."""
     draws: Annotated[int, Ge(2)] = 20
-    """Data sets per load (the paper: 20). Each has initial weights of its own, which are others for
-    pretraining than for training from scratch."""
+    """Data sets for each load (the paper: 20). Each has its own initial weights. Pretraining and
+    training from scratch use different ones."""
     layers: Natural = 2
     """Number of layers (the paper: 2)."""
     alpha: Positive = 1e-5
@@ -36,18 +36,19 @@ class Networks:
     rate: Positive = 0.01
     """Learning rate of full-batch gradient descent (the paper: 0.001)."""
     steps: Natural = 10_000
-    """Most steps of pretraining, and of the training that follows (the paper: 100000)."""
+    """Maximum number of steps of pretraining, and of the later training (the paper: 100000)."""
     loss: NotNegative = 1e-6
-    """A training stops where its loss, |y - X beta|^2 / (2n), is this or less (the paper: 1e-6)."""
+    """Training stops when its loss, |y - X beta|^2 / (2n), is at most this (the paper: 1e-6)."""
     orthogonal: bool = False
     """Also train networks on the same data from orthogonal layers of the same norms. The paper's
-    theorems assume eq. (22) of the initial weights: these satisfy it, the normal weights of its
-    experiments (App. D.1) do not. Takes two layers or more, and twice the time."""
+    theorems assume eq. (22) for the initial weights. Orthogonal layers satisfy it; the normal
+    weights of its experiments (App. D.1) do not. Needs two layers or more, and twice the time."""
 
     def growth_time(self) -> float:
         """Computes the least time in which layers grow from their initial size to size 1.
 
         Layers begin with norm a_0 = 2 alpha sqrt(d). They grow at most by da/dt = a^(L-1), so the
+        time is
         time is
 
             -log a_0 for L = 2, else (1 - a_0^(2-L)) / (2 - L).
@@ -58,23 +59,26 @@ class Networks:
 
 @config
 class Config:
-    """Target data sets of n = gamma d samples in d dimensions, from a source at angle theta.
+    """Target data sets of n = load d samples in d dimensions, from a source at angle theta.
 
-    ValueError is raised if a load gives fewer than 3 samples or, with noise, a number of samples
-    within 1 of d; and, where networks are trained, if their number of layers does not suit the
-    modes or depths, the learning rate may be unstable, or the steps are too few for the weights to
+    A load that gives fewer than 3 samples raises ValueError. So does, with noise, a number of
+    samples within 1 of d. With trained networks, so do a number of layers that does not suit the
+    modes or depths, a learning rate that may be unstable, and too few steps for the weights to
     grow.
     """
+
+    FORMER: ClassVar = {"gammas": "loads", "gamma_max": "load_max"}
+    FORMER_WORDS: ClassVar = {"modes": {"fine_tune": "fine_tuning"}}
 
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
     draws: Annotated[int, Ge(2)] = 20
     """Independent target data sets for each point."""
     limits: Positive | None = None
-    """Value of T at the strongest colours of the maps; by default it follows the data."""
-    gammas: Annotated[int, Ge(2)] = 40
-    """Number of loads gamma = n/d, the midpoints of as many equal parts of (0, gamma_max)."""
-    gamma_max: Positive = 2.0
+    """Value of T at the strongest colours of the maps; by default chosen from the data."""
+    loads: Annotated[int, Ge(2)] = 40
+    """Number of loads n/d, the midpoints of as many equal parts of (0, load_max)."""
+    load_max: Positive = 2.0
     """Largest load."""
     thetas: Annotated[int, Ge(5)] = 41
     """Number of angles from 0 to the largest."""
@@ -84,37 +88,35 @@ class Config:
     """Standard deviations of the label noise."""
     depths: Different[Annotated[float, Ge(1)]] = (1, 2, 4)
     """Numbers of layers of the fine-tuned network; inf is allowed."""
-    modes: Different[Literal["linear", "fine_tune"]] = ("linear", "fine_tune")
-    """Ways of transfer to show: 'linear', 'fine_tune', or both."""
+    modes: Different[Literal["linear", "fine_tuning"]] = ("linear", "fine_tuning")
+    """Kinds of transfer to show: 'linear', 'fine_tuning', or both."""
     seed: Seed = 0
     """Seed of the simulated data sets."""
     train: bool = False
-    """Also train networks on data sets of their own, and compare closed form, estimator and network
-    there."""
+    """Also train networks on other data sets, and compare closed form, estimator and network on
+    them."""
     networks: Networks = Networks()
 
     def __post_init__(self) -> None:
-        self._check_counts(self.counts(), self.d, "d", "gammas")
+        self._check_counts(self.counts(), self.d, "d", "loads")
         if self.train:
             self._check_networks()
 
-    def _check_counts(self, n: np.ndarray, d: int, d_name: str, gammas_name: str) -> None:
+    def _check_counts(self, n: np.ndarray, d: int, d_name: str, loads_name: str) -> None:
         """Checks that the mean risks are finite at every load."""
         if n[0] <= 2:
             raise ValueError(
                 f"the smallest load gives n = {n[0]} samples; linear transfer has a finite mean "
-                f"from n = 3 on: raise {d_name} or gamma_max, or lower {gammas_name}"
+                f"from n = 3 on: raise {d_name} or load_max, or lower {loads_name}"
             )
         if max(self.sigmas) > 0 and (near := n[np.abs(n - d) <= 1]).size:
             raise ValueError(
                 f"n = {near[0]} is within 1 of {d_name} = {d}, where the mean risk is infinite for "
-                f"sigma > 0: change {gammas_name} or gamma_max"
+                f"sigma > 0: change {loads_name} or load_max"
             )
 
     def _check_networks(self) -> None:
-        """Checks that networks can be trained to the end at every load, and be compared with
-        theory.
-        """
+        """Checks that networks can be trained to the end at every load and compared with theory."""
         nets, n = self.networks, self.trained_counts()
         self._check_counts(n, nets.d, "networks.d", "networks.cells")
         if "linear" in self.modes and nets.layers == 1:
@@ -124,7 +126,7 @@ class Config:
             )
         if nets.orthogonal and nets.layers == 1:
             raise ValueError("networks.layers must be at least 2 for networks.orthogonal; got 1")
-        if "fine_tune" in self.modes and nets.layers not in self.depths:
+        if "fine_tuning" in self.modes and nets.layers not in self.depths:
             depths = ", ".join(f"{depth:g}" for depth in self.depths)
             raise ValueError(f"networks.layers must be one of depths = {depths}; got {nets.layers}")
         # Descent is stable below 2 / (L x the largest eigenvalue of X^T X / n), which fluctuates.
@@ -144,7 +146,7 @@ class Config:
         """Computes the angles of the grid.
 
         Args:
-          count: How many angles there are; by default `thetas`.
+          count: The number of angles; by default `thetas`.
 
         Returns:
           Angles from 0 to the largest in equal steps, in radians, `(count,)`.
@@ -155,12 +157,12 @@ class Config:
         """Computes the number of samples n at each load of the grid.
 
         Returns:
-          The numbers, int `(gammas,)`.
+          The numbers, int `(loads,)`.
         """
-        return self._counts(self.gammas, self.d)
+        return self._counts(self.loads, self.d)
 
     def trained_counts(self) -> np.ndarray:
-        """Computes the number of samples n at each load at which networks are trained.
+        """Computes the number of samples n at each load with trained networks.
 
         Returns:
           The numbers, int `(networks.cells[0],)`.
@@ -168,45 +170,45 @@ class Config:
         return self._counts(self.networks.cells[0], self.networks.d)
 
     def _counts(self, loads: int, d: int) -> np.ndarray:
-        midpoints = (np.arange(loads) + 0.5) / loads * self.gamma_max
+        midpoints = (np.arange(loads) + 0.5) / loads * self.load_max
         return np.round(midpoints * d).astype(int)
 
 
 DEFAULT = Config()
-TINY = varied(DEFAULT, d=24, draws=4, gammas=8, thetas=9, depths=(1, 2))
+TINY = varied(DEFAULT, d=24, draws=4, loads=8, thetas=9, depths=(1, 2))
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_1": varied(DEFAULT, sigmas=(0.2,), modes=("linear",)),
-    "figure_3": varied(DEFAULT, sigmas=(0.2,), modes=("fine_tune",), depths=(2,)),
-    # Figure 7 is Figure 6 beside its simulation, which ours always shows
+    "figure_3": varied(DEFAULT, sigmas=(0.2,), modes=("fine_tuning",), depths=(2,)),
+    # Figure 7 is Figure 6 next to its simulation, which this study always shows
     "figure_6_7": varied(DEFAULT, sigmas=(0.0,), modes=("linear",)),
     "depth": varied(
         DEFAULT,
-        gamma_max=1.2,
+        load_max=1.2,
         sigmas=(0.5,),
         depths=(1, 2, 3, 4, np.inf),
-        modes=("fine_tune",),
+        modes=("fine_tuning",),
     ),
     "noise": varied(DEFAULT, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
-    # Trained as the paper says: hours of a processor.
+    # Trained as in the paper: hours of processor time.
     "networks": varied(
         DEFAULT,
         train=True,
         networks={"d": 500, "cells": (20, 17), "rate": 1e-3, "steps": 100_000},
     ),
-    # App. D.1's initial weights, which break the theorems' assumption, beside some that do not
+    # App. D.1's initial weights, which break the theorems' assumption, next to some that satisfy it
     "initialisation": varied(
         DEFAULT,
         d=200,
         draws=10,
-        gammas=20,
+        loads=20,
         thetas=25,
         depths=(2,),
         train=True,
         networks={"cells": (4, 4), "orthogonal": True},
     ),
     # A coarser diagram in a smaller dimension.
-    "quick": varied(DEFAULT, d=200, draws=10, gammas=20, thetas=25),
+    "quick": varied(DEFAULT, d=200, draws=10, loads=20, thetas=25),
     # Seconds, for tests.
     "tiny": TINY,
     "tiny_networks": varied(

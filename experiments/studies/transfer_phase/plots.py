@@ -32,11 +32,11 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of `transfer_phase`.
 
-    Returns the figures by name: for each way of transfer, one at the most and one at the least
-    noise; for fine-tuning at the most noise, one with the formula that is printed next to the
-    corrected one; one with all depths of fine-tuning, where there are several; for each way, one
-    with all levels of noise, where there are more than two; and those of trained networks, where
-    there are any.
+    Returns the figures by name. For each mode of transfer there is one figure at the largest and
+    one at the smallest noise. For fine-tuning at the largest noise, one has the printed formula
+    next to the corrected one. With several depths, one has all depths of fine-tuning. With more
+    than two levels of noise, one for each mode has all levels. Trained networks have their own
+    figures.
     """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
@@ -46,28 +46,28 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         suffix = _suffix(sigma, noisy)
         for mode in modes:
             at = dataset.sel(sigma=sigma)
-            at = at.sel(depth=depth) if mode == "fine_tune" else at
-            name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
+            at = at.sel(depth=depth) if mode == "fine_tuning" else at
+            name = {"linear": "linear_transfer", "fine_tuning": "fine_tuning"}[mode]
             figures[f"{name}{suffix}"] = _diagram(at, mode)
-    if "fine_tune_printed" in dataset:
+    if "fine_tuning_printed" in dataset:
         figures["fine_tuning_printed"] = _printed(dataset.sel(sigma=noisy, depth=depth))
-    if "fine_tune" in modes and dataset.sizes["depth"] > 1:
-        figures["fine_tuning_depth"] = _family(dataset.sel(sigma=noisy), "fine_tune", "depth")
+    if "fine_tuning" in modes and dataset.sizes["depth"] > 1:
+        figures["fine_tuning_depth"] = _family(dataset.sel(sigma=noisy), "fine_tuning", "depth")
     if dataset.sizes["sigma"] > 2:
         for mode in modes:
-            at = dataset.sel(depth=depth) if mode == "fine_tune" else dataset
+            at = dataset.sel(depth=depth) if mode == "fine_tuning" else dataset
             figures[f"{mode}_noise"] = _family(at, mode, "sigma")
     if "risk" in dataset:
         for sigma in sorted({noisy, calm}, reverse=True):
             suffix = _suffix(sigma, noisy)
             for mode in dataset.mode.values:
-                name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
+                name = {"linear": "linear_transfer", "fine_tuning": "fine_tuning"}[mode]
                 figures[f"{name}_trained{suffix}"] = _networks(dataset.sel(sigma=sigma), mode)
     return figures
 
 
 def _suffix(sigma: float, noisy: float) -> str:
-    """Ends the name of a figure; names have no dots."""
+    """Returns the ending of a figure's name, which must not contain dots."""
     if sigma == noisy:
         return ""
     return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
@@ -78,19 +78,19 @@ def _title(at: xr.Dataset, mode: str) -> str:
 
 
 def _diagram(at: xr.Dataset, mode: str) -> Figure:
-    """Draws what theory says and what was measured over (gamma, theta), and slices of both.
+    """Draws theory and measurement over (load, theta), and slices of both.
 
-    Where there are gradient flows of fine-tuned networks, their map stands between.
+    With gradient flows of fine-tuned networks, their map stands in the middle.
     """
     title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
-    flows = mode == "fine_tune" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
+    flows = mode == "fine_tuning" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
     figure, (axes,) = style.figure(1, 4 if flows else 3, width=4.8, height=4.1)
     left, middle, right = axes[0], axes[1], axes[-1]
     theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
     error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
     reach = limits(at, theory, mean)
     draws = f"{at.attrs['draws']} data sets, $d$ = {d}"
-    x, y = at.gamma.values, at.theta.values
+    x, y = at["load"].values, at.theta.values
     for ax, values, name in (
         (left, theory, CLOSED[mode]),
         (middle, mean, f"{MEASURED[mode]} ({draws})"),
@@ -105,25 +105,23 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
         curve = at[f"{mode}_curve"].isel(slice=i).values
-        # The curve leaves out n = d, where the mean is infinite: NaN breaks the line there.
+        # The curve leaves out n = d, where the mean is infinite; NaN breaks the line there.
         gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
         right.plot(
             np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
         )
         at_angle = at.sel(theta=angle, method="nearest")
-        points(
-            right, at_angle, mode, "gamma", color=color, label=_as_pi(angle), quantiles=sigma > 0
-        )
+        points(right, at_angle, mode, "load", color=color, label=_as_pi(angle), quantiles=sigma > 0)
     right.axhline(0, color=style.INK, lw=0.8)
-    # The axis is for values away from n = d; means near it would make all others look flat.
+    # The axis suits values away from n = d; means near it would make all others look flat.
     shown = at.sel(theta=at.slice, method="nearest")
-    calm = np.abs(at.gamma.values - 1) > NEAR
+    calm = np.abs(at["load"].values - 1) > NEAR
     reach = 1.15 * np.abs(shown[f"{mode}_mean"].values[calm]).max()
     if sigma > 0:
         reach = max(reach, 1.1 * float(shown[f"{mode}_high"].max()))
     low, high = (-1.05, max(1.05, min(reach, 2.5))) if mode == "linear" else (-reach, reach)
     right.set(
-        xlabel="load $γ = n/d$",
+        xlabel="load $n/d$",
         ylabel="transferability $T$",
         ylim=(low, high),
         title=f"slices: {CLOSED[mode]} (lines),\n{DOTS[mode]} (± 1 s.e."
@@ -134,16 +132,16 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
 
 
 def _printed(at: xr.Dataset) -> Figure:
-    """Draws fine-tuning over (gamma, theta) as the paper prints it, and corrected, in one scale."""
+    """Draws fine-tuning over (load, theta) as printed in the paper, and corrected, in one scale."""
     figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
-    maps = at.fine_tune_printed.values, at.fine_tune_theory.values
+    maps = at.fine_tuning_printed.values, at.fine_tuning_theory.values
     reach = limits(at, *maps)
-    x, y, sigma = at.gamma.values, at.theta.values, float(at.sigma)
+    x, y, sigma = at["load"].values, at.theta.values, float(at.sigma)
     looks: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
     left.plot([0, 1], [pi / 3, pi / 3], **looks)  # the printed formula's own line T = 0
     left.axvline(1, color=style.INK, lw=0.8, ls=":")
-    _draw_boundary(right, at.fine_tune_zero, y)
-    heading = f"{_title(at, 'fine_tune')}, $σ$ = {sigma:g}"
+    _draw_boundary(right, at.fine_tuning_zero, y)
+    heading = f"{_title(at, 'fine_tuning')}, $σ$ = {sigma:g}"
     for ax, values, name in (
         (left, maps[0], "as printed: eq. (17), for every $σ$ and depth"),
         (right, maps[1], "corrected"),
@@ -159,10 +157,10 @@ def _printed(at: xr.Dataset) -> Figure:
 def _networks(at: xr.Dataset, mode: str) -> Figure:
     """Draws closed form, estimator and trained networks at the same points.
 
-    A last panel shows what lies between the last two, by cause.
+    A last panel shows the difference between the last two, by cause.
     """
     depth = at.attrs["trained_layers"]
-    at = at.sel(depth=depth) if mode == "fine_tune" else at
+    at = at.sel(depth=depth) if mode == "fine_tuning" else at
     every = gains(at, near=True).sel(mode=mode)
     mean, error = every.mean("network"), every.std("network", ddof=1) / at.sizes["network"] ** 0.5
     draws = f"{at.sizes['network']} draws, d = {at.attrs['trained_d']}"
@@ -175,10 +173,10 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
         ),
     }
     shared = limits(at, *(values.values for _, values in maps.values()))
-    x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
-    zero = at.cell_linear_zero if mode == "linear" else at.fine_tune_zero
-    half = np.diff(at.cell_gamma.values[:2]) / 2
-    reach = at.cell_gamma.values[[0, -1]] + [-half[0], half[0]]
+    x, y, d = at.cell_load.values, at.cell_theta.values, at.attrs["trained_d"]
+    zero = at.cell_linear_zero if mode == "linear" else at.fine_tuning_zero
+    half = np.diff(at.cell_load.values[:2]) / 2
+    reach = at.cell_load.values[[0, -1]] + [-half[0], half[0]]
     figure, ((*axes, last),) = style.figure(1, 4, width=4.6, height=4.1)
     for ax, (name, (kind, values)) in zip(axes, maps.items(), strict=True):
         heat(ax, x, y, values.values.T, shared)
@@ -199,10 +197,10 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
         causes["start, normal or orthogonal"] = far.sel(kind="network") - other
     for (cause, part), look in zip(causes.items(), looks, strict=False):
         apart, error = mean_and_error(abs(part).mean("cell_theta"), "network")
-        last.errorbar(far.cell_gamma.values, apart, error, label=cause, lw=1.2, **look)
+        last.errorbar(far.cell_load.values, apart, error, label=cause, lw=1.2, **look)
     time = at.attrs["trained_rate"] * at.attrs["trained_steps"]
     last.set(
-        xlabel="load $γ = n/d$",
+        xlabel="load $n/d$",
         ylabel="mean over angles and draws",
         yscale="log",
         title=f"|$T$(trained) - $T$(estimator)|, $σ$ = {float(at.sigma):g}, $t$ ≤ {time:g}",
@@ -214,18 +212,18 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
 
 
 def _is_of(at: xr.Dataset, sigma: float) -> bool:
-    """Returns whether the flows are of the noise and the depth that are drawn."""
+    """Returns whether the flows have the noise and the depth of the figure."""
     return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
 
 
 def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
-    """Draws the transferability that gradient flow of fine-tuned networks has."""
-    x, y, d = at.flow_gamma.values, at.flow_theta.values, at.attrs["flow_d"]
+    """Draws the transferability of fine-tuned networks from gradient flow."""
+    x, y, d = at.flow_load.values, at.flow_theta.values, at.attrs["flow_d"]
     mean, error = mean_and_error(at.flow_gain, "flow_draw")
     half = float(np.diff(x[:2])[0]) / 2
     ends = x[[0, -1]] + [-half, half]
     heat(ax, x, y, mean.T, reach)
-    _draw_boundary(ax, at.fine_tune_zero, y)  # a limit, for all dimensions
+    _draw_boundary(ax, at.fine_tuning_zero, y)  # a limit, for all dimensions
     _draw_measured(ax, x, y, mean, error, np.abs(x * d - d) > regions.FAR - 0.5)
     name = f"gradient flow, solved numerically ({at.sizes['flow_draw']} data sets, $d$ = {d})"
     _dress_map(ax, ends, y, f"{title}, $σ$ = {float(at.sigma):g}\n{name}")
@@ -234,13 +232,13 @@ def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
 def _dress_map(ax: Axes, x: np.ndarray, y: np.ndarray, title: str) -> None:
     """Labels a map over load and angle, and cuts lines off at its edge."""
     half = float(np.diff(y[-2:])[0]) / 2
-    ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=title)
+    ax.set(xlabel="load $n/d$", ylabel="angle $θ$ (rad)", title=title)
     ax.set(xlim=(x[0], x[-1]), ylim=(float(y[0]) - half, float(y[-1]) + half))
     _angle_axis(ax, float(y[-1]))
 
 
 def _legend(figure: Figure, mode: str) -> None:
-    """Says which line is theory's and which is measured."""
+    """Explains which line is theory's and which is measured."""
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
@@ -253,21 +251,21 @@ def _legend(figure: Figure, mode: str) -> None:
     )
 
 
-BAND = style.PALETTE[2]  # the uncertainty of a measured line: neither colour of the maps
+BAND = style.PALETTE[2]  # the uncertainty of a measured line: differs from the maps' colours
 
 
 def _draw_measured(
     ax: Axes, x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
 ) -> None:
-    """Draws the line on which measured means change sign, and where they are within 1 s.e. of 0.
+    """Draws the line where measured means change sign, and where they are within 1 s.e. of 0.
 
-    `mean` and `error` are [x, y]. Columns that are not `far` from n = d have no mean, and values
-    that are 0 but for rounding have no sign: no line is drawn through either.
+    `mean` and `error` are [x, y]. Columns that are not `far` from n = d lack a mean, and values
+    that are 0 up to rounding lack a sign. No line crosses either.
     """
     signed = far[:, None] & (np.abs(mean) > regions.ROUNDING)
     if not ((mean[signed] < 0).any() and (mean[signed] > 0).any()):
         return
-    # On a finer grid, since the error may change much from one column to the next.
+    # On a finer grid, because the error may change much from one column to the next.
     x, y, mean, error = _finer(x, y, np.where(signed, mean, np.nan), error)
     z = np.ma.masked_invalid(mean / np.maximum(error, regions.ROUNDING)).T
     ax.contourf(x, y, z, [-1, 1], colors=[BAND], alpha=0.6)
@@ -286,14 +284,14 @@ def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> tuple[np.ndarray,
 def _draw_boundary(
     ax: Axes, zero: xr.DataArray, angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
-    """Draws theory's line on which transfer neither helps nor hurts, dashed: angles by load."""
+    """Draws theory's line of no gain and no loss, dashed: angles by load."""
     load, angle = zero[zero.dims[0]].values, zero.values
     lines = {"color": color, "lw": 1.6, "ls": "--", **look}
     ax.plot(load, angle, **lines)
-    if zero.name == "fine_tune_zero":
+    if zero.name == "fine_tuning_zero":
         ax.axvline(1, color=style.INK, lw=0.8, ls=":")
     elif angles[-1] > pi / 2 + regions.ROUNDING:
-        # A refitted weight may be negative: the opposite source is as good.
+        # A refitted weight may be negative, so the opposite source is equally good.
         ax.plot(load, pi - angle, **{**lines, "label": None})
 
 
@@ -307,7 +305,7 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     rows = -(-(values.size + 1) // columns)
     figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
     last = axes.flat[values.size]
-    x, y = dataset.gamma.values, dataset.theta.values
+    x, y = dataset["load"].values, dataset.theta.values
     reach = limits(dataset, dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
@@ -319,7 +317,7 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
         for panel, ink in ((ax, style.INK), (last, color)):
             _draw_crossings(panel, at, mode, ink)
         _dress_map(ax, x, y, f"{NAMES[mode]}, {name}: {CLOSED[mode]}")
-    if mode == "fine_tune":
+    if mode == "fine_tuning":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
     legend(figure, *last.get_legend_handles_labels(), title="boundaries", ncols=6)
@@ -332,11 +330,13 @@ def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
     """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    # From n = d on fine-tuning equals scratch training; near it the mean is ruled by rare draws.
-    keep = at.gamma.values < 1 if mode == "fine_tune" else np.abs(at.gamma.values - 1) > NEAR / 2
+    # From n = d on fine-tuning equals scratch training. Near it rare draws dominate the mean.
+    keep = (
+        at["load"].values < 1 if mode == "fine_tuning" else np.abs(at["load"].values - 1) > NEAR / 2
+    )
     found = [
         (load, *crossing)
-        for load, m, s in zip(at.gamma.values[keep], mean[keep], stderr[keep], strict=True)
+        for load, m, s in zip(at["load"].values[keep], mean[keep], stderr[keep], strict=True)
         for crossing in _crossings(at.theta.values, m, s)
     ]
     if found:
@@ -347,7 +347,7 @@ def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
 def _crossings(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> list[tuple[float, float]]:
     """Returns where `gain` changes sign, by linear interpolation, with standard errors.
 
-    An error is that of the gain, divided by its slope.
+    An error is the gain's error divided by its slope.
     """
     found = []
     for i in np.flatnonzero(gain[:-1] * gain[1:] < 0) + 1:
@@ -363,7 +363,7 @@ def _angle_axis(ax: Axes, top: float = pi / 2) -> None:
 
 
 def _as_pi(angle: float) -> str:
-    """Spells an angle as a multiple of pi/8, or of pi if it is none."""
+    """Formats an angle as a multiple of pi/8, or else of pi."""
     eighths = angle / pi * 8
     if abs(eighths - round(eighths)) > 1e-3:
         return f"{angle / pi:.3g} $π$"

@@ -17,10 +17,10 @@ from experiments.studies.transfer_phase.flowed import flowed
 from experiments.studies.transfer_phase.trained import trained
 from theory import deep_linear as dl
 
-# How many points a closed-form curve has.
+# The number of points of a closed-form curve.
 FINE = 600
 QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
-# How many draws lie between two points at which a run can be resumed.
+# The number of draws between two points at which a run can be resumed.
 CHUNK = 5
 
 
@@ -29,13 +29,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
         T = R_scratch - R_transfer  (eq. 7 of Features are fate)
 
-    Returns a dataset over gamma (the load), theta (the angle), sigma (the noise) and, for
-    fine-tuning, depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over
-    draws of the difference between risks on the same data. `*_std` is its standard deviation, and
-    `*_low`, `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do
-    not: near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
-    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq. (17)
-    as printed. The variables of `flowed` are added, and those of `trained` if `config.train`.
+    Returns a dataset over load (n/d), theta (the angle), sigma (the noise) and, for fine-tuning,
+    depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
+    difference between risks on the same data. `*_std` is its standard deviation. `*_low`,
+    `*_median` and `*_high` are quantiles (16, 50 and 84 %), which also exist near n = d, where
+    moments do not. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
+    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tuning_printed` is eq.
+    (17) as printed. The variables of `flowed` are added, and with `config.train` the variables of
+    `trained`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
@@ -50,14 +51,14 @@ def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
 
     Args:
       config: The config.
-      stage: What computes or restores the parts of the run.
+      stage: The stage function, which computes or restores the parts of the run.
 
     Returns:
-      R_scratch - R_transfer of each draw on the same data: "linear" `[draw, gamma, theta, sigma]`,
-      and "fine_tune" `[draw, gamma, theta, sigma, depth]`.
+      R_scratch - R_transfer of each draw on the same data: "linear" `[draw, load, theta, sigma]`,
+      and "fine_tuning" `[draw, load, theta, sigma, depth]`.
     """
     split = jax.random.split(jax.random.key(config.seed), config.draws)
-    # Keys are indexed in NumPy, as JAX would take ten programs for it.
+    # Keys are indexed in NumPy, because JAX would compile ten programs for it.
     keys = np.asarray(jax.random.key_data(split))
     gains = over_devices(partial(_gains, config))
     draws = partial(_draws, keys=keys, gains=gains)
@@ -70,7 +71,7 @@ def _draws(
     """Computes the transferability of some draws."""
     with jax.enable_x64(True):
         linear, tuned = gains(jax.random.wrap_key_data(jax.numpy.asarray(keys[index])))
-    return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
+    return {"linear": np.asarray(linear), "fine_tuning": np.asarray(tuned)}
 
 
 def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -95,38 +96,43 @@ def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array,
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:
     """Computes the closed forms on the grid and along fine curves."""
-    curve = np.linspace(3 / config.d, config.gamma_max, FINE)
+    curve = np.linspace(3 / config.d, config.load_max, FINE)
     # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
     curve = curve[np.abs(curve * config.d - config.d) > 1]
     theta = config.angles()
     slices = theta[list(_slice_index(config))]
 
-    # Everything is an argument: XLA would spend a minute on folding constants.
+    # Everything is an argument, because XLA would spend a minute on folding constants.
     @jax.jit
     def evaluate(n, theta, n_curve, slices, sigma, depth):
         def gains(n, theta):
             n, theta = n[:, None, None], theta[:, None]
             tuned = dl.transferability(
-                "fine_tune", n[..., None], config.d, theta[..., None], sigma[:, None], depth=depth
+                "fine_tuning",
+                n=n[..., None],
+                d=config.d,
+                theta=theta[..., None],
+                sigma=sigma[:, None],
+                depth=depth,
             )
-            return dl.transferability("linear", n, config.d, theta, sigma), tuned
+            return dl.transferability("linear", n=n, d=config.d, theta=theta, sigma=sigma), tuned
 
         on_grid, on_curve = gains(n, theta), gains(n_curve, slices)
         return {
             "linear_theory": on_grid[0],
-            "fine_tune_theory": on_grid[1],
+            "fine_tuning_theory": on_grid[1],
             "linear_curve": on_curve[0],
-            "fine_tune_curve": on_curve[1],
+            "fine_tuning_curve": on_curve[1],
         }
 
     with jax.enable_x64(True):
         sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
         n, n_curve = config.counts().astype(float), curve * config.d
         curves = evaluate(n, theta, n_curve, slices, sigma, depth)
-        most = config.gamma_max
+        most = config.load_max
         lines = {
             "linear": regions.zero("linear", config.d, sigma, most=most),
-            "fine_tune": regions.zero("fine_tune", config.d, sigma[:, None], depth, most=most),
+            "fine_tuning": regions.zero("fine_tuning", config.d, sigma[:, None], depth, most=most),
         }
     out = {"curve": curve} | {name: np.asarray(value) for name, value in curves.items()}
     for mode, (load, angle) in lines.items():
@@ -140,25 +146,25 @@ def _slice_index(config: Config) -> tuple[int, ...]:
 
 
 def _printed(config: Config) -> np.ndarray:
-    """Computes eq. (17) as printed, [gamma, theta]: (1 - gamma)(2 cos theta - 1), 0 from n = d."""
+    """Computes eq. (17) as printed, [load, theta]: (1 - load)(2 cos theta - 1), 0 from n = d."""
     unseen = np.maximum(1 - config.counts() / config.d, 0.0)
     return np.multiply.outer(unseen, 2 * np.cos(config.angles()) - 1)
 
 
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
-    """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
+    """Returns the regions of the grid; the corrected formula of the paper is eq. (17)."""
     rest = [1] * (theory.ndim - 2)
     far = (np.abs(config.counts() - config.d) >= regions.FAR).reshape(-1, 1, *rest)
     eq_17 = _printed(config)
-    printed = eq_17.reshape(*eq_17.shape, *rest) if mode == "fine_tune" else np.nan
+    printed = eq_17.reshape(*eq_17.shape, *rest) if mode == "fine_tuning" else np.nan
     return regions.split(theory, far, printed)
 
 
 def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> xr.Dataset:
-    """Makes the dataset of theory and of what the draws gave."""
+    """Creates the dataset of theory and of the draws' results."""
     n = config.counts()
-    grid = ("gamma", "theta", "sigma")
-    data: dict[str, Any] = {"n": ("gamma", n, {"long_name": "target samples"})}
+    grid = ("load", "theta", "sigma")
+    data: dict[str, Any] = {"n": ("load", n, {"long_name": "target samples"})}
     for mode in config.modes:
         dims = grid if mode == "linear" else (*grid, "depth")
         data[f"{mode}_theory"] = (dims, theory[f"{mode}_theory"])
@@ -175,11 +181,11 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> xr.Dataset:
         )
         of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
         data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
-    if "fine_tune" in config.modes:
-        data["fine_tune_printed"] = (("gamma", "theta"), _printed(config))
+    if "fine_tuning" in config.modes:
+        data["fine_tuning_printed"] = (("load", "theta"), _printed(config))
     angles = config.angles()
     coords = {
-        "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
+        "load": ("load", n / config.d, {"long_name": "load n/d", "units": "1"}),
         "theta": ("theta", angles, {"long_name": "source-target angle", "units": "rad"}),
         "sigma": ("sigma", list(config.sigmas), {"long_name": "noise standard deviation"}),
         "depth": ("depth", list(config.depths), {"long_name": "layers"}),

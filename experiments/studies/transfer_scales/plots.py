@@ -30,16 +30,16 @@ def _points(ax: Axes, x: np.ndarray, drawn: xr.DataArray, color: str, **look) ->
 
 
 def _key(dataset: xr.Dataset, sigma: str) -> dict[str, Any]:
-    """Options of a legend: its title has the numbers of the problem."""
+    """Returns options of a legend; its title has the numbers of the problem."""
     noise, d = dataset.attrs[sigma], dataset.attrs["d"]
-    title = f"$γ$ = {dataset.attrs['gamma']:g}, $σ$ = {noise:g}, $d$ = {d}"
+    title = f"$n/d$ = {dataset.attrs['load']:g}, $σ$ = {noise:g}, $d$ = {d}"
     return {"frameon": False, "fontsize": 8, "title": title, "title_fontsize": 8}
 
 
 def _risks(ax: Axes, dataset: xr.Dataset) -> None:
     for i, overlap in enumerate(dataset.overlap.values[[0, len(dataset.overlap) // 2, -1]]):
         color = style.PALETTE[i]
-        ax.plot(dataset.fine, dataset.fine_tune.sel(share=overlap), color=color)
+        ax.plot(dataset.fine, dataset.fine_tuning.sel(share=overlap), color=color)
         drawn = dataset.fine_tuned.sel(overlap=overlap)
         _points(ax, dataset.scale.values, drawn, color, label=f"{overlap:.0%} of features shared")
     ax.plot(dataset.fine, dataset.scratch, color=style.INK)
@@ -56,7 +56,7 @@ def _risks(ax: Axes, dataset: xr.Dataset) -> None:
 
 
 def _regions(ax: Axes, dataset: xr.Dataset) -> None:
-    gains = (dataset.scratch - dataset.fine_tune).transpose("fine", "share").values
+    gains = (dataset.scratch - dataset.fine_tuning).transpose("fine", "share").values
     reach = np.abs(gains).max()
     fine, share = dataset.fine.values, dataset.share.values
     drawn = ax.pcolormesh(
@@ -78,7 +78,7 @@ def _regions(ax: Axes, dataset: xr.Dataset) -> None:
         yscale="log",
         xlabel="share of the target's features that the source has",
         ylabel="scale $\\sqrt{d}\\,|u^2 - v^2|$",
-        title="Transfer helps (orange) or hurts (violet);\nneither, on the line",
+        title="Transfer helps (orange) or hurts (purple);\nneither on the line",
     )
     ax.grid(visible=False)
     ax.legend(framealpha=0.9, fontsize=8, loc="lower right")

@@ -19,9 +19,9 @@ from theory.deep_linear import diagonal, scales
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks of fine-tuning and of training from scratch against the scale of the layers.
 
-    Returns a dataset. Of diagonal networks it has theory over (share, fine), `fine_tune` and
-    `scratch`, and single draws over (overlap, scale, draw), `fine_tuned` and `from_scratch`. Of two
-    layers it has `layers` over (theta, r), single draws `layers_drawn` over (theta, imbalance,
+    Returns a dataset. For diagonal networks it has theory over (share, fine), `fine_tuning` and
+    `scratch`, and single draws over (overlap, scale, draw), `fine_tuned` and `from_scratch`. For
+    two layers it has `layers` over (theta, r), single draws `layers_drawn` over (theta, imbalance,
     draw), and the risk `layers_scratch`.
     """
     with jax.enable_x64(True):
@@ -33,7 +33,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         layers = stage("two layers", partial(_layers, config))
     return xr.Dataset(
         {
-            "fine_tune": (("share", "fine"), theory["fine_tune"], {"long_name": "risk"}),
+            "fine_tuning": (("share", "fine"), theory["fine_tuning"], {"long_name": "risk"}),
             "scratch": ("fine", theory["scratch"], {"long_name": "risk"}),
             "fine_tuned": (
                 ("overlap", "scale", "draw"),
@@ -56,7 +56,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         {
             "sigma": config.sigma,
             "layers_sigma": config.layers_sigma,
-            "gamma": config.gamma,
+            "load": config.load,
             "draws": config.draws,
             "d": config.d,
         },
@@ -65,7 +65,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 def _theory(config: Config) -> Mapping[str, np.ndarray]:
     shares = np.linspace(config.overlaps[0], config.overlaps[-1], config.points)
-    share = np.union1d(shares, config.overlaps)  # those of the data sets, too
+    share = np.union1d(shares, config.overlaps)  # also the overlaps of the data sets
     fine = np.geomspace(config.scales[0], config.scales[-1], config.points)
     r = np.linspace(config.imbalances[0], config.imbalances[-1], 10 * config.points + 1)
     entry, feature = FEATURES**0.5, 1 / FEATURES
@@ -75,23 +75,29 @@ def _theory(config: Config) -> Mapping[str, np.ndarray]:
         shares = (kept, lost, lost, 1 - kept - 2 * lost)
         source, target = (entry, entry, 0.0, 0.0), (entry, 0.0, entry, 0.0)
         return float(
-            diagonal.diagonal_risk(shares, source, target, config.gamma, config.sigma, scale)
+            diagonal.diagonal_risk(
+                shares, source, target, load=config.load, sigma=config.sigma, scale=scale
+            )
         )
 
     def scratch(scale: float) -> float:
         kinds = (feature, 1 - feature), (0.0, 0.0), (entry, 0.0)
-        return float(diagonal.diagonal_risk(*kinds, config.gamma, config.sigma, scale))
+        return float(
+            diagonal.diagonal_risk(*kinds, load=config.load, sigma=config.sigma, scale=scale)
+        )
 
     angles = np.radians(config.thetas)[:, None]
-    of_layers = scales.unbalanced_risk(config.gamma, angles, config.layers_sigma, r)
+    of_layers = scales.unbalanced_risk(
+        load=config.load, theta=angles, sigma=config.layers_sigma, imbalance=r
+    )
     return {
         "share": share,
         "fine": fine,
         "r": r,
-        "fine_tune": np.array([[at(overlap, scale) for scale in fine] for overlap in share]),
+        "fine_tuning": np.array([[at(overlap, scale) for scale in fine] for overlap in share]),
         "scratch": np.array([scratch(scale) for scale in fine]),
         "layers": np.asarray(of_layers),
-        "layers_scratch": np.asarray(dl.scratch_limit(config.gamma, config.layers_sigma)),
+        "layers_scratch": np.asarray(dl.scratch_limit(load=config.load, sigma=config.layers_sigma)),
     }
 
 
@@ -105,7 +111,7 @@ def _diagonal(config: Config, i: int, scale: float) -> Mapping[str, np.ndarray]:
     target = np.zeros(d)
     target[:features] = entry
     key, noise = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), i))
-    n = round(config.gamma * d)
+    n = round(config.load * d)
     x = jax.random.normal(key, (config.draws, n, d))
     beta_t = jnp.asarray(target)
     y = x @ beta_t + config.sigma * jax.random.normal(noise, x.shape[:2])
@@ -114,7 +120,7 @@ def _diagonal(config: Config, i: int, scale: float) -> Mapping[str, np.ndarray]:
         return np.asarray(problems.risk(_ends(x, y, jnp.asarray(start), scale * root), beta_t))
 
     def source(overlap: float) -> np.ndarray:
-        """Shares its first features with the target, or with a chance those between two counts."""
+        """Shares its first features with the target; a fractional overlap is rounded at random."""
         return np.roll(target, features - round(overlap * features))
 
     return {
@@ -135,9 +141,9 @@ def _layer_risks(key, n: int, d: int, theta, sigma, imbalances: jax.Array) -> ja
 
 
 def _layers(config: Config) -> Mapping[str, np.ndarray]:
-    """Risks `[theta imbalance draw]`: all angles and imbalances on the same inputs and noise."""
+    """Computes risks `[theta imbalance draw]`; all use the same inputs and noise."""
     keys = jax.random.split(jax.random.key(config.seed), config.draws)
-    n, imbalances = round(config.gamma * config.d), jnp.asarray(config.imbalances)
+    n, imbalances = round(config.load * config.d), jnp.asarray(config.imbalances)
     risks = [
         [
             _layer_risks(key, n, config.d, np.radians(theta), config.layers_sigma, imbalances)

@@ -53,14 +53,15 @@ def test_a_margin_without_spread_decides():
 
 
 def test_findings_are_told_one_a_line():
-    one = judged("a paper, Table 1", "it rises", "2", "1", [1.0, 1.1, 0.9])
+    one = judged("a paper, Table 1", "it rises", "2 of 3", "1", [1.0, 1.1, 0.9])
     text = told([one, Finding("b", "c", "d", "e", "not tested")])
+    found = "Paper: 2 of 3. Here: 1 (Cohen's d = +10.0, p = 0.0033)."
     assert text.splitlines() == [
-        "HOLDS: it rises (a paper, Table 1). Paper: 2. Here: 1 (Cohen's d = +10.0, p = 0.0033).",
+        f"HOLDS: it rises (a paper, Table 1). {found}",
         "NOT TESTED: c (b). Paper: d. Here: e.",
         rule([one]),
     ]
-    assert "at 5 %, Holm-corrected for 1 claim." in rule([one])
+    assert "two-sided t tests over repetitions at 5 %, Holm-corrected for 1 claim." in rule([one])
     assert rule([Finding("b", "c", "d", "e", "not tested")]) == ""
 
 

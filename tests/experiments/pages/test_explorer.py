@@ -189,12 +189,14 @@ def test_training_that_is_stopped_late_ends_and_early_has_not_begun():
     at = {"d": 200, "sigma": 0.3, "depth": 1, "source": 2.0}
     late, early = (theory(60, 40, time=time, **at) for time in (1e6, 1e-9))
     with jax.enable_x64(True):
-        seen = dl.source_limit(2.0, math.radians(40), 0.3)
+        seen = dl.source_limit(load=2.0, theta=math.radians(40), sigma=0.3)
         apart2 = float(1 + seen.size**2 - 2 * seen.size * jnp.cos(seen.theta))
         ends = {
-            "scratch": dl.scratch_limit(0.3, 0.3),
-            "fine-tuning": dl.fine_tune_risk(0.3, seen.theta, 0.3, 1, seen.size),
-            "linear transfer": dl.linear_transfer_risk(60, seen.theta, 0.3),
+            "scratch": dl.scratch_limit(load=0.3, sigma=0.3),
+            "fine-tuning": dl.fine_tuning_risk(
+                load=0.3, theta=seen.theta, sigma=0.3, depth=1, size=seen.size
+            ),
+            "linear transfer": dl.linear_transfer_risk(n=60, theta=seen.theta, sigma=0.3),
         }
     for way, end in ends.items():
         assert late[way] == pytest.approx(float(end), rel=1e-6), way
@@ -510,8 +512,8 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     load, angle = np.array(fine["zeros"]["xs"][0]), np.array(fine["zeros"]["ys"][0])
     below = (load < 1) & (angle > 10)
     with jax.enable_x64(True):
-        exact = np.degrees(dl.fine_tune_boundary(load[below], 0.1, 3))
-        sin2 = dl.linear_transfer_sin2(np.arange(10, 90.0), 100, 0.5)
+        exact = np.degrees(dl.fine_tuning_boundary(load=load[below], sigma=0.1, depth=3))
+        sin2 = dl.linear_transfer_sin2(n=np.arange(10, 90.0), d=100, sigma=0.5)
     assert len(fine["zeros"]["xs"]) == 1
     assert load.min() == pytest.approx(1 / 200)
     assert angle.min() == 0  # it ends at the edge

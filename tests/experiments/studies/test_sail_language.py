@@ -554,7 +554,7 @@ def test_questions_for_a_text_of_files_need_its_tokenizer():
         ),
         (
             {"data": {"name": "openwebtext"}},
-            "data.folder must name where OpenWebText .* can be found .published at .* needs none",
+            "data.folder must be the place of OpenWebText .* .published at .* needs no",
         ),
         ({"model": {"context": 10**7}}, "model.context must be below"),
         ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),

@@ -31,12 +31,12 @@ def _of_theory(effect, *rest):
 
 
 def transfer_phase(effect, noise):
-    grid = ("gamma", "theta", "sigma")
+    grid = ("load", "theta", "sigma")
     coords = {"sigma": [0.0, 0.2], "depth": [1.0, 2.0], "region": list(regions.REGIONS)}
     variables = {}
-    for mode, dims in (("linear", grid), ("fine_tune", (*grid, "depth"))):
+    for mode, dims in (("linear", grid), ("fine_tuning", (*grid, "depth"))):
         rest = [2] * (len(dims) - 2)
-        tuned = mode == "fine_tune"
+        tuned = mode == "fine_tuning"
         gain = _by_region(effect, noise, *rest, disputed=tuned)
         variables[f"{mode}_theory"] = (dims, np.zeros((1, 1, *rest)))
         variables[f"{mode}_region"] = (("region", "draw", *dims[2:]), gain)
@@ -47,7 +47,7 @@ def transfer_phase(effect, noise):
 def transfer_factors(effect, noise):
     coords = {"value": [1.0, np.inf], "region": list(regions.REGIONS)}
     variables = {}
-    for mode in ("linear", "fine_tune"):
+    for mode in ("linear", "fine_tuning"):
         gain = _by_region(effect, noise, disputed=False)
         variables[f"{mode}_region"] = (("region", "draw"), gain)
         variables[f"{mode}_region_theory"] = ("region", _of_theory(effect))
@@ -61,7 +61,7 @@ def transfer_scales(effect, noise):
     gain = effect * np.array([[-1, -1], [1, -1], [1, 1]])[..., None] + noise(3, 2, COUNT)
     return _dataset(
         {
-            "fine_tune": (("share", "fine"), theory),
+            "fine_tuning": (("share", "fine"), theory),
             "scratch": ("fine", np.ones(2)),
             "fine_tuned": (("overlap", "scale", "draw"), 2 - gain),
             "from_scratch": (("scale", "draw"), np.full((2, COUNT), 2.0)),
@@ -97,14 +97,14 @@ def regularised_transfer(effect, noise):
     theta = np.radians([45.0, 75.0])
     return _dataset(
         {
-            "gain": (("gamma", "draw", "way", "theta"), effect + noise(2, COUNT, 3, 2)),
-            "gain_theory": (("gamma", "way", "theta"), np.zeros((2, 3, 2))),
+            "gain": (("load", "draw", "way", "theta"), effect + noise(2, COUNT, 3, 2)),
+            "gain_theory": (("load", "way", "theta"), np.zeros((2, 3, 2))),
             "boundary": (
-                ("source_gamma", "fit", "group"),
+                ("source_load", "fit", "group"),
                 pi / 3 * (1 + far) + noise(2, 2, COUNT) / 100,
             ),
         },
-        {"gamma": [0.8, 1.0], "way": ways, "theta": theta, "fit": ["least norm", "best ridge"]},
+        {"load": [0.8, 1.0], "way": ways, "theta": theta, "fit": ["least norm", "best ridge"]},
     )
 
 
@@ -113,7 +113,7 @@ def divergences(effect, noise):
     theta = np.linspace(0, pi, 9)
     return _dataset(
         {
-            "gain": (("draw", "mode", "gamma", "theta"), effect * theta + noise(COUNT, 2, 1, 9)),
+            "gain": (("draw", "mode", "load", "theta"), effect * theta + noise(COUNT, 2, 1, 9)),
             "kl": ("fine_theta", theta),
             "w1_mean": ("theta", theta),
             "dudley_mean": ("theta", theta),
@@ -126,7 +126,7 @@ def divergences(effect, noise):
         {
             "theta": theta,
             "fine_theta": theta,
-            "mode": ["linear", "fine_tune"],
+            "mode": ["linear", "fine_tuning"],
             "norm": ["Manhattan", "Euclidean"],
         },
     )

@@ -31,7 +31,7 @@ def test_on_the_line_of_linear_transfer_nothing_is_gained_at_this_d(d, sigma):
     load, angle = regions.zero("linear", d, sigma)
     inner = (angle > 1e-3) & (angle < pi / 2 - 1e-3)
     with jax.enable_x64(True):
-        gain = dl.transferability("linear", load[inner] * d, d, angle[inner], sigma)
+        gain = dl.transferability("linear", n=load[inner] * d, d=d, theta=angle[inner], sigma=sigma)
     assert inner.sum() > 50
     np.testing.assert_allclose(gain, 0, atol=2e-6)
 
@@ -47,7 +47,7 @@ def test_the_strip_that_few_samples_lose_has_a_line():
 
 @pytest.mark.parametrize("depth", [2.0, 4.0, np.inf])
 def test_the_line_of_fine_tuning_ends_on_the_axis(depth):
-    load, angle = regions.zero("fine_tune", 500, 0.2, depth)
+    load, angle = regions.zero("fine_tuning", 500, 0.2, depth)
     assert np.nanmin(angle) == 0
     assert (np.diff(load) > 0).all()
     assert load[-1] < 1
@@ -96,21 +96,21 @@ def test_no_line_is_drawn_along_zeros_that_are_exact():
 def _dataset(mode, angles=12, top=pi, shift=0.0):
     """One level of noise, of any number of angles up to `top`; what is measured is shifted."""
     theta = np.linspace(0, top, angles)
-    gamma, mean = _map(theta, 0.9)
-    dims, curve = ("gamma", "theta"), np.linspace(0.1, 1.9, 30)
+    load, mean = _map(theta, 0.9)
+    dims, curve = ("load", "theta"), np.linspace(0.1, 1.9, 30)
     data = {f"{mode}_{k}": (dims, mean + shift) for k in ("mean", "low", "median", "high")}
     data |= {f"{mode}_theory": (dims, mean), f"{mode}_std": (dims, np.full(mean.shape, 0.3))}
-    data |= {f"{mode}_curve": (("curve", "slice"), np.zeros((30, 3))), "n": ("gamma", 100 * gamma)}
+    data |= {f"{mode}_curve": (("curve", "slice"), np.zeros((30, 3))), "n": ("load", 100 * load)}
     line, zero = regions.zero(mode, 100, 0.2)
     data[f"{mode}_zero"] = ((f"{mode}_line",), zero)
-    coords = {"gamma": gamma, "theta": theta, "curve": curve, "slice": theta[[2, 5, 8]]}
+    coords = {"load": load, "theta": theta, "curve": curve, "slice": theta[[2, 5, 8]]}
     coords[f"{mode}_line"] = line
     coords |= {"sigma": 0.2, "depth": 2.0}
     return xr.Dataset(data, coords, {"draws": 9, "d": 100})
 
 
 @pytest.mark.one
-@pytest.mark.parametrize("mode", ["linear", "fine_tune"])
+@pytest.mark.parametrize("mode", ["linear", "fine_tuning"])
 def test_theory_is_dashed_on_both_maps_and_the_measured_line_follows_the_measurement(mode):
     drawn = {}
     for shift in (0.0, 0.3):
@@ -152,7 +152,7 @@ def test_angles_up_to_pi_have_both_lines_and_ticks():
 
 
 def test_what_averages_the_estimator_is_called_so():
-    titles = [ax.get_title() for ax in plots._diagram(_dataset("fine_tune"), "fine_tune").axes]
+    titles = [ax.get_title() for ax in plots._diagram(_dataset("fine_tuning"), "fine_tuning").axes]
     assert any("estimator, averaged over data" in title for title in titles)
     assert not any("simulation" in title for title in titles)
 
@@ -192,16 +192,16 @@ def test_flows_end_nearer_to_the_corrected_scale_than_to_the_printed_one(monkeyp
     def ends(scale):
         def at(x, y, beta_s, times, depth):
             if scale is None:
-                return dl.fine_tune_limit(x, y, beta_s, depth)[None]
+                return dl.fine_tuning_limit(x, y, beta_s, depth)[None]
             fit, seen = dl.scratch_fit(x, y), jax.numpy.linalg.pinv(x) @ (x @ beta_s)
             return (fit + scale * (beta_s - seen))[None]
 
-        monkeypatch.setattr(dl, "fine_tune_flow", at)
+        monkeypatch.setattr(dl, "fine_tuning_flow", at)
         jax.clear_caches()
         return flowed(config).flow_gain
 
     corrected, printed = (abs(flow - ends(scale)) for scale in (None, 1.0))
-    nearer = (printed - corrected).mean(("flow_gamma", "flow_theta")).values
+    nearer = (printed - corrected).mean(("flow_load", "flow_theta")).values
     assert nearer.mean() > 4 * nearer.std(ddof=1) / nearer.size**0.5
     assert corrected.median() < 0.1 * printed.median()
 
@@ -213,18 +213,18 @@ def test_without_a_finite_depth_there_is_no_flow():
 
 @pytest.mark.slow
 def test_flows_stand_in_the_figure_of_fine_tuning_and_are_judged():
-    at = _dataset("fine_tune", top=pi / 2)
+    at = _dataset("fine_tuning", top=pi / 2)
     theta = np.linspace(0, pi / 2, 5)
     gain = _map(theta, 0.7)[1][:4] + np.random.default_rng(0).normal(0, 0.01, (6, 4, 5))
-    at["flow_gain"] = ("flow_draw", "flow_gamma", "flow_theta"), gain
-    at["flow_theory"] = ("flow_gamma", "flow_theta"), gain.mean(0)
-    at = at.assign_coords(flow_gamma=np.array([0.2, 0.4, 0.6, 0.8]), flow_theta=theta)
+    at["flow_gain"] = ("flow_draw", "flow_load", "flow_theta"), gain
+    at["flow_theory"] = ("flow_load", "flow_theta"), gain.mean(0)
+    at = at.assign_coords(flow_load=np.array([0.2, 0.4, 0.6, 0.8]), flow_theta=theta)
     about = {"flow_d": 20, "flow_sigma": 0.2, "flow_depth": 2.0, "flow_time": 9.0}
-    figure = plots._diagram(at.assign_attrs(about), "fine_tune")
+    figure = plots._diagram(at.assign_attrs(about), "fine_tuning")
     assert not pictures.flaws(figure)
     flows = next(ax for ax in figure.axes if "gradient flow, solved numerically" in ax.get_title())
     np.testing.assert_allclose(_vertices(flows.collections[-1])[:, 1], 0.7, atol=0.02)
-    other = plots._diagram(at.assign_attrs({**about, "flow_sigma": 0.0}), "fine_tune")
+    other = plots._diagram(at.assign_attrs({**about, "flow_sigma": 0.0}), "fine_tuning")
     assert not any("gradient flow" in ax.get_title() for ax in other.axes)
     claims = [one.claim for one in findings._of_flows(at.assign_attrs(about))]
     assert len(claims) == 4
@@ -238,8 +238,8 @@ def test_the_printed_formula_stands_next_to_the_corrected_one_in_one_scale():
     load, angle = np.meshgrid(config.counts() / config.d, config.angles(), indexing="ij")
     expected = np.where(load < 1, (load - 1) * (1 - 2 * np.cos(angle)), 0.0)
     np.testing.assert_allclose(printed, expected, atol=1e-15)
-    at = _dataset("fine_tune", top=pi / 2)
-    at["fine_tune_printed"] = at.fine_tune_theory + 3.0
+    at = _dataset("fine_tuning", top=pi / 2)
+    at["fine_tuning_printed"] = at.fine_tuning_theory + 3.0
     figure = plots._printed(at)
     left, right = figure.axes[:2]
     assert [ax.get_title().split("\n")[1][:10] for ax in (left, right)] == [

@@ -92,7 +92,7 @@ def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
     the error of the Runge-Kutta scheme, STEP^5 / 120 a step."""
     s, time = _sample(), 3.0
     narrow = networks.narrow_weights(s.beta_s, depth)
-    flow = dl.fine_tune_flow(s.x, s.y, s.beta_s, [time], depth)[0]
+    flow = dl.fine_tuning_flow(s.x, s.y, s.beta_s, [time], depth)[0]
     betas = [
         networks.predictor(networks.fine_tune(narrow, s.x, s.y, rate, round(time / rate)).weights)
         for rate in (0.004, 0.002)
@@ -128,7 +128,7 @@ def test_small_weights_join_the_rank_one_flow_that_start_of_growth_begins():
         start = networks.start_of_growth(weights, s.x, s.y)
         assert 0.1 * alpha**2 < _gap(start, 0) < 100 * alpha**2
         times = jnp.array([2.0, 4.0, 8.0])
-        flow = dl.fine_tune_flow(s.x, s.y, start, times, 2)
+        flow = dl.fine_tuning_flow(s.x, s.y, start, times, 2)
         ended = [networks.fine_tune(weights, s.x, s.y, rate, round(float(t) / rate)) for t in times]
         pairs = zip(ended, flow, strict=True)
         gaps.append([_gap(networks.predictor(e.weights), beta) for e, beta in pairs])
@@ -186,11 +186,11 @@ def _made(off, flow_off, spread=0.2):
     return xr.Dataset(
         {
             "risk": (
-                ("network", "kind", "way", "cell_gamma", "cell_theta", "sigma"),
+                ("network", "kind", "way", "cell_load", "cell_theta", "sigma"),
                 np.stack([gains, 0 * gains], 2),
             ),
-            "cell_theory": (("mode", "cell_gamma", "cell_theta", "sigma"), theory[None]),
-            "cell_n": ("cell_gamma", [20, 60]),
+            "cell_theory": (("mode", "cell_load", "cell_theta", "sigma"), theory[None]),
+            "cell_n": ("cell_load", [20, 60]),
             "region": [],
         },
         {
@@ -199,7 +199,7 @@ def _made(off, flow_off, spread=0.2):
             "mode": ["linear"],
             "sigma": [0.2],
             "depth": [2.0],
-            "cell_gamma": [0.5, 1.5],
+            "cell_load": [0.5, 1.5],
             "cell_theta": np.linspace(0, pi / 2, 3),
         },
         {"trained_d": 40, "trained_layers": 2},
@@ -329,9 +329,9 @@ def _errors(config):
     ends = {
         "scratch": _plainly(small, *data, *budget),
         "linear": _plainly(pretrained, *data, *budget, frozen=True),
-        "fine_tune": _plainly(pretrained, *data, *budget),
+        "fine_tuning": _plainly(pretrained, *data, *budget),
     }
-    found = dataset.risk.isel(network=0, cell_gamma=2, cell_theta=1, sigma=-1).sel(kind="network")
+    found = dataset.risk.isel(network=0, cell_load=2, cell_theta=1, sigma=-1).sel(kind="network")
     return {
         way: abs(float(found.sel(way=way)) - float(np.sum((first @ last - beta_t) ** 2)))
         for way, (first, last) in ends.items()
@@ -402,7 +402,7 @@ def test_estimators_and_flows_are_those_of_the_data_themselves():
     for i, n in enumerate(ns):
         beta_t = problems.tasks(d, pi / 4)[1]
         y = x[:n] @ beta_t + 0.2 * noise[:n]
-        at = dataset.isel(network=0, cell_gamma=i, cell_theta=1, sigma=1)
+        at = dataset.isel(network=0, cell_load=i, cell_theta=1, sigma=1)
         found = at.risk.sel(kind=["estimator", "flow"], way=list(at.way.values))
         steps = at.steps.values
         beta_0 = networks.predictor(pretrained.weights)
@@ -411,10 +411,10 @@ def test_estimators_and_flows_are_those_of_the_data_themselves():
         estimated = [
             dl.scratch_fit(x[:n], y),
             dl.linear_transfer_fit(x[:n], y, beta_s),
-            dl.fine_tune_limit(x[:n], y, beta_s, 2),
+            dl.fine_tuning_limit(x[:n], y, beta_s, 2),
         ]
-        flow = dl.fine_tune_flow(x[:n], y, beta_0, [float(steps[2] * nets.rate)], 2)[0]
+        flow = dl.fine_tuning_flow(x[:n], y, beta_0, [float(steps[2] * nets.rate)], 2)[0]
         expected = [float(problems.risk(beta, beta_t)) for beta in estimated]
         np.testing.assert_allclose(found.sel(kind="estimator"), expected, rtol=1e-8)
-        flowed = float(found.sel(kind="flow", way="fine_tune"))
+        flowed = float(found.sel(kind="flow", way="fine_tuning"))
         assert flowed == pytest.approx(float(problems.risk(flow, beta_t)), abs=1e-6)

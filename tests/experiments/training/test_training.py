@@ -463,7 +463,7 @@ def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
         return batch(step)
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"of 12, which .* holds: run the same again"):
+    with pytest.raises(KeyboardInterrupt, match=r"of 12, which .* holds: run the same command"):
         learn(tmp_path, batch=pressed, save_every=100)
     assert signal.getsignal(signal.SIGINT) is before
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1

@@ -203,7 +203,7 @@ def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
 
 BAD = [
     ("data cifar", "unknown data set 'cifar' (nearest: 'cifar-10'"),
-    ("data cifar-10", "--folder must name where CIFAR-10"),
+    ("data cifar-10", "--folder must be the place of CIFAR-10"),
     ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
     ("data digits --folder x", "folder must not be given for digits; got x"),
     ("verfy", "unknown command 'verfy' (nearest: 'verify'"),
@@ -542,11 +542,11 @@ def test_verify_says_what_is_too_weak(verdicts, call):
     assert "x 5 " in out  # the slack
     assert "2 of 3 equalities and misprints overlook their effect: p/one, p/two." in out
     assert (
-        "2 of 2 bounds may hold when they are tightened by their effect, and do not see it: "
+        "2 of 2 bounds may still hold when they are tightened by their effect: "
         "p/bound, p/wide." in out
     )
     verdicts([_verdict("p/strong", power=strong)])
-    assert "All 1 equalities and misprints see the effect" in call("verify", "--power")[1]
+    assert "All 1 equalities and misprints detect the effect" in call("verify", "--power")[1]
 
 
 def test_verify_lists_the_claims_that_hold_with_a_wrong_prediction(verdicts, call, tmp_path):
@@ -603,7 +603,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     assert asked == [("p/wide/ours", 4, 1.5), ("p/wrong/printed", 4, 1.5)]
     assert said in out
     assert "Not attacked: p/other/ours: a measurement.\n" in out
-    assert "1 of 1 misprints attacked are broken.\n" in out
+    assert "1 of 1 attacked misprints are broken.\n" in out
     assert "a: breaks, b: holds (0.5)" in out
     kept = json.loads(file.read_text())
     assert kept["schema"] == ATTACKS
@@ -652,7 +652,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     assert "1.1 ± 0.05" in out
     assert "wrong as printed" in out
     assert "fails, as expected" in out
-    assert "2 of 3 claims hold, 1 fail as printed, as expected." in out
+    assert "2 claims hold. 1 claim fails as printed, as expected (a known misprint)." in out
     assert "exact as printed 2, wrong as printed 1." in out
     found = json.loads(file.read_text())
     assert found["schema"] == SCHEMA
@@ -701,7 +701,7 @@ def test_verify_replaces_nothing_but_a_ledger(verdicts, call, tmp_path):
 def test_verify_with_real_claims(call):
     code, out, _ = call("verify", "--claims", "features-are-fate/eq44/*", "--quick")
     assert code == 0
-    assert "Every verdict is the expected one." in out
+    assert "Every verdict is as expected." in out
 
 
 def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):

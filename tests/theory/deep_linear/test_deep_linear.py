@@ -1,5 +1,6 @@
 """Deep linear networks: closed forms, exact laws, simulated grids and trained networks agree."""
 
+from functools import partial
 from math import pi
 
 import jax
@@ -82,21 +83,24 @@ def test_ridge_risk_against_quadrature_over_the_density(n, ridge):
         + np.cos(theta) ** 2 * trapezoid_over_chi2(n, lambda u: (k / (u + k)) ** 2)
         + (sigma**2 + missed) * trapezoid_over_chi2(n, lambda u: u / (u + k) ** 2)
     )
-    found = float(dl.linear_transfer_risk(n, theta, sigma, ridge))
+    found = float(dl.linear_transfer_risk(n=n, theta=theta, sigma=sigma, ridge=ridge))
     assert found == pytest.approx(expected, rel=1e-9)  # scipy's density is good to 1e-10
     with jax.enable_x64(False):
-        single = float(dl.linear_transfer_risk(n, theta, sigma, ridge))
+        single = float(dl.linear_transfer_risk(n=n, theta=theta, sigma=sigma, ridge=ridge))
     assert single == pytest.approx(expected, rel=2e-6)  # 20 eps
 
 
 def test_ridge_limits():
-    at = (10, 0.7, 0.4)
-    plain = float(dl.linear_transfer_risk(*at))
-    assert float(dl.linear_transfer_risk(*at, 1e-12)) == pytest.approx(plain, rel=1e-9)
-    assert float(dl.linear_transfer_risk(*at, 1e12)) == pytest.approx(1.0, rel=1e-9)
-    limit = float(dl.linear_transfer_limit(0.7, 0.3))
+    at = {"n": 10, "theta": 0.7, "sigma": 0.4}
+    plain = float(dl.linear_transfer_risk(**at))
+    assert float(dl.linear_transfer_risk(**at, ridge=1e-12)) == pytest.approx(plain, rel=1e-9)
+    assert float(dl.linear_transfer_risk(**at, ridge=1e12)) == pytest.approx(1.0, rel=1e-9)
+    limit = float(dl.linear_transfer_limit(theta=0.7, ridge=0.3))
     # approach at rate 1/n
-    gaps = [float(dl.linear_transfer_risk(n, 0.7, 0.4, 0.3)) - limit for n in (1e4, 1e5)]
+    gaps = [
+        float(dl.linear_transfer_risk(n=n, theta=0.7, sigma=0.4, ridge=0.3)) - limit
+        for n in (1e4, 1e5)
+    ]
     assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-2)
 
 
@@ -105,22 +109,26 @@ def test_ridge_limits():
 )
 def test_optimal_ridge_is_the_minimum(n, theta, sigma):
     found = optimize.minimize_scalar(
-        lambda log: float(dl.linear_transfer_risk(n, theta, sigma, np.exp(log))),
+        lambda log: float(
+            dl.linear_transfer_risk(n=n, theta=theta, sigma=sigma, ridge=np.exp(log))
+        ),
         bounds=(-12, 6),
         method="bounded",
         options={"xatol": 1e-9},
     )
     # a minimum is located to sqrt(eps)
-    assert np.exp(found.x) == pytest.approx(float(dl.optimal_ridge(n, theta, sigma)), rel=1e-5)
+    assert np.exp(found.x) == pytest.approx(
+        float(dl.optimal_ridge(n=n, theta=theta, sigma=sigma)), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("theta", "sigma"), [(0.3, 0.0), (1.2, 0.2), (2.6, 0.1), (0.2, 0.5), (1.0, 1.5)]
 )
 def test_linear_boundary_are_the_sign_changes(theta, sigma):
-    lower, upper, over = (float(v) for v in dl.linear_transfer_boundary(theta, sigma))
+    lower, upper, over = (float(v) for v in dl.linear_transfer_boundary(theta=theta, sigma=sigma))
     gamma = (np.arange(4000) + 0.5) / 2000
-    hurts = np.asarray(dl.transferability_limit("linear", gamma, theta, sigma)) < 0
+    hurts = np.asarray(dl.transferability_limit("linear", load=gamma, theta=theta, sigma=sigma)) < 0
     inside = ((gamma > lower) & (gamma < upper)) | (gamma > over)
     # grid cells that straddle a root may differ
     assert np.sum(hurts != inside) <= 3
@@ -132,9 +140,9 @@ def test_linear_boundary_are_the_sign_changes(theta, sigma):
 )
 def test_linear_transfer_sin2_is_the_sign_change(n, d, sigma):
     """Against a root of the transferability itself."""
-    found = float(np.arcsin(np.sqrt(dl.linear_transfer_sin2(n, d, sigma))))
+    found = float(np.arcsin(np.sqrt(dl.linear_transfer_sin2(n=n, d=d, sigma=sigma))))
     with jax.enable_x64(True):
-        gain = lambda theta: float(dl.transferability("linear", n, d, theta, sigma))  # noqa: E731
+        gain = lambda theta: float(dl.transferability("linear", n=n, d=d, theta=theta, sigma=sigma))  # noqa: E731
         assert found == pytest.approx(optimize.brentq(gain, 0.0, np.pi / 2), rel=1e-6)
         assert gain(np.pi - found - 1e-3) < 0 < gain(np.pi - found + 1e-3)
 
@@ -142,11 +150,11 @@ def test_linear_transfer_sin2_is_the_sign_change(n, d, sigma):
 def test_linear_transfer_sin2_ends_where_nothing_changes_sign():
     """At d = 100, sigma = 1.2 some samples hurt below what the limit n, d -> inf has; n = d has an
     infinite risk from scratch, n = 2 one of linear transfer."""
-    np.testing.assert_array_equal(dl.linear_transfer_sin2([1, 2, 3], 100, 1.2), 0)
-    np.testing.assert_array_equal(dl.linear_transfer_sin2([30, 99, 100], 100, 1.2), 1)
-    hurts = dl.transferability("linear", np.arange(3, 19), 100, np.pi / 2, 1.2)
+    np.testing.assert_array_equal(dl.linear_transfer_sin2(n=[1, 2, 3], d=100, sigma=1.2), 0)
+    np.testing.assert_array_equal(dl.linear_transfer_sin2(n=[30, 99, 100], d=100, sigma=1.2), 1)
+    hurts = dl.transferability("linear", n=np.arange(3, 19), d=100, theta=np.pi / 2, sigma=1.2)
     assert (np.asarray(hurts) < 0).all()
-    lower = dl.linear_transfer_boundary(np.pi / 2, 1.2)
+    lower = dl.linear_transfer_boundary(theta=np.pi / 2, sigma=1.2)
     assert float(lower.lower) == float(lower.upper)
 
 
@@ -157,8 +165,12 @@ def test_without_a_region_its_two_ends_are_equal():
 
     @jax.jit
     def together(theta, sigma):
-        ends = dl.linear_transfer_boundary(theta, sigma)
-        return ends.lower, ends.upper, dl.fine_tune_boundary(0.5 + 0 * theta, sigma, 2.0)
+        ends = dl.linear_transfer_boundary(theta=theta, sigma=sigma)
+        return (
+            ends.lower,
+            ends.upper,
+            dl.fine_tuning_boundary(load=0.5 + 0 * theta, sigma=sigma, depth=2.0),
+        )
 
     with jax.enable_x64(True):
         lower, upper, _ = map(np.asarray, together(theta, sigma))
@@ -172,7 +184,8 @@ def test_boundaries_have_derivatives_where_there_is_no_region_too():
 
     def ends(theta, sigma, gamma):
         return jnp.stack([
-            *dl.linear_transfer_boundary(theta, sigma), dl.fine_tune_boundary(gamma, sigma)
+            *dl.linear_transfer_boundary(theta=theta, sigma=sigma),
+            dl.fine_tuning_boundary(load=gamma, sigma=sigma),
         ])  # fmt: skip
 
     # A region below n = d, none, and fine-tuning that hurts at every angle.
@@ -188,9 +201,13 @@ def test_boundaries_have_derivatives_where_there_is_no_region_too():
 @pytest.mark.parametrize("depth", [2, 3, np.inf])
 @pytest.mark.parametrize(("gamma", "sigma"), [(0.3, 0.0), (0.5, 1.0), (0.9, 0.2)])
 def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
-    edge = float(dl.fine_tune_boundary(gamma, sigma, depth))
+    edge = float(dl.fine_tuning_boundary(load=gamma, sigma=sigma, depth=depth))
     gain = [
-        float(dl.transferability_limit("fine_tune", gamma, edge + step, sigma, depth=depth))
+        float(
+            dl.transferability_limit(
+                "fine_tuning", load=gamma, theta=edge + step, sigma=sigma, depth=depth
+            )
+        )
         for step in (-1e-6, 1e-6)
     ]
     assert gain[0] > 0 > gain[1]
@@ -198,27 +215,36 @@ def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
 
 def test_boundary_angles_of_the_noisy_case():
     """Degrees from an independent solution of the depth-two quadratic at sigma = 0.2."""
-    found = np.degrees(dl.fine_tune_boundary(np.array([0.1, 0.5, 0.9, 0.95, 0.99]), 0.2, 2))
+    found = np.degrees(
+        dl.fine_tuning_boundary(load=np.array([0.1, 0.5, 0.9, 0.95, 0.99]), sigma=0.2, depth=2)
+    )
     np.testing.assert_allclose(found, [59.9, 59.6, 57.2, 54.7, 41.7], atol=0.06)
-    assert float(dl.fine_tune_boundary(0.999, 0.2, 2)) == 0.0  # hurts at every angle
+    assert (
+        float(dl.fine_tuning_boundary(load=0.999, sigma=0.2, depth=2)) == 0.0
+    )  # hurts at every angle
 
 
 @pytest.mark.slow
 def test_exact_tends_to_limit_and_broadcasts():
     gamma, theta = np.array([0.3, 0.7, 1.6])[:, None], np.array([0.2, 1.0])
     d = 1e7
-    finite = dl.transferability("linear", gamma * d, d, theta, 0.5)
+    finite = dl.transferability("linear", n=gamma * d, d=d, theta=theta, sigma=0.5)
     np.testing.assert_allclose(
-        finite, dl.transferability_limit("linear", gamma, theta, 0.5), atol=1e-6
+        finite, dl.transferability_limit("linear", load=gamma, theta=theta, sigma=0.5), atol=1e-6
     )
-    ft = dl.transferability("fine_tune", 30, 60, theta, 0.5, depth=3)
-    difference = dl.scratch_limit(0.5, 0.5) - dl.fine_tune_risk(0.5, theta, 0.5, 3)
+    ft = dl.transferability("fine_tuning", n=30, d=60, theta=theta, sigma=0.5, depth=3)
+    difference = dl.scratch_limit(load=0.5, sigma=0.5) - dl.fine_tuning_risk(
+        load=0.5, theta=theta, sigma=0.5, depth=3
+    )
     np.testing.assert_allclose(ft, difference, rtol=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.5])
 def test_nothing_is_left_of_the_source_from_n_equals_d_on(gamma):
-    assert float(dl.transferability_limit("fine_tune", gamma, 0.3, 0.4, depth=2)) == 0.0
+    assert (
+        float(dl.transferability_limit("fine_tuning", load=gamma, theta=0.3, sigma=0.4, depth=2))
+        == 0.0
+    )
 
 
 # --- estimators: defining equations ------------------------------------------------------------
@@ -229,7 +255,7 @@ def test_estimators_satisfy_their_definitions(n):
     s = problems.draw(jax.random.key(0), n, 12, 0.8, 0.3)
     beta_s = 1.7 * s.beta_s
     for depth in (1, 2, 5):
-        beta = dl.fine_tune_limit(s.x, s.y, beta_s, depth)
+        beta = dl.fine_tuning_limit(s.x, s.y, beta_s, depth)
         # stationary: X^T (y - X beta) = 0, and the unseen part is a multiple of the source's
         np.testing.assert_allclose(s.x.T @ (s.y - s.x @ beta), 0, atol=1e-12)
         unseen = np.eye(12) - np.linalg.pinv(s.x) @ s.x
@@ -245,8 +271,8 @@ def test_rank_deficient_designs_count_what_they_see():
     s = problems.draw(jax.random.key(1), 6, 8, 0.8, 0.3)
     twice = jnp.concatenate([s.x, s.x]), jnp.concatenate([s.y, s.y])
     np.testing.assert_allclose(
-        dl.fine_tune_limit(*twice, s.beta_s, 3),
-        dl.fine_tune_limit(s.x, s.y, s.beta_s, 3),
+        dl.fine_tuning_limit(*twice, s.beta_s, 3),
+        dl.fine_tuning_limit(s.x, s.y, s.beta_s, 3),
         atol=1e-10,
     )
 
@@ -258,7 +284,7 @@ def test_network_reaches_the_estimator_at_first_order_in_the_step_size():
     s = problems.draw(jax.random.key(4), 12, 20, pi / 4, 0.8)
     for depth, alpha in ((2, 1e-3), (3, 1e-2)):
         weights = networks.small_weights(jax.random.key(7), 20, depth, alpha)
-        target = dl.fine_tune_limit(s.x, s.y, s.beta_s, depth)
+        target = dl.fine_tuning_limit(s.x, s.y, s.beta_s, depth)
         gaps, betas = [], []
         for rate in (0.02, 0.01):
             pre = networks.pretrain(weights, s.beta_s, rate, round(400 / rate))
@@ -269,7 +295,7 @@ def test_network_reaches_the_estimator_at_first_order_in_the_step_size():
             gaps.append(float(jnp.linalg.norm(betas[-1] - target)))
         assert gaps[0] / gaps[1] == pytest.approx(2, abs=0.2)
         assert float(jnp.linalg.norm(2 * betas[1] - betas[0] - target)) < 1e-4  # O(rate^2)
-        printed = dl.fine_tune_limit(s.x, s.y, s.beta_s, 1)
+        printed = dl.fine_tuning_limit(s.x, s.y, s.beta_s, 1)
         assert float(jnp.linalg.norm(betas[1] - printed)) > 20 * gaps[1]
 
 
@@ -298,7 +324,7 @@ def test_nested_factorisation_matches_estimators_on_the_same_rows():
 
     @jax.jit
     def fits(x, y):
-        tuned = [dl.fine_tune_limit(x, y, beta_s, depth) for depth in depths]
+        tuned = [dl.fine_tuning_limit(x, y, beta_s, depth) for depth in depths]
         return dl.scratch_fit(x, y), jnp.stack(tuned), dl.linear_transfer_fit(x, y, beta_s, 0.1)
 
     for i, n in enumerate(ns):
@@ -331,8 +357,11 @@ def test_grid_means_match_closed_forms():
     grid = dl.simulate_overlaps(jax.random.split(jax.random.key(11), 2000), ns, d)
     scratch, moved = grid.scratch(0.6, 0.5), grid.linear_transfer(0.6, 0.5)
     for i, n in enumerate(ns):
-        assert abs(z_score(scratch[:, i], float(dl.scratch_risk(n, d, 0.5)))) < Z_MAX
-        assert abs(z_score(moved[:, i], float(dl.linear_transfer_risk(n, 0.6, 0.5)))) < Z_MAX
+        assert abs(z_score(scratch[:, i], float(dl.scratch_risk(n=n, d=d, sigma=0.5)))) < Z_MAX
+        assert (
+            abs(z_score(moved[:, i], float(dl.linear_transfer_risk(n=n, theta=0.6, sigma=0.5))))
+            < Z_MAX
+        )
 
 
 # --- exact laws ---------------------------------------------------------------------------------
@@ -343,7 +372,7 @@ def test_grid_means_match_closed_forms():
 def test_sampled_law_equals_simulated_law(n, d):
     """Two-sample Kolmogorov-Smirnov; null: one law. p > 1e-3 with the fixed seeds below, for
     scratch, fine-tuning (two depths) and linear transfer: 24 tests, level 2 % together."""
-    law = dl.overlaps_law(jax.random.key(5), n, d, 4000)
+    law = dl.overlaps_law(jax.random.key(5), n=n, d=d, draws=4000)
     sim = dl.simulate_overlaps(jax.random.split(jax.random.key(6), 4000), [n], d)
     theta, sigma = 0.8, 0.6
     for of_law, of_sim in (
@@ -359,8 +388,8 @@ def test_sampled_law_equals_simulated_law(n, d):
 def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
     """Null: the mean at d = 4000 equals the limit; its bias O(1/d) is below the standard error."""
     for depth in (1, 2, 3):
-        law = dl.overlaps_law(jax.random.key(depth), 2000, 4000, 4000)
-        expected = float(dl.fine_tune_risk(0.5, pi / 4, 1.0, depth))
+        law = dl.overlaps_law(jax.random.key(depth), n=2000, d=4000, draws=4000)
+        expected = float(dl.fine_tuning_risk(load=0.5, theta=pi / 4, sigma=1.0, depth=depth))
         assert abs(z_score(law.fine_tune(pi / 4, 1.0, depth), expected)) < Z_MAX
 
 
@@ -370,36 +399,60 @@ def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: dl.linear_transfer_risk(2, 0.1, 0.1), "n must be a number of samples > 2"),
-        (lambda: dl.linear_transfer_risk(0, 0.1, 0.1, 1.0), "n must be a number of samples > 2"),
         (
-            lambda: dl.linear_transfer_risk(5, 0.1, 0.1, -1.0),
+            lambda: dl.linear_transfer_risk(n=2, theta=0.1, sigma=0.1),
+            "n must be a number of samples > 2",
+        ),
+        (
+            lambda: dl.linear_transfer_risk(n=0, theta=0.1, sigma=0.1, ridge=1.0),
+            "n must be a number of samples > 2",
+        ),
+        (
+            lambda: dl.linear_transfer_risk(n=5, theta=0.1, sigma=0.1, ridge=-1.0),
             "ridge must be finite and >= 0; got -1",
         ),
-        (lambda: dl.scratch_risk(5, 10, -0.1), r"sigma must be .* >= 0; got -0.1"),
-        (lambda: dl.scratch_risk(5, 10, np.nan), "sigma must be .* got nan"),
-        (lambda: dl.scratch_risk(10, 10, 0.1), r"n must be at most d-2 .* mean is infinite"),
-        (lambda: dl.scratch_risk([3, 11], 10, 0.1), r"n must be at most d-2 .* got 11"),
-        (lambda: dl.fine_tune_risk(1.0, 0.1, 0.2), "gamma must be other than 1 where sigma > 0"),
-        (lambda: dl.fine_tune_risk(0.5, 3.5, 0.2), r"theta must be an angle in \[0, pi\].*3.5"),
-        (lambda: dl.fine_tune_risk(0.5, 0.1, 0.2, 0), "depth must be a number of layers >= 1"),
-        (lambda: dl.fine_tune_risk(-0.5, 0.1, 0.2), "gamma must be a finite load"),
-        (lambda: dl.fine_tune_boundary(1.2, 0.2), r"gamma must be a load in \[0, 1\)"),
-        (lambda: dl.transferability("lineer", 5, 10, 0.1, 0.1), "mode must be 'linear' or"),
+        (lambda: dl.scratch_risk(n=5, d=10, sigma=-0.1), r"sigma must be .* >= 0; got -0.1"),
+        (lambda: dl.scratch_risk(n=5, d=10, sigma=np.nan), "sigma must be .* got nan"),
+        (
+            lambda: dl.scratch_risk(n=10, d=10, sigma=0.1),
+            r"n must be at most d-2 .* mean is infinite",
+        ),
+        (lambda: dl.scratch_risk(n=[3, 11], d=10, sigma=0.1), r"n must be at most d-2 .* got 11"),
+        (
+            lambda: dl.fine_tuning_risk(load=1.0, theta=0.1, sigma=0.2),
+            "gamma must be other than 1 where sigma > 0",
+        ),
+        (
+            lambda: dl.fine_tuning_risk(load=0.5, theta=3.5, sigma=0.2),
+            r"theta must be an angle in \[0, pi\].*3.5",
+        ),
+        (
+            lambda: dl.fine_tuning_risk(load=0.5, theta=0.1, sigma=0.2, depth=0),
+            "depth must be a number of layers >= 1",
+        ),
+        (
+            lambda: dl.fine_tuning_risk(load=-0.5, theta=0.1, sigma=0.2),
+            "gamma must be a finite load",
+        ),
+        (lambda: dl.fine_tuning_boundary(load=1.2, sigma=0.2), r"gamma must be a load in \[0, 1\)"),
+        (
+            lambda: dl.transferability("lineer", n=5, d=10, theta=0.1, sigma=0.1),
+            "mode must be 'linear' or",
+        ),
         (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [], 5), "ns must be a non-empty"),
         (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [3.5], 5), "ns must be a non-empty"),
         (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [3], 1), "d must be at least 2"),
         (lambda: dl.simulate_overlaps(jax.random.key(0), [3], 5), "keys must be an array"),
-        (lambda: dl.overlaps_law(jax.random.key(0), 0, 5, 1), "n >= 1"),
+        (lambda: dl.overlaps_law(jax.random.key(0), n=0, d=5, draws=1), "n >= 1"),
         (
-            lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(2), jnp.ones(4)),
+            lambda: dl.fine_tuning_limit(jnp.ones((3, 4)), jnp.ones(2), jnp.ones(4)),
             "y must have shape",
         ),
         (
-            lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.ones(3)),
+            lambda: dl.fine_tuning_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.ones(3)),
             "beta_s must have",
         ),
-        (lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.zeros(4)), "beta_s"),
+        (lambda: dl.fine_tuning_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.zeros(4)), "beta_s"),
         (lambda: problems.tasks(1, 0.3), "d must be at least 2"),
     ],
 )
@@ -410,21 +463,20 @@ def test_impossible_numbers_are_refused(call, message):
 
 def test_infinite_means_are_inf_when_asked_for_and_finite_without_noise():
     n = np.array([8, 9, 10, 11, 12])
-    found = np.asarray(dl.scratch_risk(n, 10, 0.5, allow_infinite=True))
+    found = np.asarray(dl.scratch_risk(n=n, d=10, sigma=0.5, allow_infinite=True))
     assert np.isinf(found).tolist() == [False, True, True, True, False]
-    np.testing.assert_allclose(dl.scratch_risk(n, 10, 0.0), np.maximum(1 - n / 10, 0))
-    assert np.isinf(dl.linear_transfer_risk(2, 0.1, 0.1, allow_infinite=True))
-    assert float(dl.transferability_limit("fine_tune", 1.0, 0.2, 0.5)) == 0.0
+    np.testing.assert_allclose(dl.scratch_risk(n=n, d=10, sigma=0.0), np.maximum(1 - n / 10, 0))
+    assert np.isinf(dl.linear_transfer_risk(n=2, theta=0.1, sigma=0.1, allow_infinite=True))
+    assert float(dl.transferability_limit("fine_tuning", load=1.0, theta=0.2, sigma=0.5)) == 0.0
 
 
 @pytest.mark.slow
 def test_closed_forms_trace_vectorise_and_differentiate():
-    compiled = jax.jit(lambda n: dl.scratch_risk(n, 10, 0.5))
-    assert float(compiled(5)) == pytest.approx(float(dl.scratch_risk(5, 10, 0.5)))
+    compiled = jax.jit(lambda n: dl.scratch_risk(n=n, d=10, sigma=0.5))
+    assert float(compiled(5)) == pytest.approx(float(dl.scratch_risk(n=5, d=10, sigma=0.5)))
     assert np.isinf(compiled(10))  # a traced value cannot be refused
-    slopes = jax.vmap(jax.grad(risks.fine_tune_risk), (0, None, None))(
-        jnp.array([0.2, 0.8]), 0.4, 0.3
-    )
+    risk = partial(risks.fine_tuning_risk, theta=0.4, sigma=0.3)
+    slopes = jax.vmap(jax.grad(lambda load: risk(load=load)))(jnp.array([0.2, 0.8]))
     assert np.isfinite(slopes).all()
 
 
@@ -436,10 +488,10 @@ def test_flow_of_a_linear_model_is_an_exponential():
     s = problems.draw(jax.random.key(8), 7, 10, 0.8, 0.5)
     values, vectors = np.linalg.eigh(s.x.T @ s.x / 7)
     times = np.array([0.0, 0.3, 2.0, 50.0])
-    found = flow.fine_tune_flow(s.x, s.y, s.beta_s, times, 1)
-    offset = vectors.T @ (s.beta_s - dl.fine_tune_limit(s.x, s.y, s.beta_s, 1))
+    found = flow.fine_tuning_flow(s.x, s.y, s.beta_s, times, 1)
+    offset = vectors.T @ (s.beta_s - dl.fine_tuning_limit(s.x, s.y, s.beta_s, 1))
     expected = (
-        dl.fine_tune_limit(s.x, s.y, s.beta_s, 1)
+        dl.fine_tuning_limit(s.x, s.y, s.beta_s, 1)
         + (np.exp(-values * times[:, None]) * offset) @ vectors.T
     )
     np.testing.assert_allclose(found, expected, atol=2e-5)  # Runge-Kutta at STEP^4 / 120
@@ -451,7 +503,7 @@ def test_flow_follows_the_network_and_ends_at_the_limit(depth):
     """Gradient descent at two step sizes, extrapolated to flow: O(rate^2) + O(alpha)."""
     s = problems.draw(jax.random.key(9), 8, 12, 0.8, 0.5)
     alpha, times = 1e-3 if depth == 2 else 1e-2, (1.0, 5.0)
-    path = flow.fine_tune_flow(s.x, s.y, s.beta_s, [*times, 3e4], depth)
+    path = flow.fine_tuning_flow(s.x, s.y, s.beta_s, [*times, 3e4], depth)
     weights = networks.small_weights(jax.random.key(7), 12, depth, alpha)
     for i, t in enumerate(times):
         betas = []
@@ -460,7 +512,7 @@ def test_flow_follows_the_network_and_ends_at_the_limit(depth):
             ft = networks.fine_tune(pre.weights, s.x, s.y, rate, round(t / rate))
             betas.append(networks.predictor(ft.weights))
         np.testing.assert_allclose(path[i], 2 * betas[1] - betas[0], atol=1e-3)
-    np.testing.assert_allclose(path[-1], dl.fine_tune_limit(s.x, s.y, s.beta_s, depth), atol=1e-5)
+    np.testing.assert_allclose(path[-1], dl.fine_tuning_limit(s.x, s.y, s.beta_s, depth), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -469,4 +521,4 @@ def test_flow_follows_the_network_and_ends_at_the_limit(depth):
 )
 def test_bad_times_are_named(times, message):
     with pytest.raises(ValueError, match=message):
-        flow.fine_tune_flow(jnp.ones((3, 4)), jnp.ones(3), jnp.ones(4), times)
+        flow.fine_tuning_flow(jnp.ones((3, 4)), jnp.ones(3), jnp.ones(4), times)

@@ -40,7 +40,7 @@ def have_law(risks: np.ndarray, law: distributions.RiskLaw) -> bool:
 @pytest.mark.parametrize(("n", "d", "sigma"), CASES)
 def test_scratch_law_against_simulated_data(n, d, sigma):
     """Null: the law of the risk of least squares on real data is exact, and `sample` draws it."""
-    law = distributions.scratch_law(n, d, sigma)
+    law = distributions.scratch_law(n=n, d=d, sigma=sigma)
     rng = np.random.default_rng(2)
     x, noise = rng.normal(size=(4000, n, d)), rng.normal(size=(4000, n, 1))
     error = np.linalg.pinv(x) @ (x[:, :, :1] + sigma * noise) - np.eye(d, 1)  # beta_t = e_1
@@ -56,14 +56,14 @@ def test_linear_transfer_law_against_simulated_data(n):
     y = np.cos(0.8) * source + np.sin(0.8) * across + 0.4 * noise
     scale = (source * y).sum(1) / (source**2).sum(1)
     risks = (scale - np.cos(0.8)) ** 2 + np.sin(0.8) ** 2
-    assert have_law(risks, distributions.linear_transfer_law(n, 0.8, 0.4))
+    assert have_law(risks, distributions.linear_transfer_law(n=n, theta=0.8, sigma=0.4))
 
 
 @pytest.mark.slow
 def test_moments_and_quantiles_of_the_law():
     n, d, sigma = (np.array(column) for column in zip(*CASES, strict=True))
-    law = distributions.scratch_law(n, d, sigma)
-    expected = dl.scratch_risk(n, d, sigma, allow_infinite=True)
+    law = distributions.scratch_law(n=n, d=d, sigma=sigma)
+    expected = dl.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
     np.testing.assert_allclose(law.mean(), expected, rtol=1e-12)
     p = np.array([[0.01], [0.5], [0.99]])
     np.testing.assert_allclose(law.cdf(law.quantile(p)), np.tile(p, len(CASES)), atol=1e-10)
@@ -81,9 +81,9 @@ def test_moments_and_quantiles_of_the_law():
 @pytest.mark.slow
 def test_laws_broadcast_and_run_in_float32():
     with jax.enable_x64(False):
-        law = distributions.scratch_law(np.array([5, 20, 40]), 20, 0.5)
+        law = distributions.scratch_law(n=np.array([5, 20, 40]), d=20, sigma=0.5)
         single = law.quantile(0.9)
-    double = distributions.scratch_law(np.array([5, 20, 40]), 20, 0.5).quantile(0.9)
+    double = distributions.scratch_law(n=np.array([5, 20, 40]), d=20, sigma=0.5).quantile(0.9)
     # cdf errors of a few eps over a density of order one
     np.testing.assert_allclose(single, double, rtol=1e-4)
 
@@ -115,8 +115,8 @@ def test_equivalents_against_monte_carlo(n):
         y = x @ beta_t + sigma * jax.random.normal(key_noise, (n,))
         fits = [
             dl.scratch_fit(x, y),
-            dl.fine_tune_limit(x, y, beta_s, 2),
-            dl.fine_tune_limit(x, y, beta_s, 4),
+            dl.fine_tuning_limit(x, y, beta_s, 2),
+            dl.fine_tuning_limit(x, y, beta_s, 4),
             jnp.linalg.solve(x.T @ x / n + ridge * jnp.eye(d), x.T @ y / n),
             dl.linear_transfer_fit(x, y, beta_s),
         ]
@@ -125,11 +125,11 @@ def test_equivalents_against_monte_carlo(n):
     simulated = np.asarray(jax.lax.map(risks, jax.random.split(jax.random.key(9), draws)))
     expected = np.array(
         [
-            covariance.scratch_risk(spectrum, beta_t, n, sigma),
-            covariance.fine_tune_risk(spectrum, beta_s, beta_t, n, sigma, 2),
-            covariance.fine_tune_risk(spectrum, beta_s, beta_t, n, sigma, 4),
-            covariance.scratch_risk(spectrum, beta_t, n, sigma, ridge),
-            covariance.linear_transfer_risk(spectrum, beta_s, beta_t, n, sigma),
+            covariance.scratch_risk(spectrum, beta_t, n=n, sigma=sigma),
+            covariance.fine_tuning_risk(spectrum, beta_s, beta_t, n=n, sigma=sigma, depth=2),
+            covariance.fine_tuning_risk(spectrum, beta_s, beta_t, n=n, sigma=sigma, depth=4),
+            covariance.scratch_risk(spectrum, beta_t, n=n, sigma=sigma, ridge=ridge),
+            covariance.linear_transfer_risk(spectrum, beta_s, beta_t, n=n, sigma=sigma),
         ]
     )
     stderr = simulated.std(0, ddof=1) / np.sqrt(draws)
@@ -144,16 +144,18 @@ def test_white_spectrum_gives_the_isotropic_limits():
     white = jnp.ones(d)
     n = np.array([200.0, 700.0, 1500.0])
     np.testing.assert_allclose(
-        covariance.scratch_risk(white, beta_t, n, sigma), dl.scratch_limit(n / d, sigma), rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        covariance.fine_tune_risk(white, beta_s, beta_t, n, sigma, 3),
-        dl.fine_tune_risk(n / d, theta, sigma, 3),
+        covariance.scratch_risk(white, beta_t, n=n, sigma=sigma),
+        dl.scratch_limit(load=n / d, sigma=sigma),
         rtol=1e-9,
     )
     np.testing.assert_allclose(
-        covariance.linear_transfer_risk(white, beta_s, beta_t, n, sigma),
-        dl.linear_transfer_risk(n, theta, sigma),
+        covariance.fine_tuning_risk(white, beta_s, beta_t, n=n, sigma=sigma, depth=3),
+        dl.fine_tuning_risk(load=n / d, theta=theta, sigma=sigma, depth=3),
+        rtol=1e-9,
+    )
+    np.testing.assert_allclose(
+        covariance.linear_transfer_risk(white, beta_s, beta_t, n=n, sigma=sigma),
+        dl.linear_transfer_risk(n=n, theta=theta, sigma=sigma),
         rtol=1e-12,
     )
 
@@ -196,13 +198,28 @@ def test_effective_ridge_differentiates():
         (lambda s, b: covariance.effective_ridge(0 * s, 5), "eigenvalues must not all be 0"),
         (lambda s, b: covariance.effective_ridge(s[None], 5), "eigenvalues must be a vector"),
         (lambda s, b: covariance.effective_ridge(s, 0), "n must be a finite number"),
-        (lambda s, b: covariance.scratch_risk(s, b[1:], 5, 0.1), "beta_t must have shape"),
-        (lambda s, b: covariance.scratch_risk(s, b * np.nan, 5, 0.1), "beta_t must be finite"),
-        (lambda s, b: covariance.fine_tune_risk(s, 0 * b, b, 5, 0.1), r"\|beta_s\| must be posit"),
+        (lambda s, b: covariance.scratch_risk(s, b[1:], n=5, sigma=0.1), "beta_t must have shape"),
+        (
+            lambda s, b: covariance.scratch_risk(s, b * np.nan, n=5, sigma=0.1),
+            "beta_t must be finite",
+        ),
+        (
+            lambda s, b: covariance.fine_tuning_risk(s, 0 * b, b, n=5, sigma=0.1),
+            r"\|beta_s\| must be posit",
+        ),
         (lambda s, b: covariance.power_law(0, 1.0), "d must be at least 1"),
-        (lambda s, b: distributions.scratch_law(0, 5, 0.1), "n must be a finite count >= 1"),
-        (lambda s, b: distributions.scratch_law(3, 5, 0.1).quantile(1.0), "probability must be"),
-        (lambda s, b: distributions.linear_transfer_law(3, 2 * pi, 0.1), "theta must be"),
+        (
+            lambda s, b: distributions.scratch_law(n=0, d=5, sigma=0.1),
+            "n must be a finite count >= 1",
+        ),
+        (
+            lambda s, b: distributions.scratch_law(n=3, d=5, sigma=0.1).quantile(1.0),
+            "probability must be",
+        ),
+        (
+            lambda s, b: distributions.linear_transfer_law(n=3, theta=2 * pi, sigma=0.1),
+            "theta must be",
+        ),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -224,7 +241,7 @@ def test_subspace_transfer_against_least_squares_on_features(n, k, m):
     x = rng.normal(size=(draws, n, d))
     y = x @ B + sigma * rng.normal(size=(draws, n, m))
     risks = ((U @ (np.linalg.pinv(x @ U) @ y) - B) ** 2).sum((1, 2))
-    expected = float(subspace.linear_transfer_risk(n, subspace.overlap(U, B), sigma))
+    expected = float(subspace.linear_transfer_risk(n=n, of=subspace.overlap(U, B), sigma=sigma))
     assert abs(risks.mean() - expected) < Z_MAX * risks.std(ddof=1) / np.sqrt(draws)
 
 
@@ -233,11 +250,13 @@ def test_rank_one_is_theorem_3_7_and_the_peak_is_at_k():
     theta = jnp.array([0.7])
     of = subspace.overlap_from_angles(theta, 1, 1)
     np.testing.assert_allclose(
-        subspace.linear_transfer_risk(9, of, 0.4), dl.linear_transfer_risk(9, 0.7, 0.4), rtol=1e-12
+        subspace.linear_transfer_risk(n=9, of=of, sigma=0.4),
+        dl.linear_transfer_risk(n=9, theta=0.7, sigma=0.4),
+        rtol=1e-12,
     )
     n = np.arange(1, 60)
     wide = subspace.overlap_from_angles(jnp.full(4, 0.3), 30, 4)
-    risk = np.asarray(subspace.linear_transfer_risk(n, wide, 0.2, allow_infinite=True))
+    risk = np.asarray(subspace.linear_transfer_risk(n=n, of=wide, sigma=0.2, allow_infinite=True))
     assert np.isinf(risk[28:31]).all()
     assert np.isfinite(np.delete(risk, [28, 29, 30])).all()
     assert risk[27] > risk[10]
@@ -293,13 +312,15 @@ def overlaps(n, d):
 def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
     """Paired over 500 data sets; null: the advised method's mean risk is not above another's."""
     d = 200
-    advised = advice.advise(n, d, theta, sigma, against="unregularised")
+    advised = advice.advise(n=n, d=d, theta=theta, sigma=sigma, against="unregularised")
     assert advised.method == best
     at = overlaps(n, d)
     simulated = {
         "scratch": at.scratch(theta, sigma),
         "linear transfer": at.linear_transfer(theta, sigma),
-        "ridge transfer": at.linear_transfer(theta, sigma, dl.optimal_ridge(n, theta, sigma)),
+        "ridge transfer": at.linear_transfer(
+            theta, sigma, dl.optimal_ridge(n=n, theta=theta, sigma=sigma)
+        ),
         "fine-tuning": at.fine_tune(theta, sigma, 2),
     }
     for other in simulated.keys() - {best}:
@@ -311,9 +332,9 @@ def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
 
 @pytest.mark.slow
 def test_advice_at_the_edges():
-    assert advice.advise(250, 500, pi / 2, 0.2).risks["ridge transfer"] == 1.0
-    assert advice.advise(10, 500, 0.0, 0.0).risk == 0.0
-    assert np.isinf(advice.advise(500, 500, 0.5, 0.2).risks["scratch"])
+    assert advice.advise(n=250, d=500, theta=pi / 2, sigma=0.2).risks["ridge transfer"] == 1.0
+    assert advice.advise(n=10, d=500, theta=0.0, sigma=0.0).risk == 0.0
+    assert np.isinf(advice.advise(n=500, d=500, theta=0.5, sigma=0.2).risks["scratch"])
     assert float(advice.angle([1.0, 0.0], [1.0, 1e-6])) == pytest.approx(1e-6, rel=1e-6)
     assert float(advice.angle([1.0, 0.0], [-2.0, 0.0])) == pytest.approx(pi)
     with pytest.raises(ValueError, match=r"\|beta_s\| must be positive"):

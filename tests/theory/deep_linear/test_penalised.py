@@ -84,10 +84,12 @@ def test_isotropic_risk_is_the_minimum_over_penalties(n):
     """Against `covariance.scratch_risk`, which solves for kappa; errors of rounding only."""
     d, distance, sigma = 50, 1.3, 0.4
     white, offset = np.ones(d), distance * np.eye(d)[0]
-    penalty = float(penalised.best_penalty(n, d, distance, sigma))
+    penalty = float(penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma))
     ridges = penalty * np.array([0.5, 0.9, 1.0, 1.1, 2.0])
-    values = np.asarray(covariance.scratch_risk(white, offset, n, sigma, ridges))
-    assert float(penalised.best_risk(n, d, distance, sigma)) == pytest.approx(values[2], rel=1e-12)
+    values = np.asarray(covariance.scratch_risk(white, offset, n=n, sigma=sigma, ridge=ridges))
+    assert float(penalised.best_risk(n=n, d=d, distance=distance, sigma=sigma)) == pytest.approx(
+        values[2], rel=1e-12
+    )
     assert values.argmin() == 2
 
 
@@ -95,24 +97,26 @@ def test_isotropic_risk_is_the_minimum_over_penalties(n):
 def test_the_first_order_of_the_isotropic_risk_is_known(n, sigma):
     """Against the exact mean; what is left is of order 1/d^2."""
     d, distance = 60, 1.3
-    penalty = penalised.best_penalty(n, d, distance, sigma)
-    exact = float(wishart.ridge_risk(n, d, distance, sigma, penalty))
+    penalty = penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)
+    exact = float(wishart.ridge_risk(n=n, d=d, distance=distance, sigma=sigma, penalty=penalty))
     low, high = (sqrt(n) - sqrt(d)) ** 2, (sqrt(n) + sqrt(d)) ** 2
     c = d * sigma**2 / distance**2
     first = sigma**2 / 4 * (1 / sqrt(low + c) - 1 / sqrt(high + c)) ** 2
-    found = exact - float(penalised.best_risk(n, d, distance, sigma))
+    found = exact - float(penalised.best_risk(n=n, d=d, distance=distance, sigma=sigma))
     assert found == pytest.approx(first, rel=0.1, abs=1 / d**2)
 
 
 def test_ends_of_the_isotropic_risk():
-    assert float(penalised.best_risk(30, 50, 1.0, 0.0)) == float(dl.scratch_risk(30, 50, 0.0))
-    assert float(penalised.best_risk(70, 50, 1.0, 0.0)) == 0.0
-    assert float(penalised.best_risk(50, 50, 1.0, 0.0)) == 0.0
-    assert float(penalised.best_risk(30, 50, 0.0, 0.5)) == 0.0
-    assert np.isinf(penalised.best_penalty(30, 50, 0.0, 0.5))
-    assert float(penalised.best_risk(30, 50, 1.0, 1e9)) == pytest.approx(1.0)
+    assert float(penalised.best_risk(n=30, d=50, distance=1.0, sigma=0.0)) == float(
+        dl.scratch_risk(n=30, d=50, sigma=0.0)
+    )
+    assert float(penalised.best_risk(n=70, d=50, distance=1.0, sigma=0.0)) == 0.0
+    assert float(penalised.best_risk(n=50, d=50, distance=1.0, sigma=0.0)) == 0.0
+    assert float(penalised.best_risk(n=30, d=50, distance=0.0, sigma=0.5)) == 0.0
+    assert np.isinf(penalised.best_penalty(n=30, d=50, distance=0.0, sigma=0.5))
+    assert float(penalised.best_risk(n=30, d=50, distance=1.0, sigma=1e9)) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="distance must be finite and >= 0; got -1"):
-        penalised.best_risk(30, 50, -1.0, 0.5)
+        penalised.best_risk(n=30, d=50, distance=-1.0, sigma=0.5)
 
 
 @pytest.mark.slow
@@ -121,23 +125,27 @@ def test_risk_of_any_covariance_is_the_minimum_over_penalties(n, sigma):
     """Against SciPy's search over the penalty itself, started at the best of a grid."""
     s = covariance.power_law(60, 1.2)
     offset = np.random.default_rng(n).normal(size=60) / sqrt(60)
-    penalty, risk = penalised.best_risk_of(s, offset, n, sigma)
+    penalty, risk = penalised.best_risk_of(s, offset, n=n, sigma=sigma)
 
     def at(log):
-        return float(covariance.scratch_risk(s, offset, n, sigma, np.exp(log)))
+        return float(covariance.scratch_risk(s, offset, n=n, sigma=sigma, ridge=np.exp(log)))
 
     grid = np.linspace(-20, 10, 61)
-    near = grid[np.argmin(np.asarray(covariance.scratch_risk(s, offset, n, sigma, np.exp(grid))))]
+    near = grid[
+        np.argmin(
+            np.asarray(covariance.scratch_risk(s, offset, n=n, sigma=sigma, ridge=np.exp(grid)))
+        )
+    ]
     found = optimize.minimize_scalar(at, bounds=(near - 1, near + 1), method="bounded")
-    none = float(covariance.scratch_risk(s, offset, n, sigma))
+    none = float(covariance.scratch_risk(s, offset, n=n, sigma=sigma))
     assert float(risk) == pytest.approx(min(float(found.fun), none), rel=1e-7)
-    again = covariance.scratch_risk(s, offset, n, sigma, penalty)
+    again = covariance.scratch_risk(s, offset, n=n, sigma=sigma, ridge=penalty)
     assert float(risk) == pytest.approx(float(again), rel=1e-7)
 
 
 @pytest.mark.slow
 def test_a_start_at_the_target_learns_nothing():
-    penalty, risk = penalised.best_risk_of(np.array([2.0, 1.0]), np.zeros(2), 5, 0.3)
+    penalty, risk = penalised.best_risk_of(np.array([2.0, 1.0]), np.zeros(2), n=5, sigma=0.3)
     assert np.isinf(penalty)
     assert float(risk) == 0.0
 
@@ -148,9 +156,9 @@ def test_a_start_at_the_target_learns_nothing():
 def penalties_for(n, d, distance, sigma, theta):
     """The penalty of each candidate that has one: none depends on the data."""
     return {
-        "ridge from scratch": float(penalised.best_penalty(n, d, 1.0, sigma)),
-        "ridge transfer": float(dl.optimal_ridge(n, theta, sigma)),
-        "L2-SP": float(penalised.best_penalty(n, d, distance, sigma)),
+        "ridge from scratch": float(penalised.best_penalty(n=n, d=d, distance=1.0, sigma=sigma)),
+        "ridge transfer": float(dl.optimal_ridge(n=n, theta=theta, sigma=sigma)),
+        "L2-SP": float(penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)),
     }
 
 
@@ -189,12 +197,14 @@ def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, be
     have no variance and are left out.
     """
     d, draws = 100, 400
-    theory = dl.transfer_risks(n, d, theta, sigma, depth=1)
-    assert advice.advise(n, d, theta, sigma, depth=1).method == best
+    theory = dl.transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=1)
+    assert advice.advise(n=n, d=d, theta=theta, sigma=sigma, depth=1).method == best
     expected = {name: float(value) for name, value in theory.items()}
     for name, distance in (("ridge from scratch", 1.0), ("L2-SP", 2 * np.sin(theta / 2))):
-        penalty = penalised.best_penalty(n, d, distance, sigma)
-        expected[name] = float(wishart.ridge_risk(n, d, distance, sigma, penalty))
+        penalty = penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)
+        expected[name] = float(
+            wishart.ridge_risk(n=n, d=d, distance=distance, sigma=sigma, penalty=penalty)
+        )
     if abs(n - d) <= 3:
         del expected["scratch"], expected["fine-tuning"]
     found = {name: np.empty(draws) for name in expected}
@@ -244,7 +254,9 @@ def test_risks_of_any_covariance_are_those_of_minimisers(n):
         x = rng.normal(size=(n, d)) * np.sqrt(s)
         data.append((x, x @ beta_t + sigma * rng.normal(size=n)))
     for start in (np.zeros(d), beta_s):
-        penalty, risk = (float(v) for v in penalised.best_risk_of(s, beta_t - start, n, sigma))
+        penalty, risk = (
+            float(v) for v in penalised.best_risk_of(s, beta_t - start, n=n, sigma=sigma)
+        )
         means = []
         for factor in (1.0, 0.5, 2.0):
             fits = np.array([minimiser(x, y, factor * penalty, start) for x, y in data])
@@ -264,7 +276,7 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
     basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
     target = basis[:, :k] @ rng.normal(size=(k, m)) / sqrt(k)
     target += 0.5 * basis[:, k:] @ rng.normal(size=(d - k, m)) / sqrt(d)
-    found = advice.advise_features(basis[:, :k] @ rng.normal(size=(k, k)), target, n, sigma)
+    found = advice.advise_features(basis[:, :k] @ rng.normal(size=(k, k)), target, n=n, sigma=sigma)
     assert found.method == "L2-SP"
     inside = np.linalg.norm(basis[:, :k].T @ target) ** 2 / (k * m)
     outside = np.linalg.norm(basis[:, k:].T @ target) ** 2 / ((d - k) * m)
@@ -286,10 +298,10 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
 
 
 def test_advice_does_not_recommend_an_orthogonal_source():
-    found = advice.advise(98, 100, pi / 2, 0.2)
+    found = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2)
     assert found.method == "ridge from scratch"
     assert found.risk == pytest.approx(0.190, abs=5e-4)
-    paper = advice.advise(98, 100, pi / 2, 0.2, against="unregularised")
+    paper = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2, against="unregularised")
     assert (paper.method, paper.risk) == ("ridge transfer", 1.0)
     assert list(paper.risks) == ["scratch", "linear transfer", "ridge transfer", "fine-tuning"]
     assert paper.risks == {name: found.risks[name] for name in paper.risks}
@@ -300,7 +312,7 @@ def test_no_penalty_is_never_better_than_the_best():
     """Over loads, angles and noise, n = d included."""
     n = np.array([1, 10, 49, 50, 51, 52, 400])
     theta, sigma = np.linspace(0, pi, 7)[:, None], np.array([0.0, 1e-3, 0.3, 2.0])[:, None, None]
-    risks = dl.transfer_risks(n, 50, theta, sigma, depth=1)
+    risks = dl.transfer_risks(n=n, d=50, theta=theta, sigma=sigma, depth=1)
     assert (risks["ridge from scratch"] <= risks["scratch"] * (1 + 1e-12)).all()
     assert (risks["L2-SP"] <= risks["fine-tuning"] * (1 + 1e-12) + 1e-12).all()
 
@@ -309,17 +321,17 @@ def test_no_penalty_is_never_better_than_the_best():
 def test_every_way_of_asking_has_the_same_candidates():
     d, n, theta, sigma = 30, 29, 1.4, 0.3
     beta_s, beta_t = problems.tasks(d, theta)
-    plain = advice.advise(n, d, theta, sigma)
+    plain = advice.advise(n=n, d=d, theta=theta, sigma=sigma)
     for inputs in (None, np.eye(d)):
-        found = advice.advise_tasks(2 * beta_s, 2 * beta_t, n, 2 * sigma, inputs=inputs)
+        found = advice.advise_tasks(2 * beta_s, 2 * beta_t, n=n, sigma=2 * sigma, inputs=inputs)
         assert list(found.risks) == list(plain.risks)
         for name in ("ridge from scratch", "L2-SP"):
             assert found.risks[name] == pytest.approx(4 * plain.risks[name], rel=1e-7)
-    features = advice.advise_features(beta_s[:, None], beta_t[:, None], n, sigma)
+    features = advice.advise_features(beta_s[:, None], beta_t[:, None], n=n, sigma=sigma)
     expected = plain.risks["ridge from scratch"]
     assert features.risks["ridge from scratch"] == pytest.approx(expected, rel=1e-9)
     assert features.risks["L2-SP"] <= expected
-    blind = advice.advise_features(beta_s[:, None], 0 * beta_t[:, None], n, sigma)
+    blind = advice.advise_features(beta_s[:, None], 0 * beta_t[:, None], n=n, sigma=sigma)
     assert blind.risks["ridge from scratch"] == blind.risks["L2-SP"] == 0.0
     sample = problems.draw(jax.random.key(0), 60, d, theta, sigma)
     assert list(advice.advise_sample(*sample[:3]).stderr) == list(plain.risks)
@@ -328,9 +340,11 @@ def test_every_way_of_asking_has_the_same_candidates():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda **given: advice.advise(9, 5, 0.3, 0.1, **given),
-        lambda **given: advice.advise_tasks(np.ones(3), np.ones(3), 9, 0.1, **given),
-        lambda **given: advice.advise_features(np.eye(9, 2), np.ones((9, 1)), 5, 0.1, **given),
+        lambda **given: advice.advise(n=9, d=5, theta=0.3, sigma=0.1, **given),
+        lambda **given: advice.advise_tasks(np.ones(3), np.ones(3), n=9, sigma=0.1, **given),
+        lambda **given: advice.advise_features(
+            np.eye(9, 2), np.ones((9, 1)), n=5, sigma=0.1, **given
+        ),
         lambda **given: advice.advise_sample(
             jnp.eye(40, 3), jnp.eye(40)[0], np.ones(3), blocks=4, **given
         ),
@@ -346,7 +360,7 @@ def test_unknown_baselines_are_refused(call):
 def test_the_band_at_n_equal_d_is_of_the_baseline_s_making():
     """An orthogonal source helps against scratch training near n = d, never against ridge."""
     n, d, sigma = np.r_[10:98, 103:190], 100, 0.2
-    risks = dl.transfer_risks(n, d, pi / 2, sigma)
+    risks = dl.transfer_risks(n=n, d=d, theta=pi / 2, sigma=sigma)
     helps = np.asarray(risks["ridge transfer"] < risks["scratch"])
     assert helps[(n >= 97) & (n <= 103)].all()
     assert not helps[(n <= 90) | (n >= 110)].any()

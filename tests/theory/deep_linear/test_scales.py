@@ -54,7 +54,7 @@ def test_lazy_diagonal_networks_have_the_risk_of_regression_from_the_source():
     share, source, target = np.array([0.2, 0.3, 0.5]), np.array([1.0, -2, 0]), np.array([1.0, 1, 0])
     gamma, sigma = 0.3, 0.4
     distance2 = share @ (source - target) ** 2
-    found = diagonal.diagonal_risk(share, source, target, gamma, sigma, 1e6)
+    found = diagonal.diagonal_risk(share, source, target, load=gamma, sigma=sigma, scale=1e6)
     assert found == pytest.approx((1 - gamma) * distance2 + gamma * sigma**2 / (1 - gamma))
 
 
@@ -63,7 +63,7 @@ def test_rich_diagonal_networks_find_the_target_beyond_the_load_of_recovery():
     share, source, target = [0.05, 0.05, 0.05, 0.85], [1.0, 1, 0, 0], [1.0, 0, 1, 0]
     load = float(diagonal.recovery_load(share[0], share[1], 0.0, share[2]))
     below, above = (
-        float(diagonal.diagonal_risk(share, source, target, load * by, 0.0, 1e-40))
+        float(diagonal.diagonal_risk(share, source, target, load=load * by, sigma=0.0, scale=1e-40))
         for by in (0.9, 1.1)
     )
     assert below > 0.005
@@ -83,7 +83,10 @@ def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():
     [
         (lambda: scales.unbalanced_scale(-1.0, 0.5, 0.0), "p must be finite and >= 0; got -1"),
         (lambda: scales.unbalanced_scale(1.0, 0.5, np.inf), "imbalance must be finite; got inf"),
-        (lambda: scales.unbalanced_risk(1.0, 0.1, 0.1, 0.0), r"gamma must be a load in \[0, 1\)"),
+        (
+            lambda: scales.unbalanced_risk(load=1.0, theta=0.1, sigma=0.1, imbalance=0.0),
+            r"gamma must be a load in \[0, 1\)",
+        ),
         (
             lambda: diagonal.diagonal_limit(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(2), 1.0),
             r"start must have shape \(3,\)",
@@ -93,11 +96,13 @@ def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():
             "scale must be positive and finite",
         ),
         (
-            lambda: diagonal.diagonal_risk([0.5], [1.0], [1.0, 2.0], 0.5, 0.1, 1.0),
+            lambda: diagonal.diagonal_risk(
+                [0.5], [1.0], [1.0, 2.0], load=0.5, sigma=0.1, scale=1.0
+            ),
             "vectors of one length",
         ),
         (
-            lambda: diagonal.diagonal_risk([0.5], [1.0], [0.0], 0.5, 0.1, 1.0),
+            lambda: diagonal.diagonal_risk([0.5], [1.0], [0.0], load=0.5, sigma=0.1, scale=1.0),
             "the sum of share must be 1; got 0.5",
         ),
         (lambda: diagonal.recovery_load(0.5, 0.5, 0.1, 0.1), "the sum of all shares must be"),

@@ -28,9 +28,9 @@ def float64():
 
 
 def fits():
-    below = sources.wishart_fit(TASKS[0], 3, 0.4)
-    above = sources.wishart_fit(TASKS[1], 12, 0.8, INPUTS)
-    return [below, above, sources.ridge_fit(INPUTS, TASKS[2], 5, 0.3, 0.1)]
+    below = sources.wishart_fit(TASKS[0], n=3, sigma=0.4)
+    above = sources.wishart_fit(TASKS[1], n=12, sigma=0.8, inputs=INPUTS)
+    return [below, above, sources.ridge_fit(INPUTS, TASKS[2], n=5, sigma=0.3, ridge=0.1)]
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,16 @@ def risk_of(made, beta_t, metric=None):
 @pytest.mark.parametrize("n", [3, 12])
 def test_least_squares_on_isotropic_inputs_has_the_known_risk(n):
     beta = TASKS[0] / np.linalg.norm(TASKS[0])
-    left = sources.start_moments([sources.wishart_fit(beta, n, 0.4)], [1.0], beta)
-    assert mean(np.eye(D), left) == pytest.approx(float(dl.scratch_risk(n, D, 0.4)), rel=1e-12)
+    left = sources.start_moments([sources.wishart_fit(beta, n=n, sigma=0.4)], [1.0], beta)
+    assert mean(np.eye(D), left) == pytest.approx(
+        float(dl.scratch_risk(n=n, d=D, sigma=0.4)), rel=1e-12
+    )
 
 
 def test_one_sample_keeps_a_uniform_direction():
     """b = u u.beta with u uniform on the sphere, whose fourth moments are known."""
     beta = TASKS[0]
-    fit = sources.wishart_fit(beta, 1, 0.0)
+    fit = sources.wishart_fit(beta, n=1, sigma=0.0)
     second = np.asarray(fit.covariance) + np.outer(fit.mean, fit.mean)
     expected = (beta @ beta * np.eye(D) + 2 * np.outer(beta, beta)) / (D * (D + 2))
     np.testing.assert_allclose(second, expected, atol=1e-14)
@@ -76,10 +78,10 @@ def test_one_sample_keeps_a_uniform_direction():
 def test_ridge_regression_has_the_known_risk_and_size(n, ridge):
     """Against the risk of `covariance`, which does not have the moments apart, and the fit's
     size."""
-    fit = sources.ridge_fit(INPUTS, TASKS[0], n, 0.4, ridge)
+    fit = sources.ridge_fit(INPUTS, TASKS[0], n=n, sigma=0.4, ridge=ridge)
     s, beta = covariance.diagonalise(INPUTS, TASKS[0])
     left = sources.start_moments([fit], [1.0], TASKS[0])
-    expected = float(covariance.scratch_risk(s, beta, n, 0.4, ridge))
+    expected = float(covariance.scratch_risk(s, beta, n=n, sigma=0.4, ridge=ridge))
     assert mean(INPUTS, left) == pytest.approx(expected, rel=1e-10)
     if n < D and not ridge:
         size = mean(np.eye(D), fit.covariance) + float(fit.mean @ fit.mean)
@@ -98,9 +100,9 @@ def test_the_best_weights_minimise_and_their_risk_is_the_minimum(made):
 
 def test_fine_tuning_adds_noise_to_a_mean_that_the_start_decides(made):
     left = sources.start_moments(made, [0.5, 0.2, 0.1], TASKS[3])
-    noise = sources.tuned_risk(INPUTS, np.zeros((D, D)), 3, 0.4)
+    noise = sources.tuned_risk(INPUTS, np.zeros((D, D)), n=3, sigma=0.4)
     start = mean(sources.tuned_metric(INPUTS, 3), left)
-    whole = sources.tuned_risk(INPUTS, left, 3, 0.4)
+    whole = sources.tuned_risk(INPUTS, left, n=3, sigma=0.4)
     assert float(whole) == pytest.approx(start + float(noise), rel=1e-10)
 
 
@@ -127,7 +129,9 @@ def test_the_best_weights_are_along_sails_where_all_overlaps_are_alike(alike):
     tasks = np.eye(3, D, 1) + np.eye(D)[0]
     tasks[2] *= 1.0 if alike else 0.3
     beta_t = np.eye(D)[0]
-    made = [sources.wishart_fit(b, 12, s) for b, s in zip(tasks, (0.2, 0.5, 0.9), strict=True)]
+    made = [
+        sources.wishart_fit(b, n=12, sigma=s) for b, s in zip(tasks, (0.2, 0.5, 0.9), strict=True)
+    ]
     best, gamma = np.asarray(sources.best_weights(made, beta_t).weights), _proximal(made, beta_t)
     off = np.abs(best / best.sum() - gamma).max()
     assert off < 1e-12 if alike else off > 0.01
@@ -176,16 +180,20 @@ def test_the_ledger_fine_tunes_to_the_interpolation_nearest_the_start():
 
 def test_all_directions_are_training_from_the_start():
     for n in (3, 30):
-        found = ranks.random_rank_risk(n, 12, 1.0, 0.4, 12)
-        assert float(found) == float(dl.scratch_risk(n, 12, 0.4))
-    assert float(ranks.random_rank_risk(5, 12, 1.5, 0.4, 0)) == 1.5**2
+        found = ranks.random_rank_risk(n=n, d=12, distance=1.0, sigma=0.4, rank=12)
+        assert float(found) == float(dl.scratch_risk(n=n, d=12, sigma=0.4))
+    assert float(ranks.random_rank_risk(n=5, d=12, distance=1.5, sigma=0.4, rank=0)) == 1.5**2
 
 
 @pytest.mark.parametrize(("n", "sigma"), [(5, 0.3), (5, 3.0), (12, 0.3), (30, 0.3), (30, 3.0)])
 def test_a_random_subspace_is_best_at_one_of_its_ends(n, sigma):
     all_ranks = np.arange(13)
-    risks = np.asarray(ranks.random_rank_risk(n, 12, 1.0, sigma, all_ranks, allow_infinite=True))
-    found = ranks.best_random_rank(n, 12, 1.0, sigma)
+    risks = np.asarray(
+        ranks.random_rank_risk(
+            n=n, d=12, distance=1.0, sigma=sigma, rank=all_ranks, allow_infinite=True
+        )
+    )
+    found = ranks.best_random_rank(n=n, d=12, distance=1.0, sigma=sigma)
     assert int(found.rank) == risks.argmin()
     assert float(found.risk) == risks.min()
 
@@ -194,43 +202,56 @@ def test_a_random_subspace_is_best_at_one_of_its_ends(n, sigma):
 def test_directions_in_an_order_miss_what_comes_after():
     """Isotropic inputs, ranks below n: against the law for features that are given."""
     offset, n, sigma = np.array([0.9, 0.5, 0.4, 0.1, 0.1, 0.0]), 7, 0.3
-    found = np.asarray(ranks.rank_risks(np.ones(6), offset, n, sigma))
+    found = np.asarray(ranks.rank_risks(np.ones(6), offset, n=n, sigma=sigma))
     for k in range(1, 6):
         of = subspace.overlap(np.eye(6)[:, :k], offset[:, None])
-        assert found[k] == pytest.approx(float(subspace.linear_transfer_risk(n, of, sigma)))
+        assert found[k] == pytest.approx(
+            float(subspace.linear_transfer_risk(n=n, of=of, sigma=sigma))
+        )
     assert np.isinf(found[6])
-    assert int(ranks.best_rank(np.ones(6), offset, n, sigma).rank) == found.argmin()
+    assert int(ranks.best_rank(np.ones(6), offset, n=n, sigma=sigma).rank) == found.argmin()
 
 
 @pytest.mark.slow
 def test_the_example_of_the_module_has_its_numbers():
     offset = 1 / np.arange(1.0, 101.0)
     offset /= np.linalg.norm(offset)
-    found = ranks.best_rank(np.ones(100), offset, 50, 0.5)
+    found = ranks.best_rank(np.ones(100), offset, n=50, sigma=0.5)
     assert (int(found.rank), round(float(found.risk), 3)) == (8, 0.127)
     for k, square, threshold in ((5, 0.017, 0.0081), (8, 0.0075, 0.0077)):
         missed = np.sum(offset[k:] ** 2)
         assert offset[k] ** 2 == pytest.approx(square, rel=0.01)
-        assert float(ranks.rank_threshold(missed, 50, 0.5, k)) == pytest.approx(threshold, rel=0.01)
-    assert float(dl.scratch_risk(50, 100, 0.5)) == pytest.approx(0.76, abs=0.005)
+        assert float(ranks.rank_threshold(missed=missed, n=50, sigma=0.5, rank=k)) == pytest.approx(
+            threshold, rel=0.01
+        )
+    assert float(dl.scratch_risk(n=50, d=100, sigma=0.5)) == pytest.approx(0.76, abs=0.005)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.99, 1.01])
 def test_a_direction_pays_above_its_threshold(share):
     n, sigma, rest = 12, 0.4, 0.1
-    square = share * float(ranks.rank_threshold(rest, n, sigma, 3))
-    found = ranks.rank_risks(np.ones(4), np.sqrt([0.5, 0.2, square, rest]), n, sigma)
+    square = share * float(ranks.rank_threshold(missed=rest, n=n, sigma=sigma, rank=3))
+    found = ranks.rank_risks(np.ones(4), np.sqrt([0.5, 0.2, square, rest]), n=n, sigma=sigma)
     assert bool(found[3] < found[2]) is (share > 1)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sources.wishart_fit(np.ones(5), 5, 0.1), "n must be at most d-2 or at least d"),
-        (lambda: sources.wishart_fit(np.ones(5), 3, 0.1, np.eye(5)), "n must be at least d"),
-        (lambda: sources.wishart_fit(np.ones(5), 9, 0.1, np.eye(4)), r"inputs must have shape"),
-        (lambda: sources.wishart_fit(np.ones((5, 1)), 9, 0.1), "beta_s must be a vector"),
+        (
+            lambda: sources.wishart_fit(np.ones(5), n=5, sigma=0.1),
+            "n must be at most d-2 or at least d",
+        ),
+        (
+            lambda: sources.wishart_fit(np.ones(5), n=3, sigma=0.1, inputs=np.eye(5)),
+            "n must be at least d",
+        ),
+        (
+            lambda: sources.wishart_fit(np.ones(5), n=9, sigma=0.1, inputs=np.eye(4)),
+            r"inputs must have shape",
+        ),
+        (lambda: sources.wishart_fit(np.ones((5, 1)), n=9, sigma=0.1), "beta_s must be a vector"),
         (lambda: sources.best_weights([], np.ones(D)), "fits must have at least one"),
         (lambda: sources.best_weights(fits(), np.ones(D + 1)), r"fits\[0\] must have shapes"),
         (lambda: sources.best_weights(fits(), np.ones(D), np.eye(2)), "metric must have shape"),
@@ -239,12 +260,27 @@ def test_a_direction_pays_above_its_threshold(share):
             "fits must have weights that are unique",
         ),
         (lambda: sources.start_moments(fits(), [1.0], np.ones(D)), "weights must be one per"),
-        (lambda: sources.tuned_risk(INPUTS, np.eye(2), 3, 0.1), "moments must have shape"),
-        (lambda: ranks.random_rank_risk(5, 12, 1.0, 0.1, 13), "rank must be a number"),
-        (lambda: ranks.random_rank_risk(5, 12, -1.0, 0.1, 3), "distance must be finite"),
-        (lambda: ranks.random_rank_risk(5, 12, 1.0, 0.1, 5), "the mean is infinite"),
-        (lambda: ranks.rank_threshold(0.1, 4, 0.1, 2), "n must be a number of samples > rank"),
-        (lambda: ranks.rank_risks(np.ones(3), np.ones(2), 5, 0.1), "offset must have shape"),
+        (lambda: sources.tuned_risk(INPUTS, np.eye(2), n=3, sigma=0.1), "moments must have shape"),
+        (
+            lambda: ranks.random_rank_risk(n=5, d=12, distance=1.0, sigma=0.1, rank=13),
+            "rank must be a number",
+        ),
+        (
+            lambda: ranks.random_rank_risk(n=5, d=12, distance=-1.0, sigma=0.1, rank=3),
+            "distance must be finite",
+        ),
+        (
+            lambda: ranks.random_rank_risk(n=5, d=12, distance=1.0, sigma=0.1, rank=5),
+            "the mean is infinite",
+        ),
+        (
+            lambda: ranks.rank_threshold(missed=0.1, n=4, sigma=0.1, rank=2),
+            "n must be a number of samples > rank",
+        ),
+        (
+            lambda: ranks.rank_risks(np.ones(3), np.ones(2), n=5, sigma=0.1),
+            "offset must have shape",
+        ),
     ],
 )
 def test_refusals(call, message):

@@ -69,7 +69,7 @@ def marchenko_pastur_risk(ratio, sigma, t):
 @pytest.mark.parametrize(("n", "d"), [(120, 100), *slow((300, 100), (100, 300))])
 def test_flow_risk_of_white_inputs_is_that_of_the_marchenko_pastur_law(n, d):
     offset = np.eye(d)[0]
-    found = training_time.flow_risk(np.ones(d), offset, n, 0.5, TIMES[2:])
+    found = training_time.flow_risk(np.ones(d), offset, n=n, sigma=0.5, times=TIMES[2:])
     expected = [marchenko_pastur_risk(d / n, 0.5, t) for t in TIMES[2:]]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
@@ -91,12 +91,12 @@ def test_flow_risk_against_trained_models(n):
         return (s * ((grown * (u.T @ y)) @ vt - offset) ** 2).sum(-1)
 
     found = np.asarray(jax.lax.map(one, jax.random.split(jax.random.key(2), draws), batch_size=50))
-    expected = np.asarray(training_time.flow_risk(s, offset, n, sigma, TIMES))
+    expected = np.asarray(training_time.flow_risk(s, offset, n=n, sigma=sigma, times=TIMES))
     assert float(expected[0]) == pytest.approx(float((s * offset**2).sum()), rel=1e-9)
     slack = Z_MAX * found.std(0, ddof=1) / sqrt(draws) + 0.01 * expected
     assert (np.abs(found.mean(0) - expected) < slack).all()
-    limit = covariance.scratch_risk(s, offset, n, sigma)
-    late = training_time.flow_risk(s, offset, n, sigma, np.array([1e6]))
+    limit = covariance.scratch_risk(s, offset, n=n, sigma=sigma)
+    late = training_time.flow_risk(s, offset, n=n, sigma=sigma, times=np.array([1e6]))
     np.testing.assert_allclose(late[0], limit, rtol=1e-9)
 
 
@@ -105,13 +105,13 @@ def test_flow_risk_broadcasts_and_has_derivatives():
     s = covariance.power_law(20, 1.0)
     offset = np.ones(20)
     found = training_time.flow_risk(
-        s, offset, np.array([[10.0], [40.0]]), np.array([0.1, 1]), TIMES
+        s, offset, n=np.array([[10.0], [40.0]]), sigma=np.array([0.1, 1]), times=TIMES
     )
     assert found.shape == (2, 2, TIMES.size)
     assert np.isfinite(found).all()
-    alone = training_time.flow_risk(s, offset, 40.0, 0.1, TIMES)
+    alone = training_time.flow_risk(s, offset, n=40.0, sigma=0.1, times=TIMES)
     np.testing.assert_allclose(found[1, 0], alone, rtol=1e-12)
-    value = lambda v: training_time.flow_risk(s, v, 10.0, 0.3, np.array([2.0]))[0]  # noqa: E731
+    value = lambda v: training_time.flow_risk(s, v, n=10.0, sigma=0.3, times=np.array([2.0]))[0]  # noqa: E731
     step = 1e-5 * np.eye(20)[3]
     slope = (value(offset + step) - value(offset - step)) / 2e-5  # error O(step^2)
     assert float(jax.grad(value)(jnp.asarray(offset))[3]) == pytest.approx(float(slope), rel=1e-6)
@@ -130,10 +130,12 @@ def test_linear_transfer_in_time_is_exact():
                 return stats.chi2.pdf(u, n) * (np.cos(theta) ** 2 * left**2 + noise)
 
             expected = np.sin(theta) ** 2 + integrate.quad(integrand, 0, np.inf, epsabs=1e-11)[0]
-            found = training_time.linear_transfer_flow_risk(n, theta, sigma, t)
+            found = training_time.linear_transfer_flow_risk(n=n, theta=theta, sigma=sigma, times=t)
             assert float(found) == pytest.approx(expected, abs=1e-8)
-    late = training_time.linear_transfer_flow_risk(8, theta, sigma, 1e9)
-    assert float(late) == pytest.approx(float(dl.linear_transfer_risk(8, theta, sigma)), rel=1e-9)
+    late = training_time.linear_transfer_flow_risk(n=8, theta=theta, sigma=sigma, times=1e9)
+    assert float(late) == pytest.approx(
+        float(dl.linear_transfer_risk(n=8, theta=theta, sigma=sigma)), rel=1e-9
+    )
 
 
 # --- finite source data ---------------------------------------------------------------------------
@@ -149,16 +151,20 @@ def test_finite_source_law_against_two_stage_fits():
         source = problems.draw(first, n_s, d, 0.0, sigma_s)
         learned = dl.scratch_fit(source.x, source.y)
         target = problems.draw(second, n, d, theta, sigma)
-        fits = [dl.fine_tune_limit(target.x, target.y, learned, L) for L in (1, 2, 3)]
+        fits = [dl.fine_tuning_limit(target.x, target.y, learned, L) for L in (1, 2, 3)]
         fits.append(dl.linear_transfer_fit(target.x, target.y, learned))
         return jnp.stack([problems.risk(fit, target.beta_t) for fit in fits])
 
     simulated = jax.lax.map(one, jax.random.split(jax.random.key(0), draws), batch_size=100)
     keys = jax.random.split(jax.random.key(1), 3)
-    source = pretraining.source_law(keys[0], n_s, d, theta, sigma_s, 20_000)
-    overlaps = dl.overlaps_law(keys[1], n, d, 20_000)
+    source = pretraining.source_law(keys[0], n=n_s, d=d, theta=theta, sigma=sigma_s, draws=20_000)
+    overlaps = dl.overlaps_law(keys[1], n=n, d=d, draws=20_000)
     law = [overlaps.fine_tune(source.theta, sigma, L, source.size) for L in (1, 2, 3)]
-    law.append(distributions.linear_transfer_law(n, source.theta, sigma).sample(keys[2], 1)[0])
+    law.append(
+        distributions.linear_transfer_law(n=n, theta=source.theta, sigma=sigma).sample(keys[2], 1)[
+            0
+        ]
+    )
     for ours, theirs in zip(law, np.asarray(simulated).T, strict=True):
         assert _same_law(ours, theirs) > 1e-3
         stderr = sqrt(float(ours.var()) / ours.size + theirs.var() / draws)
@@ -170,21 +176,27 @@ def test_finite_source_law_against_two_stage_fits():
 def test_finite_source_limit(load):
     """Null: means at d = 3000 equal the limits; their bias is O(1/d)."""
     d, theta, sigma, draws = 3000, 0.7, 0.5, 4000
-    found = pretraining.source_law(jax.random.key(3), int(load * d), d, theta, sigma, draws)
-    limit = pretraining.source_limit(load, theta, sigma)
+    found = pretraining.source_law(
+        jax.random.key(3), n=int(load * d), d=d, theta=theta, sigma=sigma, draws=draws
+    )
+    limit = pretraining.source_limit(load=load, theta=theta, sigma=sigma)
     for ours, theirs in zip(found, limit, strict=True):
         stderr = float(ours.std()) / sqrt(draws)
         assert abs(float(ours.mean() - theirs)) < Z_MAX * stderr + 2 / d
 
 
 def test_more_and_more_source_data_become_the_paper_s_source():
-    source = pretraining.source_limit(jnp.inf, 0.7, 0.5)
+    source = pretraining.source_limit(load=jnp.inf, theta=0.7, sigma=0.5)
     assert (float(source.size), float(source.theta)) == (1.0, pytest.approx(0.7))
-    at_one = pretraining.source_limit(1.0, 0.7, 0.5)
+    at_one = pretraining.source_limit(load=1.0, theta=0.7, sigma=0.5)
     assert np.isinf(at_one.size)
     assert float(at_one.theta) == pytest.approx(pi / 2)
-    risk = risks.fine_tune_risk(0.5, source.theta, 0.2, 2, source.size)
-    assert float(risk) == pytest.approx(float(risks.fine_tune_risk(0.5, 0.7, 0.2, 2)))
+    risk = risks.fine_tuning_risk(
+        load=0.5, theta=source.theta, sigma=0.2, depth=2, size=source.size
+    )
+    assert float(risk) == pytest.approx(
+        float(risks.fine_tuning_risk(load=0.5, theta=0.7, sigma=0.2, depth=2))
+    )
 
 
 # --- the law of fine-tuning -----------------------------------------------------------------------
@@ -194,7 +206,9 @@ def test_more_and_more_source_data_become_the_paper_s_source():
 @pytest.mark.slow
 def test_fine_tune_law_against_simulated_data(n, d, sigma):
     """Two-sample Kolmogorov-Smirnov against real X; null: one law."""
-    law = distributions.fine_tune_law(jax.random.key(0), n, d, 0.6, sigma, 3, draws=20_000)
+    law = distributions.fine_tuning_law(
+        jax.random.key(0), n=n, d=d, theta=0.6, sigma=sigma, depth=3, draws=20_000
+    )
     keys = jax.random.split(jax.random.key(2), 4000)
     risks = np.asarray(dl.simulate_overlaps(keys, [n], d).fine_tune(0.6, sigma, 3))[:, 0]
     assert _same_law(law.draws, risks) > 1e-3
@@ -206,10 +220,12 @@ def test_fine_tune_law_against_simulated_data(n, d, sigma):
 
 @pytest.mark.slow
 def test_fine_tune_law_from_n_equal_d_on_is_that_of_scratch_training():
-    law = distributions.fine_tune_law(jax.random.key(0), 30, 20, 0.6, 0.5, 2, draws=20_000)
+    law = distributions.fine_tuning_law(
+        jax.random.key(0), n=30, d=20, theta=0.6, sigma=0.5, depth=2, draws=20_000
+    )
     # The cdf is interpolated: an error of the order of 1e-5, where 20,000 draws resolve 0.014.
     nodes = np.quantile(law.draws, np.linspace(0, 1, 201))
-    exact = np.asarray(distributions.scratch_law(30, 20, 0.5).cdf(nodes))
+    exact = np.asarray(distributions.scratch_law(n=30, d=20, sigma=0.5).cdf(nodes))
     assert stats.kstest(np.asarray(law.draws), lambda r: np.interp(r, nodes, exact)).pvalue > 1e-3
 
 
@@ -253,7 +269,7 @@ def test_rank_k_fine_tuning_of_rank_one_is_the_closed_form():
         ).predictor[:, 0]
         for rate in (0.02, 0.01)
     ]
-    expected = dl.fine_tune_limit(sample.x, sample.y, sample.beta_s, 2)
+    expected = dl.fine_tuning_limit(sample.x, sample.y, sample.beta_s, 2)
     # extrapolated: what is left is O(rate^2)
     np.testing.assert_allclose(2 * found[1] - found[0], expected, atol=1e-4)
 
@@ -297,13 +313,13 @@ def _in_single_precision():
     n = np.array([20.0, 100.0, 190.0, 198.0, 210.0, 400.0])
     gap = np.abs(1 - n / 200)
     yield covariance.effective_ridge(s, n[:4]), gap[:4]
-    yield covariance.scratch_risk(s, b, n, 0.3), gap
-    yield covariance.fine_tune_risk(s, a, b, n, 0.3, 3), gap
-    yield covariance.linear_transfer_risk(s, a, b, n, 0.3), np.ones(6)
-    yield training_time.flow_risk(s, b, 100, 0.3, TIMES[1:5]), np.ones(4)
-    yield training_time.linear_transfer_flow_risk(n, 0.7, 0.3, 10.0), np.ones(6)
-    yield risks.fine_tune_risk(n[:4] / 200, 0.7, 0.3, np.inf), gap[:4]
-    yield jnp.stack(pretraining.source_limit(n / 200, 0.7, 0.3)), gap
+    yield covariance.scratch_risk(s, b, n=n, sigma=0.3), gap
+    yield covariance.fine_tuning_risk(s, a, b, n=n, sigma=0.3, depth=3), gap
+    yield covariance.linear_transfer_risk(s, a, b, n=n, sigma=0.3), np.ones(6)
+    yield training_time.flow_risk(s, b, n=100, sigma=0.3, times=TIMES[1:5]), np.ones(4)
+    yield training_time.linear_transfer_flow_risk(n=n, theta=0.7, sigma=0.3, times=10.0), np.ones(6)
+    yield risks.fine_tuning_risk(load=n[:4] / 200, theta=0.7, sigma=0.3, depth=np.inf), gap[:4]
+    yield jnp.stack(pretraining.source_limit(load=n / 200, theta=0.7, sigma=0.3)), gap
 
 
 @pytest.mark.slow
@@ -327,9 +343,9 @@ def test_float32_loses_no_more_than_the_distance_to_n_equal_d_explains():
 def test_three_ways_of_asking_agree(n, theta, sigma):
     d = 100
     beta_s, beta_t = problems.tasks(d, theta)
-    plain = advice.advise(n, d, theta, sigma)
-    scaled = advice.advise_tasks(3 * beta_s, 3 * beta_t, n, 3 * sigma)
-    white = advice.advise_tasks(beta_s, beta_t, n, sigma, inputs=np.eye(d))
+    plain = advice.advise(n=n, d=d, theta=theta, sigma=sigma)
+    scaled = advice.advise_tasks(3 * beta_s, 3 * beta_t, n=n, sigma=3 * sigma)
+    white = advice.advise_tasks(beta_s, beta_t, n=n, sigma=sigma, inputs=np.eye(d))
     assert plain.method == scaled.method == white.method
     for name, risk in plain.risks.items():
         assert scaled.risks[name] == pytest.approx(9 * risk, rel=1e-9)
@@ -343,7 +359,7 @@ def test_advice_from_features_names_the_better_method():
     d, k, m, n, sigma, draws = 30, 3, 2, 12, 0.3, 2000
     features = rng.normal(size=(d, k))
     target = features @ rng.normal(size=(k, m)) / sqrt(d) + 0.1 * rng.normal(size=(d, m))
-    found = advice.advise_features(features, target, n, sigma)
+    found = advice.advise_features(features, target, n=n, sigma=sigma)
     x = rng.normal(size=(draws, n, d))
     y = x @ target + sigma * rng.normal(size=(draws, n, m))
     basis = np.linalg.qr(features)[0]
@@ -376,7 +392,7 @@ def test_advice_from_a_sample_estimates_without_bias():
 def test_advice_from_a_large_sample_is_the_advice():
     sample = problems.draw(jax.random.key(0), 1000, 2000, 0.9, 0.2)
     found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
-    truth = advice.advise(1000, 2000, 0.9, 0.2)
+    truth = advice.advise(n=1000, d=2000, theta=0.9, sigma=0.2)
     assert found.advice.method == truth.method == "L2-SP"
     for name, stderr in found.stderr.items():
         gap = found.advice.risks[name] - found.advice.risk
@@ -395,25 +411,29 @@ def test_advice_from_a_small_sample_says_that_it_is_not_sure():
 
 BAD = {
     "features must have linearly independent": lambda: advice.advise_features(
-        np.ones((9, 2)), np.ones((9, 1)), 5, 0.1
+        np.ones((9, 2)), np.ones((9, 1)), n=5, sigma=0.1
     ),
-    "must share d": lambda: advice.advise_features(np.eye(9, 2), np.ones((8, 1)), 5, 0.1),
+    "must share d": lambda: advice.advise_features(np.eye(9, 2), np.ones((8, 1)), n=5, sigma=0.1),
     "y must depend linearly on x": lambda: advice.advise_sample(
         np.ones((50, 3)), np.zeros(50), np.ones(3)
     ),
     "blocks must be": lambda: advice.advise_sample(np.ones((5, 3)), np.ones(5), np.ones(3)),
-    "\\|beta_s\\| must be positive": lambda: advice.advise_tasks(np.zeros(3), np.ones(3), 9, 0.1),
+    "\\|beta_s\\| must be positive": lambda: advice.advise_tasks(
+        np.zeros(3), np.ones(3), n=9, sigma=0.1
+    ),
     "times must be a non-empty vector": lambda: training_time.flow_risk(
-        np.ones(3), np.ones(3), 5, 0.1, np.array(1.0)
+        np.ones(3), np.ones(3), n=5, sigma=0.1, times=np.array(1.0)
     ),
     "times must be finite and >= 0": lambda: training_time.flow_risk(
-        np.ones(3), np.ones(3), 5, 0.1, np.array([-1.0])
+        np.ones(3), np.ones(3), n=5, sigma=0.1, times=np.array([-1.0])
     ),
     "offset must have shape": lambda: training_time.flow_risk(
-        np.ones(3), np.ones(4), 5, 0.1, TIMES
+        np.ones(3), np.ones(4), n=5, sigma=0.1, times=TIMES
     ),
-    "gamma must be a load": lambda: pretraining.source_limit(0.0, 0.3, 0.1),
-    "size must be a finite norm": lambda: risks.fine_tune_risk(0.5, 0.3, 0.1, 2, 0.0),
+    "gamma must be a load": lambda: pretraining.source_limit(load=0.0, theta=0.3, sigma=0.1),
+    "size must be a finite norm": lambda: risks.fine_tuning_risk(
+        load=0.5, theta=0.3, sigma=0.1, depth=2, size=0.0
+    ),
     "x \\[n, d\\], y \\[n, m\\] and source": lambda: subspace.simulate_fine_tuning(
         jax.random.key(0), jnp.ones((3, 4)), jnp.ones((3, 2)), jnp.ones((5, 2))
     ),
