@@ -45,7 +45,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if name not in names:
         raise UsageError(f"unknown benchmark '{name}'{nearest(name, names)}")
     module = importlib.import_module(f"experiments.bench.{name}")
-    parser = Parser(f"bench {name}", module.__doc__)
+    parser = Parser(f"bench {name}", module.__doc__, f"sail-jax bench {name} --json {name}.json")
     module.options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record to FILE")
     args = parser.read(argv[1:])

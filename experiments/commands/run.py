@@ -50,7 +50,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
     # Without --help, which is added once the fields are: reading the preset must not print it.
-    parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
+    example = f"sail-jax run {name} --preset tiny"
+    parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
     from experiments.lab import running, store
     from sail_jax.cli import processes

@@ -28,7 +28,7 @@ def _help() -> str:
     )
     return (
         "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
-        "Merge, grow and align neural networks in JAX, and check the theory of when this works."
+        "Merge, grow and transfer neural networks in JAX, and check the theory of when this works."
         f"\n\n{groups}\n\nsail-jax COMMAND --help describes a command. Exit codes: 0 success, "
         "1 a claim or\na run failed, 2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
     )

@@ -96,12 +96,12 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
         f"{k} of {n} on {name}"
         for name, n, k in zip(FAMILIES, band.merges, band.averaging, strict=True)
     )
-    lines += [
+    lines.append(
         f"The mean cosine of the models' weights is {cosine:.4f}. {of} earlier merges of small "
         f"networks were in the same range. Averaging kept {KEPT:.0%} of the experts' accuracy in "
         f"{kept} of them ({counts}), task arithmetic (0.7 of the sum) in "
         f"{sum(band.task_arithmetic)}, TIES (density 0.2) in {sum(band.ties)}."
-    ]
+    )
     if record["differences"]:
         lines.append(
             "These models also differ in more than their weights (see above), unlike those merges. "

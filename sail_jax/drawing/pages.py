@@ -1,4 +1,4 @@
-"""HTML pages that stand alone: pictures are inside, nothing is fetched, light and dark."""
+"""Self-contained HTML pages with embedded pictures and a light and a dark theme."""
 
 import base64
 import hashlib
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-# What a page would hide, reverse or fail to encode: control characters, directions, surrogates.
+# Characters that a page would hide, reverse or fail to encode: controls, directions, surrogates.
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 class Section(NamedTuple):
-    """One question of a page, with its answer and what was computed for it.
+    """One question of a page, with its answer and the computed material.
 
     Attributes:
       heading: Its title.
@@ -70,18 +70,18 @@ def render(
     scripts: Sequence[str] = (),
     **values: object,
 ) -> str:
-    """Renders a template as one HTML document, in which every text is escaped.
+    """Renders a template as one HTML document with all texts escaped.
 
-    Characters that control something, or turn the direction of a line, are written as `repr` does.
+    Control characters and direction marks are written as in `repr`.
 
     Args:
-      template: The name of the template in the folder `templates`, without its ending.
+      template: The name of the template in the folder `templates`, without its extension.
       title: The title of the document.
-      generator: The mark by which a program recognises pages of this kind.
-      styles: Names of style sheets in that folder, which are put one after the other.
+      generator: The mark that distinguishes pages of this kind from other files.
+      styles: Names of style sheets in that folder, which are concatenated.
       scripts: Names of scripts, likewise. The page's security policy allows no other styles or
         scripts.
-      values: What the template shows, by name.
+      values: The values for the template, by name.
 
     Returns:
       The whole HTML document.
@@ -111,22 +111,22 @@ def render(
 
 
 def _visible(value: object) -> object:
-    """Makes hidden characters of a plain text visible; any other value stays."""
+    """Escapes characters that a page would not show; values other than text stay unchanged."""
     return HIDDEN.sub(_spelt, value) if type(value) is str else value
 
 
 def _spelt(found: re.Match[str]) -> str:
-    """Writes a character as `repr` does."""
+    """Writes a character as in `repr`."""
     return repr(found[0])[1:-1]
 
 
 def _digest(text: str) -> str:
-    """How a security policy names an inline style or script, or 'none' for an empty one."""
+    """Returns an inline style's or script's name in a security policy; 'none' for an empty one."""
     return f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" if text else "'none'"
 
 
 def _base64(data: bytes) -> str:
-    """Bytes as text in base64."""
+    """Encodes bytes as text in base64."""
     return base64.b64encode(data).decode()
 
 
@@ -136,5 +136,5 @@ def _kind(image: bytes) -> str:
 
 
 def _exact(x: float | None) -> str:
-    """A number with 9 significant digits; nothing for None, NaN and infinities."""
+    """Formats a number with 9 significant digits; empty for None, NaN and infinities."""
     return "" if x is None or not math.isfinite(x) else f"{x:.9g}"

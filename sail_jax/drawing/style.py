@@ -1,4 +1,4 @@
-"""One look for all figures: a palette that is safe for colour blindness, no global state."""
+"""A common style for all figures, with a palette that is safe for colour blindness."""
 
 import io
 import math
@@ -21,17 +21,18 @@ from matplotlib.ticker import LogLocator
 
 from sail_jax.checks import escaped, shortened
 
-# Okabe and Ito's palette, darkest first: distinct for every common form of colour blindness.
+# Okabe and Ito's palette, darkest first: distinguishable with every common colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, FAINT, GRID = "#222222", "#8C8C8C", "#E4E4E4"
 # Cells without a value: neutral grey, because the middle of `DIVERGING` is white.
 NOTHING = "#C4C4C4"
 
-# Perceptually even maps: magnitudes, and values with a meaningful zero (give vmin = -vmax).
+# Perceptually uniform maps: for magnitudes, and for values with a meaningful zero (set vmin =
+# -vmax).
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 
 DPI = 150
-# The most pixels of a picture: along one side (Agg draws no more than 65,535), and in all.
+# The largest number of pixels of a picture: along one side (Agg's limit is 65,535), and in total.
 SIDE, AREA = 50_000, 100_000_000
 
 
@@ -41,8 +42,8 @@ def figure(
     """Makes a figure of styled axes, without touching global state (pyplot, rcParams).
 
     Args:
-      rows: Rows of axes.
-      columns: Columns of axes.
+      rows: The number of rows of axes.
+      columns: The number of columns of axes.
       width: The width of each axes, in inches.
       height: The height of each axes, in inches.
       subplots: Further arguments of `Figure.subplots` (`sharex=`, `width_ratios=`, ...).
@@ -60,7 +61,7 @@ def figure(
 
 
 class Panel(Axes):
-    """Axes with one font size for titles. `Axes.set_title` would reset it to the global one."""
+    """Axes with a fixed font size of titles: `Axes.set_title` would reset it to the global one."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
         """Sets the title, in size 10 unless another `fontsize` is given."""
@@ -71,7 +72,7 @@ def dress(ax: Axes) -> Axes:
     """Gives axes the common style: palette, faint grid, open frame, font sizes.
 
     Args:
-      ax: The axes, which are changed.
+      ax: The axes, which are modified.
 
     Returns:
       The same axes.
@@ -90,10 +91,10 @@ def dress(ax: Axes) -> Axes:
 def logarithmic(ax: Axes, *which: str) -> None:
     """Makes axes logarithmic, with plain numbers at 1, 2 and 5 times powers of ten.
 
-    Matplotlib's own labels overlap where an axis spans little more than a decade.
+    Matplotlib's own labels overlap if an axis spans little more than a decade.
 
     Args:
-      ax: The axes, which are changed.
+      ax: The axes, which are modified.
       which: "x", "y" or both.
     """
     for name in which:
@@ -105,21 +106,20 @@ def logarithmic(ax: Axes, *which: str) -> None:
 
 
 def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
-    """Draws a matrix as a map of colours, with a colour bar.
+    """Draws a matrix as a heat map, with a colour bar.
 
-    An end of the bar is pointed if values lie beyond it. They have the colour of the end.
+    The bar has a pointed end if values lie beyond it. These values have the colour of that end.
 
     Args:
       ax: The axes to draw on.
-      values: Shape `[y, x]`.
-      label: The name of the colour bar. None omits the bar, for example next to a map with the same
-        scale.
+      values: An array of shape `[y, x]`.
+      label: The name of the colour bar. None draws no bar, for maps that share another map's bar.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
-        `also=` has the values of other maps that the bar stands for. Others go to `pcolormesh`;
-        `cmap` is `SEQUENTIAL` by default.
+        `also=` has the values of other maps that share the bar. Others go to `pcolormesh`; `cmap`
+        is `SEQUENTIAL` by default.
 
     Returns:
-      The mesh that `pcolormesh` drew.
+      The mesh from `pcolormesh`.
     """
     x = options.pop("x", np.arange(values.shape[1]))
     y = options.pop("y", np.arange(values.shape[0]))
@@ -138,23 +138,23 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
 
 
 def _beyond(values: np.ndarray, norm) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how far values lie below and above the range of a norm, but for rounding."""
+    """Returns how far values lie below and above the range of a norm, ignoring rounding."""
     finite = values[np.isfinite(values)]
     slack = 1e-6 * (norm.vmax - norm.vmin)
     return norm.vmin - finite - slack, finite - norm.vmax - slack
 
 
 def literal(text: str, longest: int = 60) -> str:
-    r"""Prepares foreign text, such as names in files, for figures.
+    r"""Prepares text from users, such as names in files, for figures.
 
     Matplotlib reads text between two dollar signs as mathematics.
 
     Args:
       text: Any text.
-      longest: The most characters. The middle of a longer text is left out.
+      longest: The largest number of characters; longer text is shortened in its middle.
 
     Returns:
-      One line, with escapes for dollar signs and for characters that cannot be printed.
+      One line, with unprintable characters and dollar signs escaped.
 
     >>> literal("a$x$")
     'a\\$x\\$'
@@ -169,17 +169,17 @@ def png(fig: Figure) -> bytes:
       fig: The figure.
 
     Returns:
-      The file's bytes. They hold no date or version: equal figures give equal bytes. A figure of
+      The file's bytes, without a date or version: equal figures give equal bytes. A figure with
       more than `SIDE` or `AREA` pixels is drawn smaller.
     """
     buffer = io.BytesIO()
     width, height = (float(inches) * DPI for inches in fig.get_size_inches())
     fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
-    # `savefig` would draw twice, the first time only for the layout.
+    # `savefig` would draw twice, the first time for the layout. This drawing already gives it.
     fig.set_dpi(fits * DPI)
     _read_mathematics(fig)
     with warnings.catch_warnings():
-        # Names may be in any script. A box replaces a character that the font lacks.
+        # Names may use any script; a box replaces characters that the font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
@@ -197,10 +197,10 @@ def svg(fig: Figure) -> bytes:
     colours, and so do lines and text on it.
 
     Args:
-      fig: The figure, whose colours are changed.
+      fig: The figure. Its colours are changed.
 
     Returns:
-      The file's bytes, in which text is drawn as outlines. Equal figures give equal bytes.
+      The file's bytes. Text is drawn as outlines. Equal figures give equal bytes.
     """
     _follow_theme(fig)
     _read_mathematics(fig)
@@ -244,14 +244,14 @@ def _inked(artists: list[Artist]) -> None:
 
 
 def _read_mathematics(fig: Figure) -> None:
-    """Makes Matplotlib draw texts as they are where they cannot be read as mathematics."""
+    """Turns mathematics off for texts that Matplotlib cannot parse."""
     for text in fig.findobj(Text):
         if isinstance(text, Text) and not _is_mathematics(text.get_text()):
             text.set_parse_math(False)
 
 
 def _is_mathematics(text: str) -> bool:
-    """Checks whether Matplotlib can draw a text, including any mathematics in it."""
+    """Checks whether Matplotlib can draw a text, if any part of it is read as mathematics."""
     if text.count("$") - text.count(r"\$") < 2:
         return True
     try:
@@ -269,7 +269,7 @@ def describe(fig: Figure) -> str:
       fig: The figure.
 
     Returns:
-      For each panel its title and axes, without repetitions.
+      The title and axes of each panel, without repetitions.
     """
     panels = []
     for ax in fig.axes:
@@ -281,5 +281,5 @@ def describe(fig: Figure) -> str:
 
 
 def _dollar(found: re.Match[str]) -> str:
-    """Reads a dollar sign as Matplotlib does: it keeps only one with a backslash."""
+    """Renders a dollar sign as Matplotlib does: with a backslash it is shown, without it is not."""
     return "$" if len(found[0]) > 1 else ""

@@ -262,9 +262,7 @@ def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
     }
 
 
-def objective(
-    history: Sequence[float], normalize: bool, weights: Mapping[str, float]
-) -> str:
+def objective(history: Sequence[float], normalize: bool, weights: Mapping[str, float]) -> str:
     """Formats the objective of the matching, with its values.
 
     Args:

@@ -189,7 +189,7 @@ def _said(merged: "Merged", who: str) -> None:
         for line in lines[:MOST]:
             say(fitted(f"{who}{kind}: {line}"))
         if len(lines) > MOST:
-                say(fitted(f"{who}{kind}: and {len(lines) - MOST} more; --plan lists them"))
+            say(fitted(f"{who}{kind}: and {len(lines) - MOST} more; --plan lists them"))
 
 
 def _differing(names: Sequence[str], integers: str) -> str:

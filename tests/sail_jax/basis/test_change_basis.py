@@ -705,7 +705,7 @@ def test_false_claims_are_reported():
     unstated = spec(net.params, net.rules, spaces={"{x,y}": "outer"})
     assert not exactness(unstated, {"hidden0": MAPS["permute"]}).lost
     (report,) = exactness(unstated, {"hidden0": MAPS["widen even"]}).spaces
-    assert "(not stated, so taken as softmax) commutes with permutation maps" in report.lost
+    assert "(not stated, so treated as softmax) commutes with permutation maps" in report.lost
 
 
 def test_reports_are_tables():

@@ -214,7 +214,7 @@ BAD = [
     ("verify x", "unexpected argument 'x'"),
     ("verify --coverage --quick", "--coverage simulates nothing, and allows no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
-    ("quickstart --out a\0b", r"'a\x00b' holds a null character"),
+    ("quickstart --out a\0b", r"'a\x00b' contains a null character"),
     ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
     ("run merge_digit", "unknown study 'merge_digit' (nearest: 'merge_digits'"),
@@ -275,6 +275,8 @@ def test_run_keeps_and_plot_redraws(fake, call, tmp_path):
 
 
 def test_presets_are_starting_points(fake, call, tmp_path):
+    out = call("run", "fake", "--help")[1]
+    assert out.endswith("example:\n  sail-jax run fake --preset tiny\n")
     assert call("run", "merge_digits", "--preset", "tiny", "--out", "a", "--seed", "4")[0] == 0
     record = json.loads((tmp_path / "a/config.json").read_text())
     assert record["config"] == {"seed": 4, "step_size": 0.5, "sizes": [1]}
@@ -316,8 +318,7 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         said += process.stderr.read()
     assert process.returncode == 130
     assert said.endswith(
-        f"sail-jax: interrupted\nwhat is finished is kept; continue with: "
-        f"sail-jax {line} --resume\n"
+        f"sail-jax: interrupted\nfinished work is kept; continue with: sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0
 
@@ -374,7 +375,7 @@ def test_a_signal_amid_an_import_ends_the_command_with_one_line(module, number):
     ended = subprocess.run([*command, "merge", "--methods"], capture_output=True, text=True)
     said = ended.stderr.splitlines()
     assert (ended.returncode, said[0]) == (130, "sail-jax: interrupted"), ended.stderr
-    assert [line for line in said[1:] if not line.startswith("what is finished is kept; ")] == []
+    assert [line for line in said[1:] if not line.startswith("finished work is kept; ")] == []
 
 
 STUCK = """
@@ -451,9 +452,9 @@ def test_a_signal_ends_a_command_in_time_wherever_it_is():
                 child.kill()  # else the test waits for it for ever
         took = time.monotonic() - began
         assert child.returncode == 130, said
-        assert "sail-jax: interrupted\nwhat is finished is kept; continue with: " in said
+        assert "sail-jax: interrupted\nfinished work is kept; continue with: " in said
         waits = where == "computing" and len(numbers) == 1
-        assert ("waiting for the next safe point" in said) == waits
+        assert ("stopping at the next safe point" in said) == waits
         assert "Traceback" not in said
         # of itself a process ends after GRACE; the rest is what a busy machine takes
         assert took < stopping.GRACE + 5 * waits
@@ -761,6 +762,8 @@ def test_bench_hands_over(monkeypatch, call, tmp_path):
     )
     monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
+    out = call("bench", "speed", "--help")[1]
+    assert out.endswith("example:\n  sail-jax bench speed --json speed.json\n")
     assert call("bench", "speed", "--size", "3")[0] == 0
     assert call("bench", "speed", "--size", "4", "--json", "record.json")[0] == 1
     record = json.loads(Path("record.json").read_text())

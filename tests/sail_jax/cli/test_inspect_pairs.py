@@ -113,7 +113,7 @@ def test_without_a_base_there_are_no_task_vectors(saved):
     with pytest.raises(ValueError, match="task vectors need a base"):
         _ = found.relative_norms
     said = render({**described(found), "verdict": ["so"]})
-    assert "no --base" in said
+    assert "without --base there are no task vectors" in said
     assert "sign conflict 0" not in said
 
 

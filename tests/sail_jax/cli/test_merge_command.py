@@ -245,7 +245,7 @@ def test_refusals_are_one_line_and_leave_nothing(models, tmp_path, capsys):
     assert "ties" in refused(capsys, wrong, out)
     unknown = recipe(tmp_path, f"merge_method: linear\nmodles: [{{model: {models}/a}}]\n", "u.yaml")
     assert "models" in refused(capsys, unknown, out)
-    assert "name the output" in refused(capsys, path)
+    assert "OUT is missing" in refused(capsys, path)
     assert "100 MiB" in refused(capsys, path, out, "--max-memory", "100MiB")
     assert "expected a size" in refused(capsys, path, out, "--max-memory", "lots")
     assert not out.exists()
@@ -341,4 +341,4 @@ def test_methods_are_listed_with_what_they_ask_for(capsys):
     assert "seed: 0" in entries["dare_ties"]
     assert "seed" not in entries["ties"]
     assert cli.main(["merge"]) == 2
-    assert "name a recipe" in capsys.readouterr().err
+    assert "RECIPE is missing" in capsys.readouterr().err

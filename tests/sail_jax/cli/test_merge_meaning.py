@@ -289,7 +289,7 @@ def test_more_than_five_lines_are_counted(tmp_path, run):
     assert code == 0
     lines = [line for line in printed.err.splitlines() if line.startswith("note:")]
     assert len(lines) == 6
-    assert lines[-1] == "note: and 3 more, which --plan lists"
+    assert lines[-1] == "note: and 3 more; --plan lists them"
 
 
 def test_a_config_that_nothing_can_mend_is_refused(tmp_path, run):

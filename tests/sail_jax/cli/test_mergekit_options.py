@@ -51,7 +51,7 @@ SILENT = (
 )
 REFUSED = {
     "--unsafe-truncate-embeddings": r"tokenizer: \{source: base\}",
-    "--no-safe-serialization": "no pickle is ever written",
+    "--no-safe-serialization": "pickles are never written",
     "--out-shard-size 500MB": "expected a whole number such as 1B",
     "--out-shard-size 1.5B": "expected a whole number such as 1B",
     "--random-seed -1": "expected an integer from 0",
@@ -147,7 +147,7 @@ def test_the_command_line_of_notebooks_runs(models, capsys):
 
 def test_no_tokenizer_no_card_and_the_seed_of_the_command_line(models, capsys):
     assert call("out", "--no-copy-tokenizer", "--no-write-model-card", "--random-seed", "5") == 0
-    said = "note: --random-seed 5 is used in place of seed 1 in the recipe"
+    said = "note: --random-seed 5 replaces seed 1 of the recipe"
     assert said in capsys.readouterr().err
     names = {path.name for path in (models / "out").iterdir()}
     assert names == {"model.safetensors", "config.json", "generation_config.json", ".sail-jax"}
@@ -238,7 +238,7 @@ def test_force_and_resume_compare_what_is_finished(models, capsys):
         assert call("out", "--force", "--resume", *change) == 0
         now = (models / "out" / ".sail-jax").stat()
         assert os.path.samestat(now, before) == same
-        assert ("out: finished before" in capsys.readouterr().out) == same
+        assert ("out: already finished" in capsys.readouterr().out) == same
         before = now
     # Equal tensors, and another recipe beside them.
     with open(models / "recipe", "a") as recipe:

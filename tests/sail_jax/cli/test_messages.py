@@ -342,7 +342,7 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
     assert call(*command, out, *more)[0] == 2
     code, said, _ = call(*command, out, *more, "--resume")
     assert code == 0
-    assert f"{out}: finished before" in said
+    assert f"{out}: already finished" in said
     assert {path: path.stat() for path in before}.keys() == before.keys()
     assert all(path.stat().st_mtime_ns == stat.st_mtime_ns for path, stat in before.items())
     if name == "out":  # one bit of the last entry of the last tensor
@@ -360,5 +360,5 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
 @pytest.mark.slow
 def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
     argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
-    assert "finished before" not in call(*argv)[2]
-    assert "finished before" in call(*argv)[2]
+    assert "already finished" not in call(*argv)[2]
+    assert "already finished" in call(*argv)[2]

@@ -584,7 +584,7 @@ def test_outer_units_within_a_head_are_not_taken_for_rotary_pairs(name):
     c = olmo2.CONFIG | {"head_dim": OLMO2.sizes[f"{name}.{{i}}"]}
     rules = OLMO2._replace(settings=settings)
     growth = plan(olmo2.tensors(), c, {"head_dim": "2x"}, rules=rules)
-    assert all("units that it tells apart" in row.lost for row in growth.report.spaces)
+    assert all("units that it distinguishes" in row.lost for row in growth.report.spaces)
     assert [row.space for row in growth.report.spaces] == [f"{name}.0", f"{name}.1"]
 
 

@@ -250,7 +250,7 @@ def test_a_stack_that_cannot_be_told_from_the_stream_is_asked_for():
     config = trees.config("llama", num_hidden_layers=12)
     shapes = {x.leaf: (12, 12) for x in links("maxtext", config)}
     shapes["decoder/decoder_norm/scale"] = (12,)
-    with pytest.raises(ValueError, match=r"as many layers as units.*'param_scan_axis'"):
+    with pytest.raises(ValueError, match=r"numbers of layers and units are equal.*'param_scan_axis'"):
         of_tree({k: jax.ShapeDtypeStruct(v, np.float32) for k, v in shapes.items()})
     assert of_tree({"kernel": np.ones(2)}) is None
 
@@ -258,7 +258,7 @@ def test_a_stack_that_cannot_be_told_from_the_stream_is_asked_for():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "maxtext"}, "does not state 'decoder_block'"),
+        ({"model_type": "maxtext"}, "has no 'decoder_block'"),
         ({"model_type": "maxtext", "decoder_block": "gpt3"}, "one of 'llama2',.*got 'gpt3'"),
         ({"model_type": "maxtext", "decoder_block": "llama2", "param_scan_axis": 2}, "one of 0, 1"),
         ({"model_type": "tunix", "decoder": "mistral"}, "one of 'llama3',.*got 'mistral'"),

@@ -316,13 +316,13 @@ def test_the_command(pair, tmp_path, capsys):
     assert rows["hidden.0"][1:3] == ["permutation", "12"]
     assert rows["hidden.0"][5:] == ["1.0000", "nothing", "found"]
     assert any(re.match(r"distance \|A - B\| / \|A\|: .* before, 0 after", x) for x in lines)
-    assert "; exactness: exact, as outputs" in lines[-1]  # by what has been run
+    assert "; exactness: exact (outputs" in lines[-1]  # by what has been run
     assert any(
         line.startswith("B before and after, outputs in float32: ") and "within" in line
         for line in lines
     )
     assert main(["align", str(a), str(b)]) == 2
-    assert "name the output" in capsys.readouterr().err
+    assert "OUT is missing" in capsys.readouterr().err
     assert main(["align", str(a), str(b), out, "--family", "hidden.{i}=rotation"]) == 2
     assert "expected one of permutation, signed" in capsys.readouterr().err
     assert main(["align", str(a), str(b), f"{out}2", "--spaces", "qk.0"]) == 2

@@ -207,13 +207,13 @@ def test_the_command_plans_and_merges_all(folder, capsys):
     assert [line for line in said.splitlines() if line.startswith("document")] == [
         "document 1, first",
         "document 2, second, which uses first",
-        "document 3, the last of them, which uses second, first",
+        "document 3, the last one, which uses second, first",
     ]
     assert "model     first: 1 tensors, 24 B" in said
     assert left(folder) == []
     assert cli.main(["merge", str(recipe), str(folder / "out"), "--quiet"]) == 0
     said = capsys.readouterr()
-    assert "first, for others: 1 tensors in " in said.out
+    assert "first, intermediate: 1 tensors in " in said.out
     assert f"{folder}/out: 1 tensors in " in said.out
     assert "lost: " not in said.err  # what one document writes for people is no loss of the next
     assert "second: note: revision v1 has no effect: first is another document" in said.err
