@@ -19,7 +19,7 @@ from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
-_ROUTER = re.compile(r"router|(?:moe|mlp|ffn|feed_?forward)[._/]gate[._/]", re.IGNORECASE)
+_ROUTER = re.compile(r"router|(?:moe|mlp|ffn|feed_?forward)[._/]gate[./]", re.IGNORECASE)
 _ATTENTION = re.compile(
     r"att|(?:^|[._/])(?:[qkvo]_proj|qkv|query|key|value|wq|wk|wv|wo)(?:[._/]|$)", re.IGNORECASE
 )

@@ -824,7 +824,7 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
         assert b"<svg" in base64.b64decode(data, validate=True)
     assert images[0]["alt"] == 'x: n & "m"'
     assert "sum <b>1.167</b>" in page.text  # escaped: shown, not obeyed
-    assert len([tag for tag, _ in page.tags if tag == "details"]) == 2
+    assert len([tag for tag, _ in page.tags if tag == "details"]) == 3
     assert "a < b & c" in page.text
     assert len([tag for tag, _ in page.tags if tag == "tr"]) == 1 + len(GOOD)
     assert "a checkpoint, grown" in page.text

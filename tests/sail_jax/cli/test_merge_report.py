@@ -562,7 +562,7 @@ def test_report_replaces_a_report_and_nothing_else(tmp_path):
         with pytest.raises(disk.RefusedError):
             merge_report.write(other, case.plan, case.records, ABOUT)
         assert [(p.name, p.read_text()) for p in other.iterdir()] == [(name, "mine")]
-    with pytest.raises(disk.RefusedError, match="not a directory"):
+    with pytest.raises(disk.RefusedError, match="not a folder"):
         merge_report.admit(paths[0])
 
 
