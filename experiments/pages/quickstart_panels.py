@@ -10,14 +10,14 @@ from experiments.lab.findings import VERDICTS, Finding
 from experiments.studies.ledger import findings as ledger
 from experiments.studies.merge_digits.findings import own_accuracy
 from experiments.studies.shared import transfer_regions as regions
-from experiments.studies.shared.transfer_plots import heat, limits
+from experiments.studies.shared.transfer_plots import limits
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-SIZE = {"width": 3.7, "height": 3.0}
+WIDTH, HEIGHT = 3.7, 3.0  # inches of a figure: legible on a phone
 
 
 class Shown(NamedTuple):
@@ -62,9 +62,9 @@ def _transfer(dataset: "xr.Dataset") -> str:
     clear = np.abs(theory) > 4 * np.maximum(error, regions.ROUNDING)
     agree = np.mean(np.sign(theory[clear]) == np.sign(mean[clear]))
     return (
-        f"Transfer hurts in {np.mean(theory < -regions.ROUNDING):.0%} of the map. Formula and "
-        f"simulation agree on its sign at {agree:.1%} of the points whose gain exceeds 4 standard "
-        "errors."
+        f"Transfer hurts in {100 * np.mean(theory < -regions.ROUNDING):.0f} % of the map. Formula "
+        f"and simulation agree on the sign of the gain at {100 * agree:.1f} % of the points with a "
+        "gain above 4 standard errors."
     )
 
 
@@ -80,8 +80,9 @@ def _draw_transfer(dataset: "xr.Dataset") -> "list[Figure]":
     far = np.abs(at.n.values - at.attrs["d"]) >= regions.FAR
     signed = np.where(far[:, None] & (np.abs(mean) > regions.ROUNDING), mean, np.nan)
     for values, title in zip((theory, mean), titles, strict=True):
-        fig, ((ax,),) = style.figure(**SIZE)
-        heat(ax, x, y, values.T, reach)
+        fig, ((ax,),) = style.figure(width=WIDTH, height=HEIGHT)
+        look = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
+        style.heatmap(ax, values.T, x=x, y=y, label="gain", **look)
         zero = at.linear_zero
         ax.plot(zero[zero.dims[0]].values, zero.values, color=style.INK, lw=1.6, ls="--")
         if values is mean and np.nanmin(signed) < 0 < np.nanmax(signed):
@@ -98,11 +99,12 @@ def _merging(dataset: "xr.Dataset") -> str:
     scores = {m: float(mean.sel(model=m).mean()) for m in _merges(dataset)}
     best = max(scores, key=lambda name: scores[name])
     text = (
-        f"The best merge, {best}, reads {scores[best]:.1%} of the test images of all tasks. The "
-        f"base reads {base:.1%}, and each expert {own:.1%} on its own task"
+        f"The best merge, {best}, has a test accuracy of {100 * scores[best]:.1f} % over all "
+        f"tasks. The base has {100 * base:.1f} %, and the experts {100 * own:.1f} % on their own "
+        "tasks."
     )
-    share = f": the merge keeps {(scores[best] - base) / (own - base):.0%} of the gain"
-    return f"{text}{share * (own > base)}."
+    share = f" The merge keeps {100 * (scores[best] - base) / (own - base):.0f} % of their gain."
+    return text + share * (own > base)
 
 
 def _merges(dataset: "xr.Dataset") -> list[str]:
@@ -113,7 +115,7 @@ def _draw_merging(dataset: "xr.Dataset") -> "list[Figure]":
     models = list(map(str, dataset["model"].values))
     accuracy = dataset["accuracy"].mean("task")
     at = np.arange(len(models))[::-1]
-    fig, ((ax,),) = style.figure(width=SIZE["width"], height=1.2 + 0.28 * len(models))
+    fig, ((ax,),) = style.figure(width=WIDTH, height=1.2 + 0.24 * len(models))
     spread = accuracy.std("replicate", ddof=1)
     ax.errorbar(accuracy.mean("replicate"), at, xerr=spread, fmt="o", capsize=3,
                 color=style.PALETTE[0], label="measured (± s.d.)")  # fmt: skip
@@ -124,7 +126,7 @@ def _draw_merging(dataset: "xr.Dataset") -> "list[Figure]":
     ax.set_yticks(at, models)
     ax.set(xlim=(0, 1.02), xlabel="test accuracy, mean over tasks", title="Accuracy of each model")
     legend(fig, *ax.get_legend_handles_labels(), ncols=2)
-    curves, ((scales,),) = style.figure(width=SIZE["width"], height=1.2 + 0.28 * len(models))
+    curves, ((scales,),) = style.figure(width=WIDTH, height=1.2 + 0.24 * len(models))
     for colour, merge in zip(style.PALETTE, dataset["merge"].values.astype(str), strict=False):
         values = dataset["validation"].sel(merge=merge)
         mean, spread = values.mean("replicate"), values.std("replicate", ddof=1)

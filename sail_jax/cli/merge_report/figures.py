@@ -94,7 +94,8 @@ def _scaled(ax: Axes, values: np.ndarray) -> None:
 def _legend(fig: Figure, *panels: Axes) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
     parts = [ax.get_legend_handles_labels() for ax in panels]
-    marks, names = ([one for part in parts for one in part[k]] for k in (0, 1))
+    marks = [mark for own, _ in parts for mark in own]
+    names = [name for _, own in parts for name in own]
     # Of several entries with one name the last one stays: a line, if there is one.
     pairs = zip(names, marks, strict=True)
     lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")

@@ -33,6 +33,7 @@ _RECURRENT = re.compile(
     r"|(?:^|[._/])(?:lstm|gru|rnn)(?:[._/\d]|$)"
 )
 _CONVOLUTION = re.compile(r"conv|downsample|patch_embed", re.IGNORECASE)
+_LAST = re.compile(r"(?:^|[./])(?:out|head|classifier|score|logits|unembed)[./]")
 # A layer of a plain network, which has nothing but an array and its bias.
 _PLAIN = re.compile(r"[./](?:weight|kernel|bias|w|b)")
 KINDS = ("embedding", "attention", "MLP", "router", "recurrent", "convolution", "norm", "head",
@@ -54,7 +55,7 @@ def kind(name: str) -> str:
     ('embedding', 'MLP', 'convolution')
     """
     place = position(name)
-    if role(name) == "head":
+    if role(name) == "head" or (place is None and _LAST.search(name)):
         return "head"
     if _NORM.search(name if place is None else place.rest):
         return "norm"

@@ -88,7 +88,7 @@ def _inputs(plan: Plan, data: Measured, total: Total | None) -> Table:
     labels = dict(zip(data.models, lettered(data.models), strict=True))
     weights = dict(zip(data.models, weights_of(plan, data.models), strict=True))
     start = "task vector" if data.deltas else "weights"
-    header = ["", "input", "role", "tensors", "size", "weight", f"norm of the {start}",
+    header = ["letter", "input", "role", "tensors", "size", "weight", f"norm of the {start}",
               "rms per entry", "kept", "cosine with the update"]  # fmt: skip
     rows = []
     roles = {model.name: model for model in plan.inputs}

@@ -245,6 +245,7 @@ def test_layers_and_kinds_partition_the_tensors(large):
         ("model.layers.2.block_sparse_moe.experts.3.w1.weight", "MLP"),
         ("params/Conv_0/kernel", "convolution"),
         ("params/scale", "other"),
+        ("out.kernel", "head"),
         ("model.layers.0.attention.wq.weight", "attention"),
         ("layers.0.kernel", "MLP"),
         ("model.layers.2.block_sparse_moe.gate.weight", "router"),
