@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: reference, methods, recipes, commands, papers."""
+"""Generates pages from the code: reference, methods, recipes, commands, papers."""
 
 import contextlib
 import importlib
@@ -46,10 +46,10 @@ Row = Sequence[str]
 
 
 def write_all(folder: Path) -> None:
-    """Writes every generated page that has changed, so that only these are read again.
+    """Writes the generated pages that have changed. Sphinx then reads only these pages again.
 
     Args:
-      folder: Where they go; other files in it are removed.
+      folder: The folder of the pages. Other files in it are removed.
     """
     folder.mkdir(exist_ok=True)
     pages = {
@@ -77,7 +77,7 @@ def write_all(folder: Path) -> None:
 
 
 def api_pages() -> dict[str, str]:
-    """Makes the pages on names that users import: one for each package, and their index.
+    """Makes the pages on public names: one page for each package, and their index.
 
     Returns:
       The pages in reStructuredText, by file name.
@@ -90,7 +90,7 @@ def api_pages() -> dict[str, str]:
         f"   * - :doc:`{name}`\n     - {_sentence(importlib.import_module(name))}" for name in names
     )
     pages["api.rst"] = (
-        f"Every name\n{'=' * 10}\n\nWhat can be imported, package by package.\n\n"
+        f"Every name\n{'=' * 10}\n\nAll public names, package by package.\n\n"
         f".. list-table::\n   :widths: 34 66\n\n{rows}\n\n"
         f".. toctree::\n   :hidden:\n\n{entries}\n"
     )
@@ -98,7 +98,7 @@ def api_pages() -> dict[str, str]:
 
 
 def _theory() -> list[str]:
-    """The parts of `theory`, those first that are not about one subject."""
+    """The parts of `theory`, with the general ones first."""
     import theory
 
     first = ("claims", "coverage", "problems")
@@ -107,7 +107,7 @@ def _theory() -> list[str]:
 
 
 def _modules(name: str) -> list[str]:
-    """The modules of a package of theory, but for those that only pair laws with simulators."""
+    """The modules of a package of theory, without the modules of claims."""
     package = importlib.import_module(name)
     if not hasattr(package, "__path__"):
         return []
@@ -116,7 +116,7 @@ def _modules(name: str) -> list[str]:
 
 
 def _public(module: types.ModuleType) -> list[str]:
-    """The names that a module offers: those it lists, or else those that it defines."""
+    """The public names of a module: the names in `__all__`, or else the names that it defines."""
     if hasattr(module, "__all__"):
         names = list(module.__all__)
     else:
@@ -272,7 +272,7 @@ def _options(parts: Sequence[str]) -> str:
 
 
 def _with_source(about: str, value: Any) -> str:
-    """A sentence, and below it the papers that a docstring refers to, with links."""
+    """A sentence, followed by links to the papers in a docstring's references."""
     text = inspect.getdoc(value) or ""
     found = re.search(r"^References:\n((?:  .*\n|\n(?=  ))+)", text + "\n", re.M)
     return f"{about}<br>*{_arxiv(' '.join(found[1].split()))}*" if found else about
@@ -295,9 +295,9 @@ def growth_page() -> str:
         options = ", ".join(f"`{key}={value}`" for key, value in method.options.items())
         more = [
             f"deepens by `{method.deepens_by}`" if method.widens else "",
-            "draws at random" if method.draws is True else "",
+            "random" if method.draws is True else "",
         ]
-        kept = "meant to, where the architecture allows" if method.lossless else "no"
+        kept = "yes, if the architecture allows it" if method.lossless else "no"
         about = "; ".join(filter(None, [method.about, *more]))
         return f"`{name}`", about, kept, options, method.source
 
@@ -307,9 +307,9 @@ def growth_page() -> str:
     smaller = [row(name) for name, method in METHODS.items() if method.prunes]
     return f"""# Growth methods
 
-This page is made from the registry that the command `sail-jax grow --methods` prints. Whether a
-given network was preserved is not a property of the method alone. A run of both networks shows it;
-`grow` prints the outcome, and `growth.json` in its output holds it.
+This page is generated from the registry that `sail-jax grow --methods` prints. Whether the function
+of a network is preserved depends on the method and on the network. A run of both networks measures
+it. `grow` prints the result, and writes it to `growth.json` in the output.
 
 ## Width
 
@@ -330,7 +330,7 @@ Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned
 
 
 def heads_page() -> str:
-    """Makes the tables of the architectures that are known, and of the heads that are computed.
+    """Makes the tables of known architectures, and of their heads.
 
     Returns:
       The page in Markdown.
@@ -355,22 +355,22 @@ def heads_page() -> str:
     tables = [known(name, read(name)) for name in model_types()]
     return f"""# Architectures
 
-These have a table in a file. It states which entries of config.json size the spaces. A network with
-another value of an entry that the third column names is refused, or inferred where torch is
-installed. The last column has what the network multiplies its embeddings by; growth makes up for
-it. Besides, T5, CLIP and its towers, trees of MaxText and Tunix, and the networks of Flax of this
-project are known.
+The table lists the model types with a file of feature spaces. The second column has the entries of
+config.json that set the sizes of the spaces. The third column has the required values of other
+entries. With another value, the network is refused, or its spaces are inferred if torch is
+installed. The last column has the factor of the embeddings, and growth compensates for it. T5, CLIP
+and its towers, trees of MaxText and Tunix, and the Flax networks of this project are also known.
 
-{table(("model type", "sizes", "holds for", "multiplies by"), tables)}
+{table(("model type", "sizes", "required values", "factor of embeddings"), tables)}
 
 ## Heads
 
-This table is made from the heads that [the forward passes](sail_jax.architectures.forward.rst)
-compute, whose outputs `grow` and `align` compare. Mistral, Qwen 2 and 3 are of the family `llama`,
-and XLM-RoBERTa is of the family `roberta`. A network without a head hands out its states:
-`last_hidden_state`, and `pooler_output` where it has a pooler. CLIP hands out `logits_per_image`,
-`image_embeds` and `text_embeds`. A tower of CLIP with a projection hands out its embeddings; the
-states of the tower, which transformers returns too, are not compared.
+[The forward passes](sail_jax.architectures.forward.rst) compute the outputs of these heads, and
+`grow` and `align` compare them. Mistral, Qwen 2 and 3 belong to the family `llama`, and XLM-RoBERTa
+to the family `roberta`. A network without a head returns its states: `last_hidden_state`, and
+`pooler_output` if it has a pooler. CLIP returns `logits_per_image`, `image_embeds` and
+`text_embeds`. A tower of CLIP with a projection returns its embeddings. transformers also returns
+the states of the tower, and they are not compared.
 
 {table(("family", "tensors", "computes", "output", ""), rows)}
 """
@@ -380,7 +380,7 @@ states of the tower, which transformers returns too, are not compared.
 
 
 def recipes_page() -> str:
-    """Makes the tables of keys, from the declarations by which recipes are read.
+    """Makes the tables of recipe keys from their declarations.
 
     Returns:
       The page in Markdown.
@@ -412,8 +412,8 @@ def recipes_page() -> str:
             f"## {title}\n\n{about}\n\n{table(('key', 'value', 'default', 'meaning'), rows)}\n"
         )
     sections.append(
-        "Beside these, `grow` takes `depth_method`, `untie`, `require_lossless` and the options "
-        f"of its [method](growth.md); `align` takes {_code(parts.ALIGNMENT)}, the options of "
+        "`grow` also takes `depth_method`, `untie`, `require_lossless` and the options of its "
+        f"[method](growth.md). `align` also takes {_code(parts.ALIGNMENT)}, the options of "
         "`sail_jax.checkpoint.align_checkpoints`.\n"
     )
     names = {
@@ -428,15 +428,14 @@ def recipes_page() -> str:
         for name, theirs in names.items()
     ]
     return (
-        "# Recipe keys\n\nThis page is made from the declarations by which `sail-jax merge` reads "
-        "recipes. A key that is not here is an error that names the line and the nearest key. "
-        "Parameters of each method are in [the table of methods](methods.md).\n\n"
-        + "\n".join(sections)
+        "# Recipe keys\n\nThis page is generated from the declarations of the recipe reader. Any "
+        "other key is an error, and the message has the line and the nearest key. The parameters "
+        "of each method are in [the table of methods](methods.md).\n\n" + "\n".join(sections)
     )
 
 
 def _attributes(value: Any) -> dict[str, str]:
-    """What the docstring of a class says of its attributes, by name."""
+    """The descriptions of a class's attributes in its docstring, by name."""
     text = inspect.getdoc(value) or ""
     section = re.search(r"^Attributes:\n((?:  .*\n?|\n(?=  ))+)", text, re.M)
     entries = re.findall(r"^  (\w+): ((?:.*\n?)(?:    .*\n?)*)", section[1], re.M)
@@ -478,7 +477,7 @@ def _default(field: Any) -> str:
 
 
 def commands_page() -> str:
-    """Makes the page of the commands, with what each prints for `--help`.
+    """Makes the page of the commands, with the output of `--help` of each.
 
     Returns:
       The page in Markdown.
@@ -496,7 +495,7 @@ def commands_page() -> str:
     ]
     parts += [f"### `sail-jax bench {n}`\n\n{_text(_printed('bench', n, '--help'))}" for n in names]
     return (
-        f"# Commands\n\nWhat each command prints for `--help`.\n\n{_text(_printed('--help'))}\n"
+        f"# Commands\n\nThe output of `--help` of each command.\n\n{_text(_printed('--help'))}\n"
         + "\n".join(parts)
     )
 
@@ -519,8 +518,8 @@ def studies_page() -> str:
             f"{_text(_printed('run', name, '--help'))}"
         )
     return (
-        "# Studies\n\nMade from the studies themselves. Each is run by `sail-jax run NAME`, "
-        "writes one result with its figures, and says claim by claim what it found; see "
+        "# Studies\n\nThis page is generated from the studies. `sail-jax run NAME` runs a study. "
+        "It writes one result with its figures, and prints a finding for each claim. See "
         "[Experiments](../how_to/experiments.md).\n\n" + "\n".join(parts)
     )
 
@@ -575,9 +574,9 @@ def paper_pages() -> dict[str, str]:
             f"`sail-jax verify --claims '{key}/*'`. Bounds: {attacks.tally(bounds)} "
             "(see [Read a row of the ledger](../tutorials/ledger.md)).\n\n"
             "## Figures, tables and settings\n\n"
-            f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
+            f"The paper has {sum(found.values())} figures (or panels, if they differ), tables and "
             f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
-            "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
+            "[Meaning of these words](#how-far). `sail-jax run` runs the studies.\n\n"
             f"{table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
             f"{table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
@@ -592,7 +591,7 @@ def paper_pages() -> dict[str, str]:
         own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
         pages[f"paper-{key}.md"] = (
             f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n"
-            f"The ledger has {len(own)} claims on a single statement of this paper. Check them: "
+            f"The ledger has {len(own)} claims on one statement of this paper. Check them: "
             f"`sail-jax verify --claims '{key}/*'`.\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
         )
@@ -605,21 +604,21 @@ def paper_pages() -> dict[str, str]:
     meaning = "\n".join(f"{status}\n: {text}\n" for status, text in figures.HOW_FAR.items())
     pages["papers.md"] = f"""# The papers
 
-Five papers, statement by statement and figure by figure. A *statement* is a theorem, a lemma, a
-figure or a numbered equation; a *claim* is a closed form beside a simulation of the same quantity.
-What is wrong as printed is kept as printed, is expected to fail, and stands beside its correction.
-These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes
-the verdicts.
+Five papers are covered statement by statement and figure by figure. A *statement* is a theorem, a
+lemma, a figure or a numbered equation. A *claim* is a closed form and a simulation of the same
+quantity. A statement that is wrong as printed stays in the ledger. It is expected to fail, and has
+a correction next to it. This page is generated from the ledger, like the output of `sail-jax verify
+--coverage`. `sail-jax verify` computes the verdicts.
 
 {table(head, overview)}
 
-Single claims, and not every statement, are checked of: {others}.
+For these papers only single claims are checked: {others}.
 
 (how-far)=
 ## How far figures and settings were run
 
-Each paper's page also lists every figure, table and setting, with the command that runs it here.
-The numbers below count them, a figure by its panels where these went differently far.
+Each paper's page also lists every figure, table and setting, with the command that runs it. The
+table counts them. If the panels of a figure were run differently, the panels are counted.
 
 {table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
 
@@ -634,7 +633,7 @@ The numbers below count them, a figure by its panels where these went differentl
 
 
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
-    """The row of a figure, table or setting: what it is, how far it was run, where, the rest."""
+    """The row of a figure, table or setting: its subject, its status, the commands, the reason."""
     here, own = ([_command(c) for c in commands] for commands in (line.here, line.own))
     names = figures.statements(line, (i.removeprefix(f"{key}/") for i in claims))
     links = [f"[{_escaped(n.rsplit('/', 1)[0])}](#{_anchor(f'{key}/{n}')})" for n in names]
@@ -645,7 +644,7 @@ def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
 
 
 def _command(text: str) -> str:
-    """A command of `figures.yaml` as it is shown: that of a study without `sail-jax run`."""
+    """A command of `figures.yaml` in its printed form: `sail-jax run` is left out of studies."""
     return f"`{text}`" if figures.command(text)[0] == "run" else f"`sail-jax {text}`"
 
 
@@ -714,7 +713,7 @@ def _prose(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes what Markdown would take for markup, but for names in backticks."""
+    """Escapes the markup of Markdown, except names in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if i % 2 else re.sub(r"([*_<>\[\]$\\|~^])", r"\\\1", p)
                    for i, p in enumerate(parts))  # fmt: skip

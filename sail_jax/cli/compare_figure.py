@@ -39,7 +39,7 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
             else {"vmin": 0, "vmax": 1}
         )
         style.heatmap(ax, values, **scale)
-        ax.set_facecolor("#F2F2F2")
+        ax.set_facecolor(style.NOTHING)  # unlike 0, which is nearly white
         few = range(0, len(layers), max(1, len(layers) // 16))
         ax.set_xticks(list(few), [style.literal(layers[i] or "-", 20) for i in few])
         ax.set_xlabel("layer (-: outside the layers)")

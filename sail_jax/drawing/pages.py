@@ -21,21 +21,29 @@ class Section(NamedTuple):
       heading: Its title.
       question: The question.
       answer: The computed answer.
-      pictures: Pairs of an alternative text and a PNG.
-      tables: Rows of cells; the first row of each table is its header.
-      details: Details of the run, by name. They are folded away.
-      about: An introduction for newcomers, in one sentence.
+      pictures: Pairs of an alternative text and a PNG or SVG.
+      tables: Rows of cells; the first row of each table is its header. A table of more than
+        `FOLDED` rows is folded away.
+      details: The settings and versions of the run, by name. They are folded away.
+      about: The subject of the section, in a sentence for a newcomer.
       more: The command that shows more of it.
+      verdict: The answer in one or two sentences. It comes first, and the answer is then folded
+        away with the tables.
     """
 
     heading: str
     question: str
     answer: str
-    pictures: Sequence[tuple[str, bytes]] = ()  # (alternative text, PNG)
-    tables: Sequence[Sequence[Sequence[str]]] = ()  # the first row of each is its header
-    details: Mapping[str, str] = MappingProxyType({})  # folded away
+    pictures: Sequence[tuple[str, bytes]] = ()
+    tables: Sequence[Sequence[Sequence[str]]] = ()
+    details: Mapping[str, str] = MappingProxyType({})
     about: str = ""
     more: str = ""
+    verdict: str = ""
+
+
+FOLDED = 8
+"""The most rows of a table that a page shows unfolded."""
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
@@ -43,13 +51,14 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
 
     Args:
       title: The title of the document.
-      sections: One for each question. A page with more than 3 sections begins with a list of them.
-      about: Names and values for the page's footer.
+      sections: One for each question. A page with more than 3 sections begins with a list of their
+        headings, with the verdict or the question of each.
+      about: Names and values that the foot of the page shows.
 
     Returns:
       The whole HTML document.
     """
-    return render("runs", title=title, sections=sections, about=about)
+    return render("runs", title=title, sections=sections, about=about, folded=FOLDED)
 
 
 def render(
@@ -85,7 +94,7 @@ def render(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
-    environment.filters |= {"base64": _base64, "exact": _exact}
+    environment.filters |= {"base64": _base64, "exact": _exact, "kind": _kind}
 
     def joined(names: Sequence[str], kind: str) -> Markup:
         return Markup("".join(loader.get_source(environment, f"{n}.{kind}")[0] for n in names))
@@ -119,6 +128,11 @@ def _digest(text: str) -> str:
 def _base64(data: bytes) -> str:
     """Encodes bytes as text in base64."""
     return base64.b64encode(data).decode()
+
+
+def _kind(image: bytes) -> str:
+    """The kind of a picture, as a page's links name it."""
+    return "svg+xml" if image.lstrip().startswith(b"<") else "png"
 
 
 def _exact(x: float | None) -> str:

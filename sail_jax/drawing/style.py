@@ -6,9 +6,15 @@ import re
 import warnings
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
@@ -17,7 +23,9 @@ from sail_jax.checks import escaped, shortened
 
 # Okabe and Ito's palette, darkest first: distinguishable with every common colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-INK, FAINT = "#222222", "#8C8C8C"
+INK, FAINT, GRID = "#222222", "#8C8C8C", "#E4E4E4"
+# Cells without a value: neutral grey, because the middle of `DIVERGING` is white.
+NOTHING = "#C4C4C4"
 
 # Perceptually uniform maps: for magnitudes, and for values with a meaningful zero (set vmin =
 # -vmax).
@@ -73,7 +81,7 @@ def dress(ax: Axes) -> Axes:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
     ax.tick_params(labelsize=9, color=FAINT)
-    ax.grid(color="#E4E4E4", linewidth=0.6)
+    ax.grid(color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
     ax.xaxis.label.set_fontsize(10)
     ax.yaxis.label.set_fontsize(10)
@@ -169,14 +177,77 @@ def png(fig: Figure) -> bytes:
     fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
     # `savefig` would draw twice, the first time for the layout. This drawing already gives it.
     fig.set_dpi(fits * DPI)
-    for text in fig.findobj(Text):
-        if isinstance(text, Text) and not _is_mathematics(text.get_text()):
-            text.set_parse_math(False)
+    _read_mathematics(fig)
     with warnings.catch_warnings():
         # Names may use any script; a box replaces characters that the font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
+
+
+# Colours that follow the page's theme, by their name in the SVG: a placeholder that Matplotlib
+# draws, the colour on a light page, and the colour on a dark page.
+_THEME = {"ink": ("#222221", INK, "#E6E9EE"), "grid": ("#E4E4E3", GRID, "#323A45")}
+
+
+def svg(fig: Figure) -> bytes:
+    """Renders a figure as SVG without a background, for pages with a light and a dark theme.
+
+    Text, and lines in black or `INK`, become light on a dark page. A map of colours keeps its
+    colours, and so do lines and text on it.
+
+    Args:
+      fig: The figure. Its colours are changed.
+
+    Returns:
+      The file's bytes. Text is drawn as outlines. Equal figures give equal bytes.
+    """
+    _follow_theme(fig)
+    _read_mathematics(fig)
+    buffer = io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "sail-jax"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        FigureCanvasSVG(fig).print_svg(buffer, metadata=metadata)
+    text = buffer.getvalue()
+    for name, (drawn, _, _) in _THEME.items():
+        text = text.replace(drawn.lower(), f"var(--{name})")
+    light, dark = (
+        "".join(f"--{name}: {colours[k]};" for name, colours in _THEME.items()) for k in (1, 2)
+    )
+    rules = f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
+    return text.replace("<defs>", f"<defs><style>{rules}</style>", 1).encode()
+
+
+def _follow_theme(fig: Figure) -> None:
+    """Sets the placeholders of `_THEME`, and removes white backgrounds."""
+    fig.patch.set_facecolor("none")
+    _inked([*fig.texts, *(part for legend in fig.legends for part in legend.findobj())])
+    for ax in fig.axes:
+        if to_hex(ax.get_facecolor()) == "#ffffff":
+            ax.set_facecolor("none")
+        ax.tick_params(which="both", labelcolor=_THEME["ink"][0], grid_color=_THEME["grid"][0])
+        if any(isinstance(part, QuadMesh | AxesImage) for part in ax.get_children()):
+            _inked([ax.title, ax.xaxis.label, ax.yaxis.label])
+        else:
+            _inked([part for part in ax.findobj() if part is not ax.patch])
+
+
+def _inked(artists: list[Artist]) -> None:
+    """Replaces black and `INK` by the placeholder of the theme's ink."""
+    for artist in artists:
+        colour = getattr(artist, "get_color", lambda: "white")()
+        # Collections have a list of colours, [item, channel].
+        rows = [colour] if isinstance(colour, str) or np.ndim(colour) == 1 else list(colour)
+        if len(rows) == 1 and to_hex(rows[0]).upper() in {"#000000", INK}:
+            artist.set(color=_THEME["ink"][0])
+
+
+def _read_mathematics(fig: Figure) -> None:
+    """Turns mathematics off for texts that Matplotlib cannot parse."""
+    for text in fig.findobj(Text):
+        if isinstance(text, Text) and not _is_mathematics(text.get_text()):
+            text.set_parse_math(False)
 
 
 def _is_mathematics(text: str) -> bool:
@@ -192,7 +263,7 @@ def _is_mathematics(text: str) -> bool:
 
 
 def describe(fig: Figure) -> str:
-    """Describes a figure in words, from its own titles and axis labels, for an alternative text.
+    """Makes an alternative text for a figure from its titles and axis labels.
 
     Args:
       fig: The figure.

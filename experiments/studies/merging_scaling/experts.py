@@ -63,7 +63,7 @@ def load(config: Config) -> tuple[Backbone, list[Task]]:
             home = CHECKPOINTS[how.network]
             raise DataError(
                 f"experts.checkpoint must name the folder of {home} (published at "
-                f"huggingface.co/{home}); the default, experts.network = none, needs none"
+                f"huggingface.co/{home}); the default, experts.network = none, needs no files"
             )
         backbone = load_backbone(how.checkpoint)
         tasks = []

@@ -91,9 +91,11 @@ def _scaled(ax: Axes, values: np.ndarray) -> None:
         ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
 
 
-def _legend(fig: Figure, ax: Axes) -> None:
+def _legend(fig: Figure, *panels: Axes) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
-    marks, names = ax.get_legend_handles_labels()
+    parts = [ax.get_legend_handles_labels() for ax in panels]
+    marks = [mark for own, _ in parts for mark in own]
+    names = [name for _, own in parts for name in own]
     # Of several entries with one name the last one stays: a line, if there is one.
     pairs = zip(names, marks, strict=True)
     lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")
@@ -153,8 +155,9 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
     limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
     options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
-    # The diagonal is 1 by definition. It is left out to keep the other colours distinct.
+    # The diagonal is 1 by definition. It is grey, so the colours can show differences of the rest.
     left.imshow(apart, **options)
+    left.set_facecolor(style.NOTHING)
     left.grid(visible=False)
     for i in range(m):
         for j in range(m):
@@ -168,8 +171,9 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     left.set_xlabel("model")
     left.set_ylabel("model")
     shown = right.imshow(by_bin, aspect="auto", interpolation="nearest", **options)
-    fig.colorbar(shown, ax=right, label="cosine").outline.set_visible(False)  # pyright: ignore
-    right.set_facecolor("#E4E4E4")
+    bar = fig.colorbar(shown, ax=right, label="cosine (grey: 1 by definition, or undefined)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    right.set_facecolor(style.NOTHING)
     right.grid(visible=False)
     right.set_yticks(range(len(pairs)), [f"{letters[i]} {letters[j]}" for i, j in pairs])
     right.tick_params(axis="y", labelsize=9 if len(pairs) < 12 else 7)
@@ -192,9 +196,11 @@ def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Fig
         ax.set_title(title)
         _depth(ax, bins, 8)
     left, middle, right = axes[0]
-    shares = 100 * np.array([[subtotal.conflicts, subtotal.changed] for subtotal in totals])
+    shares = 100 * np.array([[part.conflicts, part.changed, part.chance] for part in totals])
     ink = {"color": style.INK, "marker": ".", "linestyle": "--"}
     _line(left, bins, shares[:, 0], "", **{**ink, "linestyle": "-"})
+    grey = {"color": style.FAINT, "marker": "_", "linestyle": ":"}
+    _line(left, bins, shares[:, 2], "conflicts by chance", **grey)
     left.set_ylabel("% of entries")
     left.set_ylim(-3, 103)
     _lines(middle, bins, 100 * np.array([subtotal.kept for subtotal in totals]), labels)
@@ -206,5 +212,5 @@ def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Fig
     right.axhline(0, color=style.FAINT, linewidth=0.8)
     low = np.nanmin([np.append(subtotal.alignment, 0.0) for subtotal in totals])
     right.set_ylim(min(-0.05, 1.1 * low), 1.05)
-    _legend(fig, middle)
+    _legend(fig, middle, left)
     return fig

@@ -19,6 +19,7 @@ from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
+_ROUTER = re.compile(r"router|(?:moe|mlp|ffn|feed_?forward)[._/]gate[./]", re.IGNORECASE)
 _ATTENTION = re.compile(
     r"att|(?:^|[._/])(?:[qkvo]_proj|qkv|query|key|value|wq|wk|wv|wo)(?:[._/]|$)", re.IGNORECASE
 )
@@ -27,32 +28,45 @@ _MLP = re.compile(
     r"|(?:^|[._/])(?:fc|w|linear)_?\d*(?:[._/]|$)|output[._/]",
     re.IGNORECASE,
 )
-KINDS = ("embedding", "attention", "MLP", "norm", "head", "other")
+_RECURRENT = re.compile(
+    r"mixer|mamba|ssm|rwkv|time_mix|channel_mix|rg_lru|A_log|dt_(?:proj|bias)"
+    r"|(?:^|[._/])(?:lstm|gru|rnn)(?:[._/\d]|$)"
+)
+_CONVOLUTION = re.compile(r"conv|downsample|patch_embed", re.IGNORECASE)
+_LAST = re.compile(r"(?:^|[./])(?:out|head|classifier|score|logits|unembed)[./]")
+# A layer of a plain network, which has nothing but an array and its bias.
+_PLAIN = re.compile(r"[./](?:weight|kernel|bias|w|b)")
+KINDS = ("embedding", "attention", "MLP", "router", "recurrent", "convolution", "norm", "head",
+         "other")  # fmt: skip
 
 
 def kind(name: str) -> str:
-    """Classifies a tensor of a transformer by its name.
+    """Reads the kind of a tensor off its name.
 
     Args:
       name: The name of the tensor.
 
     Returns:
-      One of `KINDS`; "other" if the name fits none.
+      One of `KINDS`; "other" if no rule matches the name.
 
     >>> [kind(f"model.layers.3.{x}.weight") for x in ("self_attn.q_proj", "input_layernorm")]
     ['attention', 'norm']
     >>> kind("model.embed_tokens.weight"), kind("h.0.mlp.c_fc.bias"), kind("conv.kernel")
-    ('embedding', 'MLP', 'other')
+    ('embedding', 'MLP', 'convolution')
     """
     place = position(name)
-    if role(name) == "head":
+    if role(name) == "head" or (place is None and _LAST.search(name)):
         return "head"
     if _NORM.search(name if place is None else place.rest):
         return "norm"
     if role(name) or (place is None and is_early(name)):
         return "embedding"
     rest = name if place is None else place.rest
-    return "attention" if _ATTENTION.search(rest) else "MLP" if _MLP.search(rest) else "other"
+    if place is not None and _PLAIN.fullmatch(rest):
+        return "convolution" if _CONVOLUTION.search(name) else "MLP"
+    rules = {"router": _ROUTER, "recurrent": _RECURRENT, "attention": _ATTENTION, "MLP": _MLP,
+             "convolution": _CONVOLUTION}  # fmt: skip
+    return next((own for own, rule in rules.items() if rule.search(rest)), "other")
 
 
 class Total(NamedTuple):
@@ -65,6 +79,8 @@ class Total(NamedTuple):
       update: The norm of the update.
       alignment: The cosine between each task vector and the update, `[model]`.
       conflicts: The fraction of entries that task vectors move in both directions.
+      chance: The same fraction by chance: if every model moved as many entries of each tensor as it
+        did, but at random places and with random signs.
       changed: The fraction of entries that the merge changed.
       moved: The number of entries that each model moved, `[model]`.
       kept: The fraction of these entries that the merge kept, `[model]`.
@@ -76,6 +92,7 @@ class Total(NamedTuple):
     update: float
     alignment: np.ndarray
     conflicts: float
+    chance: float
     changed: float
     moved: np.ndarray
     kept: np.ndarray
@@ -135,10 +152,22 @@ class Measured(NamedTuple):
             update,
             np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
             float(_ratio(self.conflicts[at].sum(), size)),
+            float(_ratio((self._chance()[at] * self.size[at]).sum(), size)),
             float(_ratio(self.changed[at].sum(), size)),
             moved,
             _ratio(self.kept[at].sum(0), moved),
         )
+
+    def _chance(self) -> np.ndarray:
+        """The fraction of entries that would conflict by chance, `[tensor]`.
+
+        A model moves an entry up or down with a chance of half its moved fraction each. An entry
+        conflicts unless none moves it up or none moves it down. Of k models that move everything,
+        1 - 2^(1-k) of the entries conflict.
+        """
+        moved = np.clip(_ratio(self.moved, self.size[:, None]), 0, 1)
+        one_way, still = np.prod(1 - moved / 2, axis=1), np.prod(1 - moved, axis=1)
+        return np.nan_to_num(1 - 2 * one_way + still)
 
 
 def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:

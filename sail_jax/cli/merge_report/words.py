@@ -8,7 +8,7 @@ from typing import Any
 
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.cli.merge_report.measures import Measured, finite, owners_of
+from sail_jax.cli.merge_report.measures import Measured, Total, finite, owners_of
 
 
 def number(x: float | None) -> str:
@@ -132,6 +132,28 @@ def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:
     return weights
 
 
+# Fractions of conflicts that differ by less are called equal.
+NEAR_CHANCE = 0.01
+
+
+def conflicts(total: Total) -> str:
+    """Compares the fraction of entries where signs conflict with chance.
+
+    Args:
+      total: The measurements of the whole model.
+
+    Returns:
+      One sentence.
+    """
+    apart = total.conflicts - total.chance
+    than = "more than" if apart > 0 else "less than"
+    than = "about as often as" if abs(apart) <= NEAR_CHANCE else than
+    return (
+        f"Signs conflict at {percent(total.conflicts)} of the entries, {than} by chance"
+        f" (chance: {percent(total.chance)})."
+    )
+
+
 def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[str]:
     """Lists what a user should check: unmeasured tensors, duplicates, conflicts, odd weights.
 
@@ -166,9 +188,9 @@ def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[
     if not data.names:
         return lines
     total, names = data.total(), lettered(data.models)
-    norms, what = total.norms, "moved from the base" if data.deltas else "differs from 0"
+    norms, what = total.norms, "equals the base" if data.deltas else "is 0"
     still = [k for k, norm in enumerate(norms) if norm == 0]
-    lines += [f"{names[k]} has not {what} in any merged tensor: it adds nothing." for k in still]
+    lines += [f"{names[k]} {what} in every merged tensor. It adds nothing." for k in still]
     for i, j in combinations(range(len(names)), 2):
         cosine = total.cosines[i, j]
         # Models fine-tuned from one another have cosines of whole weights near 1 without being
@@ -176,33 +198,28 @@ def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[
         near = 0.999 if data.deltas else 1 - 1e-12
         if cosine > near and (data.deltas or abs(norms[i] / norms[j] - 1) < 1e-9):
             lines.append(
-                f"{names[i]} and {names[j]} are duplicates, or nearly (cosine {cosine:.4f}):"
-                " their common changes count twice."
+                f"{names[i]} and {names[j]} are duplicates, or nearly (cosine {cosine:.4f})."
+                " Their common changes count twice."
             )
         elif cosine < -0.5:
             lines.append(
-                f"{names[i]} and {names[j]} point in opposite directions (cosine {cosine:.2f}):"
-                " most of both cancels."
+                f"{names[i]} and {names[j]} point in opposite directions (cosine {cosine:.2f})."
+                " Most of both cancels."
             )
-    if total.conflicts > 0.5:
-        moving = len(names) - len(still)
-        chance = percent(1 - 2.0 ** (1 - moving)) if moving > 1 else "–"
-        lines.append(
-            f"Signs conflict at {percent(total.conflicts)} of all entries (unrelated signs of"
-            f" {moving} models: {chance})."
-        )
+    if total.conflicts > total.chance + NEAR_CHANCE:
+        lines.append(conflicts(total))
     moved = [k for k in range(len(names)) if norms[k] > 0]
     if moved and data.deltas:
         far, near = max(moved, key=lambda k: norms[k]), min(moved, key=lambda k: norms[k])
         if norms[far] > 10 * norms[near]:
             lines.append(
                 f"{names[far]} moved {norms[far] / norms[near]:.0f} times as far from the base as"
-                f" {names[near]}: with similar weights it dominates the merge."
+                f" {names[near]}. With similar weights it dominates the merge."
             )
         if total.update > 2 * norms[far]:
             lines.append(
                 f"The merged model is {total.update / norms[far]:.1f} times as far from the base as"
-                " the farthest input: check the weights and the scale."
+                " the farthest input. Check the weights and the scale."
             )
         if total.update == 0:
             lines.append("The merged model equals the base in every measured tensor.")

@@ -70,9 +70,9 @@ def test_the_plan_writes_nothing(models, capsys):
     ("words", "message"),
     [
         (["a", "b"], "expected --data, --score or --command"),
-        (["a", "b", "--score", SCORE, "--command", "x {checkpoint}"], "give one of them"),
+        (["a", "b", "--score", SCORE, "--command", "x {checkpoint}"], "give only one of them"),
         (["a", "b", "--data", "x.npz", "--command", "x {checkpoint}"], "has its own examples"),
-        (["a", "b", "--score", SCORE, "--resume"], "--resume: give --out"),
+        (["a", "b", "--score", SCORE, "--resume"], "--resume needs --out"),
         (["a", "b", "--score", SCORE, "--groups", "w"], "--groups and --refine gradient need"),
         (["a", "b", "--data", "y.npz", "--score", SCORE], "y.npz"),
         (["a", "--data", "x.npz", "--score", SCORE], "two or more models"),

@@ -226,7 +226,9 @@ def test_groups_are_different_and_all_where_there_are_few():
 def test_presets_of_the_paper_say_which_files_they_need(name, files):
     with pytest.raises(DataError, match=r"^experts.checkpoint must name the folder of \w+/.*net.*"):
         ms.run(ms.presets[name])
-    with pytest.raises(DataError, match=r"^experts.data.folder must name where images of .*svhn"):
+    with pytest.raises(
+        DataError, match=r"^experts.data.folder must be the place of images of .*svhn"
+    ):
         ms.run(varied(ms.presets[name], experts={"checkpoint": files[1]}))
 
 

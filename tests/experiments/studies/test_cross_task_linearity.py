@@ -316,7 +316,9 @@ PAPER = [name for name in ctl.presets if name.startswith("paper")]
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_preset_of_the_paper_says_which_files_it_needs(name):
-    told = r"^data.folder must name where (MNIST|CIFAR-10*) .*; the default, data.name = digits,"
+    told = (
+        r"^data.folder must be the place of (MNIST|CIFAR-10*) .*; the default, data.name = digits,"
+    )
     with pytest.raises(DataError, match=told):
         ctl.run(ctl.presets[name])
 

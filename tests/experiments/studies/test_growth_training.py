@@ -125,7 +125,7 @@ def test_what_trains_the_large_network_first_is_counted():
     dataset = gt.run(small).sel(way="transport")
     assert int(dataset["learning_steps"]) == TINY.maps.steps
     assert not bool(dataset["exact"])
-    with pytest.raises(ValueError, match="methods: no way for text to grow in width is called"):
+    with pytest.raises(ValueError, match="methods: no method for text to grow in width is called"):
         varied(GPT, methods=("transport",))
 
 
@@ -273,7 +273,7 @@ def test_text_is_printable_and_held_out_by_module():
         ({"methods": ()}, "methods must be"),
         ({"methods": ("lemon", "lemon")}, "methods must be"),
         ({"methods": ("lemmon",)}, "methods: no way .*nearest: 'lemon'"),
-        ({"methods": ("stack",)}, "methods: no way for text to grow in width"),
+        ({"methods": ("stack",)}, "methods: no method for text to grow in width"),
         ({"source": {"width": 0}}, "source.width must be at least 1"),
         ({"large": {"width": 16}}, "large.width must be at least source.width = 32; got 16"),
         ({"large": {"width": 32}}, "large.width, large.layers: exactly one"),

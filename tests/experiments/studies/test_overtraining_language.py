@@ -360,7 +360,7 @@ def test_a_run_pre_trains_on_all_blocks_unless_shifted_is_a_task(names):
 def test_the_papers_data_are_asked_for_before_anything_is_computed():
     stage = lambda *_, **__: pytest.fail("computed")  # noqa: E731
     for preset in ("paper", "paper_15m", "paper_90m"):
-        with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* python, needs none"):
+        with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* python, needs no"):
             ol.run(ol.presets[preset], stage)
     with pytest.raises(ValueError, match=r"other\.npy is missing"):
         ol.run(varied(TINY, tune={"tasks": ("other.npy",)}), stage)

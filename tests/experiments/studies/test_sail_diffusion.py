@@ -403,10 +403,12 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
     np.save(labels, np.full(6, 10, np.uint8))
     with pytest.raises(DataError, match="label"):
         study.loaded(varied(clean, data=of))
-    with pytest.raises(ValueError, match=r"data.file must name where the latents .* digits, needs"):
+    with pytest.raises(
+        ValueError, match=r"data.file must be the place of the latents .* digits, needs"
+    ):
         sd.run(sd.presets["paper"])
     with pytest.raises(
-        ValueError, match=r"data.folder must name where a folder of images .* needs"
+        ValueError, match=r"data.folder must be the place of a folder of images .* needs"
     ):
         sd.run(sd.presets["paper_images"])
 

@@ -554,7 +554,7 @@ def test_questions_for_a_text_of_files_need_its_tokenizer():
         ),
         (
             {"data": {"name": "openwebtext"}},
-            "data.folder must name where OpenWebText .* can be found .published at .* needs none",
+            "data.folder must be the place of OpenWebText .* .published at .* needs no",
         ),
         ({"model": {"context": 10**7}}, "model.context must be below"),
         ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),
@@ -786,7 +786,7 @@ def test_ligo_grows_width_and_depth_and_learns(kind):
         ({"data": {"vocab": 301}}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
         (
             {"model": {"context": 17}},
-            "sequences of 17 were asked for, but the checkpoint has positions for",
+            "sequences of 17 were requested, but the checkpoint has positions for",
         ),
         ({"held_out": 10**5}, "held_out must be at most"),
         (
