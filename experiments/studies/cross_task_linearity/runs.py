@@ -250,7 +250,8 @@ class Runs:
         - "learned": the accuracy of the bases on the labels of pre-training,
           `(replicate, labels)`;
         - "interpolated" and, for the ResNet, "batch": the results of `parts.halfway` by how
-          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and `LABELS`.
+          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS`
+          and `LABELS`.
         """
         c = self.config
         kinds, upright = len(LABELS), self.data("upright")
