@@ -279,7 +279,7 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
         tasks.load(on_disk, 40, 8, [other])
     with pytest.raises(ValueError, match="'questions' needs the characters of the offline text"):
         tasks.task("questions", corpus, (2, 2, 2), 0)
-    with pytest.raises(ValueError, match="200 blocks are asked for, there are 112"):
+    with pytest.raises(ValueError, match="200 blocks are needed, there are 112"):
         tasks.task(other, corpus, (100, 50, 50), 0)
 
 
@@ -493,7 +493,7 @@ def _verdict(dataset, start):
     return found
 
 
-BY_OTHERS = "for each seed as the others tell it"
+BY_OTHERS = "chosen for each seed on the others"
 CLAIMS = (
     "Noise of any fixed size",
     "The increase grows from each budget",
@@ -501,12 +501,12 @@ CLAIMS = (
     "Under small noise",
     "The inflection budget falls as the noise",
     "Fine-tuning on a at the largest rate",
-    f"After fine-tuning on a at the largest rate that keeps the text (0.16, {BY_OTHERS}) the pre",
+    f"After fine-tuning on a at the largest rate that retains the text (0.16, {BY_OTHERS}), the ",
     "The inflection budget of the pre-training loss",
     "The distance moved is nearly proportional",
     "The distance moved does not depend",
     "The tuned rate on a falls",
-    "The curvature that noise meets",
+    "The curvature along the noise",
     "Large noise (lambda = 0.4) raises",
     "Large fine-tuning",
 )
