@@ -41,7 +41,7 @@ def r_squared(
     It returns variables of the dataset, as (names of dimensions, values):
     - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
       `r_squared_high`; and the interval of the main term's R^2 minus this one, `ahead_low` to
-      `ahead_high`;
+      `ahead_high`.
     - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
       distance and direction were independent.
 

@@ -162,9 +162,9 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns measurements of each pair, `(replicate, pair, ...)`:
-    - "line": the arrays of `linearity`;
-    - "spread": the arrays of `distribution` at 0.5;
-    - "barrier": the height of the loss barrier on the line, in nats;
+    - "line": the arrays of `linearity`.
+    - "spread": the arrays of `distribution` at 0.5.
+    - "barrier": the height of the loss barrier on the line, in nats.
     - "own_loss" and "other_loss": the losses of the first and of the second model.
 
     References:
@@ -211,9 +211,9 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
     The parts "scratch" and "random_labels" use it, for one pair of models at a time.
 
     It returns measurements of the pair:
-    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
-    - "barrier": the height of the loss barrier on the line, in nats;
-    - "middle": the accuracy half way;
+    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`.
+    - "barrier": the height of the loss barrier on the line, in nats.
+    - "middle": the accuracy half way.
     - "ends": the mean accuracy of the two models.
     """
     line = linearity(model, normalise, (0.5,), a, b, batch)
@@ -234,10 +234,10 @@ def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
     - `tests`: the test set of their task, `(replicate, ...)`.
 
     It returns measurements of each set, in the order of `subsets`, and of each model:
-    - "average": the accuracy of averaged weights, `(replicate, subset)`;
-    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
-    - "agreement": the share of images for which both predict the same class, `(replicate, subset)`;
-    - "gap": the relative gap of features, `(replicate, layer, subset)`;
+    - "average": the accuracy of averaged weights, `(replicate, subset)`.
+    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`.
+    - "agreement": the share of images for which both predict the same class, `(replicate, subset)`.
+    - "gap": the relative gap of features, `(replicate, layer, subset)`.
     - "members": the accuracy of each model, `(replicate, model)`.
 
     References:
@@ -269,8 +269,8 @@ def along_the_line(
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns accuracies `(replicate, pair, alpha)`:
-    - "average": of interpolated weights;
-    - "ensemble": of interpolated logits;
+    - "average": of interpolated weights.
+    - "ensemble": of interpolated logits.
     - "chord": the interpolated accuracies of the two models.
     """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
@@ -297,7 +297,7 @@ def arithmetic(
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns the arrays of `angles` with a point for each scale:
-    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`.
     - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
       `(replicate, task, ...)`.
 
@@ -333,13 +333,13 @@ def stitching(
 
     It returns four groups of accuracies. Layers are those after which features are inserted:
     - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
-      in the second model, by layer; "own" and "upper", the unchanged first and second model;
+      in the second model, by layer; "own" and "upper", the unchanged first and second model.
     - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
       the mean of both models' features; "weights", the features of their mean weights; "single",
-      the features of one model, mean of both;
+      the features of one model, mean of both.
     - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the base's
       features minus the features of base + s tau, on the task; "weights_task", the features of base
-      - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
+      - s tau; and the same on the base's own task, "features_upright" and "weights_upright".
     - "base", `(replicate, task)`: the unchanged base, on the "task" and on its own, "upright".
 
     References:
@@ -426,11 +426,11 @@ def theorem(
     - `keys`: data of random keys, `(checkpoint, 2)`.
 
     It returns arrays `(checkpoint, pair)`:
-    - "gap": as above, in nats;
-    - "main_term": the main term of Theorem 1, norm |a - b|^2 / 8;
+    - "gap": as above, in nats.
+    - "main_term": the main term of Theorem 1, norm |a - b|^2 / 8.
     - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
-      checkpoint;
-    - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+      checkpoint.
+    - "norm_on_segment": the main term with the largest norm at a, b and their mean.
     - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
       a - b at the checkpoint and half way.
 

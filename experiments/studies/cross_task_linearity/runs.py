@@ -141,7 +141,7 @@ class Runs:
         """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
 
         It returns the models that the parts on rotations receive as `kept`:
-        - "base": the pre-trained one, `(replicate, 1, ...)`;
+        - "base": the pre-trained one, `(replicate, 1, ...)`.
         - "experts": one for each angle, `(replicate, task, ...)`.
         """
         k, rate = len(self.tasks), self.config.mlp.rate
@@ -248,7 +248,7 @@ class Runs:
 
         It returns measurements of "mlp" and of "resnet":
         - "learned": the accuracy of the bases on the labels of pre-training,
-          `(replicate, labels)`;
+          `(replicate, labels)`.
         - "interpolated" and, for the ResNet, "batch": the results of `parts.halfway` by how
           BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS`
           and `LABELS`.

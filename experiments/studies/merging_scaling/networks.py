@@ -110,7 +110,7 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
 def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     """Trains the networks from which experts start, with SGD, one for each repetition.
 
-    - `config`: the config; static.
+    - `config`: the config (static).
     - `exam`: the training images, in arrays of shape (replicate, n, ...).
 
     It returns the variables, in leaves of shape (replicate, ...).
@@ -149,8 +149,8 @@ def finetune(
     In every step an expert and its twin draw samples with the same indices. At index 0 the twin
     uses a sample that no expert has.
 
-    - `config`: the config; static.
-    - `batch`: samples per step; static.
+    - `config`: the config (static).
+    - `batch`: samples per step (static).
     - `marks`: the numbers of steps after which networks are kept, increasing.
     - `base`: the initial networks, in leaves of shape (replicate, ...).
     - `samples`: number of samples of each task, at most n - 1.
@@ -202,7 +202,7 @@ def measure(
 
     It is mapped over repetitions; shapes below include that axis.
 
-    - `config`: the config; static.
+    - `config`: the config (static).
     - `base`: the experts' initial networks, in leaves of shape (replicate, ...).
     - `experts`: the experts, in leaves of shape (replicate, task, ...).
 

@@ -36,9 +36,9 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     deviations of `deviations`.
 
     Returns losses in nats per token, and answers:
-    - "base": the loss on held-out text without noise, `(seed,)`;
-    - "noisy": its mean over draws of noise, `(seed, gamma)`;
-    - "before": the loss on each task's test examples without noise, `(task, seed)`;
+    - "base": the loss on held-out text without noise, `(seed,)`.
+    - "noisy": its mean over draws of noise, `(seed, gamma)`.
+    - "before": the loss on each task's test examples without noise, `(task, seed)`.
     - "answers": the share of right answers without noise, `(benchmark,)`; only with benchmarks.
 
     Raises `ValueError` if the weights are missing, damaged or do not fit config.json, or as
@@ -171,14 +171,14 @@ def fine_tune(
       path: Folder of the checkpoint.
       some: The fine-tunings: the number of the repetition, and the index of the learning rate in
         `config.tune.rates`.
-      folder: Directory for states of the training, from which a killed one continues; None stores
+      folder: Directory for states of the training, from which a killed one continues. None stores
         no states.
 
     Returns:
       Measurements of each fine-tuning. Losses are in nats per token:
-      - "base": the loss on held-out text of pre-training, `(run,)`;
-    - "validation" and "test": the loss on these examples of the task, `(run,)`;
-    - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`;
+      - "base": the loss on held-out text of pre-training, `(run,)`.
+    - "validation" and "test": the loss on these examples of the task, `(run,)`.
+    - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`.
     - "answers": the share of right answers, `(run, benchmark)`; only with benchmarks.
 
     Raises:

@@ -40,11 +40,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     `memory.together` splits these into several stages of fewer fine-tunings.
 
     Returns the dataset, with losses in nats per token:
-    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-    - `noisy`, `(budget, seed, gamma)`: the same under noise;
-    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
-    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
-    - `unigram`: the loss of predicting each token from its frequency alone;
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training.
+    - `noisy`, `(budget, seed, gamma)`: the same under noise.
+    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning.
+    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`.
+    - `unigram`: the loss of predicting each token from its frequency alone.
     - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
       benchmark)`: the shares of right answers, only with benchmarks.
     The attributes are the number of `parameters`, the `rank` of adapters (0 without), the

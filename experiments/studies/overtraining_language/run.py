@@ -30,11 +30,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     `memory.together` splits a stage into several stages of fewer models.
 
     Returns the dataset, with losses in nats per token:
-    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training.
+    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`.
     - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: the results of
-      `stages.fine_tune`; the own losses of texts with classes are in nats per text;
-    - `theory_*`: the results of `stages.theory`;
+      `stages.fine_tune`; the own losses of texts with classes are in nats per text.
+    - `theory_*`: the results of `stages.theory`.
     - `unigram`: the loss of predicting each token from its frequency alone.
     The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the config
     has one.

@@ -76,7 +76,7 @@ def pre_train(
       where: The layout of the work on devices.
       budget: Tokens to train on.
       some: Numbers of the repetitions.
-      folder: Directory for checkpoints, from which a killed training continues; None stores none.
+      folder: Directory for checkpoints, from which a killed training continues. None stores none.
 
     Returns:
       The trained parameters, `(replicate, ...)`.
@@ -131,9 +131,9 @@ def perturb(
 
     Returns:
       Measurements of each model:
-      - "base": the loss without noise, `(model,)`;
-    - "increase": the mean increase of the loss under noise, `(model, noise)`;
-    - "draws_error": its standard error over draws, `(model, noise)`;
+      - "base": the loss without noise, `(model,)`.
+    - "increase": the mean increase of the loss under noise, `(model, noise)`.
+    - "draws_error": its standard error over draws, `(model, noise)`.
     - "predicted": the increase by second derivatives, `(model, noise)`.
 
     References:
@@ -194,15 +194,15 @@ def fine_tune(
       task: The task of the fine-tuning.
       bases: Parameters of all models, ordered by budget and then by repetition.
       some: For each run the index of its model in `bases`, and of its rate in `config.tune.rates`.
-      folder: Directory for checkpoints, from which a killed training continues; None stores none.
+      folder: Directory for checkpoints, from which a killed training continues. None stores none.
 
     Returns:
       Measurements of each run. The scales lead from the model to its fine-tuned version.
-      - "increase": the increase of the pre-training loss, `(run, scale)`;
-      - "predicted": the same by first and second derivatives, `(run, scale)`;
-      - "distance": the L2 norm of the change of all parameters, `(run,)`;
-      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`;
-      - "validation": the loss on its validation sequences afterwards, `(run,)`;
+      - "increase": the increase of the pre-training loss, `(run, scale)`.
+      - "predicted": the same by first and second derivatives, `(run, scale)`.
+      - "distance": the L2 norm of the change of all parameters, `(run,)`.
+      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`.
+      - "validation": the loss on its validation sequences afterwards, `(run,)`.
       - "epoch": the number of epochs after which training was stopped, `(run,)`; only with
         `config.tune.early_stopping`, which uses the epoch of least validation loss.
       The task's losses are `training.own_losses`.
@@ -300,9 +300,9 @@ def theory() -> dict[str, Any]:
     """Evaluates the theory of two-layer linear networks, for comparison.
 
     Returns for "noise" and for "rate" (of fine-tuning):
-    - "loss": the pre-training loss afterwards, `(row, time)`;
-    - "inflection": the time after which more pre-training hurts, 0 without such a time, `(row,)`;
-    - "row": the sizes of noise, or the rates;
+    - "loss": the pre-training loss afterwards, `(row, time)`.
+    - "inflection": the time after which more pre-training hurts, 0 without such a time, `(row,)`.
+    - "row": the sizes of noise, or the rates.
     - "time": the pre-training times.
 
     References:

@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"]) -> Seen:
     """Evaluates the measuring classifier on images.
 
-    - `net`: the ResNet; static under jit.
+    - `net`: the ResNet (static under jit).
     """
     # The classifier's head reads the output of the last block, averaged over positions.
     *_, last = net.places()

@@ -89,10 +89,10 @@ def sample(
 ) -> Float[Array, "n *shape"]:
     """Generates one example for each label with a SiT.
 
-    - `net`: the SiT; static under jit.
+    - `net`: the SiT (static under jit).
     - `labels`: the class of each example; `net.classes` means no class.
-    - `shape`: the shape of one example, (side, side, channel); static.
-    - `sampler`: the method, its steps and the guidance; static.
+    - `shape`: the shape of one example, (side, side, channel) (static).
+    - `sampler`: the method, its steps and the guidance (static).
     """
     first, later = jax.random.split(key)
     none = jnp.full_like(labels, net.classes)  # type: ignore[attr-defined]

@@ -158,7 +158,7 @@ class Laboratory:
         """Trains the measuring classifier or an encoder.
 
         - `index`: the examples to train on, of shape (n,).
-        - `folder`: folder for checkpoints; None keeps none.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns `variables`: the trained parameters and any running statistics, as NumPy arrays.
         """
@@ -305,7 +305,7 @@ class Laboratory:
     def align(self, of: Repetition, clean: bool, folder: Path | None) -> dict[str, Any]:
         """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
 
-        - `folder`: folder for checkpoints; None keeps none.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns `params`: the weights of the SiT (`sit`) and of its projector (`align`); and
         `loss`: the alignment loss at the logged steps.
@@ -322,7 +322,7 @@ class Laboratory:
         """Trains a SiT in one way, and measures its samples during training.
 
         - `aligned`: the initial `params` from `align`, or None for the usual initial weights.
-        - `folder`: folder for checkpoints; None keeps none.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns the measures of `quality.MEASURES`, one value per evaluation; the loss terms of
         `TERMS` at the logged steps; `samples` of the trained network, class by class; and

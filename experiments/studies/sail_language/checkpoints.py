@@ -35,11 +35,11 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
 
     It returns the dataset:
     - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
-      and merges;
+      and merges.
     - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
-      mean of the others;
-    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
-    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
+      mean of the others.
+    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text.
+    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
     - with `retrain`, the results of `table_2.run`.
 
     It raises `DataError` if checkpoints, text or questions are missing or do not fit together.
@@ -133,9 +133,9 @@ def measure(
     """Evaluates the checkpoints and their merges on one draw of text.
 
     It returns measurements of the checkpoints, followed by those of `MERGES`:
-    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
-    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
-    - "gamma": the gamma of least loss on validation text;
+    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`.
+    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text.
+    - "gamma": the gamma of least loss on validation text.
     - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
     at_once = learner.config.at_once

@@ -194,7 +194,7 @@ def trained(
     """Trains a network, and returns it at one or more steps.
 
     - `stops`: numbers of steps, ascending, after which the network is returned.
-    - `folder`: directory for checkpoints, from which a killed training continues; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
     - `look`: computes the measurements before the first and after every `budget.every` steps; None
       measures nothing.
 
@@ -232,10 +232,10 @@ def learn_sources(
 ) -> dict[str, Any]:
     """Trains the sources of a repetition.
 
-    - `folder`: directory for checkpoints, from which a killed training continues; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
 
     It returns the results by name:
-    - the variables of each source, under the source's name;
+    - the variables of each source, under the source's name.
     - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
       mean, on held-out text of D_1 and of D_t.
     """
@@ -265,11 +265,11 @@ def choose(
     """Chooses the weights of the sources before any training on the target.
 
     It returns the weights of the first source, and the data for their choice:
-    - "distance": the weight by eq. 11;
+    - "distance": the weight by eq. 11.
     - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
-      sources of the target's shape and between the grown ones;
+      sources of the target's shape and between the grown ones.
     - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
-      text;
+      text.
     - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
     """
     pairs = {"sweep": [sources["one"], sources["two"]]}
@@ -363,7 +363,7 @@ def follow(
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Trains on D_t from one start and measures the network during training.
 
-    - `folder`: directory for checkpoints, from which a killed training continues; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
 
     It returns "loss", the held-out loss before the first and after every `budget.every` steps,
     `(evaluation,)`; and "accuracy", the shares of right answers before and after training,

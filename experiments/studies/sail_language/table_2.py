@@ -88,13 +88,13 @@ def run(
     """Trains from every start, a stage for each of them and each repetition.
 
     It returns the dataset:
-    - `trained_loss` in nats on held-out text, `(way, seed, step)`;
+    - `trained_loss` in nats on held-out text, `(way, seed, step)`.
     - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the shares of right
-      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity);
+      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity).
     - `saved` and `compute_saved`, `(way, seed)`: steps and share of compute that a start saves
       against scratch until the least loss that both reach. They include the cost of the start, but
-      not the checkpoints' own training;
-    - `chance`, `(task,)`: the share of right answers by guessing;
+      not the checkpoints' own training.
+    - `chance`, `(task,)`: the share of right answers by guessing.
     - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if gamma
       is also chosen by retraining.
     The attribute `epochs` is the number of passes through the text.

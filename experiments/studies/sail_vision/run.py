@@ -28,11 +28,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, and trains the large networks, a stage for each start.
 
     It returns the dataset. Names of variables begin with "supervised_" or "byol_", followed by:
-    - the measures of `training.MEASURES` along training, `(way, seed, step)`;
-    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
+    - the measures of `training.MEASURES` along training, `(way, seed, step)`.
+    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`.
     - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: the
       savings of a start against training from scratch, in steps and FLOPs until the best result
-      that both reach;
+      that both reach.
     - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps before the training.
     The dataset also has `weight`, `(seed, source)`, the sources' weights in SAIL's merge. The
     attribute `paradigms` lists the kinds of training, separated by spaces.

@@ -129,7 +129,7 @@ class Learner:
 
         It is measured before the first step and after every `config.budget.every` steps.
 
-        - `folder`: directory for checkpoints, from which a killed training continues; None stores
+        - `folder`: directory for checkpoints, from which a killed training continues. None stores
           none.
 
         It returns the trained variables; and curves by name: `(evaluation,)` for everything in

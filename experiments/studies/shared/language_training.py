@@ -198,7 +198,7 @@ def together(
       steps: Number of steps.
       key: A random key, for dropout.
       where: The layout of the work on devices.
-      directory: Directory for checkpoints, from which a killed training continues; None stores
+      directory: Directory for checkpoints, from which a killed training continues. None stores
         none.
       config: The config that checkpoints must match.
       save_every: Steps between two checkpoints.
