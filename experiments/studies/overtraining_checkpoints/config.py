@@ -80,7 +80,7 @@ class Benchmarks:
     """Largest number of questions from a file."""
     shots: Count = 0
     """Number of solved examples before each question. They are the file's first questions, which
-    are not asked."""
+    do not count as questions."""
 
 
 @config
@@ -105,7 +105,7 @@ class Config:
     draws: Natural = 4
     """Number of draws of noise in each repetition; the same for all checkpoints and sizes."""
     deviation: Deviation = "module"
-    """The standard deviations of the noise: those of this library's initial weights ('module'), or
+    """The standard deviations of the noise: from this library's initial weights ('module'), or
     the initializer_range in config.json ('stated')."""
     held_out: Natural = 128
     """Number of sequences on which the pre-training loss is measured."""

@@ -77,7 +77,7 @@ def seeded(config: Config, *what: int) -> int:
 
 
 def network(config: Config, paths: Sequence[str]) -> nn.Module:
-    """Builds the network whose parameters the checkpoints are.
+    """Builds the network of the checkpoints, without their parameters.
 
     Args:
       config: The settings.

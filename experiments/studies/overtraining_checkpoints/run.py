@@ -125,7 +125,7 @@ def _end(config: Config, path: str) -> tuple[int, ...]:
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Divides members into those trained side by side, each with its suffix of the stage's name."""
+    """Divides members into parts trained side by side, each with its suffix of the stage's name."""
     size = config.memory.together or len(members)
     parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
     names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]

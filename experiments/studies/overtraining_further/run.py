@@ -142,7 +142,7 @@ def _real_bits(config: Config) -> np.ndarray:
 
 
 def _span(config: Config) -> float:
-    """Returns the range of the weights, of which none exceeds sqrt(sigma_1)."""
+    """Returns the range of the weights: none exceeds sqrt(sigma_1)."""
     return 2 * sqrt(config.scale)
 
 

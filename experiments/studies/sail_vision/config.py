@@ -136,8 +136,8 @@ class Config:
         for stage, (old, new) in enumerate(pairs):
             # A last block that projects cannot be repeated.
             repeats = new == old or stage == 0 or old >= 2
-            which = f"be 2 or more in stage {stage}, which deepens by repeating its last block, and"
-            must(self, "source.blocks", repeats, f"{which} whose first one projects")
+            why = "its first block projects and its last block is repeated"
+            must(self, "source.blocks", repeats, f"be 2 or more in stage {stage}, because {why}")
 
     def _check_ways(self) -> None:
         """Checks the names of the starts, and that scratch and sail come first."""

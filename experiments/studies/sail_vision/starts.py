@@ -26,7 +26,7 @@ from sail_jax.basis.change_basis import change_basis
 
 
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
-    """Permutes the units of all sources to match those of the first one.
+    """Permutes the units of all sources to match the first one's.
 
     It returns the unchanged first source, and the others with their units in another order.
 

@@ -137,7 +137,7 @@ def judged_regions(
         by_draw = gain.sel(region=region)
         if not np.isfinite(by_draw).all():
             if region != "disputed":
-                yield Finding(where, claim, paper, "there is no such point", "not tested")
+                yield Finding(where, claim, paper, "no points in this region", "not tested")
             continue
         expected = float(theory.sel(region=region))
         ours = f"T = {stated(by_draw, 3)}, in theory {expected:+.3f}"
