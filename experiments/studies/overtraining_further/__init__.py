@@ -6,8 +6,8 @@ weight matrices. There are five parts:
 
   decay  Gaussian noise follows pre-training: the number of modes worth learning, and the best time
          to stop, by the decay of the spectrum
-  turned the best time for a target with U != V, if both layers begin as e^-tau I bits   the weights
-  are rounded to b bits: the best time, and the increase of the loss by rounding
+  turned the best time for a target with U != V, if both layers begin as e^-tau I
+  bits   the weights are rounded to b bits: the best time, and the increase of the loss by rounding
          along pre-training, compared with independent uniform errors
   sam    pre-training by sharpness-aware minimisation: the times when modes are learned, without
          normalisation; and the imbalance a^2 - b^2 of modes at a minimum, with it

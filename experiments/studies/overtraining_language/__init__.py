@@ -6,9 +6,8 @@ pre-trained on the source text of Python's standard library, for a series of tok
 the paper, each budget has its own training from the beginning, with a cosine schedule that ends at
 0. Each model is then changed in two ways:
 
-  Gaussian noise of several sizes lambda is added, with the initialisation's standard deviations
-  (eq. 1, Fig. 3); other tasks are taught at several learning rates, fixed or tuned by budget (Figs.
-  4 to 6, 8).
+  Gaussian noise of several sizes lambda is added, shaped like the initialisation (eq. 1, Fig. 3);
+  other tasks are taught at several learning rates, fixed or tuned by budget (Figs. 4 to 6, 8).
 
 The loss on held-out text of pre-training is measured afterwards. It is compared with the Hessian's
 predictions (Figs. 9, 10) and with the theory of two-layer linear networks. Losses are in nats per

@@ -2,8 +2,8 @@
 
   shifted    blocks of the same text with high mean token values, as SAIL splits a text (App.
              H.1); if this is a task, pre-training does not use them
-  rotated    the pre-training text with every letter moved 13 places on in the alphabet questions
-  sums, differences, products and sequences with their answers, as plain text
+  rotated    the pre-training text with every letter moved 13 places on in the alphabet
+  questions  sums, differences, products and sequences with their answers, as plain text
 
 A task may also be the path of a tokenised text (.bin, .npy) with the same vocabulary, or of a file
 in JSON lines (.jsonl). `experiments.data.classes` reads texts with classes. Their training target
