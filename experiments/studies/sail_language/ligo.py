@@ -31,7 +31,7 @@ def check(small: nn.Module, large: nn.Module) -> None:
     grown = [name for name in sizes if ours.get(name) != theirs.get(name)]
     if not grown or any((ours.get(n) or 0) > (theirs.get(n) or 0) for n in grown):
         told = ", ".join(f"{n} {ours.get(n)} to {theirs.get(n)}" for n in grown) or "equal sizes"
-        raise ValueError(f"smaller must not exceed the checkpoints in any size; got {told}")
+        raise ValueError(f"smaller must be smaller in a size, and larger in none; got {told}")
 
 
 @partial(jax.jit, static_argnums=(0, 1))

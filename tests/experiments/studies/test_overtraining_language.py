@@ -405,8 +405,11 @@ def test_the_papers_training_is_table_3():
         ),
         ({"tune": {"rates": (0.1, -0.1)}}, r"tune.rates\[1\] must be greater than 0"),
         ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend and have 1"),
-        ({"tune": {"tasks": ("shfted",)}}, r"tune.tasks: 'shfted' is none.* \(nearest: 'shifted'"),
-        ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is none"),
+        (
+            {"tune": {"tasks": ("shfted",)}},
+            r"tune.tasks: 'shfted' is neither.* \(nearest: 'shifted'",
+        ),
+        ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is neither"),
         ({"memory": {"together": 0}}, "memory.together must be at least 1"),
         ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),
         ({"tune": {"epochs": 1}}, "tune.epochs: fine-tuning must take at least 10 steps"),
