@@ -590,9 +590,9 @@ def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
     none = dataset.assign_attrs(kept_perplexity=float(np.exp(float(base.min()) + 1e-3)))
     assert np.isnan(of.kept_rates(none)).all()
     assert np.isnan(of.rates_by_others(none)).all()
-    told = [f for f in ol.findings(none) if "keeps the text" in f.claim]
+    told = [f for f in ol.findings(none) if "retains the text" in f.claim]
     assert len(told) == 5
-    assert all("(there is none)" in f.claim and f.verdict == "undecided" for f in told)
-    assert "a none keeps it" in ol.summary(none)
+    assert all("(no such rate)" in f.claim and f.verdict == "undecided" for f in told)
+    assert "a no rate retains it" in ol.summary(none)
     assert _verdict(none, "The inflection budget of the pre-training loss") == "undecided"
     assert _verdict(none, CLAIMS[0]) == "holds"  # of noise, which has no rate
