@@ -446,7 +446,7 @@ for _depth in (2, 3):
     def _printed_tuning(depth, at=NOISY, averaged=AVERAGED):
         """For load ≤ 1, T_ft = (load-1)(1 - 2cos θ)
 
-        It is It is It is right for σ = 0 only...
+        It is right for σ = 0 only.
         """
         return _printed_gain(at), _gain(at, depth)
 

@@ -448,7 +448,7 @@ def _():
     """No scale of the layers moves the unseen part further than frozen features do, as |log c| ≤
     |log(p/(1-q))|/2
 
-    The bound is The bound is The bound is approached as r → -∞...
+    The bound is approached as r → -∞.
     """
     x, y = one_sample(ONE)
     unseen = np.eye(ONE.d)[0] - np.linalg.pinv(x) @ x[:, 0]

@@ -326,7 +326,7 @@ def _outside() -> Array:
 def _():
     """A wide network learns the source function, as E(f - f_s)² falls as 1/t or faster
 
-    The value is The value is log10 of the fall over a decade of time. The test detects .5 of it,
+    The value is log10 of the fall over a decade of time. The test detects .5 of it,
     from few tasks.
     """
     return -1.0, _fall(_error)

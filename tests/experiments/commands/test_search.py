@@ -47,7 +47,7 @@ def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
     lines = Path("whole/trials.jsonl").read_text().splitlines(keepends=True)
     Path("part/trials.jsonl").write_text("".join(lines[:7]) + lines[7][:30])
     assert cli.main(["search", *models, "--out", "part"]) == 2
-    assert "--resume goes on with a search" in capsys.readouterr().err
+    assert "--resume continues a search" in capsys.readouterr().err
     assert cli.main(["search", *models, "--out", "part", "--resume"]) == 0
     assert Path("part/trials.jsonl").read_text() == "".join(lines)
     for name in ("recipe.yaml", "answer.html", "answer.json"):
