@@ -1,4 +1,4 @@
-"""Reads where each figure, table and setting of the papers is here, for the papers' pages."""
+"""Reads the list of the papers' figures, tables and settings, for the papers' pages."""
 
 import fnmatch
 import re
@@ -10,16 +10,16 @@ from pathlib import Path
 import yaml
 
 HOW_FAR = {
-    "faithful": "computed or run here as the paper has it, at its sizes where it prints any",
-    "reduced": "the same question, run here with smaller networks, other data, fewer repetitions, "
-    "coarser steps, a special case or a corrected formula; a preset with the paper's own setting, "
-    "where it is named, was not run at length",
-    "needs files": "there is a command for it, which waits for data or checkpoints of yours; here "
-    "it was tried on tiny files of the same formats only",
-    "not done": "not here, or not as printed",
+    "faithful": "computed or run as in the paper, at the paper's sizes if it prints them",
+    "reduced": "the same question with smaller networks, other data, fewer repetitions, coarser "
+    "steps, a special case or a corrected formula. A listed preset with the paper's own setting "
+    "was not run to its end",
+    "needs files": "a command exists, and needs data or checkpoints from you. It was tested only "
+    "on tiny files of the same formats",
+    "not done": "missing, or different from the paper",
     "nothing to run": "a sketch, or a table of words",
 }
-"""What can be said of a line, in the order of the pages."""
+"""The statuses of a line, in the order of the pages."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Line:
 
     Attributes:
       item: Its number, panel or section.
-      shows: What it is about.
-      how_far: How far it was run, a key of `HOW_FAR`.
+      shows: Its subject.
+      how_far: Its status, a key of `HOW_FAR`.
       here: The commands of `sail-jax` that were run, without `run`.
-      own: The commands that run the paper's own setting, where these are others.
+      own: The commands that run the paper's own setting, if they differ.
       claims: Globs over the claims of the paper.
-      why: What differs from the paper, or why it is not done.
+      why: The difference from the paper, or the reason why it is missing.
     """
 
     item: str
@@ -56,18 +56,18 @@ class Line:
 
     @property
     def count(self) -> int:
-        """How many figures, tables or settings the line stands for."""
+        """The number of figures, tables or settings of the line."""
         return len(self.numbers) or 1
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What is known of one paper.
+    """The list of one paper.
 
     Attributes:
-      figures: How many figures it numbers.
-      tables: How many tables it numbers.
-      lines: What is here of each.
+      figures: The number of its numbered figures.
+      tables: The number of its numbered tables.
+      lines: The lines of the list.
     """
 
     figures: int
@@ -75,7 +75,7 @@ class Paper:
     lines: tuple[Line, ...]
 
     def counts(self) -> dict[str, int]:
-        """Counts figures, tables and settings by how far they were run.
+        """Counts figures, tables and settings by their status.
 
         Returns:
           The counts in the order of `HOW_FAR`.
@@ -93,7 +93,7 @@ def read() -> dict[str, Paper]:
       The papers by their keys in the ledger.
 
     Raises:
-      TypeError: If an entry has a field that `Line` does not know, or lacks one.
+      TypeError: If an entry has an unknown field, or lacks one.
     """
     text = Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8")
     papers = yaml.safe_load(text)
@@ -114,10 +114,10 @@ def command(text: str) -> list[str]:
     """Splits a command of the list into the arguments of `sail-jax`.
 
     Args:
-      text: A study with its options, or another command with its.
+      text: A study or another command, with options.
 
     Returns:
-      The arguments, those of a study after `run`.
+      The arguments. For a study they begin with `run`.
     """
     from sail_jax.cli.finder import commands
 
@@ -133,7 +133,7 @@ def statements(line: Line, ids: Iterable[str]) -> list[str]:
       ids: The ids of the paper's claims, without its key.
 
     Returns:
-      The first id of each statement whose claims match one of the line's globs.
+      The first id of each statement with claims that match one of the line's globs.
     """
     first: dict[str, str] = {}
     for name in ids:

@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: reference, methods, recipes, commands, papers."""
+"""Generates pages from the code: reference, methods, recipes, commands, papers."""
 
 import contextlib
 import importlib
@@ -14,6 +14,7 @@ from typing import Any
 
 import figures
 import gallery
+import method_pages
 import spaces
 from markup import table
 
@@ -45,15 +46,16 @@ Row = Sequence[str]
 
 
 def write_all(folder: Path) -> None:
-    """Writes every generated page that has changed, so that only these are read again.
+    """Writes the generated pages that have changed. Sphinx then reads only these pages again.
 
     Args:
-      folder: Where they go; other files in it are removed.
+      folder: The folder of the pages. Other files in it are removed.
     """
     folder.mkdir(exist_ok=True)
     pages = {
         **api_pages(),
         "methods.md": methods_page(),
+        **method_pages.pages(method_cards()),
         "growth.md": growth_page(),
         "heads.md": heads_page(),
         "recipes.md": recipes_page(),
@@ -75,7 +77,7 @@ def write_all(folder: Path) -> None:
 
 
 def api_pages() -> dict[str, str]:
-    """Makes the pages on names that users import: one for each package, and their index.
+    """Makes the pages on public names: one page for each package, and their index.
 
     Returns:
       The pages in reStructuredText, by file name.
@@ -88,7 +90,7 @@ def api_pages() -> dict[str, str]:
         f"   * - :doc:`{name}`\n     - {_sentence(importlib.import_module(name))}" for name in names
     )
     pages["api.rst"] = (
-        f"Every name\n{'=' * 10}\n\nWhat can be imported, package by package.\n\n"
+        f"Every name\n{'=' * 10}\n\nAll public names, package by package.\n\n"
         f".. list-table::\n   :widths: 34 66\n\n{rows}\n\n"
         f".. toctree::\n   :hidden:\n\n{entries}\n"
     )
@@ -96,7 +98,7 @@ def api_pages() -> dict[str, str]:
 
 
 def _theory() -> list[str]:
-    """The parts of `theory`, those first that are not about one subject."""
+    """The parts of `theory`, with the general ones first."""
     import theory
 
     first = ("claims", "coverage", "problems")
@@ -105,7 +107,7 @@ def _theory() -> list[str]:
 
 
 def _modules(name: str) -> list[str]:
-    """The modules of a package of theory, but for those that only pair laws with simulators."""
+    """The modules of a package of theory, without the modules of claims."""
     package = importlib.import_module(name)
     if not hasattr(package, "__path__"):
         return []
@@ -114,7 +116,7 @@ def _modules(name: str) -> list[str]:
 
 
 def _public(module: types.ModuleType) -> list[str]:
-    """The names that a module offers: those it lists, or else those that it defines."""
+    """The public names of a module: the names in `__all__`, or else the names that it defines."""
     if hasattr(module, "__all__"):
         names = list(module.__all__)
     else:
@@ -163,6 +165,13 @@ def _directive(name: str, value: Any) -> str:
 # Methods
 
 
+def method_cards() -> dict[str, str]:
+    """What `sail-jax merge --methods` prints of each method, by its name."""
+    from sail_jax.checkpoint.planning import cards
+
+    return {block.split(": ", 1)[0]: block for block in cards.methods().rstrip().split("\n\n")}
+
+
 def methods_page() -> str:
     """Makes the table of merging methods, from what `sail-jax merge --methods` prints.
 
@@ -170,18 +179,17 @@ def methods_page() -> str:
       The page in Markdown.
     """
     from sail_jax import methods
-    from sail_jax.checkpoint.planning import cards
 
     in_recipes: dict[str, list[Row]] = {}
-    for block in cards.methods().rstrip().split("\n\n"):
+    for name, block in method_cards().items():
         first, asks, *more = (line.strip() for line in block.splitlines())
-        name, about = first.split(": ", 1)
+        about = first.split(": ", 1)[1]
         models, base, reads = asks.split("; ")
         knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
-        beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
+        beside = [line.split(": ", 1)[1] for line in more if line.startswith("at the top")]
         made = methods.get(name)
         row = (
-            _link("sail_jax.methods", name),
+            _method(name),
             _with_source(about, made),
             f"{models}; {base}; {reads}",
             _options([*knobs, *beside]),
@@ -195,11 +203,12 @@ def methods_page() -> str:
     linked = {row[0] for rows in in_recipes.values() for row in rows}
     others = []
     for name in dir(methods):
-        value, link = getattr(methods, name), _link("sail_jax.methods", name)
+        value, link = getattr(methods, name), _method(name)
         about_methods = getattr(value, "__module__", "") == methods.get.__module__
         if inspect.isroutine(value) and link not in linked and not about_methods:
             knobs = ", ".join(inspect.signature(value).parameters)
             others.append((link, _with_source(_sentence(value), value), f"`{knobs}`"))
+    toc = "\n".join(map(method_pages.stem, method_pages.advice()))
     return f"""# Merging methods
 
 This page is made from the registry that the command `sail-jax merge --methods` prints.
@@ -224,6 +233,12 @@ These take arrays or functions, which a recipe cannot hold, and are called in Py
 What the docstrings say of it; see [what each convention means](../explanation/compat.md).
 
 {table(("method", "conventions"), _conventions())}
+
+```{{toctree}}
+:hidden:
+
+{toc}
+```
 """
 
 
@@ -241,8 +256,15 @@ def _conventions() -> list[Row]:
             )
             parts = re.split(r"^- ", differ[1], flags=re.M)[1:] if differ else []
             lines = [" ".join(part.split()) for part in (said[1], *parts)]
-            rows.append((_link("sail_jax.methods", name), "<br>".join(map(_escaped, lines))))
+            rows.append((_method(name), "<br>".join(map(_escaped, lines))))
     return rows
+
+
+def _method(name: str) -> str:
+    """A link to the page of a method, or else to its docstring."""
+    if name in method_pages.advice():
+        return f"[`{name}`]({method_pages.stem(name)}.md)"
+    return _link("sail_jax.methods", name)
 
 
 def _options(parts: Sequence[str]) -> str:
@@ -250,7 +272,7 @@ def _options(parts: Sequence[str]) -> str:
 
 
 def _with_source(about: str, value: Any) -> str:
-    """A sentence, and below it the papers that a docstring refers to, with links."""
+    """A sentence, followed by links to the papers in a docstring's references."""
     text = inspect.getdoc(value) or ""
     found = re.search(r"^References:\n((?:  .*\n|\n(?=  ))+)", text + "\n", re.M)
     return f"{about}<br>*{_arxiv(' '.join(found[1].split()))}*" if found else about
@@ -273,9 +295,9 @@ def growth_page() -> str:
         options = ", ".join(f"`{key}={value}`" for key, value in method.options.items())
         more = [
             f"deepens by `{method.deepens_by}`" if method.widens else "",
-            "draws at random" if method.draws is True else "",
+            "random" if method.draws is True else "",
         ]
-        kept = "meant to, where the architecture allows" if method.lossless else "no"
+        kept = "yes, if the architecture allows it" if method.lossless else "no"
         about = "; ".join(filter(None, [method.about, *more]))
         return f"`{name}`", about, kept, options, method.source
 
@@ -285,9 +307,9 @@ def growth_page() -> str:
     smaller = [row(name) for name, method in METHODS.items() if method.prunes]
     return f"""# Growth methods
 
-This page is made from the registry that the command `sail-jax grow --methods` prints. Whether a
-given network was preserved is not a property of the method alone. A run of both networks shows it;
-`grow` prints the outcome, and `growth.json` in its output holds it.
+This page is generated from the registry that `sail-jax grow --methods` prints. Whether the function
+of a network is preserved depends on the method and on the network. A run of both networks measures
+it. `grow` prints the result, and writes it to `growth.json` in the output.
 
 ## Width
 
@@ -308,7 +330,7 @@ Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned
 
 
 def heads_page() -> str:
-    """Makes the tables of the architectures that are known, and of the heads that are computed.
+    """Makes the tables of known architectures, and of their heads.
 
     Returns:
       The page in Markdown.
@@ -333,22 +355,22 @@ def heads_page() -> str:
     tables = [known(name, read(name)) for name in model_types()]
     return f"""# Architectures
 
-These have a table in a file. It states which entries of config.json size the spaces. A network with
-another value of an entry that the third column names is refused, or inferred where torch is
-installed. The last column has what the network multiplies its embeddings by; growth makes up for
-it. Besides, T5, CLIP and its towers, trees of MaxText and Tunix, and the networks of Flax of this
-project are known.
+The table lists the model types with a file of feature spaces. The second column has the entries of
+config.json that set the sizes of the spaces. The third column has the required values of other
+entries. With another value, the network is refused, or its spaces are inferred if torch is
+installed. The last column has the factor of the embeddings, and growth compensates for it. T5, CLIP
+and its towers, trees of MaxText and Tunix, and the Flax networks of this project are also known.
 
-{table(("model type", "sizes", "holds for", "multiplies by"), tables)}
+{table(("model type", "sizes", "required values", "factor of embeddings"), tables)}
 
 ## Heads
 
-This table is made from the heads that [the forward passes](sail_jax.architectures.forward.rst)
-compute, whose outputs `grow` and `align` compare. Mistral, Qwen 2 and 3 are of the family `llama`,
-and XLM-RoBERTa is of the family `roberta`. A network without a head hands out its states:
-`last_hidden_state`, and `pooler_output` where it has a pooler. CLIP hands out `logits_per_image`,
-`image_embeds` and `text_embeds`. A tower of CLIP with a projection hands out its embeddings; the
-states of the tower, which transformers returns too, are not compared.
+[The forward passes](sail_jax.architectures.forward.rst) compute the outputs of these heads, and
+`grow` and `align` compare them. Mistral, Qwen 2 and 3 belong to the family `llama`, and XLM-RoBERTa
+to the family `roberta`. A network without a head returns its states: `last_hidden_state`, and
+`pooler_output` if it has a pooler. CLIP returns `logits_per_image`, `image_embeds` and
+`text_embeds`. A tower of CLIP with a projection returns its embeddings. transformers also returns
+the states of the tower, and they are not compared.
 
 {table(("family", "tensors", "computes", "output", ""), rows)}
 """
@@ -358,12 +380,12 @@ states of the tower, which transformers returns too, are not compared.
 
 
 def recipes_page() -> str:
-    """Makes the tables of keys, from the declarations by which recipes are read.
+    """Makes the tables of recipe keys from their declarations.
 
     Returns:
       The page in Markdown.
     """
-    from sail_jax.checkpoint.recipe import parts
+    from sail_jax.checkpoint.recipe import mergekit, parts
 
     titles = {
         parts.Recipe: "The recipe",
@@ -390,20 +412,30 @@ def recipes_page() -> str:
             f"## {title}\n\n{about}\n\n{table(('key', 'value', 'default', 'meaning'), rows)}\n"
         )
     sections.append(
-        "Beside these, `grow` takes `depth_method`, `untie`, `require_lossless` and the options "
-        f"of its [method](growth.md); `align` takes {_code(parts.ALIGNMENT)}, the options of "
+        "`grow` also takes `depth_method`, `untie`, `require_lossless` and the options of its "
+        f"[method](growth.md). `align` also takes {_code(parts.ALIGNMENT)}, the options of "
         "`sail_jax.checkpoint.align_checkpoints`.\n"
     )
+    names = {
+        p.name: p.theirs
+        for listed in mergekit.MERGEKIT.values()
+        for p in listed.parameters.values()
+        if p.theirs
+    }
+    sections += [
+        f"`{name}` (mergekit's name: `{theirs}`) is a parameter of many methods. A recipe may use "
+        "either name; if it uses both, their values must be equal.\n"
+        for name, theirs in names.items()
+    ]
     return (
-        "# Recipe keys\n\nThis page is made from the declarations by which `sail-jax merge` reads "
-        "recipes. A key that is not here is an error that names the line and the nearest key. "
-        "Parameters of each method are in [the table of methods](methods.md).\n\n"
-        + "\n".join(sections)
+        "# Recipe keys\n\nThis page is generated from the declarations of the recipe reader. Any "
+        "other key is an error, and the message has the line and the nearest key. The parameters "
+        "of each method are in [the table of methods](methods.md).\n\n" + "\n".join(sections)
     )
 
 
 def _attributes(value: Any) -> dict[str, str]:
-    """What the docstring of a class says of its attributes, by name."""
+    """The descriptions of a class's attributes in its docstring, by name."""
     text = inspect.getdoc(value) or ""
     section = re.search(r"^Attributes:\n((?:  .*\n?|\n(?=  ))+)", text, re.M)
     entries = re.findall(r"^  (\w+): ((?:.*\n?)(?:    .*\n?)*)", section[1], re.M)
@@ -445,7 +477,7 @@ def _default(field: Any) -> str:
 
 
 def commands_page() -> str:
-    """Makes the page of the commands, with what each prints for `--help`.
+    """Makes the page of the commands, with the output of `--help` of each.
 
     Returns:
       The page in Markdown.
@@ -463,7 +495,7 @@ def commands_page() -> str:
     ]
     parts += [f"### `sail-jax bench {n}`\n\n{_text(_printed('bench', n, '--help'))}" for n in names]
     return (
-        f"# Commands\n\nWhat each command prints for `--help`.\n\n{_text(_printed('--help'))}\n"
+        f"# Commands\n\nThe output of `--help` of each command.\n\n{_text(_printed('--help'))}\n"
         + "\n".join(parts)
     )
 
@@ -486,8 +518,8 @@ def studies_page() -> str:
             f"{_text(_printed('run', name, '--help'))}"
         )
     return (
-        "# Studies\n\nMade from the studies themselves. Each is run by `sail-jax run NAME`, "
-        "writes one result with its figures, and says claim by claim what it found; see "
+        "# Studies\n\nThis page is generated from the studies. `sail-jax run NAME` runs a study. "
+        "It writes one result with its figures, and prints a finding for each claim. See "
         "[Experiments](../how_to/experiments.md).\n\n" + "\n".join(parts)
     )
 
@@ -542,9 +574,9 @@ def paper_pages() -> dict[str, str]:
             f"`sail-jax verify --claims '{key}/*'`. Bounds: {attacks.tally(bounds)} "
             "(see [Read a row of the ledger](../tutorials/ledger.md)).\n\n"
             "## Figures, tables and settings\n\n"
-            f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
+            f"The paper has {sum(found.values())} figures (or panels, if they differ), tables and "
             f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
-            "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
+            "[Meaning of these words](#how-far). `sail-jax run` runs the studies.\n\n"
             f"{table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
             f"{table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
@@ -559,7 +591,7 @@ def paper_pages() -> dict[str, str]:
         own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
         pages[f"paper-{key}.md"] = (
             f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n"
-            f"The ledger has {len(own)} claims on a single statement of this paper. Check them: "
+            f"The ledger has {len(own)} claims on one statement of this paper. Check them: "
             f"`sail-jax verify --claims '{key}/*'`.\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
         )
@@ -572,21 +604,21 @@ def paper_pages() -> dict[str, str]:
     meaning = "\n".join(f"{status}\n: {text}\n" for status, text in figures.HOW_FAR.items())
     pages["papers.md"] = f"""# The papers
 
-Five papers, statement by statement and figure by figure. A *statement* is a theorem, a lemma, a
-figure or a numbered equation; a *claim* is a closed form beside a simulation of the same quantity.
-What is wrong as printed is kept as printed, is expected to fail, and stands beside its correction.
-These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes
-the verdicts.
+Five papers are covered statement by statement and figure by figure. A *statement* is a theorem, a
+lemma, a figure or a numbered equation. A *claim* is a closed form and a simulation of the same
+quantity. A statement that is wrong as printed stays in the ledger. It is expected to fail, and has
+a correction next to it. This page is generated from the ledger, like the output of `sail-jax verify
+--coverage`. `sail-jax verify` computes the verdicts.
 
 {table(head, overview)}
 
-Single claims, and not every statement, are checked of: {others}.
+For these papers only single claims are checked: {others}.
 
 (how-far)=
 ## How far figures and settings were run
 
-Each paper's page also lists every figure, table and setting, with the command that runs it here.
-The numbers below count them, a figure by its panels where these went differently far.
+Each paper's page also lists every figure, table and setting, with the command that runs it. The
+table counts them. If the panels of a figure were run differently, the panels are counted.
 
 {table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
 
@@ -601,7 +633,7 @@ The numbers below count them, a figure by its panels where these went differentl
 
 
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
-    """The row of a figure, table or setting: what it is, how far it was run, where, the rest."""
+    """The row of a figure, table or setting: its subject, its status, the commands, the reason."""
     here, own = ([_command(c) for c in commands] for commands in (line.here, line.own))
     names = figures.statements(line, (i.removeprefix(f"{key}/") for i in claims))
     links = [f"[{_escaped(n.rsplit('/', 1)[0])}](#{_anchor(f'{key}/{n}')})" for n in names]
@@ -612,7 +644,7 @@ def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
 
 
 def _command(text: str) -> str:
-    """A command of `figures.yaml` as it is shown: that of a study without `sail-jax run`."""
+    """A command of `figures.yaml` in its printed form: `sail-jax run` is left out of studies."""
     return f"`{text}`" if figures.command(text)[0] == "run" else f"`sail-jax {text}`"
 
 
@@ -681,7 +713,7 @@ def _prose(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes what Markdown would take for markup, but for names in backticks."""
+    """Escapes the markup of Markdown, except names in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if i % 2 else re.sub(r"([*_<>\[\]$\\|~^])", r"\\\1", p)
                    for i, p in enumerate(parts))  # fmt: skip

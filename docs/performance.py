@@ -1,11 +1,11 @@
-"""Makes the page on performance, of the records of benchmarks in `docs/performance`.
+"""Writes the page on performance from the records of benchmarks in `docs/performance`.
 
     sail-jax bench all --out docs/performance
     sail-jax bench all --preset long --out docs/performance     # what seldom changes
     python docs/performance.py
 
-`docs/performance/page.txt` was written by hand. Each line `{{ NAME }}` in it stands for what is
-made here of the records. The figures hold a digest of the records that they are drawn from.
+`docs/performance/page.txt` is written by hand. The text that this module makes from the records
+replaces each line `{{ NAME }}` of that file. Each figure holds a digest of its records.
 """
 
 import io
@@ -27,21 +27,21 @@ DRAWN = {"merges.svg": ("merge",), "scale.svg": ("scale", "large")}
 Record = Mapping[str, Any]
 COSTS = ("cpu_seconds", "seconds", "peak_bytes")
 AXES = {
-    "parameters": "parameters of either of two models that are merged",
-    "models": "models of 50 M parameters that are merged",
+    "parameters": "parameters of each of two merged models",
+    "models": "merged models of 50 M parameters",
     "shards": "files of each of two models with 2,613 tensors",
     "memory": "bytes of `--max-memory`, TIES of 200 M parameters",
-    "growth": "parameters of a network that is grown",
-    "alignment": "parameters of either network of an alignment, two sweeps",
+    "growth": "parameters of the network before growth",
+    "alignment": "parameters of each network of an alignment, two sweeps",
     "dimension": "dimension d of a phase diagram",
     "draws": "data sets of a phase diagram",
-    "members": "trainings side by side",
-    "devices": "devices that 8 trainings share, forced on one processor",
+    "members": "simultaneous trainings",
+    "devices": "devices for 8 trainings, simulated on one CPU",
 }
 
 
 def records(folder: Path = FOLDER) -> dict[str, Record]:
-    """Reads the records that are there."""
+    """Reads the existing records."""
     paths = {name: folder / f"{name}.json" for name in NAMES}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
@@ -51,7 +51,7 @@ def page(found: Mapping[str, Record], written: str) -> str:
 
     Args:
       found: The records by name.
-      written: What was written by hand, with the places of what is made.
+      written: The handwritten text, with the places of the generated parts.
 
     Returns:
       The page in Markdown.
@@ -93,7 +93,7 @@ def largest(record: Record) -> Record:
 
 
 def inputs(record: Record) -> str:
-    """A sentence on what is merged."""
+    """A sentence on the merged checkpoints."""
     n = largest(record)["parameters"]
     return (
         "Four Llama-shaped bfloat16 checkpoints (a base and three models) of "
@@ -102,12 +102,12 @@ def inputs(record: Record) -> str:
 
 
 def tracks(record: Record) -> dict[str, Record]:
-    """What the commands of the largest size took, by name; without those that failed."""
+    """The costs of the commands of the largest size that succeeded, by name."""
     return {n: t for n, t in largest(record)["tracks"].items() if "failure" not in t}
 
 
 def compared(record: Record) -> list[tuple[str, Record, Record | None, Record]]:
-    """Of each method sail-jax's run, mergekit's if there is one, and the copy's."""
+    """For each method the run of sail-jax, of mergekit (if there is one), and of the copy."""
     ran = tracks(record)
     names = [name.removeprefix("ours ") for name in ran if name.startswith("ours ")]
     files = {"slerp": 2, "karcher": 3}
@@ -144,14 +144,14 @@ def _cost(track: Record) -> list[str]:
 
 
 def allocators(record: Record) -> str:
-    """The table of what either memory allocator does for either program."""
+    """The table of both programs with both memory allocators."""
     ran = tracks(record)
     rows = []
     for name in [n.removeprefix("untuned ours ") for n in ran if n.startswith("untuned ours ")]:
         four = [f"ours {name}", f"untuned ours {name}", f"tuned peer {name}", f"peer {name}"]
         rows.append([name, *(" / ".join(_cost(ran[n])) if n in ran else "" for n in four)])
     if not rows:
-        return "These records were made without it (`--allocators`).\n"
+        return "These records were made without `--allocators`.\n"
     heading = ["wall s / CPU s / GB", "sail-jax, tuned (its default)", "sail-jax, glibc's"]
     return table([*heading, "mergekit, tuned", "mergekit, glibc's (its default)"], rows) + "\n"
 
@@ -160,7 +160,7 @@ def allocators(record: Record) -> str:
 
 
 def scale(runs: Sequence[Record]) -> str:
-    """The table of how cost grows, of several records."""
+    """The table of several records on the growth of cost."""
     heading = [
         "size",
         "",
@@ -187,7 +187,7 @@ def scale(runs: Sequence[Record]) -> str:
 
 
 def short(n: float) -> str:
-    """A number in few letters, such as 52 M."""
+    """A number in short form, such as 52 M."""
     for unit, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
         if n >= max(unit, 10_000):
             return f"{n / unit:.3g}{name}"
@@ -195,11 +195,11 @@ def short(n: float) -> str:
 
 
 def _per_byte(run: Record) -> str:
-    """A sentence on the time for a byte, where it was measured."""
+    """A sentence on the time per byte, where it was measured."""
     top = max((row["size"] for row in run["rows"] if row["axis"] == "parameters"), default=0)
     return "".join(
-        f"From .5 to {top / 1e9:.2g} B parameters the CPU time for a byte of a {method} merge "
-        f"varies by {spread:.0%}.\n"
+        f"From .5 to {top / 1e9:.2g} B parameters the CPU time per byte of a {method} merge varies "
+        f"by {spread:.0%}.\n"
         for method, spread in run["per_byte"].items()
     )
 
@@ -226,7 +226,7 @@ def points(run: Record, axis: str, series: str) -> list[Record]:
 
 
 def caps(record: Record) -> str:
-    """The table of the least caps that methods accept, and a sentence on how all were kept."""
+    """The table of the least caps that methods accept, and a sentence on all tested caps."""
     rows = record["caps"]
     sizes = sorted({row["largest"] for row in rows})
     body = []
@@ -245,8 +245,8 @@ def caps(record: Record) -> str:
     asked = ", ".join(dict.fromkeys(row["cap"] for row in rows))
     made = table(heading, body)
     return (
-        f"{made}\n\nOf {tried} merges by these methods (caps: {asked}), {over} passed the cap: "
-        f"{kinds}. {measured_on(record)}\n"
+        f"{made}\n\nOf {tried} merges by these methods (caps: {asked}), {over} exceeded the cap "
+        f"({kinds}). {measured_on(record)}\n"
     )
 
 
@@ -276,7 +276,7 @@ def figures(found: Mapping[str, Record]) -> dict[str, str]:
 
 
 def digest(records: Sequence[Record]) -> str:
-    """What a figure says of the records that it was drawn from."""
+    """The digest of the records of a figure."""
     import hashlib
 
     return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()

@@ -11,18 +11,18 @@ from matplotlib.patches import Rectangle
 from sail_jax import change_basis, growth, spec_of
 
 ORDER = (2, 4, 0, 5, 1, 3)
-# The colours of Okabe and Ito, which everyone can tell apart: one for each hidden unit.
+# One colour for each hidden unit, from Okabe and Ito's palette for colour blindness.
 UNITS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK = "#1d2430"
 
 
 def net(p, x):
-    """A small network, whose spaces are inferred below."""
+    """A small network. Its spaces are inferred below."""
     return jnp.maximum(x @ p["in"] + p["bias"], 0) @ p["out"]
 
 
 def picture() -> str:
-    """Draws the picture that the page on the ideas shows.
+    """Draws the picture of the page on the three ideas.
 
     Returns:
       The picture as SVG, the same at every call.
@@ -37,7 +37,7 @@ def picture() -> str:
         figure = Figure(figsize=(9.2, 4.6))
         for row, (p, units, title) in enumerate(
             (
-                (params, range(6), "as it is"),
+                (params, range(6), "original order"),
                 (moved, ORDER, "hidden units in another order"),
             )
         ):

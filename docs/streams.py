@@ -1,4 +1,4 @@
-"""Joins what a cell of a notebook printed."""
+"""Joins the printed output of a notebook cell."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ from myst_nb.core import render
 
 
 def joined(outputs: list[Any]) -> list[Any]:
-    """Joins the chunks of each stream as they were printed, and puts standard error last.
+    """Joins the chunks of each stream in their order, and puts standard error last.
 
-    MyST-NB 1.4 ends a line after every chunk, but a chunk ends where the kernel happened to send
-    it: in the middle of a line.
+    MyST-NB 1.4 ends a line after every chunk, but a chunk can end in the middle of a line.
 
     Args:
       outputs: The outputs of a cell.
@@ -32,5 +31,5 @@ def joined(outputs: list[Any]) -> list[Any]:
 
 
 def mend() -> None:
-    """Lets MyST-NB join streams by `joined` where `nb_merge_streams` is set."""
+    """Makes MyST-NB join streams with `joined` if `nb_merge_streams` is set."""
     render.coalesce_streams = joined

@@ -1,12 +1,12 @@
-"""Counts the functions that one merge enters, for whoever has to read them.
+"""Counts the functions that one merge calls, as a measure of how much code a reader must follow.
 
     python docs/trace.py [--json]
 
-Each row is one call on tiny arrays. "functions" are distinct functions of our packages that are
-entered, comprehensions and lambdas included (of optax, those of optax). "files" are the files that
-they stand in, "calls" counts how often they are entered, and "changes" how often the next one
-entered stands in another file. "first" also builds programs, "again" finds them built. A call of a
-jitted function whose program is built enters nothing. Programs are small and optimised little.
+Each row is one call on tiny arrays. "functions" counts the distinct functions of our packages that
+are called, with comprehensions and lambdas (for optax, optax's functions). "files" counts the files
+of these functions, and "calls" counts the calls. "changes" counts how often the next call is in
+another file. "first" also builds programs, and "again" finds them in the cache. A cached jitted
+function calls nothing. Programs are small, and compiled with little optimisation.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ dtype: float32
 
 
 class Count(NamedTuple):
-    """What one call entered."""
+    """The counts of one call."""
 
     call: str
     functions: int
@@ -63,7 +63,7 @@ class Count(NamedTuple):
 
 
 def counted(name: str, call: Callable[[], Any], roots: tuple[str, ...] = OURS) -> Count:
-    """Calls a function, and counts what is entered of the files below some folders."""
+    """Calls a function, and counts the calls of functions below some folders."""
     entered: list[CodeType] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -89,7 +89,7 @@ def tree(seed: int) -> dict[str, jax.Array]:
 
 
 def rows(folder: Path) -> Iterator[Count]:
-    """Merges by each method, eager and jitted; merges files; and updates by optax."""
+    """Merges with each method (eager and jitted), merges files, and updates with optax."""
     base, *models = map(tree, range(4))
     for name, make in METHODS.items():
         merge = make()
@@ -103,7 +103,7 @@ def rows(folder: Path) -> Iterator[Count]:
         checkpoint.save_checkpoint(folder / f"{name}.safetensors", each)
     paths = [str(folder / f"model{k}.safetensors") for k in range(3)]
     options: dict[str, Any] = {"base": str(folder / "base.safetensors"), "method": "ties"}
-    # Other threads would not be counted.
+    # Calls in other threads are not counted.
     options |= {"density": 0.2, "run": checkpoint.RunOptions(threads=1)}
     for time in ("first", "again"):
         call = functools.partial(checkpoint.merge_checkpoints, paths, folder / time, **options)

@@ -1,10 +1,9 @@
-"""Helpers with which functions check their arguments and word their messages.
+"""Checks of arguments, and the texts of their messages.
 
-They look at values where these are known, and name what is near an unknown word.
+Values are checked only where they are known, outside a trace. Unknown words get suggestions.
 """
 
 import contextlib
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from numbers import Integral
@@ -21,23 +20,23 @@ def _in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name
 
 
-# One for the process, as the way in which a command prints its messages is. Threads make messages,
-# too, so that a context variable would not do.
+# One value for the whole process, as for the command that sets it. Threads write messages, too,
+# and would not see a context variable.
 _spelling: Callable[[str, str], str] = _in_python
 
 
 def argument(name: str, value: str = "") -> str:
-    """Names an argument in a message, as the one who reads it can give it.
+    """Spells an argument in a message in the reader's notation: Python or the command line.
 
-    So messages need not be rewritten for the command line, where an argument is an option. Text
-    that came from a file could not be told from arguments then.
+    Messages therefore need no rewriting for the command line, where an argument is an option. Such
+    a rewriting could not distinguish arguments from text that came from a file.
 
     Args:
       name: The argument.
-      value: What is given, such as "True"; "..." for a value that the reader chooses.
+      value: Its value, such as "True"; "..." for a value that the reader chooses.
 
     Returns:
-      "name=value", or "name" alone without a value; see `spelled`.
+      "name=value", or "name" without a value; see `spelled`.
 
     >>> argument("resume", "True"), argument("max_memory")
     ('resume=True', 'max_memory')
@@ -47,10 +46,10 @@ def argument(name: str, value: str = "") -> str:
 
 @contextlib.contextmanager
 def spelled(spelling: Callable[[str, str], str]) -> Iterator[None]:
-    """Lets all messages that are made meanwhile, in any thread, spell arguments in one way.
+    """Sets the notation of arguments in all messages during the block, in any thread.
 
     Args:
-      spelling: Makes the words of an argument's name and value.
+      spelling: The function from an argument's name and value to its text.
 
     Yields:
       Nothing.
@@ -68,14 +67,14 @@ def spelled(spelling: Callable[[str, str], str]) -> Iterator[None]:
 
 
 def as_array(x: Any) -> "jax.Array":
-    """Returns x as a JAX array, without compiling a program for NumPy arrays.
+    """Converts x to a JAX array without compiling a program for NumPy arrays.
 
-    `jnp.asarray` compiles one for each of their shapes. The memory of a NumPy array is copied, as
-    there, since its owner may write to it again. (`device_put` alone takes aligned memory as it is,
-    on CPUs, whatever `may_alias` says; jax 0.10.2.)
+    `jnp.asarray` compiles one program per shape. Both functions copy NumPy arrays, since their
+    owner may write to them again. (On CPUs `device_put` alone shares aligned memory, whatever
+    `may_alias` is; jax 0.10.2.)
 
     Args:
-      x: What `jnp.asarray` takes.
+      x: Anything that `jnp.asarray` takes.
 
     Returns:
       The array.
@@ -91,10 +90,10 @@ def as_array(x: Any) -> "jax.Array":
 
 
 def concrete(x: Any) -> "np.ndarray | None":
-    """Returns the values of x, or None while any of them is traced and so cannot be checked.
+    """Returns the values of x, or None if any of them is traced and cannot be checked.
 
     Args:
-      x: What `np.asarray` takes.
+      x: Anything that `np.asarray` takes.
 
     Returns:
       The values as a NumPy array, or None.
@@ -102,7 +101,7 @@ def concrete(x: Any) -> "np.ndarray | None":
     >>> concrete([1.0, 2.0]).tolist()
     [1.0, 2.0]
     """
-    # Not above: the command line needs `escaped` and `nearest` at once, and JAX imports slowly.
+    # Imported here: JAX imports slowly, and the command line needs `escaped` and `nearest` at once.
     import jax
     import numpy as np
 
@@ -113,16 +112,16 @@ def concrete(x: Any) -> "np.ndarray | None":
 
 
 def escaped(text: str) -> str:
-    """Returns text as one line that is safe to show in a terminal.
+    """Makes one line of a text that is safe to print in a terminal.
 
-    Names in a file may hold line ends and control sequences. Such characters are written as `repr`
-    writes them.
+    Names in a file may contain line ends and control sequences. Such characters are written as in
+    `repr`.
 
     Args:
       text: Any text.
 
     Returns:
-      The text, all of it printable.
+      The text with printable characters only.
 
     >>> print(escaped("red \\x1b[31m"))
     red \\x1b[31m
@@ -136,15 +135,15 @@ def integer(name: str, value: object, least: int = 1) -> int:
     """Checks that an argument is an integer.
 
     Args:
-      name: What the message calls it.
-      value: The value, of Python or of NumPy.
-      least: The least integer that is allowed.
+      name: Its name in the message.
+      value: A value of Python or NumPy.
+      least: The smallest allowed integer.
 
     Returns:
       The integer.
 
     Raises:
-      ValueError: If it is anything else, a bool included.
+      ValueError: If the value is anything else, including a bool.
 
     >>> integer("rank", 4)
     4
@@ -156,21 +155,18 @@ def integer(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
-_COMPARED = 2000
-
-
 def as_path(name: str, value: object) -> Path:
     """Checks that an argument is a path.
 
     Args:
-      name: What the message calls it.
+      name: Its name in the message.
       value: The value.
 
     Returns:
       The path.
 
     Raises:
-      TypeError: If it is anything but text or a path.
+      TypeError: If the value is neither text nor a path.
 
     >>> as_path("out", "merged/model.npz").name
     'model.npz'
@@ -184,12 +180,12 @@ def callable_with(name: str, f: object, *arguments: str) -> None:
     """Checks that an argument is a function that can be called with some positional arguments.
 
     Args:
-      name: What the message calls it.
+      name: Its name in the message.
       f: The value.
       *arguments: The names of the arguments, for the message.
 
     Raises:
-      TypeError: If it is no function, or takes other arguments.
+      TypeError: If the value is not a function, or takes other arguments.
 
     >>> callable_with("score", abs, "params")
     """
@@ -198,7 +194,7 @@ def callable_with(name: str, f: object, *arguments: str) -> None:
         raise TypeError(f"{name}: expected a function, called as {form}; got {described(f)}")
     try:
         signature = inspect.signature(f)
-    except ValueError:  # some functions of C have none
+    except ValueError:  # some functions in C have no signature
         return
     try:
         signature.bind(*arguments)
@@ -207,13 +203,13 @@ def callable_with(name: str, f: object, *arguments: str) -> None:
 
 
 def described(value: object) -> str:
-    """Describes a value for a message, without printing arrays.
+    """Describes a value for a message without printing arrays.
 
     Args:
       value: Any value.
 
     Returns:
-      Its type; for None, text, and numbers the value itself.
+      The value itself for None, text and numbers; otherwise its type.
 
     >>> import numpy as np
     >>> described(None), described(3), described({"w": np.zeros(9)}), described(np.zeros((2, 3)))
@@ -227,40 +223,78 @@ def described(value: object) -> str:
     return f"{kind} of {len(value)}" if isinstance(value, Sized) else kind
 
 
+_COMPARED = 2000  # options that are compared; more, such as a checkpoint's tensors, take too long
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Names the known words near an unknown one, or else the known ones, for a message.
+    """Suggests the options that an unknown word may stand for, or lists the options.
+
+    An option is suggested if it is one typo away (two in words of 6 letters or more), or if the
+    word is its beginning or its last part.
 
     Args:
       word: The unknown word.
-      options: The known ones.
+      options: The valid words.
 
     Returns:
-      A text in brackets, to be put behind the message. It names up to 3 words that are near, or up
-      to 24 that are known.
+      A text in brackets for the end of a message, with up to 3 suggestions or up to 24 options.
 
-    >>> nearest("tise", ["ties", "dare"]), nearest("zzz", ["ties", "dare"])
+    >>> nearest("tise", ["ties", "dare"]), nearest("dense", ["ties", "dare"])
     (" (nearest: 'ties')", ' (known: ties, dare)')
     """
     options = list(options)
-    # Each comparison takes time: of the tensors of a large checkpoint the first have to do.
-    near = difflib.get_close_matches(word, options[:_COMPARED], n=3, cutoff=0.4)
+    letters = len(word.strip("-"))
+    most = (letters > 1) + (letters > 5)
+    ranks = [(_typos(word, option, most), option) for option in options[:_COMPARED]]
+    near = [option for rank, option in sorted(ranks, key=lambda r: r[0]) if rank <= most + 1][:3]
     if near:
         return f" (nearest: {', '.join(map(repr, near))})"
     listed = ", ".join(options[:24]) + ", ..." * (len(options) > 24)
     return f" (known: {listed})"
 
 
+def _typos(word: str, option: str, most: int) -> int:
+    """Counts the typos in `word`: inserted, lost, wrong and swapped letters.
+
+    Returns `most` + 1 if `option` begins with the word or has it as its last part, and `most` + 2
+    if it has more typos (optimal string alignment, restricted to the diagonals within `most`).
+    """
+    far = most + 2
+    if len(word.strip("-")) > 2 and (option.startswith(word) or _ends(option, word)):
+        far = most + 1
+    # Texts of files may be long, and the time is quadratic.
+    if abs(len(word) - len(option)) > most or len(word) > 200:
+        return far
+    older: list[int] = []
+    before, row = [], list(range(len(option) + 1))
+    for i, x in enumerate(word, 1):
+        older, before, row = before, row, [i] + [far] * len(option)
+        for j in range(max(1, i - most), min(len(option), i + most) + 1):
+            y = option[j - 1]
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == option[j - 2] and word[i - 2] == y:
+                row[j] = min(row[j], older[j - 2] + 1)
+        if min(row) > most:
+            return far
+    return row[-1] if row[-1] <= most else far
+
+
+def _ends(option: str, word: str) -> bool:
+    """Checks whether an option ends with a word, after a mark such as a dot."""
+    return option.endswith(word) and not option[: -len(word)][-1:].isalnum()
+
+
 def one_of(name: str, value: object, options: object, error: type[ValueError] = ValueError) -> None:
     """Checks that an argument is one of a few words or numbers.
 
     Args:
-      name: What the message calls it.
+      name: Its name in the message.
       value: The value.
-      options: A `Literal`, or a collection of the values.
+      options: A `Literal`, or a collection of the allowed values.
       error: The class of the error.
 
     Raises:
-      ValueError: If it is none of them.
+      ValueError: If the value is not among them.
 
     >>> one_of("axis", 1, (0, 1))
     """
@@ -277,11 +311,11 @@ def one_key(key: Any, *, optional: bool = False) -> None:
     """Checks that an argument is one PRNG key.
 
     Args:
-      key: A typed key, or a raw one of the default generator; it may be traced.
-      optional: Whether None passes, too.
+      key: A typed key, or a raw key of the default generator. It may be traced.
+      optional: Whether None is also accepted.
 
     Raises:
-      TypeError: If it is anything else.
+      TypeError: If the value is anything else.
 
     >>> import jax
     >>> one_key(jax.random.key(0))
@@ -290,7 +324,7 @@ def one_key(key: Any, *, optional: bool = False) -> None:
         return
     import jax
 
-    try:  # it takes one key, typed or raw, and refuses everything else
+    try:  # `fold_in` takes one typed or raw key, and refuses everything else
         jax.eval_shape(lambda key: jax.random.fold_in(key, 0), key)
     except (TypeError, ValueError):
         expected = "expected one PRNG key, such as jax.random.key(0)"
@@ -301,13 +335,13 @@ def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> Non
     """Checks that an argument is one real number.
 
     Args:
-      name: What the message calls it.
+      name: Its name in the message.
       x: The value, which may be traced.
-      holds: What has to be true of the value, where it is known.
-      expected: What the message says was expected, such as "a finite number".
+      holds: The condition on the value. It is checked if the value is known.
+      expected: The description of valid values in the message, such as "a finite number".
 
     Raises:
-      ValueError: If it is no scalar, no real number, or if `holds` is false of it.
+      ValueError: If the value is not a real scalar, or `holds` returns false.
     """
     import jax.numpy as jnp
     import numpy as np
@@ -324,14 +358,14 @@ def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> Non
 
 
 def shortened(text: str, longest: int) -> str:
-    """Cuts a text in its middle.
+    """Shortens a text in its middle.
 
     Args:
       text: The text.
-      longest: How many characters it may have, at least 3.
+      longest: The largest length in characters, at least 3.
 
     Returns:
-      The text, with "..." in the place of what was cut.
+      The text, with "..." for the removed middle.
 
     >>> shortened("abcdefghijkl", 9)
     'abc...jkl'
@@ -343,20 +377,20 @@ def shortened(text: str, longest: int) -> str:
 
 
 def static(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> float:
-    """Checks a number that decides on shapes or on the course of a program, so cannot be traced.
+    """Checks a number that must not be traced, since shapes or control flow depend on it.
 
     Args:
-      name: What the message calls it.
+      name: Its name in the message.
       x: The value.
-      holds: What has to be true of the value.
-      expected: What the message says was expected, such as "a number in (0, 1]".
+      holds: The condition on the value.
+      expected: The description of valid values in the message, such as "a number in (0, 1]".
 
     Returns:
       The number.
 
     Raises:
       ValueError: As `scalar` does.
-      TypeError: If it is traced.
+      TypeError: If the value is traced.
     """
     scalar(name, x, holds, expected)
     value = concrete(x)
@@ -366,10 +400,10 @@ def static(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> flo
 
 
 def storage(size: float) -> str:
-    """Formats bytes in the unit that fits.
+    """Formats a number of bytes in a suitable unit.
 
     Args:
-      size: The bytes.
+      size: The number of bytes.
 
     Returns:
       The number with its unit, a power of 1000.

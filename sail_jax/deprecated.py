@@ -1,11 +1,11 @@
-"""Names that were changed: for one more release the former ones work, and warn."""
+"""Renamed names: the former names work for one more release, and warn."""
 
-# Whatever this imports, every command does before it can handle signals.
+# Every command imports this module before it can handle signals, so imports here must be fast.
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 
-TYPE_CHECKING = False  # as that of `typing`, which takes as long to import as all else
+TYPE_CHECKING = False  # like the one in `typing`, which imports slowly
 if TYPE_CHECKING:
     from typing import ParamSpec, TypeVar
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-UNTIL: dict[str, str] = {}
-"""The release in which each former name goes. A test fails as soon as that release is this one."""
+UNTIL: dict[str, str] = {"sail-jax align --weigh": "0.3"}
+"""The release that removes each former name. A test fails as soon as this is that release."""
 
 
 def former(
@@ -23,16 +23,16 @@ def former(
     until: str,
     get: "Callable[[str], object] | None" = None,
 ) -> Callable[[str], object]:
-    """Makes the `__getattr__` of a module that also has names it changed.
+    """Makes the `__getattr__` of a module that has renamed names.
 
     Args:
       package: The module's name, its `__name__`.
-      names: The new name of each former one.
-      until: The release in which the former names go, such as "0.3".
-      get: The `__getattr__` that the module has without them, as `lazily` makes it; None for none.
+      names: The new name of each former name.
+      until: The release that removes the former names, such as "0.3".
+      get: The module's `__getattr__` for its other names, as `lazily` makes it; None for none.
 
     Returns:
-      The function. Former names are not listed by `dir`.
+      The function. `dir` does not list the former names.
     """
     UNTIL.update({f"{package}.{name}": until for name in names})
 
@@ -64,7 +64,7 @@ def renamed(
         the words that an argument may be, by the former one.
 
     Returns:
-      A decorator of functions. A call with a former name and with its new one is a TypeError.
+      A decorator of functions. A call with both names of an argument raises a TypeError.
 
     >>> @renamed("density", until="99.0", ratio="density", scope={"leaf": "tensor"})
     ... def trim(*, density: float, scope: str = "tree") -> tuple:

@@ -1,8 +1,8 @@
 """Runs all comparisons, prints a table of them, and writes it to docs/peers.md.
 
-A module of this folder with a list `CASES` is a subject. A case that fails is reported, and the
-others run. Where subjects are named, nothing is written but with `--write`, which replaces their
-sections of the page and leaves the others.
+A module of this folder with a list `CASES` is a subject. If a case fails, it is reported, and the
+other cases run. With given subjects, the page is written only with `--write`, which replaces their
+sections and keeps the others.
 """
 
 import importlib
@@ -31,14 +31,14 @@ PROGRAMS = (
 HEAD = """# Compared with other programs
 
 `.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs
-of the models that come out, on the CPU in float32. It wrote this page, with:
+of the resulting models, on the CPU in float32. It wrote this page, with:
 
 {versions}.
 
-A row has the largest difference between logits, the largest logit, and the largest difference that
-rounding explains. That is measured: the weights of the model are moved at random by one rounding
-error of each weight's largest entry, and by how much that moves the logits is multiplied by the
-number of roundings in which the two programs' weights may differ.
+Each row has the largest difference between logits, the largest logit, and the tolerance, the
+largest difference that rounding explains. The tolerance is measured. The weights of the model move
+at random by one rounding error of each weight's largest entry. The resulting change of the logits
+is multiplied by the number of roundings in which the two programs' weights may differ.
 """
 
 
@@ -46,13 +46,13 @@ PAGE = ROOT / "docs" / "peers.md"
 
 
 def sections(page: str) -> dict[str, str]:
-    """The sections of the page by their titles; what stands above the first has the title ""."""
+    """The sections of the page by their titles. The text above the first has the title ""."""
     parts = re.split(r"^## (.+)$", page, flags=re.M)
     return {title: text.strip() for title, text in zip(["", *parts[1::2]], parts[::2], strict=True)}
 
 
 def main(wanted: list[str]) -> int:
-    """Runs the subjects that are wanted, all by default; returns the exit code."""
+    """Runs the given subjects, all by default, and returns the exit code."""
     write = not wanted or "--write" in wanted
     wanted = [word for word in wanted if word != "--write"]
     warnings.filterwarnings("ignore")
@@ -67,7 +67,7 @@ def main(wanted: list[str]) -> int:
         return 2
     versions = ", ".join(f"{name} {version(name)}" for name in PROGRAMS)
     kept = sections(PAGE.read_text()) if wanted else {}
-    # Rows of other versions would stand below a line that does not name them.
+    # The line of versions must hold for all rows of the page.
     stated = re.search(r"with:\n\n(.+)\.\n", kept.get("", ""))
     lost = set(stated[1].split(", ")) - set(versions.split(", ")) if write and stated else set()
     if lost:
@@ -79,7 +79,7 @@ def main(wanted: list[str]) -> int:
         if not hasattr(module, "CASES"):
             continue
         title, *rest = module.__doc__.strip().split("\n\n", 1)
-        rows = ["| case | what is compared | difference | of | tolerance | |", "|---" * 6 + "|"]
+        rows = ["| case | comparison | difference | of | tolerance | |", "|---" * 6 + "|"]
         for case in module.CASES:
             folder = Path(tempfile.mkdtemp())
             try:
@@ -87,7 +87,7 @@ def main(wanted: list[str]) -> int:
                 good = difference <= tolerance
                 numbers = f"{difference:.1e} | {scale:.2g} | {tolerance:.1e}"
                 note = note if good else f"**apart** {note}"
-            # Whatever one case raises, the others run.
+            # If one case raises, the other cases still run.
             except Exception as error:
                 good, numbers = False, "| |"
                 words = str(error).replace(f"{folder}/", "").splitlines() or [""]

@@ -1,20 +1,20 @@
 """Adapters of peft.
 
-Each case is run twice: with an adapter whose files NumPy wrote, and with one that peft itself made
-and saved, with random values. The keys, the shapes and the config of the two are the same, or the
-case fails. peft's `PeftModel` is the reference: the model as it was trained, before anything is
-merged. Weights may differ in eight roundings: those of a product of rank 4, of its scale, of the
-sum and of what DoRA multiplies it by. The last column has what peft's own `merge_and_unload` does
-where that is another model: it adds the changes of both sides of a tie to the one weight.
+Each case is run twice. The first adapter's files come from NumPy, and peft made and saved the
+second one, with random values. If keys, shapes or config of the two differ, the case fails. The
+reference is peft's `PeftModel`, the trained model before any merge. Weights may differ in eight
+roundings: from a product of rank 4, its scale, the sum, and DoRA's factor. peft's
+`merge_and_unload` adds the changes of both sides of a tie to the one weight. If this gives another
+model, the last column has the error.
 
-Then `sail-jax lora` is compared. An adapter is extracted from a tuned model whose changes have rank
-4, and peft loads it. The logits are those of the tuned model, but for the eight roundings and those
-of a singular value decomposition. The root mean square of the latter is 20 eps times that of the
-change. The sum of two adapters is compared with the one that peft makes (`add_weighted_adapter`,
-"cat").
+Then `sail-jax lora` is compared. It extracts an adapter from a fine-tuned model with changes of
+rank 4, and peft loads the adapter. The logits are compared with the fine-tuned model's. The
+tolerance is eight roundings plus the error of a singular value decomposition, which has a root mean
+square of 20 eps times the change's. The sum of two adapters is compared with peft's
+(`add_weighted_adapter`, "cat").
 
-The last rows are adapters of other kinds, made and saved by peft. They have to be refused, after a
-base and in the place of a model; the difference is the number of times that they were not.
+The last rows are other kinds of adapters, made and saved by peft. sail-jax must refuse them, after
+a base and in place of a model. The difference counts missing refusals.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What the files of a checkpoint state.
+"""Configurations and files of checkpoints.
 
-Models are made and saved by transformers, merged by sail-jax, and loaded by transformers again. The
-reference is a model of transformers with the mean of their weights, which torch takes. Means of two
-may differ in one rounding of each weight.
+transformers makes and saves models, sail-jax merges them, and transformers loads the result. The
+reference is a model of transformers with the mean of their weights, computed by torch. Means of two
+weights may differ in one rounding.
 """
 
 import json

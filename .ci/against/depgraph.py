@@ -1,27 +1,27 @@
 """Coupled axes of torch-pruning.
 
 DepGraph of torch-pruning traces autograd, and lists groups of output and input channels of layers
-that have to be pruned together. Feature spaces inferred from the forward pass
-(`sail_jax.interop.torch`) are such groups too. Each case is a small model of transformers with
-random weights. The groups of both programs are compared as sets of axes of parameters, with their
-number of units.
+that must be pruned together. Feature spaces inferred from the forward pass
+(`sail_jax.interop.torch`) are also such groups. Each case is a small model of transformers with
+random weights. The groups of both programs are compared as sets of parameter axes with their number
+of units.
 
-The model itself shows which is right: the units of a group are permuted at random in all its axes,
-and the logits of torch have to stay, at another batch and length. The difference counts groups that
-sail-jax lacks although they hold, and spaces that do not hold. The last column has:
+The model decides which program is right. The units of a group are permuted at random in all its
+axes, and torch's logits must stay the same, at another batch and length. The difference counts
+correct groups that sail-jax lacks, and wrong spaces of sail-jax. The last column has:
 
-- how many groups are the same in both;
-- how many more spaces hold that only sail-jax has;
-- how many groups of torch-pruning do not hold, and in how many of them whole heads may be permuted:
-  users of torch-pruning state the number of heads;
-- how many axes are in a space but in no group, and in a group but in no space.
+- the number of equal groups;
+- the number of further correct spaces of sail-jax;
+- the number of wrong groups of torch-pruning, and how many of them are correct for whole heads:
+  users of torch-pruning set the number of heads;
+- the number of axes in a space but not in a group, and in a group but not in a space.
 
-Groups of outputs of the network are left out: users of torch-pruning have to name these layers. A
-group also fails if it names units that an axis does not have, or one for two units. Llama is
-without grouped queries, and caches are off: with either, torch-pruning 1.6.1 did not end in 20
-seconds.
+Groups of network outputs are left out, because users of torch-pruning must list these layers. A
+group also fails if it lists units that an axis does not have, or one unit for two. Llama is run
+without grouped queries, and caches are off. With either of them, torch-pruning 1.6.1 did not finish
+within 20 seconds.
 
-By itself, `python .ci/against/depgraph.py [CASE ...]` also prints a line for each difference.
+Run alone, `python .ci/against/depgraph.py [CASE ...]` also prints a line for each difference.
 """
 
 import copy

@@ -1,13 +1,12 @@
-"""Folders of architectures that no table of sail-jax knows.
+"""Folders of architectures without a table in sail-jax.
 
-`sail-jax align` infers the spaces from the forward pass of the class in transformers, puts the
-units of one model into the order of another's, and runs both. Here transformers loads what came
-out. Its logits are those of the model before: only the order changed in which numbers are rounded.
-`sail-jax grow` builds the class with other entries of its configuration, one at a time. That shows
-which entry states which space, and which tensors a layer has.
+`sail-jax align` infers the spaces from the forward pass of the class in transformers, brings the
+units of one model into the order of another's, and runs both. Here transformers loads the output.
+Its logits must equal the original model's, because only the order of roundings changed.
+`sail-jax grow` builds the class with other configuration entries, one at a time. This shows the
+entry that sets the size of each space, and the tensors of each layer.
 
-The tolerance is eighty roundings of the largest logit, about one for each operation that follows
-another.
+The tolerance is eighty roundings of the largest logit, about one for each consecutive operation.
 """
 
 from functools import partial

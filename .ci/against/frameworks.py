@@ -1,13 +1,13 @@
 """Trees of MaxText and Tunix.
 
-Each case is a small model with random weights, saved by its class in transformers. What
-`sail-jax convert` runs makes a tree of it. The decoder of MaxText or Tunix computes logits on the
-tree, and the class those of the folder. (The decoder is written in JAX from the public sources, in
-`tests/helpers/framework_trees.py`.) The tree is then converted back and loaded by the class again.
-The difference is the larger one of both. The last column has how many tensors come back bit for bit
-in float32, and in bfloat16 by way of a tree in float32.
+Each case is a small model with random weights, saved by its class in transformers. The code of
+`sail-jax convert` makes a tree from it. The decoder of MaxText or Tunix computes logits from the
+tree, and the class computes logits from the folder. (The decoder is written in JAX from the public
+sources, in `tests/helpers/framework_trees.py`.) The tree is then converted back, and the class
+loads it again. The difference is the larger of both. The last column counts the tensors that come
+back bit for bit, in float32, and in bfloat16 through a tree in float32.
 
-By itself, `python .ci/against/frameworks.py [CASE ...]` prints a line for each case.
+Run alone, `python .ci/against/frameworks.py [CASE ...]` prints a line for each case.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""The heads that transformers puts on networks: their outputs, and those of the networks grown.
+"""Heads of transformers: outputs before and after growth.
 
-For each class, a tiny model with weights by name is saved by transformers. Its outputs are compared
-with those of the forward passes in `sail_jax.architectures.forward`, and with those of the model
-that `sail-jax grow` makes twice as wide, loaded by transformers again.
+transformers saves a tiny model with weights by name for each class. The outputs of the class are
+compared with the forward passes in `sail_jax.architectures.forward`. They are also compared with a
+model that `sail-jax grow` made twice as wide, loaded by transformers.
 
-By itself, `python .ci/against/heads.py` prints a line for each case. With `--record FILE` it writes
+Run alone, `python .ci/against/heads.py` prints a line for each case. With `--record FILE` it writes
 configurations, shapes and outputs to the file that `tests/helpers/known_networks.py` reads.
 """
 

@@ -1,8 +1,8 @@
 """Models by their names on the Hub.
 
-A server on this machine stands for the Hub. transformers and PEFT load from the cache what
-sail-jax has downloaded, and sail-jax reads there what they have downloaded. Neither asks the server
-again. The tolerance is eighty roundings of the largest logit.
+A local server replaces the Hub. transformers and PEFT load the downloads of sail-jax from the
+cache, and sail-jax reads their downloads there. No program contacts the server again. The tolerance
+is eighty roundings of the largest logit.
 """
 
 import contextlib

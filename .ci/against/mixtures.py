@@ -1,13 +1,14 @@
 """Mixtures of experts.
 
-mergekit-moe and sail-jax upcycle read the same file about small random networks. transformers loads
-what both write, and compares it tensor by tensor. What stays as it is has to be equal. Routers that
-are made of prompts may differ in sixteen roundings of 1, their length. mergekit-moe runs the base
-in bfloat16 for `hidden`; here it is made to run it in float32. For `hidden_avg` it also counts
-padding, so that prompts of one length are compared. Routers that are drawn are drawn otherwise, and
-their mean squares are compared. Qwen2-MoE has a shared expert. The first rows have copies of one
-network: the logits of the mixture and of the network, both run by transformers. mergekit-moe makes
-no mixture of Granite, so that its rows are such copies alone; its four multipliers are not 1.
+mergekit-moe and sail-jax upcycle read the same file on small random networks. transformers loads
+both outputs and compares them tensor by tensor. Unchanged tensors must be equal. Routers from
+prompts have length 1, and may differ in sixteen roundings of it. mergekit-moe runs the base in
+bfloat16 for `hidden`, and this comparison makes it run in float32. For `hidden_avg` mergekit-moe
+also counts padding, so only prompts of one length are compared. Random routers have different
+draws, so only their mean squares are compared. Qwen2-MoE has a shared expert. The first rows have
+copies of one network, and compare the logits of the mixture and the network, both in transformers.
+mergekit-moe does not make mixtures of Granite. Its rows are therefore only such copies, with four
+multipliers other than 1.
 """
 
 import importlib.util

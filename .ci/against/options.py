@@ -1,7 +1,7 @@
 """Command lines for mergekit-yaml.
 
 sail-jax merge reads every spelling of every option that mergekit-yaml lists. One command line gives
-files of one size in both: bytes, although mergekit's help speaks of parameters.
+both programs files of equal size. The unit is bytes, although mergekit's help mentions parameters.
 """
 
 from pathlib import Path

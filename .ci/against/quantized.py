@@ -1,11 +1,10 @@
-"""Quantised checkpoints, and the weights that they state.
+"""Weights of quantised checkpoints.
 
-A small model of transformers is quantised, and merged alone by sail-jax. The weights of the
-output are compared with those that transformers, or compressed-tensors, makes of the same codes.
-All have to be the same numbers, so no difference is allowed. In cases called "again" the codes are
-those that sail-jax writes of two models (`requantize: fp8`), and they are also compared with the
-codes that transformers makes of the plain merge. GPTQ and AWQ are missing here:
-transformers leaves them to programs that are built for a GPU.
+A small model of transformers is quantised, and sail-jax merges it alone. The weights of the output
+are compared with the weights that transformers, or compressed-tensors, computes from the same
+codes. All numbers must be equal. In cases called "again", sail-jax writes the codes of a merge of
+two models (`requantize: fp8`), and they are also compared with the codes that transformers computes
+from the plain merge. GPTQ and AWQ are missing, because transformers uses GPU programs for them.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Recipes as they are published.
+"""Published recipes.
 
-mergekit-yaml and sail-jax merge read the same recipe on small random Llamas, and the weights that
-they write are compared. Both compute in float32. Each weight is a sum of a few products, or a
-rotation whose angle is a sum over the tensor: the tolerance is sixteen roundings of the largest
-weight. Where a method draws random numbers the two draw others, and only whether both write the
-tensors is compared. The last column has what sail-jax notes.
+mergekit-yaml and sail-jax merge read the same recipe on small random Llamas, and the written
+weights are compared. Both compute in float32. Each weight is a sum of a few products, or a rotation
+with an angle that is a sum over the tensor. The tolerance is sixteen roundings of the largest
+weight. If a method is random, the two programs have different draws, and only the presence of the
+tensors is compared. The last column has the notes of sail-jax.
 """
 
 import importlib.util

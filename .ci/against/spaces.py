@@ -1,24 +1,24 @@
 """Feature spaces of torch modules, inferred from their forward pass.
 
 Each case is a small model of transformers, or layers of torch, with random weights, as a function
-in JAX (`sail_jax.interop.torch`). Its logits are compared with those of torch. Weights are the
-same, and only the order differs in which numbers are rounded: a tolerance of 1e-5 of the largest
-logit is eighty roundings in float32, about one for each operation that follows another in two
-layers.
+in JAX (`sail_jax.interop.torch`). Its logits are compared with torch's. The weights are the same,
+and only the order of roundings differs. The tolerance is 1e-5 of the largest logit. This is eighty
+roundings in float32, about one for each consecutive operation of two layers.
 
-Its spec is inferred from one batch and length. It has to be the same from another, and from one
-token or image. `check_spec` then changes the basis of every space at the other batch and length:
-permutations, and signs, scales, rotations and invertible maps where the spec allows them. A case in
-which one of these changes matters fails. The last column has how many were tried, how many axes of
-parameters are in a space, of those with more than one unit, and what fixed the others.
+The spec is inferred from one batch and length. It must be the same for another batch and length,
+and for one token or image. `check_spec` then changes the basis of every space at the other batch
+and length. It uses permutations, and also signs, scales, rotations and invertible maps where the
+spec allows them. A case fails if one of these changes has an effect. The last column counts the
+changes, and the parameter axes in spaces, among axes with more than one unit. It also lists why the
+other axes are fixed.
 
-Experts that lie on one axis are also taken apart (`unstack`): then each has its own spaces.
+Experts on one axis are also separated (`unstack`), and then each has separate spaces.
 
-The last case has no weights: a page's own lines trace a Llama of 8 billion parameters on the meta
-device. It counts the leaves of its first layers, of the embedding and of the head with other axes
-than those of the small Llama.
+The last case does not need weights. A page's own code traces a Llama of 8 billion parameters on the
+meta device. The case counts leaves with other axes than the small Llama's, in the first layers, the
+embedding and the head.
 
-By itself, `python .ci/against/spaces.py [CASE ...]` prints a line for each case.
+Run alone, `python .ci/against/spaces.py [CASE ...]` prints a line for each case.
 """
 
 import collections

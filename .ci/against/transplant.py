@@ -1,11 +1,10 @@
 """Tokens that a model lacks.
 
-mergekit-tokensurgeon and sail-jax transplant give a small random Llama the tokenizer of another one
-of other width, and the weights that they write are compared. Both compute in float32. Rows are sums
-of others, with coefficients that least squares give: how far these move is measured, as everywhere,
-by moving the weights of both models by one rounding error each and transplanting again with
-mergekit. The tolerance is sixteen times that, and never below sixteen roundings of the largest
-weight.
+mergekit-tokensurgeon and sail-jax transplant give a small random Llama the tokenizer of another
+Llama with another width, and the written weights are compared. Both compute in float32. Rows are
+sums of other rows, with coefficients from least squares. Their sensitivity is measured: the weights
+of both models move by one rounding error each, and mergekit transplants again. The tolerance is
+sixteen times the measured change, and at least sixteen roundings of the largest weight.
 """
 
 import shutil

@@ -4,6 +4,6 @@ A module without a leading underscore is one benchmark of `sail-jax bench`, foun
 
     its docstring      what `--help` shows; the first line is its place in the list
     options(parser)    adds its options
-    measure(args)      measures, prints what it finds, and returns the record that `--json` writes;
+    measure(args)      measures, prints the results, and returns the record that `--json` writes;
                        `"good": False` in it makes the exit code 1
 """

@@ -1,4 +1,4 @@
-"""One method, called in one way, in a process of its own: CPU-seconds to its first two results.
+"""One method, called in one way, in its own process: CPU-seconds to its first two results.
 
 `compile` starts such processes. Usage: python -m experiments.bench._compile_process METHOD WAY
 LEAVES... prints a line of JSON for each number of leaves.
@@ -44,10 +44,10 @@ def tree(leaves: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> 
 
 
 def merge(name: str, models: Sequence[Tree]) -> Merge:
-    """Makes the merge of a method with its default options.
+    """Builds the merge of a method with its default options.
 
-    Methods that need statistics of data are given some: squared parameters in place of Fisher
-    information, identity matrices in place of Gram matrices.
+    Methods that need statistics of data receive stand-ins: squared parameters instead of Fisher
+    information, identity matrices instead of Gram matrices.
     """
     options = dict(REQUIRED.get(name, {}))
     if "key" in methods.options_of(name):
@@ -63,13 +63,13 @@ def merge(name: str, models: Sequence[Tree]) -> Merge:
 
 
 def cpu_seconds() -> float:
-    """Returns the CPU time that all threads of this process have used."""
+    """Returns the CPU time of all threads of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def peak_bytes() -> int:
-    """Returns the largest resident memory that this process has had so far."""
+    """Returns the largest resident memory of this process so far."""
     # ru_maxrss counts bytes on macOS, and KiB elsewhere.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -85,8 +85,8 @@ def timed(call: Callable[[], Any]) -> float:
 def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
     """Measures a merge under the caller's `jit`.
 
-    Returns CPU-seconds: `first`, compilation included, and `second`. `held` is the memory that the
-    compiled program needs besides its inputs and outputs, as a ratio to them.
+    Returns CPU-seconds: `first`, including compilation, and `second`. `held` is the compiled
+    program's memory besides its inputs and outputs, as a ratio to them.
     """
     start = cpu_seconds()
     program = jax.jit(merge(name, models)).lower(models, base).compile()
@@ -112,7 +112,7 @@ def on_disk(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
 
     Args:
       name: The name of the method.
-      models: The models, which are written to files first, untimed.
+      models: The models. They are written to files first, which is not timed.
       base: The base.
 
     Returns:
@@ -141,18 +141,18 @@ def main(name: str, way: str, *counts: str) -> None:
 
     Args:
       name: The name of the method.
-      way: How it is called, a key of `WAYS`.
+      way: The kind of call, a key of `WAYS`.
       *counts: Numbers of leaves.
     """
     for leaves in map(int, counts):
         base, *models = (tree(leaves, seed) for seed in range(1 + MODELS))
         models = models[: merge(name, models).models[1]]
-        jax.clear_caches()  # every number of leaves compiles anew
+        jax.clear_caches()  # every number of leaves compiles again
         gc.collect()
         measured = WAYS[way](name, models, base)
         print(json.dumps({"leaves": leaves, **measured, "peak": peak_bytes()}), flush=True)
 
 
 if __name__ == "__main__":
-    jax.block_until_ready(jax.numpy.zeros(8) + 1)  # starts the backend, which is not what is timed
+    jax.block_until_ready(jax.numpy.zeros(8) + 1)  # starts the backend, which is not timed
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""How a cost grows: the slope of its logarithm on that of a size, with an interval."""
+"""Growth of a cost: the slope of its logarithm on a size's logarithm, with an interval."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from scipy import special
 
 LEVEL = 0.95
-LEAST = 2.0  # points that cost less than so many start-ups say little about what grows
+LEAST = 2.0  # points below this many start-up costs carry little information on growth
 
 
 class Power(NamedTuple):
@@ -17,8 +17,8 @@ class Power(NamedTuple):
       exponent: The slope of log(cost - start) on log(size), by least squares.
       half: Half the width of its 95 % interval, by Student's distribution over the points.
       factor: The factor.
-      start: What was subtracted first.
-      points: How many points were fitted.
+      start: The cost that was subtracted first.
+      points: The number of fitted points.
     """
 
     exponent: float
@@ -29,14 +29,14 @@ class Power(NamedTuple):
 
 
 def power(sizes: Sequence[float], costs: Sequence[float], start: float = 0.0) -> Power | None:
-    """Fits a power law to costs, above what the start costs.
+    """Fits a power law to costs above the start-up cost.
 
     Points that cost less than twice the start are left out.
 
     Args:
       sizes: The sizes, above 0.
-      costs: What each of them costs.
-      start: What a size of about 0 costs, which was measured.
+      costs: The cost of each size.
+      start: The measured cost of a size of about 0.
 
     Returns:
       The law; None if fewer than three points of different sizes are left.

@@ -1,7 +1,7 @@
 """Synthetic Llama-shaped checkpoints: a base, and models fine-tuned from it.
 
 They are written in bounded memory, each as a single safetensors file, with the config and the
-tokenizer that other programs ask for.
+tokenizer that other programs need.
 """
 
 import json
@@ -32,7 +32,7 @@ class Llama:
       layers: The number of layers.
       vocabulary: The number of tokens.
       heads: The number of attention heads, which divides `hidden`.
-      added: How many of the last tokens were added to the vocabulary afterwards.
+      added: The number of last tokens that were added to the vocabulary afterwards.
     """
 
     hidden: int
@@ -45,8 +45,7 @@ class Llama:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Lists the tensors of the network.
 
-        Returns shapes, `(out, in)` for matrices, by the names that the architecture gives to
-        tensors.
+        Returns shapes, `(out, in)` for matrices, by the architecture's names of tensors.
         """
         d, f, v = self.hidden, self.intermediate, self.vocabulary
         block = {
@@ -100,14 +99,13 @@ def write(
 ) -> None:
     """Writes a base into the first folder, and a model fine-tuned from it into each of the others.
 
-    Entries of the base are normal; those of norms have mean 1. The other models add independent
-    normal numbers to the rounded base, a few of them much larger, and round again: so many entries
-    stay equal to the base's. Models may have different vocabularies; the rows that two of them
-    share start from one base. Each folder appears whole or not at all. The same arguments give the
-    same bytes.
+    Entries of the base are normal; entries of norms have mean 1. The other models add independent
+    normal numbers to the rounded base, a few of them much larger, and round again. Many entries
+    thus stay equal to the base's. Models may have different vocabularies; shared rows start from
+    one base. Each folder appears whole or not at all. The same arguments give the same bytes.
 
     Args:
-      folders: The folders to write. One that is there already must be empty.
+      folders: The folders to write. Existing ones must be empty.
       llamas: The sizes, of all models or of each.
       seed: Seed of the entries.
       dtype: "bfloat16" or "float32".
@@ -181,8 +179,8 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
     base = base.astype(kind).astype(np.float32)
     for model, (llama, handle, offsets) in enumerate(zip(llamas, handles, starts, strict=True)):
         entries = base
-        # Drawn even for a model that has not this tensor, or fewer of its rows: what a model's
-        # entries are must not depend on the sizes of the models before it.
+        # Drawn even for a model that lacks this tensor or some of its rows: a model's entries must
+        # not depend on the sizes of earlier models.
         if model:
             change = rng.standard_normal(stop - start, np.float32) * np.float32(delta)
             change[rng.random(stop - start, np.float32) < TAIL] *= np.float32(HEAVY)

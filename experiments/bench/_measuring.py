@@ -1,6 +1,6 @@
-"""What all benchmarks measure with: time of calls, time and memory of processes, and tables.
+"""Measurements for all benchmarks: time of calls, time and memory of processes, and tables.
 
-Nothing here imports jax before a call is timed: what starts processes stays small.
+This module does not import jax before a call is timed, so processes that it starts stay small.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from sail_jax.disk import StoreError
 
 
 def add_repeats(parser: argparse.ArgumentParser, default: int, what: str = "timed runs") -> None:
-    """Adds --repeats, the number of timed calls after one that compiles."""
+    """Adds --repeats, the number of timed calls after the one that compiles."""
     about = f"{what}; default: %(default)s"
     parser.add_argument("--repeats", type=natural, default=default, help=about)
 
 
 def some_of(options: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Makes a reader of names with commas between them, for an option.
+    """Creates a reader of comma-separated names, for an option.
 
     Returns the reader. It raises `ArgumentTypeError` at a name that is not allowed.
     """
@@ -47,8 +47,8 @@ class Times(NamedTuple):
     """Seconds of several calls of a function.
 
     Attributes:
-      first: Those of the first call, which compiles.
-      later: Those of each later call.
+      first: Seconds of the first call, which compiles.
+      later: Seconds of each later call.
     """
 
     first: float
@@ -63,22 +63,22 @@ class Times(NamedTuple):
         return f"{spread(self.later)} s, {self.first:.2f} s with compilation"
 
     def record(self) -> dict[str, float]:
-        """The times as a record has them."""
+        """The times in the form of a record."""
         return {"first": self.first, **summary(self.later)}
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """The median, the least and the most of some times, as a record has them."""
+    """Returns the median, smallest and largest of some times, in the form of a record."""
     return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """The median of some times, and in brackets the least and the most."""
+    """Returns the median of some times as text, with the smallest and largest in brackets."""
     return f"{statistics.median(seconds):.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
 
 
 def once(job: Callable[[], object]) -> float:
-    """Returns the seconds of one call, until what it returns is computed."""
+    """Returns the seconds of one call, until its result is computed."""
     import jax
 
     start = time.perf_counter()
@@ -92,16 +92,16 @@ def times(job: Callable[[], object], repeats: int) -> Times:
 
 
 def in_turns(jobs: Sequence[Callable[[], object]], repeats: int) -> list[Times]:
-    """Times functions as `times` does, in turns: a change of load affects all of them."""
+    """Times functions as `times` does, in turns, so a change of load affects all of them."""
     turns = [[once(job) for job in jobs] for _ in range(repeats + 1)]
     return [Times(first, tuple(later)) for first, *later in zip(*turns, strict=True)]
 
 
 class Table:
-    """A table whose rows are printed as they come.
+    """A table that prints each row when it is added.
 
     Args:
-      *heading: The headings. A column is as wide as its heading, with the spaces at its end.
+      *heading: The headings. A column is as wide as its heading, including trailing spaces.
     """
 
     def __init__(self, *heading: str) -> None:
@@ -115,7 +115,7 @@ class Table:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows that are all known, in columns as wide as their widest cells."""
+    """Prints known rows, in columns as wide as their widest cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *body = rows
     table = Table(*(cell.ljust(n) for cell, n in zip(heading, widths, strict=True)))
@@ -124,7 +124,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def device() -> str:
-    """Names the devices, and the version of JAX."""
+    """Returns the devices and the version of JAX as text."""
     import jax
 
     devices = jax.devices()
@@ -144,8 +144,7 @@ class Rows:
 
     Args:
       path: The file, a line of JSON for each row.
-      resume: Whether the rows that are in the file already are taken from it. Otherwise it is
-        written anew.
+      resume: Whether rows already in the file are reused. Otherwise the file is written anew.
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
@@ -156,11 +155,11 @@ class Rows:
         path.write_text("".join(json.dumps(row) + "\n" for row in self._old))
 
     def has(self, **key: Any) -> bool:
-        """Whether the file of an earlier run has this row."""
+        """Returns whether the file of an earlier run has this row."""
         return any(key.items() <= row.items() for row in self._old)
 
     def add(self, measure: Callable[[], Mapping[str, Any]], **key: Any) -> dict[str, Any]:
-        """Measures a row, or takes it from the file, and returns it."""
+        """Measures a row, or reads it from the file, and returns it."""
         found = next((row for row in self._old if key.items() <= row.items()), None)
         if found is None:
             found = {**key, **measure()}
@@ -170,8 +169,8 @@ class Rows:
         return found
 
 
-# A child's peak counts the memory of the process that started it, as it was at that moment; so a
-# bare interpreter starts it, not the benchmark, which has drawn gigabytes of random numbers.
+# A child's peak counts its parent's memory at the start. A bare interpreter therefore starts it,
+# not the benchmark, which has drawn gigabytes of random numbers.
 _STARTER = """
 import json, os, sys, time
 most, log, *command = sys.argv[1:]
@@ -196,8 +195,8 @@ class Sample(NamedTuple):
     Attributes:
       seconds: Its wall time.
       peak: Its largest resident memory in bytes.
-      failure: Why it failed; "" if it did not.
-      cpu: The seconds of a processor that all its threads used.
+      failure: The reason of a failure; "" if there was none.
+      cpu: CPU-seconds of all its threads.
       status: Its exit code; below 0 the signal that stopped it.
     """
 
@@ -216,21 +215,21 @@ def process(
 ) -> Sample:
     """Runs a command to its end, and measures it.
 
-    What the system has still to write is flushed to disk before the clock starts.
+    Pending writes of the system are flushed to disk before the clock starts.
 
     Args:
       command: The words of the command.
       log: The file for its output.
-      env: Variables to be added to this process's environment.
-      most: Seconds of a processor after which the system stops the command; 0 for no end.
+      env: Variables to add to this process's environment.
+      most: CPU-seconds after which the system stops the command; 0 for no limit.
 
     Returns:
-      The measurement. A command that fails is reported in it, not raised.
+      The measurement. A failure of the command is reported in it, not raised.
     """
     if hasattr(os, "sync"):
         os.sync()
     start = [sys.executable, "-I", "-S", "-c", _STARTER, str(most), str(log), *command]
-    # Whoever forbids compiled Python here would have every run compile it anew.
+    # Without compiled Python files every run would compile them again.
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(start, env={**inherited, **(env or {})}, capture_output=True, text=True)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""Every method under every `--max-memory`, by the size of the largest tensor: is a cap passed?
+"""Every method under every `--max-memory`, by the size of the largest tensor: is a cap exceeded?
 
-A merge that does not fit has to be refused before it reads a tensor, with the name of one. The
-least cap that a method accepts is read from the refusal of a cap that is far too small. It is tried
-if it is below the largest of the caps, with nothing compiled before: compilers take memory, too.
+A merge that does not fit must be refused before it reads a tensor, with the name of one. The
+smallest cap that a method accepts is read from its refusal of a cap that is far too small. It is
+tried if it is below the largest cap, without a compilation cache: compilers need memory, too.
 """
 
 import re
@@ -22,7 +22,7 @@ from sail_jax.cli.progress import say
 
 LEAST = "least"
 WIDTH = 1024  # one side of the largest tensors: two of an MLP with many rows, one with long ones
-PATIENCE = 200  # seconds of a processor, after which a merge is stopped; its peak counts
+PATIENCE = 200  # CPU-seconds, after which a merge is stopped; its peak counts
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 Row = dict[str, Any]
@@ -41,18 +41,19 @@ def run(
 
     Only the checkpoints of one size are on disk at a time. Each row is written to `caps.jsonl` in
     the folder when it is measured.
+    the folder when it is measured.
 
     Args:
-      folder: Where checkpoints and outputs are written.
+      folder: The folder for checkpoints and outputs.
       ours: The command that merges; recipe and output are appended.
-      jobs: What is merged, by name.
-      caps: Values of `--max-memory`; "least" is the least that the method accepts.
+      jobs: The merges, by name.
+      caps: Values of `--max-memory`; "least" is the smallest that the method accepts.
       entries: Sizes of the largest tensor, each a multiple of 1,024.
-      resume: Whether the rows of an earlier run are taken from the file.
+      resume: Whether the rows of an earlier run are reused.
 
     Returns:
-      The record: a row for each merge, how many there are of each kind, and whether all of them
-      kept below their caps.
+      The record: a row for each merge, the number of each kind, and whether all of them stayed
+      below their caps.
     """
     most = max((size(cap) for cap in caps if cap != LEAST), default=0)
     rows = Rows(folder / "caps.jsonl", resume)
@@ -85,9 +86,9 @@ def run(
 
 
 def _merged(folder: Path, command: Sequence[str], cap: str, most: int) -> Row:
-    """Merges once under a cap, and returns what came of it; the least is tried up to `most`."""
+    """Merges once under a cap, and returns the result; "least" is tried up to `most`."""
     log, env = folder / "log.txt", {}
-    # What was stopped leaves its unfinished work behind.
+    # A stopped merge leaves its unfinished work behind.
     shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
     if cap == LEAST:
@@ -104,7 +105,8 @@ def _merged(folder: Path, command: Sequence[str], cap: str, most: int) -> Row:
 
 
 def _kind(sample: Sample, cap: int) -> str:
-    """Returns "kept", "refused", "over", "stopped" (for time, below the cap) or "failed"."""
+    """Returns "kept", "refused", "over", "stopped" (by the time limit, below the cap) or
+    "failed"."""
     if sample.peak > cap and sample.status != disk.RefusedError.code:
         return "over"
     if not sample.failure:

@@ -1,27 +1,29 @@
-"""The recipes that the parity check merges, and how far the two programs' outputs may differ."""
+"""The recipes of the parity check, and the allowed differences between the two programs'
+outputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 ELEMENTWISE = 4  # units of float32 rounding at the tensor's largest entry: sums of a few terms
-GEOMETRIC = 32  # the same, where norms and inner products of whole tensors enter
+GEOMETRIC = 32  # the same, for norms and inner products of whole tensors
 
 
 class Case(NamedTuple):
-    """A recipe, with names of models in place of paths, and how outputs are compared.
+    """A recipe, with names of models instead of paths, and the rules to compare outputs.
 
-    Entries may differ by rounding. Where a method trims, rounding may also decide which entries
-    stay: those equal in magnitude to a threshold, or elected by a sum that is 0 up to rounding.
-    `trim` lets the comparison tell such entries apart from others.
+    Entries may differ by rounding. If a method trims, rounding may also decide which entries stay:
+    those equal in magnitude to a threshold, or elected by a sum that is 0 up to rounding. `trim`
+    lets the comparison distinguish such entries from others.
 
     Attributes:
       recipe: The recipe, as mergekit and sail-jax read it.
-      ulps: How far entries may differ, in units of float32 rounding at the tensor's largest entry.
-      trim: For each model whose task vector is trimmed, its density and gamma (the fraction of
+      ulps: The allowed difference of entries, in units of float32 rounding at the tensor's largest
+        entry.
+      trim: For each model with a trimmed task vector, its density and gamma (the fraction of
         largest entries that is dropped, too).
-      random: Whether the method is random. Statistics over all entries are compared then.
-      share: The share of other entries that may differ, for the reason that `why` gives.
-      why: The reason, as the verdict says it.
+      random: Whether the method is random. Then statistics over all entries are compared.
+      share: The share of other entries that may differ, for the reason in `why`.
+      why: The reason, as printed in the verdict.
     """
 
     recipe: Mapping[str, Any]
@@ -35,9 +37,9 @@ class Case(NamedTuple):
 def _merge(
     method: str, *models: str | tuple[str, Mapping[str, Any]], base: str = "base", **parameters: Any
 ) -> dict[str, Any]:
-    """Makes a recipe. Models are names, or pairs of name and parameters.
+    """Builds a recipe. Models are names, or pairs of name and parameters.
 
-    A parameter whose name is a keyword of Python is given with an underscore: `lambda_`.
+    A parameter with a Python keyword as its name gets an underscore: `lambda_`.
     """
     entries = []
     for model in models:
@@ -54,13 +56,13 @@ def _merge(
 
 
 def _three(**lists: Sequence[float]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the three tuned models, each with its own entry of the lists of parameters."""
+    """Returns the three fine-tuned models, each with its own entry of the parameter lists."""
     names = ("tuned-0", "tuned-1", "tuned-2")
     return [(n, {k: v[i] for k, v in lists.items()}) for i, n in enumerate(names)]
 
 
 def _slices(*sources: tuple[str, int, int], **parameters: Any) -> dict[str, Any]:
-    """Makes a passthrough recipe of ranges of layers."""
+    """Builds a passthrough recipe of ranges of layers."""
     listed = [{"sources": [{"model": m, "layer_range": [a, b]}]} for m, a, b in sources]
     extra = {"parameters": parameters} if parameters else {}
     return {"merge_method": "passthrough", "slices": listed, **extra, "dtype": "float32"}

@@ -21,11 +21,11 @@ MERGES: dict[str, Callable[[], Merge]] = {
     "dare_ties": lambda: methods.dare_ties(key=jax.random.key(1)),
     "della": lambda: methods.della(key=jax.random.key(1)),
 }
-"""What is measured, by name."""
+"""The measured methods, by name."""
 
 
 def _models(llama: Llama, count: int = 4) -> Trees:
-    """Draws a base and models tuned from it on the device, in bfloat16."""
+    """Draws a base and models fine-tuned from it on the device, in bfloat16."""
 
     @jax.jit
     def draw(key: jax.Array) -> Trees:
@@ -43,15 +43,15 @@ def _models(llama: Llama, count: int = 4) -> Trees:
 
 @jax.jit
 def _inverted(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Inverts all bits of a tree, which reads and writes every one of them once, as a copy does."""
+    """Inverts all bits of a tree, which reads and writes each of them once, as a copy does."""
     return {name: ~lax.bitcast_convert_type(x, jnp.uint16) for name, x in tree.items()}
 
 
 def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
-    Bandwidth is counted as if a method read each of its inputs once and wrote its output once.
-    A copy of the base, leaf by leaf on the same device, takes turns with the methods.
+    Bandwidth assumes that a method reads each input once and writes its output once. A copy of the
+    base, leaf by leaf on the same device, takes turns with the methods.
 
     Args:
       size: The name of the size, for the table.
@@ -60,7 +60,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
 
     Returns:
       A record: the copy bandwidth, and for each method its seconds, its bandwidth, and the ratio of
-      that to copying.
+      its bandwidth to copying.
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())

@@ -12,7 +12,7 @@ from experiments.bench._merge_speed import checkpoints, write_recipe
 from sail_jax import disk
 from sail_jax.cli.progress import say
 
-# Equal tensors, more of them: the largest tensor may set the memory needed, not the model's size.
+# Equal tensors, more of them: memory may depend on the largest tensor, not on the model's size.
 DEPTHS = {f"depth-{n}": Llama(1024, 2816, n, 16_000) for n in (1, 5, 17, 36)}
 
 
@@ -29,11 +29,11 @@ def run(
     Only the checkpoints of one size are on disk at a time.
 
     Args:
-      folder: Where checkpoints and outputs are written.
+      folder: The folder for checkpoints and outputs.
       ours: The command that merges; recipe and output are appended.
-      jobs: What is merged, by name.
+      jobs: The merges, by name.
       caps: Values of `--max-memory`; "" leaves the option out.
-      picture: The .png file that is written.
+      picture: The .png file to write.
       depths: The models, by name.
 
     Returns:
@@ -80,7 +80,7 @@ def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
 
     Args:
       rows: The rows of the record.
-      picture: The .png file that is written.
+      picture: The .png file to write.
     """
     from sail_jax.drawing import style
 

@@ -1,4 +1,4 @@
-"""The same recipes merged by mergekit and by sail-jax, and how far the outputs are apart."""
+"""The same recipes merged by mergekit and by sail-jax, and the differences of the outputs."""
 
 import json
 import shutil
@@ -25,10 +25,10 @@ DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": n
 
 
 def checkpoints(folder: Path) -> dict[str, Path]:
-    """Writes the small models that the cases merge.
+    """Writes the small models for the cases.
 
-    They are a base, three models tuned from it, one that is far from its base, and one with more
-    tokens, all in float32; the first four are written in bfloat16 as well.
+    They are a base, three models fine-tuned from it, one far from its base, and one with more
+    tokens, all in float32. The first four are written in bfloat16 as well.
 
     Returns the models' folders by name.
     """
@@ -41,7 +41,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 
 
 def read(folder: Path) -> dict[str, np.ndarray]:
-    """Reads a single safetensors file, without any of the code that is under test.
+    """Reads a single safetensors file, without any of the tested code.
 
     Returns the tensors by name, in float32.
     """
@@ -59,7 +59,7 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 
 
 def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
-    """Puts the paths of models in the place of their names in a recipe.
+    """Replaces the names of models in a recipe by their paths.
 
     Args:
       recipe: A recipe, or a part of one.
@@ -78,13 +78,13 @@ def run(folder: Path, ours: Sequence[str], peer: Peer, wanted: str = "") -> dict
     """Merges every case by both programs, compares the outputs, and prints a table.
 
     Args:
-      folder: Where models and outputs are written; it is emptied first.
+      folder: The folder for models and outputs; it is emptied first.
       ours: The command of sail-jax; recipe and output are appended.
       peer: mergekit.
-      wanted: Only cases whose name contains this text are run.
+      wanted: Only cases with this text in their names are run.
 
     Returns:
-      The record: a row for each case, and whether all agree as far as they should.
+      The record: a row for each case, and whether all differences are within their limits.
     """
     cases = {name: case for name, case in CASES.items() if wanted in name}
     shutil.rmtree(folder, ignore_errors=True)
@@ -121,15 +121,15 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
     """Compares the outputs of the two programs for one case.
 
     Args:
-      case: The case, which says how far the outputs may differ.
+      case: The case, with the allowed differences.
       peer: The tensors of mergekit's output, by name.
       ours: The tensors of sail-jax's output.
-      models: The tensors of the models that were merged, by model and name.
+      models: The tensors of the merged models, by model and name.
 
     Returns:
-      `agrees`, and the `verdict` in words. For a random method also `z`; for others the largest
-      difference, and the shares of entries beyond the tolerance (`beyond`) and of those that
-      rounding does not explain (`away`).
+      `agrees`, and the `verdict` as text. A random method also has `z`. Other methods have the
+      largest difference, and the shares of entries beyond the tolerance (`beyond`) and of entries
+      that rounding does not explain (`away`).
     """
     if peer.keys() != ours.keys():
         odd = sorted(peer.keys() ^ ours.keys())
@@ -148,7 +148,7 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
     worst, beyond, away, total = 0.0, 0, 0, 0
     for name, theirs in peer.items():
         gap = np.abs(theirs.astype(np.float64) - ours[name])
-        # Negated, so that a NaN counts as beyond the tolerance.
+        # Negated, so a NaN counts as beyond the tolerance.
         out = ~(gap <= case.ulps * EPS * np.abs(theirs).max())
         close = undecided(case, {m: models[m][name] - base[name] for m in case.trim})
         worst = max(worst, float(gap.max()))
@@ -166,11 +166,11 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
 
 
 def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool:
-    """Finds the entries of a tensor that rounding, or the order of a sort, decides.
+    """Finds the entries of a tensor that depend on rounding, or on the order of a sort.
 
     An entry is undecided if a model is trimmed at exactly its magnitude, and only some of the
     entries of that magnitude stay. It is also undecided if the models' weighted terms cancel up to
-    rounding, so that the elected sign is arbitrary.
+    rounding, which makes the elected sign arbitrary.
 
     Args:
       case: The case, which has the models' densities and weights.
@@ -190,7 +190,7 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
         ordered = np.sort(size, axis=None)
         count = max(1, int(density * delta.size))
         low = max(0, delta.size - count - int(gamma * delta.size))
-        # A threshold decides nothing unless it falls between entries of equal magnitude.
+        # A threshold matters only if it falls between entries of equal magnitude.
         for edge in (low, low + count):
             if 0 < edge < delta.size and ordered[edge - 1] == ordered[edge]:
                 mask |= size == ordered[edge]
@@ -204,9 +204,9 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
 def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:
     """Compares the outputs of a random method by paired z-scores over all entries.
 
-    What is compared is the share of entries that changed, and the mean, the mean magnitude and the
+    The comparison covers the share of changed entries, and the mean, the mean magnitude and the
     mean square of the changes. If both programs draw their masks independently from one
-    distribution, each entry's pair of values may be exchanged, and the scores are nearly standard
+    distribution, each entry's pair of values is exchangeable, and the scores are nearly standard
     normal.
 
     Args:

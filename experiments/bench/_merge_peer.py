@@ -1,4 +1,4 @@
-"""mergekit, installed in a virtual environment of its own when a benchmark asks for it."""
+"""mergekit, installed in its own virtual environment when a benchmark needs it."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from pathlib import Path
 from sail_jax.disk import StoreError
 
 TORCH = "torch==2.13.0"
-VERSIONS = {  # of mergekit: the newest, and the one before, which fails beside transformers 5
+VERSIONS = {  # of mergekit: the newest, and the one before, which fails with transformers 5
     "0.1.5": ("mergekit==0.1.5",),
     "0.1.4": ("mergekit==0.1.4", "transformers<5"),
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# Keeps freed memory instead of returning it and faulting it in again; nobody sets this by default.
+# Keeps freed memory instead of returning it and faulting it in again; this is never the default.
 TUNED = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
@@ -58,7 +58,7 @@ class Peer:
         self.binaries = home / ("Scripts" if os.name == "nt" else "bin")
         if not (home / "ready").exists():
             _call([sys.executable, "-m", "venv", "--clear", str(home)])
-            # PyTorch comes first and by itself: the other packages then keep the build found here.
+            # PyTorch comes first and alone, so the other packages keep the build found here.
             for packages in ((TORCH,), (*VERSIONS[version], TORCH)):
                 _call([str(self.binaries / "pip"), "install", "--quiet", *packages])
             (home / "ready").touch()
@@ -68,9 +68,7 @@ class Peer:
         return [str(self.binaries / "mergekit-yaml"), str(recipe), str(out), "--random-seed", "0"]
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of what is installed.
-
-        Returns the versions of mergekit, torch and transformers.
+        """Returns the installed versions of mergekit, torch and transformers.
 
         Raises `StoreError` if the environment's Python fails.
         """
@@ -87,7 +85,7 @@ class Peer:
           jobs: Pairs of recipe and folder of the output.
 
         Returns:
-          Why each of them failed; "" for those that did not.
+          The reason of each failure; "" for merges that succeeded.
 
         Raises:
           StoreError: If the process itself fails.

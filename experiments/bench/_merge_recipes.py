@@ -1,4 +1,4 @@
-"""What the speed benchmark merges: a recipe for each method, which both programs can read."""
+"""The merges of the speed benchmark: one recipe for each method, which both programs can read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,41 +8,41 @@ import numpy as np
 
 
 class Job(NamedTuple):
-    """A method's recipe, and how fast it has to be.
+    """A method's recipe, and its wanted speed.
 
     Attributes:
       method: The name of the method.
       parameters: Parameters of the merge.
       each: Parameters of each model.
-      files: How many of the base and the three tuned models are read.
-      base: What the base is: the "base", one of the "models", "both", or not used ("").
+      files: How many of the base and the three fine-tuned models are read.
+      base: The role of the base: the "base", one of the "models", "both", or not used ("").
       ours: Keys of the recipe that only sail-jax has.
       alone: Whether only sail-jax has the method.
-      beside: The job whose time is taken for the peer's, where the peer has no such method.
-      limit: The largest wanted ratio of the job's time to that of reading the inputs and writing
-        the output, flushed to disk; infinity where nothing is wanted.
-      peer: The least wanted ratio of the peer's time to the job's; 0 where nothing is wanted.
-      peak: What resident memory has to stay below, in GB; infinity where nothing is wanted.
+      beside: The job that gives the peer's time, if the peer lacks the method.
+      limit: The largest wanted ratio of the job's time to reading the inputs and writing the
+        output, flushed to disk; infinity without a goal.
+      peer: The smallest wanted ratio of the peer's time to the job's; 0 without a goal.
+      peak: The upper limit on resident memory, in GB; infinity without a goal.
     """
 
     method: str
     parameters: Mapping[str, Any] = {}
     each: Mapping[str, Any] = {}
     files: int = 4
-    base: str = "base"  # the base is a "base", one of the "models", "both", or not used ("")
-    ours: Mapping[str, Any] = {}  # keys of the recipe that only we have
+    base: str = "base"  # "base", "models", "both", or not used ("")
+    ours: Mapping[str, Any] = {}  # keys of the recipe that only sail-jax has
     alone: bool = False
-    beside: str = ""  # the job whose time the peer's is, where the peer has not this one
+    beside: str = ""  # the job that gives the peer's time, if the peer lacks this one
     limit: float = np.inf
     peer: float = 0.0
     peak: float = np.inf
 
     def recipe(self, models: Sequence[Path], *, ours: bool) -> dict[str, Any]:
-        """Makes the recipe for some models.
+        """Builds the recipe for some models.
 
         Args:
           models: The folders of the models, the base first.
-          ours: Whether keys that only sail-jax has are in it.
+          ours: Whether it contains keys that only sail-jax has.
 
         Returns:
           The recipe.
@@ -62,7 +62,7 @@ class Job(NamedTuple):
 
 
 _weight = {"weight": 0.4}
-_LEAF = 0.5  # GB, of methods that look at one entry at a time
+_LEAF = 0.5  # GB, for methods that process one entry at a time
 JOBS: dict[str, Job] = {
     "linear": Job("linear", {}, {"weight": 0.25}, base="models", limit=2, peer=6, peak=_LEAF),
     "task_arithmetic": Job("task_arithmetic", {}, _weight, limit=2, peer=6, peak=_LEAF),
@@ -96,6 +96,6 @@ JOBS: dict[str, Job] = {
     "pcb": Job("pcb", alone=True),
     "trajectory": Job("trajectory", base="models", alone=True),
     "tsv_m": Job("tsv_m", alone=True),
-    "wudi": Job("wudi", {"steps": 3}, alone=True),  # of 300: memory is that of one
+    "wudi": Job("wudi", {"steps": 3}, alone=True),  # of 300: memory is the same for one step
 }
 DEFAULT = tuple(JOBS)[:10]

@@ -20,10 +20,10 @@ SIZES = {
     "50m": Llama(512, 1376, 6),
     "0.5b": Llama(1536, 4096, 14, heads=12),
 }
-# Any such variable makes the command leave glibc's allocator as it is; this is its default.
+# Any such variable makes the command keep glibc's allocator settings; this is their default.
 UNTUNED = {"MALLOC_ARENA_TEST": "0"}
 
-# Reads all files but the last into one reused buffer and writes the first to the last.
+# Reads all files but the last into one reused buffer, and writes the first to the last.
 _COPIER = """
 import os, sys
 sync, *files, out = sys.argv[1:]
@@ -46,9 +46,9 @@ class Turns(NamedTuple):
     Attributes:
       ours: The number of timed runs of sail-jax, and of copying.
       peer: The number of timed runs of mergekit.
-      beside: The methods that mergekit runs, too.
+      beside: The methods that mergekit also runs.
       both: The methods that both programs run with either allocator: glibc's default and one that
-        keeps freed memory. By default mergekit has the former, and sail-jax the latter.
+        keeps freed memory. By default mergekit has the first, and sail-jax the second.
     """
 
     ours: int
@@ -75,8 +75,8 @@ class Track(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Summarises the runs.
 
-        Returns the median, the least and the most of their seconds, their number, and the highest
-        peak; or the first failure alone.
+        Returns the median, smallest and largest of their seconds, their number, and the highest
+        peak; or only the first failure.
         """
         if failure := next((s.failure for s in self.samples if s.failure), ""):
             return {"failure": failure}
@@ -89,28 +89,28 @@ class Track(NamedTuple):
 
 
 def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
-    """Returns the command that reads files and writes a copy of the first, and does nothing else.
+    """Returns the command that only reads files and writes a copy of the first.
 
-    It is the limit that no merge of these files can beat.
+    No merge of these files can be faster.
     """
     words = ["sync" if sync else "no", *map(str, files), str(out)]
     return [sys.executable, "-I", "-S", "-c", _COPIER, *words]
 
 
 def checkpoints(folder: Path, name: str, llama: Llama, count: int = 4) -> list[Path]:
-    """Writes the base and the tuned models, unless they are there.
+    """Writes the base and the fine-tuned models, unless they exist.
 
     Args:
       folder: The folder for models of all sizes.
-      name: The name of the size, which is the folder of its models.
+      name: The name of the size, which is also the folder of its models.
       llama: The sizes of the models.
-      count: The number of models, with the base.
+      count: The number of models, including the base.
 
     Returns:
       The folders of the models, the base first.
 
     Raises:
-      StoreError: If there is too little space for the models and for outputs of merges.
+      StoreError: If there is too little space for the models and the outputs of merges.
     """
     names = ["base", *(f"tuned-{i}" for i in range(count - 1))]
     folders = [folder / name / model for model in names]
@@ -130,7 +130,7 @@ def write_recipe(path: Path, recipe: Mapping[str, Any]) -> Path:
     """Writes a recipe to a file, as JSON, which is YAML too.
 
     Args:
-      path: The file. Its folder is made if it is missing.
+      path: The file. Its folder is created if it is missing.
       recipe: The recipe.
 
     Returns:
@@ -151,18 +151,18 @@ def run(
 ) -> dict[str, Any]:
     """Measures all jobs on models of one size, and prints a table.
 
-    The commands take turns, so that a change of the system's load affects all of them alike.
+    The commands take turns, so a change of the system's load affects all of them equally.
 
     Args:
-      folder: Where models and outputs are written.
+      folder: The folder for models and outputs.
       size: The name of the size, a key of `SIZES`.
-      jobs: What is merged, by name.
+      jobs: The merges, by name.
       ours: The command of sail-jax; recipe and output are appended.
       peer: mergekit; None to leave it out.
       turns: How often each program runs.
 
     Returns:
-      The record: the measurements of every command, which wanted ratios were met, and `good`,
+      The record: the measurements of every command, the wanted ratios that were met, and `good`,
       whether everything ran.
     """
     llama = SIZES[size]
@@ -197,7 +197,11 @@ def run(
         out.mkdir()
         return process(track.command, folder / "log.txt", track.env)
 
-    for kind in ("limit", "ours", "peer"):  # once unmeasured: files and programs into the cache
+    for kind in (
+        "limit",
+        "ours",
+        "peer",
+    ):  # an unmeasured run fills the cache
         for first in [name for name in tracks if name.startswith(kind)][:1]:
             once(tracks[first])
     for turn in range(max(t.repeats for t in tracks.values())):
@@ -268,7 +272,7 @@ def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[st
 
 
 def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
-    """Says what was wanted of a job, and whether it was met, as far as it was measured.
+    """Returns a job's goals, and whether they were met, as far as they were measured.
 
     `over` is the ratio to the copy that is flushed to disk, as our output is.
     """

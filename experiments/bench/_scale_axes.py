@@ -1,4 +1,4 @@
-"""What `scale` makes larger, one axis at a time: the commands of each size."""
+"""The axes of `scale`: the commands for each size, one axis at a time."""
 
 import json
 import os
@@ -37,13 +37,13 @@ ENOUGH = 40.0  # seconds, after which a command is not repeated
 
 
 class Bench(NamedTuple):
-    """What every axis measures with.
+    """The settings that every axis uses.
 
     Attributes:
-      folder: Where checkpoints and outputs are written, and removed.
-      rows: Where measurements go.
+      folder: The folder for checkpoints and outputs, which are removed afterwards.
+      rows: The collection of measurements.
       repeats: How often each command is measured, but not again after `ENOUGH` seconds.
-      tiny: Whether all is as small as can be.
+      tiny: Whether all sizes are as small as possible.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Bench(NamedTuple):
     def add(
         self, command: Sequence[str], key: Mapping[str, Any], more: Mapping[str, Any] = {}
     ) -> None:
-        """Measures a command that writes `out`, unless its row is there; `more` joins the row."""
+        """Measures a command that writes `out`, unless its row exists; `more` joins the row."""
         row = self.rows.add(lambda: {**self._measured(command), **more}, **key)
         say(f"  {key['axis']} {key['series']} {key['size']:,}: {in_words(row)}")
 
@@ -73,11 +73,11 @@ class Bench(NamedTuple):
 
     @property
     def out(self) -> Path:
-        """Where outputs go."""
+        """The path of outputs."""
         return self.folder / "out"
 
     def recipe(self, method: str, models: Sequence[Path], count: int) -> list[str]:
-        """The command that merges `count` models, after the base if the method has one."""
+        """Builds the command that merges `count` models, after the base if the method has one."""
         job = JOBS[method]
         own = models[: count + (job.base == "base")]
         text = job._replace(files=len(own)).recipe(own, ours=True)
@@ -85,11 +85,11 @@ class Bench(NamedTuple):
         return [*CLI, "merge", str(path), str(self.out), "--quiet"]
 
     def key(self, axis: str, series: str, size: float, start: bool = False) -> dict[str, Any]:
-        """What names a row. A `start` is what the fit takes for the cost of no size."""
+        """Builds the key of a row. For a `start`, the fit uses the row as the cost of size 0."""
         return {"axis": axis, "series": series, "size": size, "start": start}
 
     def known(self, keys: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all these rows are in the file of an earlier run; they are taken then."""
+        """Returns whether the file of an earlier run has all these rows, which are then reused."""
         if not all(self.rows.has(**key) for key in keys):
             return False
         for key in keys:
@@ -107,7 +107,7 @@ class Bench(NamedTuple):
 
 
 def costs(cpu: Sequence[float], seconds: Sequence[float], peak: int) -> dict[str, Any]:
-    """What a row holds of several runs."""
+    """Summarises the costs of several runs for a row."""
     return {
         "cpu_seconds": statistics.median(cpu),
         "cpu_least": min(cpu),
@@ -122,7 +122,7 @@ CLI = [sys.executable, "-m", "sail_jax.cli"]
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """A row's costs in words."""
+    """Returns a row's costs as text."""
     if "failure" in row:
         return row["failure"]
     return (
@@ -143,7 +143,7 @@ def parameters(bench: Bench, sizes: Sequence[str]) -> None:
         models = bench.models(name, llama, 3)
         for method, key in keys.items():
             files = 2 + (JOBS[method].base == "base")
-            moved = 2 * llama.parameters * (files + 1)  # bytes that are read once and written once
+            moved = 2 * llama.parameters * (files + 1)  # bytes read once and written once
             bench.add(bench.recipe(method, models, 2), key, {"bytes": moved})
         bench.drop(name)
 
@@ -172,7 +172,7 @@ def shards(bench: Bench, sizes: Sequence[int]) -> None:
         return
     plain = bench.models("plain", llama, 2)
     for (most, count), key in zip(cuts, keys, strict=True):
-        # Our own merges of one model write its shards.
+        # sail-jax's own merges of one model write its shards.
         option = ["--shard-size", f"{most}B"]
         parts = []
         for model in plain:
@@ -192,7 +192,7 @@ def shards(bench: Bench, sizes: Sequence[int]) -> None:
 
 
 def _cut(llama: Llama, count: int) -> tuple[int, int]:
-    """The largest `--shard-size` that gives so many files or more, and how many it gives."""
+    """Finds the largest `--shard-size` that gives at least so many files, and their number."""
     tensors = [2 * prod(shape) for shape in llama.shapes().values()]
 
     def files(most: int) -> int:
@@ -211,7 +211,7 @@ def _cut(llama: Llama, count: int) -> tuple[int, int]:
 
 
 def memory(bench: Bench, sizes: Sequence[str]) -> None:
-    """Merges of two models of 200 M parameters by TIES, by what `--max-memory` allows."""
+    """Merges of two models of 200 M parameters by TIES, by the value of `--max-memory`."""
     name = "tiny" if bench.tiny else "0.2b"
     written = bench.models(name, LLAMAS[name], 3)
     command = bench.recipe("ties", written, 2)
@@ -234,7 +234,7 @@ def memory(bench: Bench, sizes: Sequence[str]) -> None:
 def _networks(
     bench: Bench, axis: str, series: str, sizes: Sequence[str]
 ) -> Iterator[tuple[str, Llama, dict[str, Any]]]:
-    """The networks of an axis that an earlier run did not measure, with the keys of their rows."""
+    """Yields the networks of an axis that are not yet measured, with the keys of their rows."""
     for place, name in enumerate(("tiny", *sizes)):
         llama = LLAMAS[name]
         key = bench.key(axis, series, llama.parameters, start=place == 0)
@@ -253,7 +253,7 @@ def growth(bench: Bench, sizes: Sequence[str]) -> None:
 
 
 def alignment(bench: Bench, sizes: Sequence[str]) -> None:
-    """Two sweeps of weight matching of networks that have nothing in common, by parameters."""
+    """Two sweeps of weight matching of unrelated networks, by parameters."""
     for name, llama, key in _networks(bench, "alignment", "2 sweeps", sizes):
         bench.drop(name)
         pair = [bench.folder / name / which for which in "ab"]
@@ -268,7 +268,7 @@ def alignment(bench: Bench, sizes: Sequence[str]) -> None:
 
 
 def _inside(axis: str, series: str) -> Callable[[Bench, Sequence[int]], None]:
-    """An axis of computations that have no start to subtract."""
+    """Creates an axis of computations without a start-up cost to subtract."""
 
     def measure(bench: Bench, sizes: Sequence[int]) -> None:
         for size in sizes:
@@ -283,7 +283,7 @@ def _inside(axis: str, series: str) -> Callable[[Bench, Sequence[int]], None]:
 
 
 def _computed(bench: Bench, job: str, size: int, devices: int) -> dict[str, Any]:
-    """Runs a job of `_scale_process` on so many devices."""
+    """Runs a job of `_scale_process` on the given number of devices."""
     log = bench.folder / "log.txt"
     force = f"--xla_force_host_platform_device_count={devices}"
     env = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {force}".strip()}
@@ -296,11 +296,11 @@ def _computed(bench: Bench, job: str, size: int, devices: int) -> dict[str, Any]
 
 
 class Axis(NamedTuple):
-    """What is made larger.
+    """A size that grows.
 
     Attributes:
       measure: Adds a row for each size.
-      unit: What a size counts.
+      unit: The unit of the size.
       sizes: The sizes by preset.
     """
 

@@ -1,4 +1,4 @@
-"""One computation of one size, in a process of its own: what it costs when it is compiled.
+"""One computation of one size, in its own process: its cost after compilation.
 
 `scale` starts such processes. Usage: python -m experiments.bench._scale_process JOB SIZE REPEATS
 prints a line of JSON. The first run, which compiles, does not count.
@@ -26,7 +26,7 @@ BATCH, STEPS = 4, 100
 
 
 def trainings(members: int, devices: int = 1) -> Callable[[], object]:
-    """Makes the training of some small GPTs side by side, shared out over devices."""
+    """Creates the training of some small GPTs side by side, distributed over devices."""
     net = presets.build(NET)
     how = Training(Optimizer(Schedule(1e-3, 10 * STEPS)))
     params = [jax.device_get(training.first(net, jax.random.key(k))) for k in range(members)]
@@ -46,13 +46,13 @@ JOBS: dict[str, Callable[[int], Callable[[], object]]] = {
     "dimension": lambda d: lambda: simulate(Config(d=d, draws=4)),
     "draws": lambda draws: lambda: simulate(Config(d=200, draws=draws)),
     "members": trainings,
-    # As many trainings on any number of devices: what it costs to share them out.
+    # Equally many trainings for any number of devices, to measure the cost of distribution.
     "devices": lambda devices: trainings(8, devices),
 }
 
 
 def main(job: str, size: str, repeats: str) -> None:
-    """Prints what later runs cost, and the peak of the process."""
+    """Prints the cost of later runs, and the peak of the process."""
     run = JOBS[job](int(size))
     jax.block_until_ready(run())
     cpu: list[float] = []

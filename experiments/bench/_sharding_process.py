@@ -1,9 +1,9 @@
-"""What merges of sharded leaves send between devices, read from their compiled programs.
+"""Data that merges of sharded leaves send between devices, read from their compiled programs.
 
-`sharding` starts this in a process whose CPU counts as `DEVICES` devices. Usage: python -m
+`sharding` starts this in a process with a CPU that counts as `DEVICES` devices. Usage: python -m
 experiments.bench._sharding_process AXES PLACEMENTS METHOD... prints a line of JSON for each method
-and each placement. PLACEMENTS has commas between them, or plus signs: those joined by a plus sign
-are placements of leaves in one tree. No leaf has values: only programs are compiled.
+and each placement. PLACEMENTS are separated by commas, or by plus signs for placements of leaves in
+one tree. Leaves need no values: programs are only compiled.
 """
 
 import json
@@ -23,7 +23,7 @@ from sail_jax import Merge, methods
 from sail_jax.methods.registry import example
 
 Axes = Literal["Auto", "Explicit"]
-"""Whether the compiler chooses the sharding of what is computed, or its type has it."""
+"""Whether the compiler chooses the sharding of results ("Auto"), or types do ("Explicit")."""
 AXES = get_args(Axes)
 DEVICES = 8
 MODELS = 3
@@ -33,9 +33,9 @@ PLACEMENTS = {
     "both": ((384, 256), PartitionSpec("x", "y")),
     "vector": ((65536,), PartitionSpec(("x", "y"))),
 }
-"""The shape of a leaf, and which of its axes are divided, on a mesh of 4 times 2 devices."""
+"""The shape of a leaf, and its divided axes, on a mesh of 4 times 2 devices."""
 LEAVES = 2
-"""The number of leaves of each placement: those of one shape share a loop, so that one is too few.
+"""The number of leaves of each placement. Leaves of one shape share a loop, so one is too few.
 """
 BYTES = {"pred": 1, "u8": 1, "s8": 1, "u16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4}
 
@@ -43,7 +43,7 @@ QUICK: dict[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_llvm_disable_expensive_passes": True,
 }
-"""Options for the compiler: what devices exchange is decided before it optimises for one."""
+"""Compiler options: the exchange between devices is fixed before optimisation for one device."""
 
 _KINDS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
 _COLLECTIVE = re.compile(rf" = (.*?) ((?:ragged-)?(?:{_KINDS}))(?:-start)?\(")
@@ -57,7 +57,7 @@ class Sent(NamedTuple):
 
     Attributes:
       kind: Its name in HLO.
-      shapes: What each device holds after it, such as "f32[16,12]"; several are sent together.
+      shapes: The data on each device after it, such as "f32[16,12]"; several are sent together.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Sent(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes that each device holds after it."""
+        """The number of bytes on each device after it."""
         return sum(BYTES[dtype] * entries for dtype, entries in map(_sized, self.shapes))
 
 
@@ -79,11 +79,11 @@ def collectives(hlo: str) -> Counter[Sent]:
     """Finds the collective operations of a compiled program.
 
     Args:
-      hlo: The text of the program, after the devices have been told apart.
+      hlo: The text of the program, after partitioning for the devices.
 
     Returns:
-      How often each is carried out. One in a loop counts as often as the loop is known to turn
-      (once if that is not known), and of a branch all ways count.
+      How often each is carried out. One in a loop counts as often as the loop is known to run (once
+      if that is not known). All branches of a conditional count.
     """
     own: dict[str, list[Sent]] = {}
     calls: dict[str, list[tuple[str, int]]] = {}
@@ -114,7 +114,7 @@ def collectives(hlo: str) -> Counter[Sent]:
 
 
 def method(name: str, statistics: Any) -> Merge:
-    """Makes the merge of a method with its default options, and its statistics of data."""
+    """Builds the merge of a method with its default options, and its statistics of data."""
     options = dict(REQUIRED.get(name, {}), **statistics)
     if "key" in methods.options_of(name):
         options["key"] = jax.random.key(0)
@@ -130,8 +130,8 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> dict[str, Any]:
       placements: Keys of `PLACEMENTS`; the tree has `LEAVES` leaves of each.
 
     Returns:
-      What the method `needs` of a leaf, the `text` of the program, and whether each merged leaf is
-      `there` where the leaf of the base is.
+      The method's `needs` of a leaf, the `text` of the program, and whether each merged leaf is
+      `there`: with the placement of the base's leaf.
     """
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType[axes],) * 2)
 
@@ -162,7 +162,7 @@ def program(name: str, axes: Axes, placements: Sequence[str]) -> dict[str, Any]:
 
 
 def main(axes: Axes, placements: str, *names: str) -> None:
-    """Prints what crosses devices, a line of JSON for each method and placement."""
+    """Prints the data that cross devices, a line of JSON for each method and placement."""
     for name in names:
         for some in placements.split(","):
             found = program(name, axes, some.split("+"))

@@ -1,10 +1,10 @@
-"""Weight matching: how much of its time goes into the assignment solver.
+"""Weight matching: the share of its time in the assignment solver.
 
 Two networks with one hidden layer are matched by `sail_jax.align.weight_matching`. The second is
-the first with its units permuted and noise added ("related"), or has nothing to do with it
+the first with its units permuted and noise added ("related"), or an independent network
 ("unrelated", which is harder for the solver). The rest of the time goes into matrix products, which
 form the costs, and into reading the weights. The auction, which can run inside jit, may be measured
-in the solver's place.
+instead of the solver.
 """
 
 import argparse
@@ -30,9 +30,8 @@ class Timing(NamedTuple):
       width: The number of hidden units.
       total: Seconds of the matching.
       solving: Seconds of it that the solver took.
-      calls: How often the solver was called.
-      found: The share of units that were matched with the one that was hidden; it means something
-        for related networks only.
+      calls: The number of the solver's calls.
+      found: The share of units that were matched with their true partners, for related networks.
     """
 
     case: str

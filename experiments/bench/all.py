@@ -1,10 +1,10 @@
-"""Several benchmarks one after the other, whose records the page on performance is made of.
+"""Several benchmarks one after the other; their records are the source of the page on performance.
 
-Each has a process of its own, and its record is a JSON file in --out. Records of other benchmarks
-that are there stay. `python docs/performance.py` makes the page of the records in
-`docs/performance`. On an idle machine of two cores, the preset `page` takes about 25 minutes, most
-of them for mergekit. `long` takes an hour or more: merges of 3 B parameters, which need 26 GB on
-the disk, and every method under every memory limit.
+Each has its own process, and its record is a JSON file in --out. Existing records of other
+benchmarks stay. `python docs/performance.py` makes the page from the records in `docs/performance`.
+On an idle machine of two cores, the preset `page` takes about 25 minutes, most of them for
+mergekit. `long` takes an hour or more: merges of 3 B parameters, which need 26 GB on the disk, and
+every method under every memory limit.
 """
 
 import argparse
@@ -45,7 +45,7 @@ NAMES = tuple(dict.fromkeys(name for preset in PRESETS.values() for name in pres
 def options(parser: Parser) -> None:
     """Adds the options of the benchmark."""
     add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="where records go")
+    add("--out", type=Path, required=True, metavar="DIR", help="the folder for the records")
     add("--preset", choices=tuple(PRESETS), default="page", help="default: %(default)s")
     add("--only", type=some_of(NAMES), default=NAMES, help="of: " + ", ".join(NAMES))
 
@@ -61,7 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         say(f"bench {words} ...")
         start = time.perf_counter()
         command = [sys.executable, "-m", "sail_jax.cli", "bench", *words.split()]
-        # Records hold their arguments: a relative path names nothing of this machine.
+        # Records hold their arguments. A relative path keeps this machine's folders out of them.
         path = os.path.relpath(args.out / f"{name}.json")
         done = subprocess.run([*command, "--json", path], check=False)
         took[name] = {"seconds": time.perf_counter() - start, "code": done.returncode}

@@ -1,9 +1,9 @@
 """Compilation of merges: CPU-seconds and memory to the first and to the second result.
 
 Every method merges two models of 6, 60 and 300 leaves, which have 6 shapes: under `jit`, eagerly,
-and from file to file. Each method and way has a process of its own, which compiles anew for every
-number of leaves. Starting the process and JAX's backend is not counted. All figures are printed,
-and for the first result the ratio to task arithmetic on the same tree.
+and from file to file. Each method and way of calling it has its own process, which compiles again
+for every number of leaves. Starting the process and JAX's backend is not counted. The table has all
+CPU-seconds and, for the first result, the ratio to task arithmetic on the same tree.
 """
 
 import argparse
@@ -26,11 +26,11 @@ Found = dict[str, float]
 
 
 def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
-    """Measures a method that is called in one way, in a process of its own.
+    """Measures a method that is called in one way, in its own process.
 
     Args:
       name: The name of the method.
-      way: How it is called, a key of `WAYS`.
+      way: The kind of call, a key of `WAYS`.
       leaves: The numbers of leaves.
 
     Returns:
@@ -41,7 +41,7 @@ def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
       RuntimeError: If the process fails. The message has its last line.
     """
     command = [sys.executable, "-m", "experiments.bench._compile_process", name, way]
-    # What an earlier process compiled must not be found by this one.
+    # This process must not reuse programs that an earlier process compiled.
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     child = subprocess.run([*command, *map(str, leaves)], env=env, capture_output=True, text=True)
     if child.returncode:
@@ -51,7 +51,7 @@ def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
 
 
 def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> tuple[str, ...]:
-    """Makes one row of the table: a method, called in one way, beside the method `PEER`."""
+    """Makes one row of the table: a method, called in one way, compared with the method `PEER`."""
     cells = [
         f"{ours['first']:6.2f} ({ours['first'] / other['first']:4.1f} x) {ours['second']:6.3f}"
         for ours, other in zip(found, peer, strict=True)
@@ -70,14 +70,14 @@ def options(parser: Parser) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    """Reads whole numbers from 1 with commas between them."""
+    """Reads comma-separated whole numbers from 1."""
     return [natural(part) for part in text.split(",")]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Prints a table, and returns the record."""
     heads = [f"{n} leaves: first, second".ljust(24) for n in args.leaves]
-    print("CPU-seconds; in brackets beside " + PEER)
+    print("CPU-seconds; in brackets compared with " + PEER)
     table = Table("method".ljust(17), "way  ", *heads, "peak   ", "held")
     record: dict[str, dict[str, list[Found]]] = {}
     for way in args.ways:

@@ -1,7 +1,7 @@
 """A whole phase diagram from one factorisation per data set, compared with training networks.
 
 Times the grid of `transfer_phase` (after compilation), and gradient descent on a two-layer network
-at a few points of it, with the same data. Also prints how far the risks of the two are apart.
+at a few points of it, with the same data. Also prints the difference between the risks of the two.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from theory.deep_linear import networks
 
 
 def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
-    """Trains a two-layer network by gradient descent; returns its risk, and the seconds it took.
+    """Trains a two-layer network by gradient descent, and returns its risk and the seconds.
 
-    It is trained with two step sizes, and the results are extrapolated to gradient flow: an error
-    of order rate^2 is left.
+    It is trained with two step sizes, and the results are extrapolated to gradient flow. An error
+    of order rate^2 remains.
     """
     beta_s, beta_t = problems.tasks(x.shape[1], theta)
     y = x @ beta_t + sigma * noise
@@ -51,7 +51,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     try:
         config = Config(d=args.d, draws=args.draws)
     except ValueError as exc:
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             n = int(config.d * (0.3 + 0.4 * i / max(args.points - 1, 1)))
             key_x, key_noise = jax.random.split(jax.random.key(i))
             x, noise = jax.random.normal(key_x, (n, config.d)), jax.random.normal(key_noise, (n,))
-            # What the factorisation says of the very same data set.
+            # The result of the factorisation for the same data set.
             at = dl.nested_overlaps(x, noise, jnp.eye(config.d, 2), [n])
             exact = float(at.fine_tune(theta, sigma, 2)[0])
             trained, took = _trained_risk(x, noise, theta, sigma)
@@ -86,6 +86,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     print(
         f"agreement: largest relative difference {worst:.1e}\n"
         f"ratio: fine-tuning L = 2 alone by gradient descent would take {peer / 3600:.0f} h for "
-        f"{trainings} networks, {peer / grid.median:.0f} times the whole grid"
+        f"{trainings} networks, {peer / grid.median:.0f} times as long as the whole grid"
     )
     return {"grid": grid.record(), "training": seconds, "networks": trainings, "apart": worst}

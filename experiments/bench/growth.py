@@ -1,10 +1,10 @@
-"""Growing: index maps compared with dense ones, and checkpoints compared with writing as much.
+"""Growing: index maps compared with dense ones, and checkpoints compared with plain writing.
 
 First, in memory: both axes of a 2048 x 2048 matrix in float32 are permuted by a gather and by
 matrix products, and copied. Then a synthetic Llama-shaped checkpoint in bfloat16 is grown twofold
-in width by `sail-jax grow` (start-up and compilation included, without a certificate), in turns
+in width by `sail-jax grow` (including start-up and compilation, without a certificate), in turns
 with a program that only writes as many bytes and flushes them. Seconds and peak resident memory are
-those of whole processes.
+for whole processes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from experiments.bench._measuring import Sample, check_space, process, times
 from experiments.bench._merge_speed import SIZES
 from sail_jax.cli.options import Parser, natural
 
-# Writes so many bytes from one reused buffer.
+# Writes the given number of bytes from one reused buffer.
 _WRITER = """
 import os, sys
 left, out = int(sys.argv[1]), sys.argv[2]
@@ -40,13 +40,13 @@ def options(parser: Parser) -> None:
     add = parser.add_argument
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
-    add("--units", type=natural, default=2048, help="of the permutation; default: %(default)s")
+    add("--units", type=natural, default=2048, help="permuted units; default: %(default)s")
     add("--repeat", type=natural, default=3, help="timed runs of each; default: %(default)s")
-    add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
+    add("--dir", type=Path, help="a folder with free space; default: the system's temporary one")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record; it is not `good` if growing failed."""
+    """Prints the results, and returns the record; it is not `good` if growing failed."""
     record: dict[str, Any] = {"permutation": permutation(args.units, args.repeat)}
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
       repeat: The number of timed calls of the dense form; the others are called 20 times as often.
 
     Returns:
-      The least milliseconds of the index form, of a copy and of the dense form, and the ratio of
+      The smallest milliseconds of the index form, of a copy and of the dense form, and the ratio of
       the dense form to the index form.
     """
     import jax
@@ -99,21 +99,21 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
 
 
 def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str, Any]:
-    """Times the growth of a checkpoint and the writing of as many bytes, and prints the result.
+    """Times the growth of a checkpoint and plain writing of as many bytes, and prints the result.
 
     Args:
-      folder: Where checkpoints are written.
+      folder: The folder for checkpoints.
       llama: The sizes of the checkpoint.
       method: The growth method.
       repeat: The number of timed runs of each program.
 
     Returns:
-      The record: sizes, seconds, their ratio and the highest peak; or the failure alone.
+      The record: sizes, seconds, their ratio and the highest peak; or only the failure.
 
     Raises:
       StoreError: If there is too little space.
     """
-    # Room is needed for the checkpoint and for what it grows to, at most fourfold and twice, and
+    # Space is needed for the checkpoint and the grown checkpoint, at most fourfold and twice, and
     # some to spare.
     need = 2 * llama.parameters * 10
     check_space(folder, need)
@@ -134,7 +134,7 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
         command = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
         floor = process(command, folder / "log")
         plain.unlink()
-        # The first turn compiles what JAX then remembers, and warms the page cache.
+        # The first turn compiles programs, which JAX then reuses, and fills the page cache.
         if turn:
             ours.append(sample)
             limit.append(floor)

@@ -2,7 +2,7 @@
 
 Times the kappa equation of the deterministic equivalents on a grid of loads and ridges, the risk
 along training time, and exact draws of risks. Each is compared with the cost of the same numbers by
-least squares, and by gradient descent, on one data set after another.
+least squares and by gradient descent, on one data set after another.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2
     print(f"{device()}; d = {d}, n = {n}")
@@ -104,7 +104,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         count = 1 if name.endswith("draw") else 20
         print(
             f"ratio, {name}: one point takes {ours:.2g} s; {count} data set{'s' * (count > 1)} "
-            f"{count * one_fit / ours:.2g} times as long by least squares, "
+            f"take {count * one_fit / ours:.2g} times as long by least squares, "
             f"{count * one_training / ours:.2g} times by gradient descent"
         )
     ratio = np.asarray(scratch_draws(jax.random.key(3))).mean() / float(

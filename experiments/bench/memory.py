@@ -1,8 +1,8 @@
-"""Peak memory and time of studies' presets, each in a process of its own.
+"""Peak memory and time of studies' presets, each in its own process.
 
-Runs `sail-jax run` for the named presets (default: presets of the transfer studies that take a
-minute or less), and prints the peak resident memory of each. For comparison it also prints that of
-importing jax.
+Runs `sail-jax run` for the given presets (default: presets of the transfer studies that take a
+minute or less), and prints the peak resident memory of each. For comparison it also prints the peak
+of importing jax.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Merging checkpoints: whole processes, compared with plain reading and writing, and with mergekit.
 
-Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models tuned from it),
-merges them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
-resident memory. Ratios are to a program that only reads the inputs and writes one output and, with
---peer, to mergekit on the same recipe. All programs take turns in one run, and the inputs are in
-the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --caps and
---device.
+Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models fine-tuned from it),
+merges them with `sail-jax merge`, and prints wall time (including start-up and compilation) and
+peak resident memory. One ratio is to a program that only reads the inputs and writes one output.
+With --peer, another ratio is to mergekit on the same recipe. All programs take turns in one run,
+and the inputs are in the page cache. Other modes: --parity (compares numbers, not times),
+--memory-curve, --caps and --device.
 """
 
 import argparse
@@ -29,17 +29,15 @@ def options(parser: Parser) -> None:
     add = parser.add_argument
     default = Path(tempfile.gettempdir()) / "sail-jax-bench-merge"
     sizes = [*_merge_speed.SIZES, "both"]
-    add(
-        "--dir", type=Path, default=default, help="keeps checkpoints and peer; default: %(default)s"
-    )
-    add("--clean", action="store_true", help="remove that directory and do nothing else")
+    add("--dir", type=Path, default=default, help="for checkpoints and peer; default: %(default)s")
+    add("--clean", action="store_true", help="only remove that directory")
     add("--size", choices=sizes, default="both", help="of the model; both: 50m and 0.5b")
     add(
         "--methods",
         type=some_of(JOBS),
         help="comma-separated, of: " + ", ".join(JOBS),
     )
-    add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
+    add("--repeat", type=natural, default=5, help="timed runs of sail-jax and of the limit")
     add(
         "--peer",
         type=some_of(JOBS),
@@ -54,7 +52,7 @@ def options(parser: Parser) -> None:
         type=some_of(JOBS),
         default=(),
         metavar="METHODS",
-        help="those that both programs also run with the memory allocator of the other",
+        help="methods that both programs also run with the other's memory allocator",
     )
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
     add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
@@ -63,23 +61,23 @@ def options(parser: Parser) -> None:
         "--cases",
         default="",
         metavar="TEXT",
-        help="only those cases whose name has it, for --parity",
+        help="for --parity: only cases with this text in their names",
     )
-    add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
-    add("--caps", action="store_true", help="all methods under each --max-memory: is it kept?")
-    add("--largest", default="1,16,64,128", help="of --caps: MiB entries of the largest tensor")
-    add("--resume", action="store_true", help="of --caps: measure only what is not in --dir yet")
+    add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size to PNG")
+    add("--caps", action="store_true", help="all methods under each --max-memory: is it exceeded?")
+    add("--largest", default="1,16,64,128", help="for --caps: sizes of the largest tensor, in Mi")
+    add("--resume", action="store_true", help="for --caps: measure only rows not yet in --dir")
     add(
         "--max-memory",
-        help="what --memory-curve (default: 512MB,1GB) and --caps (default: "
-        "least,400MB,600MB,1GB) try",
+        help="memory limits for --memory-curve (default: 512MB,1GB) and --caps (default: "
+        "least,400MB,600MB,1GB)",
     )
     add("--device", action="store_true", help="merge arrays in device memory, no files")
-    add("--command", help="run this instead of ours, with RECIPE and OUT appended")
+    add("--command", help="run this instead of sail-jax, with RECIPE and OUT appended")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the benchmark in one of its modes, prints what it finds, and returns the record.
+    """Runs the benchmark in one of its modes, prints the results, and returns the record.
 
     It is not `good` if a merge failed or, with --parity, differs.
     """
@@ -88,7 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     with disk.explained("write to", args.dir):
         args.dir.mkdir(parents=True, exist_ok=True)
-        # The peer that is installed there is executed, and the default is a name that all know.
+        # The peer in this folder is executed, and other users know the default name.
         if why := disk.foreign(args.dir, links=True):
             raise disk.RefusedError(f"{args.dir} {why}; choose another --dir")
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]

@@ -2,9 +2,9 @@
 
 The networks are a small transformer and an MLP. A bare pass is the compiled loss, or its gradient,
 of one model on all of the data; a product with the Hessian needs two gradients. Each probe and its
-passes take turns, and the fastest of each counts (compilation left out). A pass takes some
-milliseconds; if it took much less, mostly dispatch would be timed. `interference` needs no pass and
-is compared with a copy of its models.
+passes take turns, and the fastest of each counts (without compilation). A pass takes some
+milliseconds. Much shorter passes would mostly measure dispatch. `interference` needs no pass and is
+compared with a copy of its models.
 """
 
 import argparse
@@ -53,13 +53,13 @@ class Case(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The time of a probe, and that of the passes that it needs.
+    """The time of a probe, and the time of its passes.
 
     Attributes:
       network: The name of the network.
       probe: The name of the probe.
-      forward: The number of forward passes that it needs.
-      gradients: The number of gradients that it needs.
+      forward: The number of its forward passes.
+      gradients: The number of its gradients.
       ms: Milliseconds of the probe.
       bare_ms: Milliseconds of the passes alone.
     """
@@ -73,7 +73,7 @@ class Timing(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The time of the probe over that of its passes."""
+        """The time of the probe divided by the time of its passes."""
         return self.ms / self.bare_ms
 
 
@@ -84,7 +84,7 @@ def _metric(logits: jax.Array, batch: PyTree) -> jax.Array:
 
 
 def _case(name: str, module: nn.Module, layers: str, x: np.ndarray, y: np.ndarray) -> Case:
-    """Makes a network with a base and two models near it."""
+    """Creates a network with a base and two models near it."""
     apply = probe.flax_network(
         module.apply, layers, intercept=nn.intercept_methods, inputs=lambda batch: batch["x"]
     )
@@ -97,10 +97,10 @@ def _case(name: str, module: nn.Module, layers: str, x: np.ndarray, y: np.ndarra
 
 
 def cases(batch: int) -> list[Case]:
-    """Makes the networks that are probed.
+    """Creates the networks for the probes.
 
     Args:
-      batch: The number of sequences is an eighth of this, that of images four times this.
+      batch: There are an eighth as many sequences, and four times as many images.
 
     Returns:
       A small transformer on random tokens, and an MLP on random images.
@@ -116,9 +116,9 @@ def cases(batch: int) -> list[Case]:
 
 
 def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
-    """Lists the probes, and the passes that each of them needs.
+    """Lists the probes, and the passes of each.
 
-    Returns for each probe, the numbers of forward passes and of gradients, and the call.
+    Returns for each probe the numbers of forward passes and of gradients, and the call.
     """
     base, first, second = case.models
     apply, data, metric, loss = case.apply, case.data, case.metric, case.loss
@@ -192,7 +192,7 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
 
 
 def _fastest(*of: Times) -> Iterator[float]:
-    """The least milliseconds of each."""
+    """Yields the smallest milliseconds of each."""
     return (1e3 * min(took.later) for took in of)
 
 
@@ -222,7 +222,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 t.network, t.probe, t.forward, t.gradients,
                 f"{t.ms:.1f}", f"{t.bare_ms:.1f}", f"{t.ratio:.2f}",
             )  # fmt: skip
-    # `interference` needs no pass, so no ratio of it is limited.
+    # `interference` needs no pass, so its ratio is not limited.
     passing = [t for t in measured if t.forward + t.gradients]
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")

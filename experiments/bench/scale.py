@@ -1,11 +1,12 @@
 """How cost grows: processor time, wall time and memory as a size grows by powers of ten.
 
-Each axis makes one thing larger: parameters, models, shards and memory limits of merges, parameters
+Each axis makes one size larger: parameters, models, shards and memory limits of merges, parameters
 of growth and alignment, dimension and draws of theory's grid, trainings side by side and devices.
-Costs are those of whole commands (of a second run in one process for theory and training). The
+Costs are for whole commands (for theory and training: for a second run in one process). The
 exponent is the slope of log(cost - start) on log(size), with its 95 % interval by Student's
-distribution over the points. The start is the same command on almost nothing, measured too. Points
-below twice the start are not fitted. Every row is written to `scale.jsonl` when it is measured.
+distribution over the points. The start is the same command with a minimal size, also measured.
+Points below twice the start are not fitted. Every row is written to `scale.jsonl` when it is
+measured.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from sail_jax.cli.options import Parser, natural
 
 PRESETS = ("tiny", "page", "full")
 COSTS = {"cpu_seconds": "CPU-s", "seconds": "wall s", "peak_bytes": "peak"}
-LARGE = 450_000_000  # parameters, from which the time for a byte should not change
+LARGE = 450_000_000  # parameters, from which the time per byte should be constant
 
 Row = Mapping[str, Any]
 
@@ -31,7 +32,7 @@ def options(parser: Parser) -> None:
     """Adds the options of the benchmark."""
     add = parser.add_argument
     default = Path(tempfile.gettempdir()) / "sail-jax-bench-scale"
-    add("--preset", choices=PRESETS, default="page", help="which sizes; default: %(default)s")
+    add("--preset", choices=PRESETS, default="page", help="the set of sizes; default: %(default)s")
     add("--axes", type=some_of(AXES), default=tuple(AXES), help="of: " + ", ".join(AXES))
     add(
         "--repeats",
@@ -40,7 +41,7 @@ def options(parser: Parser) -> None:
         help="runs of each size, but none after 40 s; default: %(default)s",
     )
     add("--dir", type=Path, default=default, help="for checkpoints; default: %(default)s")
-    add("--resume", action="store_true", help="measure only what its scale.jsonl lacks")
+    add("--resume", action="store_true", help="measure only rows that its scale.jsonl lacks")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def fitted(rows: Sequence[Row]) -> list[dict[str, Any]]:
       rows: The rows of the record.
 
     Returns:
-      For each series and cost `axis`, `series`, `cost`, and what `_fits.Power` has.
+      For each series and cost: `axis`, `series`, `cost`, and the fields of `_fits.Power`.
     """
     fits = []
     good = [row for row in rows if "failure" not in row]
@@ -78,7 +79,7 @@ def fitted(rows: Sequence[Row]) -> list[dict[str, Any]]:
         points = [row for row in own if not row["start"]]
         sizes = [row["size"] for row in points]
         for cost in COSTS:
-            # Memory is not added up: what the start takes is taken again by what comes later.
+            # Memory is not added up, because later work reuses the memory of the start.
             start = starts[0][cost] if starts and cost != "peak_bytes" else 0.0
             law = power(sizes, [row[cost] for row in points], start)
             if law is not None:
@@ -87,14 +88,14 @@ def fitted(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def per_byte(rows: Sequence[Row]) -> dict[str, float]:
-    """By how much the CPU-seconds of a byte differ between large merges.
+    """Computes how much the CPU-seconds per byte differ between large merges.
 
     Args:
       rows: The rows of the record.
 
     Returns:
-      For each method the largest over the least, less 1, of (cost - start) / bytes from half a
-      billion parameters on; methods with fewer than two such points are left out.
+      For each method the ratio of the largest to the smallest (cost - start) / bytes, minus 1, from
+      half a billion parameters on. Methods with fewer than two such points are left out.
     """
     merges = [row for row in rows if row["axis"] == "parameters" and "failure" not in row]
     found = {}
@@ -126,7 +127,7 @@ def _print(rows: Sequence[Row], fits: Sequence[Row]) -> None:
 
 
 def _cell(row: Row, cost: str) -> str:
-    """A cost of a row as text."""
+    """Returns a cost of a row as text."""
     if "failure" in row:
         return row["failure"]
     return f"{row[cost] / 1e6:.0f} MB" if cost == "peak_bytes" else f"{row[cost]:.2f}"

@@ -1,10 +1,10 @@
-"""Searches for a merge on planted beds, compared with a loop that takes the best score.
+"""Searches for a merge on artificial test beds, compared with a loop that takes the best score.
 
-Each bed has three experts of quadratic tasks, and noisy examples of them. Three kinds are made:
-beds whose best weighted mean is planted, beds in which no merge is better than the first expert,
-and beds with gains of stated sizes. `sail_jax.searching` and the loop of mergekit-evolve (CMA-ES on
-the score of all examples, whose best is used) get the same examples and the same budget. What a
-recommendation is worth is computed from the beds' definition, not from examples.
+Each bed has three experts of quadratic tasks, and noisy examples of them. There are three kinds:
+beds with a planted best weighted mean, beds in which no merge is better than the first expert, and
+beds with gains of stated sizes. `sail_jax.searching` and the loop of mergekit-evolve (CMA-ES on the
+score of all examples; the best one is used) get the same examples and the same budget. The value of
+a recommendation is computed from the beds' definition, not from examples.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Bed(NamedTuple):
         return -0.5 * ((self.examples[examples] - theta) ** 2).sum(-1)
 
     def loss(self, theta: Array) -> float:
-        """By how much the expected score of theta is below that of the optimum."""
+        """Returns the expected score of the optimum minus the expected score of theta."""
         return 0.5 * float(((theta - self.optimum) ** 2).sum())
 
     @property
@@ -73,21 +73,21 @@ def bed(seed: int, optimum: Array, n: int, noise: float, d: int = 20) -> Bed:
 
 
 def searched(made: Bed, budget: int, seed: int) -> Outcome:
-    """The answer of `sail_jax.searching`."""
+    """Returns the result of `sail_jax.searching`."""
     names = [f"expert {k}" for k in range(EXPERTS)]
     options: dict[str, Any] = {"with_base": False, "budget": budget, "seed": seed}
     return search_with(made, len(made.examples), [WEIGHTS], names, **options)
 
 
 def used(made: Bed, outcome: Outcome) -> float:
-    """The loss of what an answer recommends."""
+    """Returns the loss of a result's recommendation."""
     if outcome.is_merge:
         return made.loss(made.mean(outcome.options))
     return made.loss(made.experts[int(outcome.recommended.split()[1])])
 
 
 def taken(made: Bed, budget: int, seed: int) -> tuple[bool, float]:
-    """The loop that takes the best score: whether that is a merge, and its loss."""
+    """Runs the loop that takes the best score; returns whether that is a merge, and its loss."""
     every = np.arange(len(made.examples))
     singles = [float(made.model(k, every).mean()) for k in range(EXPERTS)]
     found = evolve(
@@ -100,7 +100,7 @@ def taken(made: Bed, budget: int, seed: int) -> tuple[bool, float]:
 
 
 def interval(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of Clopper and Pearson."""
+    """Returns the 95 % interval of Clopper and Pearson."""
     found = stats.binomtest(hits, count).proportion_ci(0.95)
     return float(found.low), float(found.high)
 
@@ -115,7 +115,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     n, budget = args.examples, args.budget
     planted = _planted(args.planted, n, budget)
     none = _no_gain(args.beds, n, budget)
@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _planted(beds: int, n: int, budget: int) -> dict[str, Any]:
-    """How often the planted mean is found, to the error that the examples leave.
+    """Measures how often the planted mean is found, up to the error of the examples.
 
     The search sees n / 2 examples of variance s^2 in each direction. The best weights by them have
     an expected loss of (experts - 1) s^2 / n: half a chi-square of 2 degrees of freedom, scaled.
@@ -143,9 +143,9 @@ def _planted(beds: int, n: int, budget: int) -> dict[str, Any]:
 
 
 def _no_gain(beds: int, n: int, budget: int) -> dict[str, Any]:
-    """How often a merge is recommended where the first expert is the optimum.
+    """Measures how often a merge is recommended where the first expert is the optimum.
 
-    The noise is such that the uniform mean is worse by a stated number of standard errors.
+    The noise is chosen to make the uniform mean worse by a stated number of standard errors.
     """
     only, wrong, loop, counts = np.eye(EXPERTS)[0], 0, 0, []
     table = Table("loss of the mean / error  ", "merge recommended  ", "by the loop")
@@ -170,10 +170,10 @@ def _no_gain(beds: int, n: int, budget: int) -> dict[str, Any]:
 
 
 def _noise(made: Bed, size: float, n: int) -> float:
-    """The noise with which the mean and the best expert differ by so many standard errors.
+    """Returns the noise for which mean and best expert differ by `size` standard errors.
 
-    The difference of their scores on z is (z - midpoint) . (mean - expert), of deviation noise x
-    their distance; half of the examples judge.
+    The difference of their scores on z is (z - midpoint) . (mean - expert), with a standard
+    deviation of noise times their distance. Half of the examples judge.
     """
     mean = made.mean({})
     best = min(made.experts, key=made.loss)
@@ -182,11 +182,11 @@ def _noise(made: Bed, size: float, n: int) -> float:
 
 
 def _chance(made: Bed, error: float, seed: int) -> float:
-    """The probability that the mean is found better than each expert, drawn from its normal law.
+    """Returns the probability that the mean beats each expert, drawn from its normal law.
 
     With e the error of the examples' mean along each axis, the difference to expert k has the
-    expectation of its loss and moves with e . (mean - expert k), so that experts on opposite sides
-    are seldom beaten together.
+    expectation of its loss and moves with e . (mean - expert k). Experts on opposite sides are
+    therefore seldom beaten together.
     """
     apart = made.mean({}) - made.experts
     gains = np.array([made.loss(expert) for expert in made.experts])
@@ -196,7 +196,7 @@ def _chance(made: Bed, error: float, seed: int) -> float:
 
 
 def _power(beds: int, n: int, budget: int) -> list[dict[str, float]]:
-    """How often a gain of a stated size is found, and what the recommendations are worth.
+    """Measures how often a gain of a stated size is found, and the value of the recommendations.
 
     The noise of the examples sets the size: the gain of the planted mean over the best expert, in
     standard errors of their difference on the examples that judge.

@@ -1,10 +1,10 @@
-"""Merges of leaves divided among devices: what each device receives, beside the bytes of a leaf.
+"""Merges of leaves divided among devices: data that each device receives, relative to a leaf.
 
-Compiles every method for a mesh of 4 times 2 devices, which a CPU is made to be, and reads the
-programs: nothing is run. Leaves are divided along their rows, their columns, both, or are vectors
-that are divided. Figures count the bytes that each device holds after an exchange, for one merged
-leaf: as a multiple of the whole leaf, or in bytes below 0.01 of it. The exit code is 1 if a method
-receives more than it needs (`allowed`).
+Compiles every method for a mesh of 4 times 2 devices, which a CPU imitates, and reads the programs
+without running them. Leaves are matrices divided along their rows, their columns or both, or
+divided vectors. Figures count the bytes on each device after an exchange, for one merged leaf: as a
+multiple of the whole leaf, or in bytes below 0.01 of it. The exit code is 1 if a method receives
+more than it needs (`allowed`).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sail_jax.cli.options import Parser
 from sail_jax.cli.progress import say
 
 FEW = 1 << 10
-"""The most bytes of a few numbers; the smallest leaf has 256 times as many."""
+"""The largest number of bytes of "a few numbers"; the smallest leaf has 256 times as many."""
 Found = Mapping[str, Any]
 """A record of one method and placement: see `_sharding_process`."""
 
@@ -33,12 +33,12 @@ def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> list
 
     Args:
       axes: The kind of the mesh's axes; see `_sharding_process.Axes`.
-      placements: How leaves are divided; those joined by "+" are in one tree.
+      placements: The divisions of leaves; placements joined by "+" are in one tree.
       names: The methods.
 
     Returns:
-      For each method and placement: its names, what it `needs` of a leaf, the collectives `sent`
-      with how often, and whether all merged leaves are `there` where the base's are.
+      For each method and placement: its names, the method's `needs` of a leaf, the collectives
+      `sent` with how often, and whether all merged leaves are `there`: placed as the base's.
 
     Raises:
       RuntimeError: If the process fails. The message has its last line.
@@ -64,19 +64,19 @@ def received(found: Found) -> dict[str, int]:
 
 
 def allowed(found: Found) -> tuple[float, float]:
-    """Computes how much a method may receive, given what it needs of a leaf.
+    """Computes how much a method may receive, from its needs of a leaf.
 
     - Single entries: sums, of a few numbers for each model.
     - Rows: a few numbers for each row, and the rows that are cut. Each device gets its share of
       the rows of a matrix, and all of a vector, which is one row.
-    - Matrices: that of every model, or its Gram matrix. OPCM gets each twice, for the norm of its
-      sum and for the outcome.
+    - Matrices: the matrix of every model, or its Gram matrix. OPCM gets each twice, for the norm
+      of its sum and for the result.
 
     Args:
       found: The record of one method.
 
     Returns:
-      The bytes of the largest sum, and of all else that is sent.
+      The bytes of the largest sum, and of everything else that is sent.
     """
     shapes = {name: PLACEMENTS[name][0] for name in found["placement"].split("+")}
     of_each = 4 * MODELS * LEAVES
@@ -100,11 +100,11 @@ def excess(found: Found) -> str:
         return f"all-reduce of {', '.join(large[0])}"
     if sum(others.values()) > rest:
         return ", ".join(f"{kind} of {n:,} bytes" for kind, n in others.items())
-    return "" if found["there"] else "outcomes lie elsewhere than the base"
+    return "" if found["there"] else "outputs are not placed as the base"
 
 
 def cell(found: Found) -> str:
-    """Writes what each device receives for one leaf of one placement: moved / summed."""
+    """Returns as text the data that each device receives for one leaf: moved / summed."""
     leaf = 4 * math.prod(PLACEMENTS[found["placement"]][0])
     total = {kind: n / LEAVES for kind, n in received(found).items()}
     summed, moved = total.pop("all-reduce", 0.0), sum(total.values())

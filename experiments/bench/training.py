@@ -1,10 +1,9 @@
-"""Model-FLOPs utilisation of a training step: how much of the device it uses, and what limits it.
+"""Model-FLOPs utilisation of a training step: the used share of the device, and its limits.
 
 Trains a transformer preset by the package's trainer on random tokens, and counts 6 N + 12 L H Q T
-floating-point operations per token (PaLM, App. B), where N is the number of parameters that each
-token meets in a product. The rate is compared with products of large matrices in the same
-precision, which are measured in the same run, and with the published peak of the device where that
-is known.
+floating-point operations per token (PaLM, App. B), where N is the number of parameters that
+multiply each token. The rate is compared with products of large matrices in the same precision,
+measured in the same run, and with the published peak of the device if it is known.
 """
 
 import argparse
@@ -46,11 +45,11 @@ def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
 
         6 N + 12 L H Q T
 
-    with N parameters that the token meets in a product, L layers, H heads of dimension Q, and T
-    tokens in a sequence. An embedding in which tokens are only looked up does not count.
+    with N parameters that multiply the token, L layers, H heads of dimension Q, and T tokens in a
+    sequence. An embedding that is only a lookup does not count.
 
     Args:
-      config: The sizes of the model, as `experiments.models.presets` has them.
+      config: The sizes of the model, in the form of `experiments.models.presets`.
       params: The parameters.
       context: The number of tokens in a sequence, T.
 
@@ -84,7 +83,7 @@ def matmul_rate(dtype: DTypeLike, n: int, repeats: int) -> float:
 
     @jax.jit
     def products(a: Array, b: Array) -> Array:
-        # The division keeps entries of order 1, however long the chain is.
+        # The division keeps entries of order 1 along the whole chain.
         return jax.lax.fori_loop(0, chain, lambda _, x: (a @ x) / math.sqrt(n), b)
 
     a, b = (jax.random.normal(k, (n, n), dtype) for k in jax.random.split(jax.random.key(0)))
@@ -97,7 +96,7 @@ def options(parser: Parser) -> None:
     add("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
     add("--batch", type=natural, help="sequences per step (default: 8 per device)")
     add("--context", type=natural, help="tokens of each (default: the preset's)")
-    add("--layers", type=natural, help="fewer layers than the preset has")
+    add("--layers", type=natural, help="number of layers, at most the preset's")
     add("--micro-batches", type=natural, default=1, help="parts of a batch")
     add("--steps", type=natural, default=20, help="timed ones")
     add("--compute", default="bfloat16", help="bfloat16 or float32")
@@ -105,7 +104,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     devices = jax.devices()
     changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
     try:
@@ -113,7 +112,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if not {"vocab", "heads"} <= config.keys():
-        raise UsageError(f"--preset: {args.preset} is no language model")
+        raise UsageError(f"--preset: {args.preset} is not a language model")
     batch = args.batch or 8 * len(devices)
     mesh = sharding.mesh()
     print(device())
@@ -131,14 +130,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     n = 8192 if devices[0].platform != "cpu" else 2048
     rate = matmul_rate(jnp.dtype(args.compute), n, 5)
     print(
-        f"ratio: {done / rate:.1%} of what products of {n} x {n} matrices reach in "
+        f"ratio: {done / rate:.1%} of the rate of products of {n} x {n} matrices in "
         f"{args.compute} ({rate / 1e12:.4g} Tflop/s)"
     )
     peak = next((v for k, v in PEAKS.items() if k in devices[0].device_kind), None)
     if peak is not None and args.compute == "bfloat16":
         print(f"ratio: model-FLOPs utilisation {done / peak:.1%} of {peak / 1e12:.0f} Tflop/s")
-    # In float32, the optimiser reads and writes parameters and two moments, and it reads gradients:
-    # that is 7 x 4 bytes for each parameter.
+    # In float32, the optimiser reads and writes parameters and two moments, and reads gradients,
+    # which is 7 x 4 bytes for each parameter.
     counted = _counted(config, batch // args.micro_batches, args.compute, params)
     print(
         f"limits: XLA counts {args.micro_batches * counted / model:.2f} times the model's "
@@ -151,7 +150,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _loss(
     net: nn.Module, params: PyTree, mutable: None, tokens: Array, key: Array | None = None
 ) -> tuple[Array, dict[str, Array], None]:
-    """Computes the mean loss of next-token prediction, in the form that the trainer wants."""
+    """Computes the mean loss of next-token prediction, in the trainer's form."""
     return token_losses(net, {"params": params}, tokens[:, :-1], tokens[:, 1:]).mean(), {}, mutable
 
 

@@ -81,7 +81,7 @@ def options(parser: Parser) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints what is found, and returns the record."""
+    """Prints the results, and returns the record."""
     print(device())
     with jax.enable_x64(args.x64):
         trajectory = _trajectory(args.d, args.times, args.repeats)

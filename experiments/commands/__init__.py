@@ -1,4 +1,4 @@
-"""The commands that run experiments, one module each; `sail_jax.cli.finder` finds them.
+"""The commands on studies, one module each; `sail_jax.cli.finder` finds them.
 
 Each module has a function `main(parser, argv)` that returns the exit code.
 """

@@ -28,13 +28,13 @@ def benchmarks() -> list[str]:
 
 
 def _about(name: str) -> str:
-    """The first line of a benchmark's docstring, read without importing the module."""
+    """Returns the first line of a benchmark's docstring, without importing the module."""
     module = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     return (ast.get_docstring(module) or "").partition("\n")[0]
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark that is named first, or lists the benchmarks if none is."""
+    """Runs the benchmark given first, or lists the benchmarks if none is given."""
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax bench NAME [options of that benchmark]\n")
@@ -45,9 +45,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if name not in names:
         raise UsageError(f"unknown benchmark '{name}'{nearest(name, names)}")
     module = importlib.import_module(f"experiments.bench.{name}")
-    parser = Parser(f"bench {name}", module.__doc__)
+    parser = Parser(f"bench {name}", module.__doc__, f"sail-jax bench {name} --json {name}.json")
     module.options(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record to FILE")
     args = parser.read(argv[1:])
     commit, busy = _commit(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     record = module.measure(args)
@@ -60,7 +60,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _commit() -> str | None:
-    """Returns the commit of the checkout that runs, with "-dirty" if it was changed; else None."""
+    """Returns the commit of the running checkout, with "-dirty" if it was changed; else None."""
     words = [
         "git",
         "-C",

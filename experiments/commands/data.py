@@ -1,4 +1,4 @@
-"""The data sets that experiments know, and what is found of one.
+"""List the data sets for studies, or check the files of one data set.
 
 $ sail-jax data cifar-10 --folder cifar-10-batches-bin
 """
@@ -15,10 +15,8 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Describes one data set, with the commands that use it, or lists all."""
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="read this data set and say what it holds"
-    )
+    """Describes one data set and the commands that use it, or lists all data sets."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the data set to read and describe")
     if not argv or argv[0].startswith("-"):
         parser.read(argv)
         show(listed())
@@ -29,7 +27,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     kind = next((kind for kind in KINDS.values() if argv[0] in kind.sets), None)
     if kind is None:
         names = [name for kind in KINDS.values() for name in kind.sets]
-        raise UsageError(f"no data set is called '{argv[0]}'{nearest(argv[0], names)}")
+        raise UsageError(f"unknown data set '{argv[0]}'{nearest(argv[0], names)}")
     group = kind.group(name=argv[0])
     add_fields(parser, group, but=["name"])
     args = parser.read(argv)
@@ -37,7 +35,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         data = varied(group, **given(vars(args) | {"name": argv[0]}, group))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    # Here fields are options without the name of their group.
+    # Here the options for fields omit the name of their group.
     with spelled(lambda name, value: flag(name.removeprefix("data."), value)):
         show(data.described())
     fields = {k: v for k, v in vars(data).items() if v is not None}
@@ -49,9 +47,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def listed() -> str:
-    """Puts all data sets into words, a paragraph for each kind.
+    """Lists all data sets as text, one paragraph for each kind.
 
-    Returns the text. Each data set has a line with its name, source and size, and one on its files.
+    Returns the text. Each data set has a line on its name, source and size, and one on its files.
     """
     from experiments.data.registry import KINDS
 
@@ -62,15 +60,15 @@ def listed() -> str:
             where = f"{row.files}; published at {row.source.home}"
             lines += [
                 f"  {name}: {row.source.name} ({kind.size(name)})",
-                f"      {where if row.files else 'installed: nothing is to be given'}",
+                f"      {where if row.files else 'included; no files needed'}",
             ]
         blocks.append("\n".join(lines))
-    blocks.append("sail-jax data NAME --help says where a data set is to be given.")
+    blocks.append("sail-jax data NAME --help lists the options for its folder or files.")
     return "\n\n".join(blocks)
 
 
 def _that_take(kind: type[Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the studies that take such data, and the first preset of each that allows them."""
+    """Yields the studies that accept such data, with the first preset that allows them."""
     from experiments.lab.config import varied
     from experiments.lab.registry import studies
 

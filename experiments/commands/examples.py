@@ -1,4 +1,4 @@
-"""Small real checkpoints and recipes, to try merging on.
+"""Small real checkpoints and recipes, to try merging with.
 
 $ sail-jax examples ex
 """
@@ -12,37 +12,37 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Makes the examples and grades them, or grades one checkpoint."""
+    """Creates the examples and scores them, or scores one checkpoint."""
     add = parser.add_argument
     add(
         "dir",
         metavar="DIR",
         type=Path,
-        help="the folder of the examples, which is made if it is not there",
+        help="the folder for the examples; it is created if it is missing",
     )
     add_seed(parser, "the networks' training", 0)
     add(
         "--force",
         action="store_true",
-        help="replace examples that are there already, and nothing else",
+        help="replace existing examples, but no other files",
     )
     add(
         "--texts",
         action="store_true",
-        help="make two networks that read text, with different tokenizers, in place of all others",
+        help="create only two networks that read text, with different tokenizers",
     )
     add(
         "--llama",
         action="store_true",
-        help="make three small Llamas with random weights instead, and a file about a mixture of "
-        "experts of them",
+        help="create only three small Llamas with random weights, and a file that describes a "
+        "mixture of experts of them",
     )
     add(
         "--evaluate",
         metavar="CHECKPOINT",
         type=Path,
-        help="only measure how many held-out digits this checkpoint reads, or how many bits it "
-        "needs for a byte of held-out text",
+        help="only score this checkpoint: the share of held-out digits that it classifies "
+        "correctly, or its bits per byte of held-out text",
     )
     args = parser.read(argv)
     from experiments.data import example_checkpoints as examples
@@ -70,7 +70,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     grades = examples.make(args.dir, seed=args.seed, force=args.force)
     examples.print_grades(grades)
     show(
-        f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"
+        f"\n{args.dir / 'recipes'} holds one recipe for each method. Next:\n"
         f"  sail-jax merge {args.dir / 'recipes' / 'ties.yaml'} {args.dir / 'merged'}\n"
         f"  sail-jax examples {args.dir} --evaluate {args.dir / 'merged'}"
     )

@@ -1,4 +1,4 @@
-"""A page with sliders: when does transfer help, or pre-training hurt?
+"""A page with sliders: when does transfer help, and when does pre-training hurt?
 
 $ sail-jax explore --out explorer.html
 """
@@ -15,10 +15,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         "--out",
         metavar="FILE",
         default="explorer.html",
-        help="where the page is written; default: %(default)s",
+        help="the file of the page; default: %(default)s",
     )
     add_seed(parser, "the simulations", 0)
-    parser.add_argument("--quick", action="store_true", help="compute coarse grids and few draws")
+    parser.add_argument("--quick", action="store_true", help="use coarse grids and few data sets")
     args = parser.read(argv)
     from experiments.pages import explorer
 

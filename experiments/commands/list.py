@@ -1,4 +1,4 @@
-"""The experiments and what each one asks.
+"""List the studies and their questions.
 
 $ sail-jax list
 """
@@ -18,6 +18,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def experiments() -> str:
-    """Puts all studies into words."""
+    """Lists all studies with their questions, as text."""
     width = max(map(len, studies()))
     return "\n".join(f"{name:{width}}  {study.question}" for name, study in studies().items())

@@ -12,7 +12,7 @@ from sail_jax.cli.options import Parser
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     """Draws a finished run again and prints its findings."""
-    parser.add_argument("dir", metavar="DIR", help="the output directory of a finished run")
+    parser.add_argument("dir", metavar="DIR", help="the folder of a finished run")
     args = parser.read(argv)
     from experiments.lab import store
     from sail_jax import disk

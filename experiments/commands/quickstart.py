@@ -15,10 +15,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         "--out",
         metavar="DIR",
         default="quickstart",
-        help="folder of the results; default: %(default)s",
+        help="the folder for the results; default: %(default)s",
     )
     add_seed(parser, "all parts", 0)
-    parser.add_argument("--quick", action="store_true", help="use smaller grids and fewer draws")
+    parser.add_argument("--quick", action="store_true", help="use small grids and few data sets")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)
     from experiments.pages import quickstart

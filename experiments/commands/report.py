@@ -1,4 +1,4 @@
-"""One page of all finished runs, beside the papers' figures.
+"""One page of all finished runs, next to the papers' figures.
 
 $ sail-jax report results
 """
@@ -12,7 +12,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     """Writes the page (`experiments.pages.gallery`)."""
     parser.add_argument("dir", metavar="DIR", help="a folder with finished runs, at any depth")
     parser.add_argument(
-        "--out", metavar="FILE", help="where the page is written; default: DIR/report.html"
+        "--out", metavar="FILE", help="the file of the page; default: DIR/report.html"
     )
     args = parser.read(argv)
     from experiments.pages import gallery

@@ -1,4 +1,4 @@
-"""Run one experiment; every field of its config is an option.
+"""Run one study; every field of its config is an option.
 
 $ sail-jax run transfer_phase --preset tiny
 """
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
 def main(parser: Parser, argv: Sequence[str]) -> int:
     """Runs a study, or continues it, and prints its findings.
 
-    With no name, or with `--help` alone, it lists the studies.
+    Without a name, or with `--help` alone, it lists the studies.
     """
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
-        show("sail-jax run NAME --help lists the fields of one experiment.\n")
+        show("sail-jax run NAME --help lists the fields of one study.\n")
         show(experiments())
         return 0
     name = argv[0]
     if name.startswith("-"):
-        raise UsageError("name the experiment first: sail-jax run NAME [options]")
+        raise UsageError("give the study first: sail-jax run NAME [options]")
     try:
         study = registry.load(name)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
     # Without --help, which is added once the fields are: reading the preset must not print it.
-    parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
+    example = f"sail-jax run {name} --preset tiny"
+    parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
     from experiments.lab import running, store
     from sail_jax.cli import processes
@@ -69,7 +70,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             if first:
                 say(f"{name}: {study.question}")
                 if run.finished:
-                    say(f"  {run.path}: finished before; its figures are drawn again")
+                    say(f"  {run.path}: finished before; only the figures are drawn again")
             complete = functools.partial(store.complete, run, study, config)
             dataset, figures = complete(watch=reporting) if first else complete()
     if first:
@@ -80,7 +81,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 def show_run(
     study: Study, dataset: "xr.Dataset", figures: "Mapping[str, Figure]", path: Path
 ) -> None:
-    """Prints what a finished run found, and where its files are.
+    """Prints the findings of a finished run, and the paths of its files.
 
     Args:
       study: The study.
@@ -100,25 +101,25 @@ def show_run(
 
 
 def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.Namespace, Any]:
-    """Reads the options, and the config: that of the preset, with the fields that were given."""
+    """Reads the options, and builds the config: the preset with the given fields replaced."""
     add = parser.add_argument
     presets = ", ".join(study.presets)
     add(
         "--preset",
         metavar="P",
         default="default",
-        help=f"the values that fields start from, one of: {presets}",
+        help=f"the config that supplies the defaults, one of: {presets}",
     )
-    add("--out", metavar="DIR", help="folder of the results; default: results/NAME")
+    add("--out", metavar="DIR", help="the folder for the results; default: results/NAME")
     add("--resume", action="store_true", help="continue an interrupted run")
     how = "run as one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
-    # The options of fields show the preset's values as defaults: it is read before they are added.
+    # The fields' options show the preset's values as defaults, so the preset is read first.
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
     config = study.presets[preset]
-    add("-h", "--help", action="help", help="show this help, and stop")
+    add("-h", "--help", action="help", help="show this help, and exit")
     add_fields(parser, config)
     args = parser.read(argv)
     try:
@@ -132,15 +133,15 @@ def add_fields(
 ) -> None:
     """Adds an option to a parser for each field of a config.
 
-    The fields of a group within the config have its name before theirs: `--budget.steps`. The help
+    The option for a field within a group begins with the group's name: `--budget.steps`. The help
     of an option is the text under the field in the class of the config, with its default.
 
     Args:
       parser: The parser.
-      config: The config, whose values are shown as defaults. A field that is not given leaves no
-        attribute in what the parser returns.
-      group: The name of the group that `config` is; empty for a whole config.
-      but: Names of fields that get no option.
+      config: The config. Its values are shown as defaults. A field that is not given leaves no
+        attribute in the parser's result.
+      group: The group's name if `config` is a group; empty for a whole config.
+      but: Names of fields without an option.
     """
     about = (type(config).__doc__ or "").partition("\n")[0]
     options = parser.add_argument_group(group or "fields of the config", about if group else None)
@@ -174,12 +175,12 @@ def given(args: Mapping[str, Any], config: AnyConfig, group: str = "") -> dict[s
 
     Args:
       args: The options by name, as a parser with `add_fields` reads them.
-      config: The config that the options were made of.
-      group: The name of the group that `config` is; empty for a whole config.
+      config: The config from which the options were made.
+      group: The group's name if `config` is a group; empty for a whole config.
 
     Returns:
-      The given values by field, those of a group as a mapping: the changes that `lab.config.varied`
-      takes.
+      The given values by field, with a mapping for each group: the changes that `lab.config.varied`
+      accepts.
     """
     fields = {}
     for field in dataclasses.fields(config):
@@ -200,7 +201,7 @@ def _present(words: Mapping[str, str], word: str) -> str:
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """Returns the options of argparse by which a value of this type is read."""
+    """Returns the options of argparse that read a value of this type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -217,9 +218,9 @@ def _kind(hint: Any) -> dict[str, Any]:
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes a reader of values that also takes the word "None"."""
+    """Wraps a reader of values so that it also accepts the word "None"."""
 
-    @functools.wraps(read)  # whose name argparse says in errors
+    @functools.wraps(read)  # argparse prints the wrapped function's name in errors
     def optional(text: str) -> Any:
         return None if text == "None" else read(text)
 
@@ -227,12 +228,12 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _shown(value: object) -> str:
-    """Writes a value as it would be given on the command line."""
+    """Writes a value in the form that the command line accepts."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _documentation(config: type) -> dict[str, str]:
-    """Collects the text under each field of a dataclass, also of the fields of its parents."""
+    """Collects the text under each field of a dataclass, and of its parents."""
     texts: dict[str, str] = {}
     for part in reversed(config.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body

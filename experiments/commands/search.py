@@ -1,4 +1,4 @@
-"""Search for a merge on held-out examples, with the evidence for it.
+"""Search for a merge on held-out examples, and test it on others.
 
 $ sail-jax search ex/expert-0 ex/expert-1 --base ex/base --data ex/held_out --out found
 """
@@ -28,9 +28,9 @@ def add_arguments(parser: Parser) -> None:
         "models",
         metavar="MODEL",
         nargs="+",
-        help="checkpoints to merge, two or more; recipes (.yaml) among them are tried as they are",
+        help="checkpoints to merge, two or more; recipes (.yaml) are scored without changes",
     )
-    add("--base", metavar="CKPT", help="what the models were tuned from")
+    add("--base", metavar="CKPT", help="the checkpoint that the models were fine-tuned from")
     add(
         "--data",
         metavar="FILE",
@@ -39,21 +39,21 @@ def add_arguments(parser: Parser) -> None:
         help="held-out examples, a file for each task: .npz, or .jsonl of questions or texts",
     )
     add("--tokenizer", metavar="FILE", help="the models' tokenizer.json, for .jsonl")
-    add("--config", metavar="FILE", help="the models' config.json; default: beside the first")
+    add("--config", metavar="FILE", help="the models' config.json; default: the first model's")
     add(
         "--score",
         metavar="MODULE:FUNCTION",
         type=function,
-        help="with --data: function(params, batch), a score for each example, larger is better; "
-        "without: function(path), the same for a checkpoint",
+        help="a scoring function, larger is better: with --data, function(params, batch) returns a "
+        "score for each example; without, function(path) does so for a checkpoint",
     )
     add(
         "--command",
         metavar="WORDS",
-        help="a command with {checkpoint} in it, which prints a line of JSON for each example: "
+        help="a command that contains {checkpoint} and prints a line of JSON for each example: "
         '{"example": "7", "score": 0.5, "task": "arc"}',
     )
-    add("--methods", metavar="M,M", help="what to try; default: all methods that fit, and weights")
+    add("--methods", metavar="M,M", help="methods to try; default: all that fit, and weights")
     add(
         "--groups",
         metavar="PATTERN",
@@ -65,29 +65,29 @@ def add_arguments(parser: Parser) -> None:
         "--refine",
         choices=("cmaes", "gradient"),
         default="cmaes",
-        help="how the best is refined: by scores, or by gradients of one that has them",
+        help="how to refine the best merge: by scores alone, or by gradients if it has them",
     )
     add(
         "--budget",
         metavar="N",
         type=natural,
         default=60,
-        help="how often merges may be scored on all examples of the search; default: %(default)s",
+        help="how many times all examples of the search may be scored; default: %(default)s",
     )
-    add("--seconds", metavar="S", type=float, default=math.inf, help="try nothing new after this")
+    add("--seconds", metavar="S", type=float, default=math.inf, help="start no new trial after S")
     add(
         "--judge",
         metavar="F",
         type=float,
         default=0.5,
-        help="the fraction of examples that only the final comparison sees; default: %(default)s",
+        help="the fraction of examples kept for the final comparison; default: %(default)s",
     )
     add_seed(parser, "all draws", 0)
     add("--out", metavar="DIR", type=Path, help=f"write {PAGE}, {RECORD} and {RECIPE} there")
-    add("--resume", action="store_true", help="go on with the search in --out")
-    add("--plan", action="store_true", help="print what would be tried, and stop")
-    add("--max-memory", metavar="BYTES", type=size, help="of merges that are written")
-    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+    add("--resume", action="store_true", help="continue the search in --out")
+    add("--plan", action="store_true", help="print the plan of the search, and exit")
+    add("--max-memory", metavar="BYTES", type=size, help="the memory limit for written merges")
+    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running its code")
     add_offline(parser)
 
 
@@ -95,15 +95,15 @@ class _Search(NamedTuple):
     """A search that is ready to begin.
 
     Attributes:
-      measure: What scores models and merges, a `Measure`.
+      measure: The `Measure` that scores models and merges.
       n: The number of examples.
       tasks: The task of each example; None for one task.
-      arms: What is tried.
+      arms: The methods to try.
       models: The paths of the models.
       base: The path of their base; None without one.
-      names: What the models are called.
-      recipes: The recipes that are tried as they are, by name.
-      whole: Whether a candidate is always scored on all examples.
+      names: The names of the models.
+      recipes: The recipes to score without changes, by name.
+      whole: Whether each candidate is always scored on all examples.
     """
 
     measure: Any
@@ -145,7 +145,7 @@ def run(args: Namespace) -> None:
             if args.resume:
                 journal.resume()
             elif any(args.out.iterdir()):
-                raise disk.RefusedError(f"{args.out} is not empty; --resume goes on with a search")
+                raise disk.RefusedError(f"{args.out} is not empty; --resume continues a search")
             journal.begin()
         seen = _Seen(ready, journal.add if journal is not None else None)
         outcome = searching.search_with(
@@ -181,7 +181,7 @@ def _write(
     if outcome.found.name in ready.recipes:
         recipe = ready.recipes[outcome.found.name].read_text()
     else:
-        with contextlib.suppress(ValueError):  # scales of groups have no recipe
+        with contextlib.suppress(ValueError):  # recipes cannot express scales of groups
             recipe = operations.recipe_of(
                 outcome.arm, outcome.found.options, ready.models, ready.base, seed=seed
             )
@@ -196,18 +196,18 @@ def _write(
 
 
 def _check(args: Namespace) -> None:
-    """Checks that the options fit one another."""
+    """Checks that the options fit together."""
     if args.score and args.command:
-        raise ValueError("--score and --command: give one of them")
+        raise ValueError("--score and --command: give only one of them")
     if args.command and args.data:
         raise ValueError("--command has its own examples: leave out --data")
     if not (args.data or args.score or args.command):
         raise ValueError("expected --data, --score or --command, which score the models")
     if args.resume and args.out is None:
-        raise ValueError("--resume: give --out, the folder of the search")
+        raise ValueError("--resume needs --out, the folder of the search")
     recipes = any(map(_is_recipe, args.models))
     if (args.groups or args.refine == "gradient") and (recipes or not args.data):
-        raise ValueError("--groups and --refine gradient need --data, and no recipes")
+        raise ValueError("--groups and --refine gradient need --data and models without recipes")
 
 
 def _is_recipe(path: str) -> bool:
@@ -215,7 +215,7 @@ def _is_recipe(path: str) -> bool:
 
 
 def _ready(args: Namespace, folder: Path) -> _Search:
-    """Opens what is scored, and lists what is tried."""
+    """Opens the models and the examples, and lists the methods to try."""
     from sail_jax import searching
     from sail_jax.checkpoint.operations import searching as operations
     from sail_jax.checkpoint.operations.running import RunOptions
@@ -253,7 +253,8 @@ def _ready(args: Namespace, folder: Path) -> _Search:
 def _in_memory(
     args: Namespace, models: Sequence[str], base: str | None, options: Any
 ) -> tuple[Any, int, Sequence[str]]:
-    """What scores tensors in memory, the number of examples, and their tasks."""
+    """Returns the function that scores tensors in memory, the number of examples, and their
+    tasks."""
     from experiments.measures import held_out
     from sail_jax.checkpoint.operations import searching as operations
     from sail_jax.checkpoint.operations import trying
@@ -282,7 +283,7 @@ def _in_memory(
 
 
 class _Seen:
-    """Records each trial, and prints the best so far."""
+    """Records each trial, and prints the best score so far."""
 
     def __init__(self, ready: _Search, add: Callable[["Trial"], None] | None):
         self._ready, self._add = ready, add
@@ -302,7 +303,7 @@ class _Seen:
 
 
 def _plan(ready: _Search, args: Namespace) -> str:
-    """What would be tried, as text."""
+    """Returns the plan of the search as text."""
     from sail_jax import searching
 
     numbers, tasks = searching.task_numbers(ready.tasks, ready.n)
@@ -322,7 +323,7 @@ def _plan(ready: _Search, args: Namespace) -> str:
 
 
 def _identity(args: Namespace, ready: _Search) -> dict[str, Any]:
-    """What a search that is resumed has to have in common with its beginning."""
+    """Returns the options that must be equal when a search is resumed."""
     from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint
     from sail_jax.checkpoint.operations.running import state_of

@@ -1,4 +1,4 @@
-"""Check the papers' claims: closed form beside simulation.
+"""Check the papers' claims: compare closed forms with simulations.
 
 $ sail-jax verify --claims 'sail/*' --quick
 """
@@ -27,19 +27,19 @@ VERDICT = 19
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Simulates the claims, prints the ledger, and writes it to files if asked."""
+    """Simulates the claims, prints the ledger, and writes it to files on request."""
     parser.add_argument(
         "--claims",
         metavar="GLOBS",
         default="*",
-        help="check only the claims whose ids match, such as 'sail/*'; separate several by commas",
+        help="check only claims with matching ids, such as 'sail/*'; separate several by commas",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the ledger to this file as JSON")
     parser.add_argument(
         "--table",
         metavar="FILE",
         type=Path,
-        help="also write it as a table, to a name in .csv or .tex",
+        help="also write the ledger as a table to FILE, in .csv or .tex",
     )
     add_seed(parser, "the simulations", 0)
     parser.add_argument(
@@ -48,39 +48,39 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--power",
         action="store_true",
-        help="also print the smallest error of a prediction that each claim sees, the slack of "
+        help="also print the smallest error of a prediction that each claim detects, the slack of "
         "each bound, and the chances of a false alarm and of a miss",
     )
     parser.add_argument(
         "--mutate",
         action="store_true",
-        help="also list the claims that would hold with a wrong prediction: moved by the effect "
-        "that the claim is made to see, or without one of its terms",
+        help="also list the claims that would hold with a wrong prediction: one shifted by the "
+        "effect that the claim should detect, or one that lacks a term",
     )
     parser.add_argument(
         "--attack",
         action="store_true",
-        help="search for problems that break the bounds, in place of checking each claim at one",
+        help="search for problems that break the bounds, instead of checking each claim at one",
     )
     parser.add_argument(
         "--budget",
         metavar="S",
         type=_seconds,
-        help="seconds of the whole search; default: as long as it takes, some 2 for each bound: "
-        "what is found then depends on --seed alone",
+        help="seconds for the whole search; without a limit it takes about 2 s for each bound, and "
+        "the result depends on --seed alone",
     )
     parser.add_argument(
         "--coverage",
         action="store_true",
-        help="only list which claims answer to which statement of the papers, and what is missing",
+        help="only list the claims for each statement of the papers, and the missing ones",
     )
     args = parser.read(argv)
     if args.coverage and len(argv) > 1:
-        raise UsageError("--coverage simulates nothing, and takes no other option")
+        raise UsageError("--coverage simulates nothing, and allows no other option")
     if args.budget and not args.attack:
-        raise UsageError("--budget is for --attack")
+        raise UsageError("--budget needs --attack")
     if args.attack and (args.table or args.quick or args.power or args.mutate):
-        raise UsageError("--attack takes --claims, --budget, --seed and --json")
+        raise UsageError("--attack allows only --claims, --budget, --seed and --json")
     from experiments.lab import store
     from experiments.studies.ledger import findings
     from experiments.studies.ledger.config import Config
@@ -99,7 +99,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         raise UsageError(str(exc)) from exc
     if args.attack:
         return _attack(config, args.budget, args.json)
-    # Files are looked at now: a simulation of minutes must not end in one that cannot be written.
+    # The files are checked first: a simulation of minutes must not end with a file that cannot be
+    # written.
     if args.table and args.table.suffix not in findings.TABLES:
         raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
     if args.table:
@@ -111,7 +112,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
     remember_kernels()
-    with compiled_quickly():  # hundreds of programs, most of which run once
+    with compiled_quickly():  # most of the hundreds of programs run only once
         dataset = run(config, reporting(store.direct))
     _print_claims(dataset)
     show(findings.summary(dataset))
@@ -139,7 +140,7 @@ def _seconds(text: str) -> float:
 
 
 def _attack(config: "Config", budget: float | None, file: str | None) -> int:
-    """Attacks the bounds that name a domain; an interrupt ends the search, not what it found."""
+    """Attacks the bounds with a declared domain; an interrupt keeps the attacks made so far."""
     from experiments.lab import store
     from experiments.studies.ledger import attacks, findings
     from sail_jax import disk
@@ -182,9 +183,9 @@ def _one_attack(
 
 
 def _print_claims(dataset: "xr.Dataset") -> None:
-    """Prints a line for each claim with its verdict, and below it what was compared.
+    """Prints one line with its verdict for each claim, and the comparison below it.
 
-    Lines have 80 columns. Claims that do not fare as expected are red.
+    Lines have 80 columns. Claims with an unexpected verdict are red.
     """
     from rich.console import Console
     from rich.text import Text
@@ -207,19 +208,19 @@ def _print_claims(dataset: "xr.Dataset") -> None:
 
 
 def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
-    """Prints a table; rows whose last cell begins with a word in capitals are red."""
+    """Prints a table; rows with a last cell that begins with a word in capitals are red."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_lines=False, pad_edge=False)
     for name in header:
-        table.add_column(name, overflow="fold")  # the whole of a name, to be copied
+        table.add_column(name, overflow="fold")  # keeps whole names, for copying
     for row in rows:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
-    # rich would take what is no terminal for 80 columns, and wrap.
+    # Outside a terminal, rich would assume 80 columns and wrap.
     if not console.is_terminal:
         console.width = 220
     console.print(table)

@@ -1,7 +1,7 @@
 """Random augmentation of images, as one pure function of a batch, a key and a description.
 
-`Augment` describes which changes are made and how strong they are; `augment` makes them. Each
-change is a private function of one image, a key and the description.
+`Augment` describes the changes and their strength; `augment` makes them. Each change is a private
+function of one image, a key and the description.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ GREY = (0.299, 0.587, 0.114)
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """The random changes that `augment` makes to images, whose pixels lie in [0, 1].
+    """The random changes that `augment` makes to images with pixels in [0, 1].
 
-    The default value of every field stands for no change. Changes are made in the order of the
-    fields. ValueError is raised if a field is outside its range.
+    The default of every field means no change. Changes are made in the order of the fields. A field
+    outside its range raises ValueError.
 
     Attributes:
-      area: The least share of the image's area that is drawn for a crop of random size, in (0, 1].
-        The ratio of its sides is drawn from 3:4 to 4:3, and sides longer than the image's are cut
-        to them. The crop is then resized to the size of the image.
+      area: The smallest share of the image's area that a crop of random size may have, in (0, 1].
+        The ratio of its sides is drawn from 3:4 to 4:3, and sides are cut to the image's. The crop
+        is then resized to the size of the image.
       shift: The number of pixels of zeros put around the image, before a crop of the image's own
         size is taken at a random place; >= 0.
       flip: The probability of a reflection of left and right, in [0, 1].
@@ -73,8 +73,8 @@ def pixels(images: Num[Array, "*any"]) -> Float[Array, "*any"]:
     """Converts images to floating point with pixels in [0, 1].
 
     Args:
-      images: Images of any shape. Those of dtype uint8 are divided by 255; any others are taken to
-        be in [0, 1] already.
+      images: Images of any shape. Images of dtype uint8 are divided by 255. Other images must be in
+        [0, 1] already.
 
     Returns:
       The images as float32 if they were uint8, otherwise unchanged.
@@ -93,7 +93,7 @@ def augment(
     Args:
       images: Images `(n, height, width, channel)`, in [0, 1] or of dtype uint8 (0 to 255).
       key: The key of all random numbers.
-      how: Which changes are made, and how strong they are.
+      how: The changes and their strength.
 
     Returns:
       The changed images, with the same shape and pixels in [0, 1].
@@ -103,7 +103,7 @@ def augment(
     >>> moved.shape, moved.sum(axis=(1, 2, 3)).tolist()
     ((2, 8, 8, 1), [1.0, 1.0])
     """
-    # Chosen before tracing: a change that is not wanted costs neither compilation nor time.
+    # Chosen before tracing, so an unused change costs neither compilation nor time.
     changes = [change for field, change in _CHANGES if getattr(how, field) != _NONE[field]]
 
     def changed(image: Array, key: PRNGKeyArray) -> Array:
@@ -124,7 +124,7 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
     size = jnp.array(image.shape[:2], jnp.float32)
     # Any place at which the crop lies within the image.
     corner = jax.random.uniform(third, (2,)) * (1 - side) * size
-    # The crop is as large as the image after a scale of 1 / side, which moves its corner, too.
+    # Scaling by 1 / side makes the crop as large as the image. It also moves the crop's corner.
     return jax.image.scale_and_translate(
         image, image.shape, (0, 1), 1 / side, -corner / side, "linear"
     )

@@ -1,9 +1,9 @@
 """The six benchmarks of SAIL's Table 2: PIQA, HellaSwag, Winogrande, SciQ, ARC-Easy and COPA.
 
-`read` reads the questions of a benchmark from a file of JSON lines, with the fields that its
-publishers gave them; `pack` makes tokens of them, and says what the log-likelihood of a choice is
-divided by. The paper prints neither prompts nor scoring, but that OLMo's tools evaluate its
-networks. So questions are put in the words of these tools, without solved ones before them.
+`read` reads the questions of a benchmark from a file of JSON lines, with the publishers' field
+names. `pack` encodes them as tokens, with the lengths that divide log-likelihoods of choices. The
+paper prints neither prompts nor scoring, but OLMo's tools evaluate its networks. Questions
+therefore use the wording of these tools, without solved examples before them.
 
 References:
   SAIL (Structured-Initialization Learning), App. I.2 and Table 2.
@@ -23,18 +23,19 @@ from experiments.data.choices import Item, Packed
 from experiments.data.files import DataError, inside, json_lines, lines
 
 Unit = Literal["token", "character", "sum"]
-"""What the log-likelihood of a choice is divided by: its tokens, its characters without the space
-before them, or nothing."""
+"""The divisor of a choice's log-likelihood: its tokens, its characters without the leading space,
+or 1."""
 Scoring = Literal["token", "character", "sum", "olmo"]
-"""A unit for all benchmarks; or "olmo", the unit that OLMo's tools have for each of them."""
+"""A unit for all benchmarks, or "olmo" for the unit that OLMo's tools use for each benchmark."""
 
 
 class Question(NamedTuple):
     """A question of a benchmark.
 
     Attributes:
-      contexts: The text before each choice. They differ in Winogrande alone.
-      choices: The ways to go on, each beginning with a space. In Winogrande they are the same.
+      contexts: The text before each choice. They differ only in Winogrande.
+      choices: The possible continuations, each beginning with a space. They are equal in
+        Winogrande.
       answer: The index of the right choice.
     """
 
@@ -44,7 +45,8 @@ class Question(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A question as a benchmark's fields say it; `answer` is one of `names`, which name choices."""
+    """A question with the fields of its benchmark; `answer` is one of `names`, the choices'
+    names."""
 
     contexts: Sequence[str]
     choices: Sequence[str]
@@ -53,11 +55,11 @@ class _Asked(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """How the questions of a benchmark are read, put and scored.
+    """The rules to read, phrase and score the questions of a benchmark.
 
     Attributes:
       title: Its name in the paper's table.
-      unit: What OLMo's tools divide the log-likelihood of its choices by.
+      unit: The divisor of its choices' log-likelihoods in OLMo's tools.
       ask: A function from the fields of a question and its number to the question.
     """
 
@@ -67,25 +69,25 @@ class Benchmark(NamedTuple):
 
 
 def _put(text: str) -> str:
-    """Puts a question that has a short answer."""
+    """Phrases a question that has a short answer."""
     return f"Question: {text}\nAnswer:"
 
 
 def _piqa(record: Mapping[str, Any], _: int) -> _Asked:
-    """Puts a question of PIQA: a goal, and two ways to it."""
+    """Phrases a question of PIQA: a goal, and two ways to reach it."""
     return _Asked(
         2 * [_put(record["goal"])], [record["sol1"], record["sol2"]], record["label"], (0, 1)
     )
 
 
 def _plain(text: str) -> str:
-    """Removes from a text of HellaSwag what is left of the pages that it is from."""
+    """Removes remnants of the source web pages from a text of HellaSwag."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
 
 def _hellaswag(record: Mapping[str, Any], _: int) -> _Asked:
-    """Puts a question of HellaSwag: what is being done, how it begins, and how it may go on."""
+    """Phrases a question of HellaSwag: an activity, its beginning, and possible continuations."""
     begun = f"{record['ctx_a']} {record['ctx_b'].capitalize()}"
     endings = [_plain(ending) for ending in record["endings"]]
     context = _plain(f"{record['activity_label']}: {begun}")
@@ -93,9 +95,10 @@ def _hellaswag(record: Mapping[str, Any], _: int) -> _Asked:
 
 
 def _winogrande(record: Mapping[str, Any], _: int) -> _Asked:
-    """Puts a question of Winogrande: the rest of a sentence, after each of two words in its blank.
+    """Phrases a question of Winogrande: the rest of a sentence, after each of two words in its
+    blank.
 
-    The rest is what is scored; which word makes it likelier is the answer.
+    The rest is scored. The word that makes it more likely is the answer.
     """
     before, blank, after = record["sentence"].partition("_")
     if not blank:
@@ -105,10 +108,9 @@ def _winogrande(record: Mapping[str, Any], _: int) -> _Asked:
 
 
 def _sciq(record: Mapping[str, Any], index: int) -> _Asked:
-    """Puts a question of SciQ after the text that supports its answer.
+    """Phrases a question of SciQ after the text that supports its answer.
 
-    The right answer's place is the question's number modulo 4, so that no place is preferred where
-    scores are equal.
+    The right answer's place is the question's number modulo 4, so equal scores favour no place.
     """
     wrong = [record[f"distractor{k}"] for k in (1, 2, 3)]
     wrong.insert(index % 4, record["correct_answer"])
@@ -117,7 +119,7 @@ def _sciq(record: Mapping[str, Any], index: int) -> _Asked:
 
 
 def _arc(record: Mapping[str, Any], _: int) -> _Asked:
-    """Puts a question of ARC, in its publishers' own layout or in columns."""
+    """Phrases a question of ARC, in its publishers' own layout or in columns."""
     question, offered = record["question"], record.get("choices")
     if isinstance(question, dict):
         question, offered = question["stem"], question["choices"]
@@ -129,8 +131,8 @@ def _arc(record: Mapping[str, Any], _: int) -> _Asked:
 
 
 def _copa(record: Mapping[str, Any], _: int) -> _Asked:
-    """Puts a question of COPA: a premise without its full stop, and a cause or effect of it."""
-    # The premise loses its full stop, as the sentence goes on in the choice.
+    """Phrases a question of COPA: a premise without its full stop, and a cause or effect of it."""
+    # The premise loses its full stop, because the sentence continues in the choice.
     joint = choices.CONNECTIVES[record["question"]]
     pair = [record["choice1"], record["choice2"]]
     pair = [text[:1].lower() + text[1:] for text in pair]
@@ -150,9 +152,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 def read(folder: str | Path, name: str) -> tuple[Question, ...]:
     """Reads the questions of a benchmark.
 
-    They are in NAME.jsonl, a question on each line, as the publishers' files or the Hugging Face
-    datasets have them: SciQ's list as lines, COPA as in SuperGLUE. Where a question of PIQA has no
-    label, the labels are in NAME.lst, as PIQA's publishers have it.
+    The file is NAME.jsonl, with a question on each line, as in the publishers' files or the Hugging
+    Face datasets. SciQ's list becomes lines, and COPA is as in SuperGLUE. If PIQA's questions lack
+    labels, the labels are in NAME.lst, as PIQA's publishers have it.
 
     Args:
       folder: The folder of the files.
@@ -163,12 +165,12 @@ def read(folder: str | Path, name: str) -> tuple[Question, ...]:
 
     Raises:
       KeyError: If there is no such benchmark.
-      DataError: If a file is missing or damaged, or a line is no question of the benchmark. The
-        message names the file and the line. It is a `ValueError`.
+      DataError: If a file is missing or damaged, or a line is not a question of the benchmark. The
+        message has the file and the line. It is a `ValueError`.
     """
     ask, found = BENCHMARKS[name].ask, []
     path, labels = inside(Path(folder), f"{name}.jsonl"), inside(Path(folder), f"{name}.lst")
-    # PIQA's publishers keep labels apart, in a file with one for each line of the questions.
+    # PIQA's publishers keep labels in a separate file, with one for each line of the questions.
     given = lines(labels, choices.SOURCE) if labels.exists() else None
     for what, record in json_lines(path, choices.SOURCE, choices.MAX_LINE):
         if given is not None:
@@ -191,7 +193,7 @@ def read(folder: str | Path, name: str) -> tuple[Question, ...]:
 
 
 def _checked(asked: _Asked) -> Question:
-    """Makes a `Question`, whose texts are texts and whose answer is one of its choices."""
+    """Builds a `Question` after checking that its texts are texts and its answer is a choice."""
     for text in (*asked.contexts, *asked.choices):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"a text that is not empty in place of {text!r}")
@@ -211,23 +213,23 @@ def pack(
     length: int,
     unit: Unit,
 ) -> Packed:
-    """Encodes questions as token arrays, with the lengths that scores are divided by.
+    """Encodes questions as token arrays, with the lengths that divide scores.
 
-    A choice and the text before it are encoded apart. A sequence that is too long loses the
+    A choice and the text before it are encoded separately. A sequence that is too long loses the
     beginning of that text.
 
     Args:
       questions: The questions, one or more.
       encode: A function from bytes in UTF-8 to tokens `(n,)`.
       length: The number of tokens of each sequence, at least 2.
-      unit: What the length of a choice counts; with "sum" it is 1.
+      unit: The unit of a choice's length; with "sum" the length is 1.
 
     Returns:
-      The arrays, with as many choices as the question with the most of them has. Their `length` is
-      in `unit`, not in bytes.
+      The arrays. They have as many choices as the longest question. Their `length` is in `unit`,
+      not in bytes.
 
     Raises:
-      ValueError: As `choices.pack`; there each choice counts as an item.
+      ValueError: As `choices.pack`, where each choice counts as an item.
 
     >>> one = Question(("1 +", "1 + 1"), (" 1 = 2", " = 2"), 1)
     >>> packed = pack([one], lambda text: np.frombuffer(text, np.uint8), 12, "character")

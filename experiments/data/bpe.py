@@ -1,7 +1,7 @@
-"""Byte-level byte-pair encoding: learnt from text, applied, and stored.
+"""Byte-level byte-pair encoding: learned from text, applied, and stored.
 
-`train` learns the merges, `encode` and `decode` apply them, `save` and `load` keep them in a file.
-`gpt2_tokens` reads tokenizers that others trained.
+`train` learns the merges, `encode` and `decode` apply them, `save` and `load` use a file.
+`gpt2_tokens` reads tokenizers from other projects.
 
 References:
   Sennrich et al., Neural machine translation of rare words with subword units, 2016. Radford et
@@ -22,12 +22,12 @@ from experiments.data.files import DataError, reading
 from sail_jax import disk
 
 MAX_VOCAB = 1 << 16
-# Merges stay within these: words, numbers, signs, white space. Every byte is in one of them, and
-# none is longer than 33, which bounds the work and the length of a token.
+# Merges stay within these: words, numbers, signs, white space. They cover every byte, and none is
+# longer than 33, which bounds the work and the length of a token.
 _WORD = re.compile(
     rb" ?[A-Za-z\x80-\xff]{1,32}| ?[0-9]{1,3}| ?[^\sA-Za-z0-9\x80-\xff]{1,32}|\s{1,32}(?!\S)|\s"
 )
-# The most bytes of a token.
+# The maximum number of bytes of a token.
 MAX_TOKEN = 33
 _SCHEMA = "byte-level BPE"
 
@@ -68,12 +68,12 @@ def _joined(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
 def train(text: bytes, merges: int) -> Bpe:
     """Learns byte-pair merges from a text.
 
-    Each merge joins the pair of adjacent tokens that is most frequent at that point; of equally
-    frequent pairs, it joins the lowest. Pairs are counted within words, runs of digits, runs of
-    signs and white space, never across them. The result depends on the arguments alone.
+    Each merge joins the most frequent pair of adjacent tokens at that point, and the lowest of
+    equally frequent pairs. Pairs are counted within words, runs of digits, runs of signs and white
+    space, never across them. The result depends only on the arguments.
 
     Args:
-      text: The bytes to learn from; any bytes will do.
+      text: The bytes to learn from; all bytes are allowed.
       merges: How many merges to learn, from 0 to 65280 (tokens then fit into 16 bits).
 
     Returns:
@@ -101,8 +101,8 @@ def train(text: bytes, merges: int) -> Bpe:
         for pair in pairwise(word):
             counts[pair] += weights[k]
             where[pair].add(k)
-    # Counts may fall while a pair waits in the heap, and changing an entry there would be slow. So
-    # no count is higher than the heap says, and a lower one is put back when it comes up.
+    # Counts may fall while a pair waits in the heap, and changing an entry there would be slow. The
+    # heap therefore has upper bounds, and an entry above its count is put back with the count.
     heap = [(-count, pair) for pair, count in counts.items()]
     heapq.heapify(heap)
     out: list[tuple[int, int]] = []
@@ -114,8 +114,8 @@ def train(text: bytes, merges: int) -> Bpe:
             continue
         token, grown = 256 + len(out), set()
         out.append(best)
-        # A word that lost the pair to an earlier merge is still listed. Joining leaves it as it is,
-        # and what is subtracted from the counts is added again.
+        # A word that lost the pair to an earlier merge is still listed. Joining does not change it,
+        # and the subtracted counts are added again.
         for k in where.pop(best):
             old = words[k]
             words[k] = new = _joined(old, best, token)
@@ -132,11 +132,11 @@ def train(text: bytes, merges: int) -> Bpe:
 
 
 def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
-    """Turns bytes into tokens; `decode` gives exactly those bytes back.
+    """Turns bytes into tokens; `decode` returns exactly those bytes.
 
     Args:
       bpe: The vocabulary.
-      text: The bytes; any bytes will do.
+      text: The bytes; all bytes are allowed.
 
     Returns:
       The tokens, uint16 `(n,)`.
@@ -155,7 +155,7 @@ def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
 
 
 def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:
-    """Applies to one word the merge that was learnt first, until no merge applies."""
+    """Applies merges to one word, the earliest learned first, until none applies."""
     none = len(ranks)
     while len(word) > 1:
         best = min(pairwise(word), key=lambda pair: ranks.get(pair, none))
@@ -166,7 +166,7 @@ def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:
 
 
 def _table(bpe: Bpe) -> list[bytes]:
-    """Returns the bytes that each token stands for."""
+    """Returns the bytes of each token."""
     table = [bytes([k]) for k in range(256)]
     for a, b in bpe.merges.tolist():
         table.append(table[a] + table[b])
@@ -174,7 +174,7 @@ def _table(bpe: Bpe) -> list[bytes]:
 
 
 def decode(bpe: Bpe, tokens: Int[np.ndarray, " n"]) -> bytes:
-    """Turns tokens into the bytes that they stand for.
+    """Turns tokens into their bytes.
 
     Args:
       bpe: The vocabulary.
@@ -213,7 +213,7 @@ def load(path: str | Path) -> Bpe:
     Returns the vocabulary.
 
     Raises `DataError` if the file is missing, damaged, or holds anything else, such as merges of
-    tokens that are not yet known, or tokens of more than 33 bytes. It is a `ValueError`.
+    later tokens, or tokens of more than 33 bytes. It is a `ValueError`.
     """
     path = Path(path)
     with reading(path):

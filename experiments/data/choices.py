@@ -2,8 +2,8 @@
 
 `read` understands the fields of HellaSwag, ARC, PIQA, COPA, WinoGrande, SciQ, SIQA and files like
 them.
-`generate` makes questions of arithmetic where there are no files. A model chooses the answer of the
-highest log-likelihood per token or byte (`scores`).
+`generate` makes arithmetic questions without files. A model chooses the answer with the highest
+log-likelihood per token or byte (`scores`).
 
 References:
   Brown et al., Language models are few-shot learners, 2020 (arXiv 2005.14165), for choosing by
@@ -27,20 +27,20 @@ SOURCE = Source(
     "rowanzellers.com/hellaswag, yonatanbisk.com/piqa or allenai.org/data (ARC, WinoGrande, SciQ)",
     "generated questions (experiments.data.choices.generate)",
 )
-# The most bytes of one question.
+# The maximum number of bytes of one question.
 MAX_LINE = 1 << 20
 MAX_CHOICES = 64
 CONNECTIVES = {"cause": "because", "effect": "therefore"}
-"""What stands between a premise of COPA and a choice, by what is asked for."""
+"""The word between a premise of COPA and a choice, by the question."""
 
 
 class Item(NamedTuple):
-    """A question: a text, and several ways in which it may go on, one of which is right.
+    """A question: a text, and several possible continuations. One of them is right.
 
     Attributes:
       context: The text before the choices, without white space at its end (unless it is nothing
         else).
-      choices: The ways to go on, 2 or more. Each begins with the white space that separates it from
+      choices: The continuations, 2 or more. Each begins with the white space that separates it from
         the context.
       answer: The index of the right choice.
     """
@@ -51,13 +51,13 @@ class Item(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Questions as arrays of tokens; unused places are filled with zeros.
+    """Questions as arrays of tokens, padded with zeros.
 
     Attributes:
       tokens: The context followed by the choice, for each choice of each item: int32 `(item,
         choice, token)`. Items with fewer choices than others have rows of zeros.
       scored: True at the tokens of the choice itself: `(item, choice, token)`.
-      length: The number of bytes of each choice in UTF-8, 0 where there is none: int32 `(item,
+      length: The number of bytes of each choice in UTF-8, 0 for a missing choice: int32 `(item,
         choice)`.
       answer: The index of the right choice: int32 `(item,)`.
     """
@@ -71,20 +71,20 @@ class Packed(NamedTuple):
 def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...]:
     """Reads questions from a file of JSON lines.
 
-    Blank lines are skipped. Each line is an object; the names of its fields decide how it is read.
+    Blank lines are skipped. Each line is an object. The names of its fields decide its layout.
 
     Args:
       path: The file, one question per line.
-      answers: A second file with the answers alone, one per line, as PIQA has it; None where each
-        question has its own. If given, it replaces answers in the questions.
+      answers: A second file with only the answers, one per line, as for PIQA; None if each question
+        has its own. If given, it replaces the answers in the questions.
 
     Returns:
       The questions, in the order of the file.
 
     Raises:
-      DataError: If a file is missing, a line is no question, its answer is none of its choices, or
-        the number of answers differs from that of questions. The message names the file, and the
-        line that is at fault. It is a `ValueError`.
+      DataError: If a file is missing, a line is not a question, its answer is not one of its
+        choices, or the numbers of answers and questions differ. The message has the file and the
+        faulty line. It is a `ValueError`.
     """
     path, items, given = Path(path), [], None
     if answers is not None:
@@ -104,12 +104,13 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
 
 
 def understood(record: Mapping[str, Any]) -> bool:
-    """Says whether an object has the fields of a question."""
+    """Returns whether an object has the fields of a question."""
     return any(all(field in record for field in fields) for fields, _ in _SPELLINGS)
 
 
 def _item(record: Mapping[str, Any], what: str, index: int) -> Item:
-    """Makes an `Item` of a line's fields, by the first known layout whose fields are all there."""
+    """Builds an `Item` from a line's fields, by the first known layout with all its fields
+    present."""
     for fields, take in _SPELLINGS:
         if all(field in record for field in fields):
             context, choices, answer, names = take(record, what, index)
@@ -184,7 +185,7 @@ def _arc(record: Mapping[str, Any], what: str, index: int) -> _Taken:
 
 
 def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, int], _Taken]:
-    """Returns a reader of records whose two choices are in numbered fields (PIQA, COPA)."""
+    """Returns a reader of records with two choices in numbered fields (PIQA, COPA)."""
 
     def take(record: Mapping[str, Any], what: str, _: int) -> _Taken:
         pair = [record[f"{choice}1"], record[f"{choice}2"]]
@@ -201,10 +202,10 @@ def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, in
 
 
 def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
-    """Reads a question of WinoGrande, whose choices are what may stand in a blank.
+    """Reads a question of WinoGrande, with the options for a blank as its choices.
 
     Each choice is one of the options, followed by the rest of the sentence. A sentence that begins
-    with the blank has no context before it: a line break takes its place.
+    with the blank lacks a context, and a line break takes its place.
     """
     sentence, options = record["sentence"], [record["option1"], record["option2"]]
     if not isinstance(sentence, str) or sentence.count("_") != 1:
@@ -215,7 +216,7 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 
 
 def _lettered(record: Mapping[str, Any], what: str, _: int) -> _Taken:
-    """Reads a question of SIQA, whose labels are 1 to 3, or the letters in its fields' names."""
+    """Reads a question of SIQA. Its labels are 1 to 3, or the letters in its fields' names."""
     context, question = record["context"], record["question"]
     if not isinstance(context, str) or not isinstance(question, str):
         raise DataError(f"{what}: expected a context and a question, both texts")
@@ -227,8 +228,8 @@ def _lettered(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
     """Reads a question of SciQ, which has the right answer and three wrong ones.
 
-    The right answer's place is the question's number modulo 4. If it always came first, it could be
-    guessed.
+    The right answer's place is the question's number modulo 4. A fixed place would make it easy to
+    guess.
     """
     choices = [record[f"distractor{k}"] for k in (1, 2, 3)]
     choices.insert(index % 4, record["correct_answer"])
@@ -301,11 +302,11 @@ def pack(
       length: The number of tokens of each sequence, at least 2.
 
     Returns:
-      The arrays, with as many choices as the item with the most of them has.
+      The arrays. They have as many choices as the longest item.
 
     Raises:
       ValueError: If there are no items, `length` is below 2, the arrays would be too large, or in
-        an item a choice has no tokens or leaves no room for any token of the context.
+        an item a choice has no tokens or leaves no place for any token of the context.
 
     >>> item = Item("1 + 1 =", (" 2", " 3"), 0)
     >>> packed = pack([item], lambda text: np.frombuffer(text, np.uint8), 10)
@@ -328,8 +329,7 @@ def pack(
         context = np.asarray(encode(item.context.encode()))
         for j, text in enumerate(item.choices):
             choice = np.asarray(encode(text.encode()))
-            # The end of the context is kept, which stands next to the choice and says most about
-            # it.
+            # The end of the context is kept: it is next to the choice and matters most for it.
             start = min(len(context), length - len(choice))
             if start < 1 or not len(choice):
                 raise ValueError(
@@ -355,11 +355,11 @@ def scores(
     Args:
       log_likelihood: The log-likelihood `(..., token)` of each token given those before it.
       scored: `(..., token)`, True at the tokens of the choice.
-      length: What the sum is divided by, `(...,)`, such as the choice's bytes; None for its number
-        of tokens.
+      length: The divisor of the sum, `(...,)`, such as the choice's bytes; None for its number of
+        tokens.
 
     Returns:
-      The scores `(...,)`; -inf for a choice that has no tokens.
+      The scores `(...,)`; -inf for a choice without tokens.
 
     >>> scores(jnp.array([-1.0, -2.0, -4.0]), jnp.array([False, True, True]))
     Array(-3., dtype=float32)
@@ -367,14 +367,14 @@ def scores(
     scored = jnp.asarray(scored)
     total = jnp.where(scored, log_likelihood, 0).sum(-1)
     units = scored.sum(-1) if length is None else jnp.asarray(length)
-    # At least 1: the branch that `where` does not take would be 0 / 0, and its gradient NaN.
+    # At least 1: the branch that `where` does not select would be 0 / 0, with a NaN gradient.
     return jnp.where(scored.any(-1), total / jnp.maximum(units, 1), -jnp.inf)
 
 
 def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> Float[Array, ""]:
-    """Computes the share of items whose right choice has the highest score.
+    """Computes the share of items for which the right choice has the highest score.
 
-    Of equal scores, the first counts as the highest.
+    Among equal scores, the first counts as the highest.
 
     Args:
       score: The scores `(..., choice)`.
@@ -397,18 +397,18 @@ def class_losses(
         p(choice) = exp(score of choice) / sum over choices of exp(score)
 
     With length-normalised scores, exp of the mean over items is the perplexity over the classes of
-    the paper on overtraining (App. C.1). It is 1 at best, and the number of choices for a guess.
+    the paper on overtraining (App. C.1). Its best value is 1. A guess gives the number of choices.
 
     Args:
-      score: The scores in nats `(..., choice)`; -inf for choices that are none.
+      score: The scores in nats `(..., choice)`; -inf for missing choices.
       answer: The indices of the right choices `(...,)`.
 
     Returns:
       The losses in nats `(...,)`.
 
     References:
-      Springer et al., 2025 (arXiv 2503.19206), Appendix C.1. That likelihoods are divided by their
-      sum over the classes is how it is read here.
+      Springer et al., 2025 (arXiv 2503.19206), Appendix C.1. Dividing likelihoods by their sum over
+      the classes is our interpretation.
 
     >>> class_losses(jnp.zeros((1, 4)), jnp.array([2])).round(3).tolist()
     [1.386...]

@@ -1,7 +1,7 @@
 """Loader of the binary versions of CIFAR-10 and CIFAR-100 (Krizhevsky, 2009).
 
-A file is a row of records: one byte for each kind of label, then the red, the green and the blue
-plane of an image of 32 x 32 pixels.
+A file is a sequence of records: one byte for each kind of label, then the red, the green and the
+blue plane of an image of 32 x 32 pixels.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,14 @@ _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
 class Version(NamedTuple):
-    """What the files of one data set are called, and what is in them.
+    """The names and the content of one data set's files.
 
     Attributes:
-      source: Where the data set is published.
+      source: The publisher of the data set.
       train: The names of the training files, in order.
       test: The names of the test files.
-      columns: For each kind of label, in the order in which they stand before an image, its number
-        of classes.
-      names: For each kind of label, the file that has the names of its classes.
+      columns: The number of classes for each kind of label, in the order before an image.
+      names: For each kind of label, the file with the names of its classes.
     """
 
     source: Source
@@ -68,7 +67,7 @@ VERSIONS = {
 
 
 def read(path: str | Path, name: str = "cifar-10") -> UInt8[np.ndarray, "n record"]:
-    """Reads the records of one file, without taking them apart.
+    """Reads the records of one file, without splitting them.
 
     Args:
       path: The file.
@@ -90,10 +89,10 @@ def read(path: str | Path, name: str = "cifar-10") -> UInt8[np.ndarray, "n recor
             others = [
                 v.source.name for v in VERSIONS.values() if not size % (len(v.columns) + PIXELS)
             ]
-            hint = f" (they would be those of {others[0]})" if others else ""
+            hint = f" (it fits records of {others[0]})" if others else ""
             raise DataError(
-                f"{path} is truncated or not {version.source.name}: its {size} bytes are no whole "
-                f"number of records of {record}{hint}"
+                f"{path} is truncated or not {version.source.name}: its {size} bytes are not a "
+                f"multiple of {record}, the size of a record{hint}"
             )
         records = fill(file, (size // record, record), path)
     for column, (kind, classes) in enumerate(version.columns.items()):
@@ -114,16 +113,16 @@ def load(
       folder: The folder that holds the files.
       name: "cifar-10" or "cifar-100".
       split: "train" or "test".
-      labels: "fine", or, of CIFAR-100 alone, "coarse".
+      labels: "fine", or "coarse" for CIFAR-100 only.
 
     Returns:
       The images `(n, 32, 32, 3)`, their labels, and the names of the classes. Names are numbers if
-      the folder has no file of them.
+      the folder lacks the file of names.
 
     Raises:
       ValueError: If `name`, `split` or `labels` is unknown.
-      DataError: If a file is missing, truncated or mislabelled, as where a fine class of CIFAR-100
-        lies in two coarse ones. The message names the file. It is a `ValueError`.
+      DataError: If a file is missing, truncated or mislabelled, such as a fine class of CIFAR-100
+        in two coarse ones. The message has the file. It is a `ValueError`.
     """
     if name not in VERSIONS or split not in ("train", "test"):
         raise ValueError(
@@ -134,13 +133,13 @@ def load(
     if labels not in version.columns:
         raise ValueError(f"labels: {name} has {' and '.join(version.columns)}; got {labels!r}")
     paths = [inside(folder, file) for file in (version.train if split == "train" else version.test)]
-    # The last file may be missing, which is said before the first one is read.
+    # The last file may be missing, which is reported before the first one is read.
     for path in paths:
         with opened(path, version.source):
             pass
     records = np.concatenate([read(path, name) for path in paths])
-    # Each fine class of CIFAR-100 is part of one coarse class. Files in which it lies in two are
-    # mislabelled.
+    # Each fine class of CIFAR-100 is part of one coarse class. In mislabelled files it may be in
+    # two.
     if len(version.columns) == 2:
         pairs = np.unique(records[:, :2], axis=0)
         fine, first, count = np.unique(pairs[:, 1], return_index=True, return_counts=True)
@@ -152,7 +151,7 @@ def load(
             )
     column, classes = list(version.columns).index(labels), version.columns[labels]
     chosen = checked_labels(records[:, column], classes, paths[0])
-    # Planes of colours become the last axis, where Flax's convolutions expect them.
+    # The planes of colours become the last axis, as Flax's convolutions expect.
     images = records[:, len(version.columns) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Images(np.ascontiguousarray(images), chosen, _names(folder, version, labels))
 

@@ -1,11 +1,11 @@
-"""Texts with classes, read from JSON lines as questions whose choices are the classes.
+"""Texts with classes, read from JSON lines as questions with the classes as choices.
 
 `read` understands SUBJ, MR, CR, TREC, tweet sentiment and AG News (a text and its label), BoolQ (a
-passage and a question), RTE (a premise and a hypothesis), and files like them. Files of multiple
-choice, such as SIQA's, are handed to `experiments.data.choices`.
+passage and a question), RTE (a premise and a hypothesis), and similar files. Files of multiple
+choice, such as SIQA's, go to `experiments.data.choices`.
 
-A context is the texts of a line, each on a line of its own, then "Label:". A class is a word or
-two. The paper on overtraining prints neither prompts nor words; these are chosen here.
+A context is the texts of a line, each on its own line, then "Label:". A class is a word or two. The
+paper on overtraining prints neither prompts nor words, so these are our choice.
 """
 
 import re
@@ -23,8 +23,8 @@ SOURCE = Source(
     "SetFit/tweet_sentiment_extraction, SetFit/ag_news, aps/super_glue (BoolQ, RTE)",
     "generated questions and their answers (experiments.data.choices)",
 )
-# Fields of the texts, and the words for labels that are numbers or truths: None if the file's name
-# or `label_text` has to tell them.
+# Fields of the texts, and the words for labels that are numbers or truth values. None means that
+# the file's name or `label_text` must give them.
 _LAYOUTS: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...] = (
     (("passage", "question"), ("no", "yes")),
     (("premise", "hypothesis"), None),
@@ -32,8 +32,8 @@ _LAYOUTS: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...] = (
     (("text",), None),
     (("sentence",), None),
 )
-# Where a line has several of these, the first counts. TREC has six coarse classes and fifty fine
-# ones; the paper does not say which it takes, and the coarse are the usual ones.
+# The first of these on a line counts. TREC has six coarse and fifty fine classes. The paper does
+# not specify them, and the coarse classes are usual.
 _LABELS = ("label_coarse_text", "coarse_label", "label_text", "sentiment", "label", "answer")
 _TREC = ("abbreviation", "entity", "description", "human", "location", "number")
 _OF_FILES: Mapping[str, tuple[str, ...]] = {
@@ -49,16 +49,16 @@ _OF_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def holds(path: str | Path) -> bool:
-    """Says whether a file holds texts with classes, by the fields of its first line.
+    """Returns whether a file holds texts with classes, by the fields of its first line.
 
     Args:
       path: The file of JSON lines.
 
     Returns:
-      Whether `read` knows these fields. What they hold is not looked at.
+      Whether `read` knows these fields. Their values are not read.
 
     Raises:
-      DataError: If the file is missing or empty, or its first line is no object.
+      DataError: If the file is missing or empty, or its first line is not an object.
     """
     first = next((record for _, record in json_lines(Path(path), SOURCE, MAX_LINE)), None)
     if first is None:
@@ -67,7 +67,7 @@ def holds(path: str | Path) -> bool:
 
 
 def _known(record: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Returns the layout of a line and the field of its label; None for what is not there."""
+    """Returns the layout of a line and the field of its label; None for missing ones."""
     layout = next((at for at in _LAYOUTS if set(at[0]) <= record.keys()), None)
     return layout, next((name for name in _LABELS if name in record), None)
 
@@ -75,22 +75,21 @@ def _known(record: Mapping[str, Any]) -> tuple[Any, str | None]:
 def read(path: str | Path) -> tuple[Item, ...]:
     """Reads texts and their classes from a file of JSON lines.
 
-    Blank lines are skipped. The first line decides by the names of its fields how the file is read.
-    Labels that are texts are the classes themselves, in alphabetical order. Labels that are numbers
-    are named by the fields (BoolQ, TREC) or by the beginning of the file's name, such as
-    ag_news_train.jsonl.
+    Blank lines are skipped. The field names of the first line decide the layout of the file. Text
+    labels are the classes themselves, in alphabetical order. Number labels get their words from the
+    fields (BoolQ, TREC) or from the beginning of the file's name, such as ag_news_train.jsonl.
 
     Args:
       path: The file, one text per line.
 
     Returns:
-      The questions, in the order of the file. All have the same choices, unless the file is one of
+      The questions, in the order of the file. All have the same choices, except in files of
       multiple choice.
 
     Raises:
-      DataError: If the file is missing, a line has not the fields of the first, a text is empty, a
-        label is no class, or the classes are not known or not from 2 to 64. The message names the
-        file, and the line that is at fault. It is a `ValueError`.
+      DataError: If the file is missing, a line lacks the fields of the first, a text is empty, a
+        label is not a class, or the classes are not known or not from 2 to 64. The message has the
+        file and the faulty line. It is a `ValueError`.
     """
     path = Path(path)
     rows = list(json_lines(path, SOURCE, MAX_LINE))
@@ -132,7 +131,7 @@ def read(path: str | Path) -> tuple[Item, ...]:
 
 
 def _label(value: object, where: str) -> str | int:
-    """Checks one label: a text, a number, or a truth, which is the number 0 or 1."""
+    """Checks one label: a text, a number, or a truth value, which becomes 0 or 1."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits, which every installation has.
+"""scikit-learn's bundled handwritten digits, which are part of every installation.
 
 References:
   Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998.
@@ -39,7 +39,8 @@ def load() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, " 1797"]]:
 def _rows() -> np.ndarray:
     """Reads the pixels of each image, 0 to 16, and its label, `(1797, 65)`."""
     package = importlib.util.find_spec("sklearn")
-    # The file itself, since importing scikit-learn takes longer than most of what is done with it.
+    # The file itself is read, because importing scikit-learn takes longer than most uses of the
+    # data.
     for folder in (package and package.submodule_search_locations) or ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.exists():

@@ -1,7 +1,7 @@
-"""Texts to learn as they are, read from JSON lines: GSM8k, Starcoder's Python and files like them.
+"""Texts for language modelling, read from JSON lines: GSM8k, Starcoder's Python and similar files.
 
-`read` takes a text that one field holds, or a question and its answer. `pack` encodes each text in
-a row of its own, all of whose tokens are learnt.
+`read` reads a text from one field, or a question and its answer. `pack` encodes each text in a row
+of its own. All its tokens are learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ _LAYOUTS = (("text",), ("content",), ("question", "answer"))
 
 
 def holds(path: str | Path) -> bool:
-    """Says whether a file holds texts, by the fields of its first line.
+    """Returns whether a file holds texts, by the fields of its first line.
 
     Args:
       path: The file of JSON lines.
 
     Returns:
-      Whether `read` knows these fields, and they are not those of a question with choices. What
-      they hold is not looked at.
+      Whether `read` knows these fields, and they are not the fields of a question with choices.
+      Their values are not read.
 
     Raises:
-      DataError: If the file is missing, or its first line is no object.
+      DataError: If the file is missing, or its first line is not an object.
     """
     first = next((record for _, record in json_lines(Path(path), SOURCE, MAX_LINE)), {})
     known = any(set(fields) <= first.keys() for fields in _LAYOUTS)
@@ -53,8 +53,8 @@ def read(path: str | Path) -> tuple[str, ...]:
       The texts, in the order of the file.
 
     Raises:
-      DataError: If the file is missing, or a line is no text. The message names the file, and the
-        line that is at fault. It is a `ValueError`.
+      DataError: If the file is missing, or a line is not a text. The message has the file and the
+        faulty line. It is a `ValueError`.
     """
     texts = []
     for what, record in json_lines(Path(path), SOURCE, MAX_LINE):
@@ -79,7 +79,7 @@ def read(path: str | Path) -> tuple[str, ...]:
 
 
 def pack(texts: Sequence[str], encode: Callable[[bytes], Any], length: int) -> Packed:
-    """Encodes texts, each in a row of its own; what is longer than a row is cut off.
+    """Encodes texts, each in a row of its own. Longer texts are cut off.
 
     Args:
       texts: The texts.
@@ -87,12 +87,12 @@ def pack(texts: Sequence[str], encode: Callable[[bytes], Any], length: int) -> P
       length: Tokens of a row, 2 or more.
 
     Returns:
-      The tokens `(text, length)`, filled up with zeros, and which of them are learnt: those of the
-      text, from the second on.
+      The tokens `(text, length)`, padded with zeros, and a mask of the learned tokens: the tokens
+      of the text, from the second on.
 
     Raises:
-      DataError: If the arrays would be too large for memory, or a text has fewer than two tokens,
-        of which nothing could be learnt.
+      DataError: If the arrays would be too large for memory, or a text has fewer than two tokens
+        and so nothing to learn.
 
     >>> packed = pack(["abc"], lambda x: np.frombuffer(x, np.uint8), 5)
     >>> packed.tokens.tolist(), packed.scored.tolist()

@@ -6,7 +6,7 @@ are written as safetensors folders, with a recipe for every merging method in me
 
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
 
-Beside them are held-out digits of each task, and a function that scores a network on them, for
+The folder also has held-out digits of each task, and a function that scores a network on them, for
 `sail-jax search`:
 
     DIR/held_out/TASK.npz  DIR/digits.py
@@ -41,20 +41,20 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[str, float]]:
-    """Trains the models, writes them with their recipes, and grades them.
+    """Trains the models, writes them with their recipes, and scores them.
 
     Args:
-      folder: The folder, which is made if it is missing.
-      seed: The seed of the training, and of what digits are held out.
-      force: Whether the folder may hold something already. Earlier examples in it are then
-        replaced, and other files stay.
+      folder: The folder. It is created if it is missing.
+      seed: The seed of the training, and of the choice of held-out digits.
+      force: Whether the folder may hold files already. Earlier examples in it are then replaced.
+        Other files stay.
 
     Returns:
       For each model, the held-out accuracy on each of `HELD_OUT`, from 0 to 1.
 
     Raises:
-      RefusedError: If `folder` is a file, or holds anything and `force` is false. No work is done
-        then.
+      RefusedError: If `folder` is a file, or holds anything and `force` is false. It is raised
+        before any work.
       StoreError: If a file cannot be written.
     """
     with filled(folder, force) as part:
@@ -66,8 +66,8 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
             _save_held_out(part, seed)
-            # The record goes first and comes back last: in between the folder holds a mixture of
-            # old and new.
+            # The record is removed first and written last, because in between the folder holds a
+            # mixture of old and new files.
             (folder / RECORD).unlink(missing_ok=True)
     record = {"format": disk.FORMAT, "seed": seed, "tasks": list(TASKS)}
     disk.write_record(folder / RECORD, record)
@@ -76,14 +76,14 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
 
 @contextlib.contextmanager
 def filled(folder: Path, force: bool) -> Iterator[Path]:
-    """Makes a folder of examples, as a context manager: what it holds appears when all is written.
+    """Creates a folder of examples, as a context manager: its files appear when all are written.
 
     Args:
-      folder: The folder, which is made if it is missing.
-      force: Whether it may hold something already. What is made replaces what has its name.
+      folder: The folder. It is created if it is missing.
+      force: Whether it may hold files already. New files replace those with equal names.
 
     Yields:
-      Another folder, to write them into.
+      A temporary folder to write into.
 
     Raises:
       RefusedError: If `folder` is a file, or holds anything and `force` is false.
@@ -105,15 +105,15 @@ def filled(folder: Path, force: bool) -> Iterator[Path]:
 
 
 def make_llamas(folder: Path, *, seed: int = 0, force: bool = False) -> None:
-    """Writes three small Llamas, a base and two that are near it, and a file for `upcycle`.
+    """Writes three small Llamas, a base and two models near it, and a file for `upcycle`.
 
-    Their weights are random: they show what happens to tensors, and read no text. The prompts in
-    the file are lists of tokens, as there is no tokenizer.
+    Their weights are random: they show how tensors change, but do not model text. The prompts in
+    the file are lists of tokens, because there is no tokenizer.
 
     Args:
-      folder: The folder, which is made if it is missing.
+      folder: The folder. It is created if it is missing.
       seed: The seed of the weights.
-      force: Whether the folder may hold something already.
+      force: Whether the folder may hold files already.
 
     Raises:
       RefusedError: If `folder` is a file, or holds anything and `force` is false.
@@ -169,7 +169,7 @@ def _admit(folder: Path, force: bool) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _tasks(seed: int) -> tuple[image_tasks.Task, image_tasks.Task]:
-    """The digits to learn from, and those held out, for each task of `HELD_OUT`.
+    """Returns the digits to learn from, and the held-out digits, for each task of `HELD_OUT`.
 
     The leaves are `(task, example, ...)`.
     """
@@ -182,9 +182,9 @@ def _tasks(seed: int) -> tuple[image_tasks.Task, image_tasks.Task]:
 
 
 def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Trains the base on upright digits, then from it an expert for each of `TASKS`.
+    """Trains the base on upright digits, then fine-tunes an expert for each of `TASKS`.
 
-    Training is written out in NumPy: to import JAX, trace and compile takes longer than these 800
+    Training is written in NumPy: importing JAX, tracing and compiling take longer than these 800
     steps of a small network.
 
     Args:
@@ -223,7 +223,7 @@ def _descend(
         shares = np.exp(logits - logits.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
         shares[np.arange(len(batch)), labels] -= 1
-        # The gradient with respect to what each layer puts out, from the last layer back.
+        # The gradient with respect to each layer's output, from the last layer back.
         slope = shares * (member / member.sum())[:, None]
         for layer, x in zip(reversed(_LAYERS), reversed(inputs), strict=True):
             gradient = {f"{layer}.kernel": x.T @ slope, f"{layer}.bias": slope.sum(0)}
@@ -240,18 +240,18 @@ def _dense(params: Tensors, layer: str, x: Any) -> np.ndarray:
 
 
 def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
-    """Grades a model on digits that no example has seen: upright ones, and those of `TASKS`.
+    """Scores a model on digits that no example was trained on: upright ones, and each of `TASKS`.
 
     Args:
-      checkpoint: One of the examples, or anything merged of them, or one of these grown: its hidden
-        layers may be of any width and number.
-      seed: The seed that the examples were made with, which decides what digits they have not seen.
+      checkpoint: One of the examples, a merge of them, or one of these grown. Its hidden layers may
+        have any width and number.
+      seed: The seed of the examples, which decides the held-out digits.
 
     Returns:
       The accuracy on each of `HELD_OUT`, from 0 to 1.
 
     Raises:
-      StoreError: If it cannot be read, or is no such model.
+      StoreError: If it cannot be read, or is not such a model.
     """
     from sail_jax.checkpoint.formats.open import load_checkpoint
 
@@ -338,7 +338,7 @@ def save(folder: Path, tensors: Tensors) -> None:
 
 
 def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
-    """Prints held-out accuracies: a row for each model, a column for each task, and their mean.
+    """Prints held-out accuracies: a row for each model, a column for each task, and the mean.
 
     Args:
       grades: For each model, its accuracies by task: all of `HELD_OUT`, in that order.
@@ -361,8 +361,8 @@ def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
     return "\n".join(lines)
 
 
-# By method: what it does, its models, whether the recipe names the base, the parameters of each
-# model, and those of the whole merge.
+# By method: its description, its models, whether the recipe has a base, the parameters of each
+# model, and the parameters of the whole merge.
 _EXPERTS = MODELS[1:]
 _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
     "linear": ("Weighted mean of the parameters.", _EXPERTS, False, "weight: 1", ""),
@@ -372,7 +372,7 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
     ),
     "ties": (
         "Trim, elect a sign, average those who agree (Yadav et al. 2023).",
-        *(_EXPERTS, True, "weight: 1, density: 0.3", "lambda: 1.0"),
+        *(_EXPERTS, True, "weight: 1, density: 0.3", "scale: 1.0"),
     ),
     "dare_linear": (
         "Drop entries of the deltas at random and rescale the rest (Yu et al. 2024).",
@@ -395,7 +395,7 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
         *(_EXPERTS, True, "weight: 0.4, density: 0.9, gamma: 0.01", ""),
     ),
     "breadcrumbs_ties": (
-        "The same, with an elected sign.",
+        "Breadcrumbs with an elected sign.",
         *(_EXPERTS, True, "weight: 0.4, density: 0.9, gamma: 0.01", ""),
     ),
     "sce": (
@@ -422,8 +422,8 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
         "Where several experts moved, their mean; where one did, its change.",
         *(_EXPERTS, True, "", ""),
     ),
-    "ramplus_tl": ("The same, unshared changes amplified.", _EXPERTS, True, "", ""),
-    "passthrough": ("One model as it is, times a number.", _EXPERTS[:1], False, "scale: 1.0", ""),
+    "ramplus_tl": ("As ram, with unshared changes amplified.", _EXPERTS, True, "", ""),
+    "passthrough": ("One model, multiplied by a number.", _EXPERTS[:1], False, "scale: 1.0", ""),
 }
 
 
@@ -431,7 +431,7 @@ def recipes(folder: Path) -> dict[str, str]:
     """Writes a recipe for each merging method, in mergekit's grammar.
 
     Args:
-      folder: The folder of the examples, which the recipes name. It need not exist.
+      folder: The folder of the examples, which the recipes refer to. It need not exist.
 
     Returns:
       The texts of the recipes, in YAML, by method.
@@ -439,7 +439,7 @@ def recipes(folder: Path) -> dict[str, str]:
     texts = {}
     for method, (about, names, based, per_model, shared) in _RECIPES.items():
         base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
-        # mergekit's slerp takes one of its two models as its base.
+        # mergekit's slerp uses one of its two models as its base.
         if method == "slerp":
             base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
         parameters = ""

@@ -1,6 +1,6 @@
 """Two small networks that read text, with different tokenizers, made offline in a second.
 
-Each predicts the next token from the last one: its embedding and head are factors of a table of
+Each predicts the next token from the last one. Its embedding and head are factors of a table of
 pairs, and its single layer adds nothing. The table counts pairs of tokens in the source of Python's
 standard library. `few` has fewer tokens and a narrower stream than `many`.
 """
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from experiments.data import bpe, gpt2_tokens
 
 MODELS = {"few": (100, 24), "many": (300, 40)}
-"""By name: how many merges the tokenizer has, and how many columns the embedding."""
+"""By name: the number of the tokenizer's merges, and of the embedding's columns."""
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _MODULES = ("argparse.py", "typing.py", "inspect.py")
 _HELD_OUT = "dataclasses.py"
@@ -25,7 +25,7 @@ def save(folder: Path) -> None:
     """Writes both networks as checkpoints.
 
     Args:
-      folder: Where their folders are made.
+      folder: The parent of their folders.
 
     Raises:
       FileNotFoundError: If Python is installed without the source of its library.
@@ -52,10 +52,10 @@ def save(folder: Path) -> None:
 
 
 def bits_per_byte(checkpoint: Path) -> float:
-    """Measures how well a network predicts text that it has not seen.
+    """Measures how well a network predicts text that it was not trained on.
 
     Args:
-      checkpoint: One of these networks, or what a transplant makes of it.
+      checkpoint: One of these networks, or a transplant of one.
 
     Returns:
       The cross-entropy, in bits for each byte of the text.
@@ -75,7 +75,7 @@ def bits_per_byte(checkpoint: Path) -> float:
 
 
 def is_one(checkpoint: Path) -> bool:
-    """Tells whether a checkpoint may be one of these networks: it is a folder with a tokenizer.
+    """Returns whether a checkpoint may be one of these networks: a folder with a tokenizer.
 
     Args:
       checkpoint: The folder.
@@ -91,14 +91,14 @@ def _source(module: str) -> bytes:
 
 
 def _tokenizer(learnt: bpe.Bpe) -> dict:
-    """A tokenizer.json that spells bytes as GPT-2's does."""
+    """Builds a tokenizer.json that spells bytes as GPT-2's does."""
     letters = gpt2_tokens.byte_table()
     texts = [letters[byte] for byte in range(256)]
     merges = []
     for a, b in learnt.merges.tolist():
         merges.append([texts[a], texts[b]])
         texts.append(texts[a] + texts[b])
-    # The last merges come first, so that the two tokenizers number the tokens differently.
+    # The last merges come first, so the two tokenizers number the tokens differently.
     vocab = {text: i for i, text in enumerate(reversed(dict.fromkeys(texts)))}
     level = {"type": "ByteLevel", "add_prefix_space": False}
     return {
@@ -111,10 +111,10 @@ def _tokenizer(learnt: bpe.Bpe) -> dict:
 
 
 def _network(tokens: np.ndarray, rows: int, width: int) -> dict[str, np.ndarray]:
-    """The tensors of a network that predicts pairs of tokens, in float32."""
+    """Builds the tensors of a network that predicts pairs of tokens, in float32."""
     pairs = np.zeros((rows, rows))
     np.add.at(pairs, (tokens[:-1], tokens[1:]), 1)
-    # Each pair has been seen a little, as often as its second token is.
+    # Each pair has a small prior count, proportional to the frequency of its second token.
     often = (pairs.sum(0) + 0.1) / (pairs.sum() + 0.1 * rows)
     chances = np.log((pairs + 2 * often) / (pairs.sum(1, keepdims=True) + 2))
     u, s, _ = np.linalg.svd(chances - np.log(often), full_matrices=False)
@@ -131,5 +131,5 @@ def _network(tokens: np.ndarray, rows: int, width: int) -> dict[str, np.ndarray]
 
 
 def _normed(x: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row width"]:
-    """Rows of a root mean square of 1, as the network's last norm makes them."""
+    """Scales rows to a root mean square of 1, as the network's last norm does."""
     return x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-6)

@@ -1,7 +1,7 @@
-"""Files of data that others wrote: read within bounds, with errors that say where to get them.
+"""Data files from other sources: read within bounds, with errors that give the publisher.
 
-Loaders of files from elsewhere use these functions, so that a missing or damaged file is always a
-`DataError` of one line. The records of what loaders return (`Images`, `Pool`) are here, too.
+Loaders of downloaded files use these functions, so a missing or damaged file is always a
+`DataError` of one line. The return types of loaders (`Images`, `Pool`) are here, too.
 """
 
 import contextlib
@@ -17,28 +17,28 @@ from jaxtyping import Float, Int32, Num, UInt8
 from sail_jax import disk
 from sail_jax.checkpoint.formats import files
 
-# The most bytes of an array that is held in memory. A small packed file can claim any size.
+# The maximum number of bytes of an array in memory. A small packed file can claim any size.
 MAX_BYTES = 1 << 32
-# The most bytes of a list of names.
+# The maximum number of bytes of a list of names.
 MAX_TEXT = 1 << 26
 
 
 class DataError(disk.StoreError, ValueError):
-    """Raised when data are missing, damaged or not what they are said to be.
+    """Raised when data are missing or damaged, or do not have the expected form.
 
-    It is a `ValueError` as well. Its message is one line and names the file or the option at fault.
+    It is also a `ValueError`. Its message is one line, with the faulty file or option.
     """
 
     code = 2
 
 
 class Source(NamedTuple):
-    """Where a data set can be had.
+    """The source of a data set.
 
     Attributes:
-      name: The name of the data set, as messages say it.
-      home: Who publishes it, or the address of its page.
-      offline: What the experiments use in its place where it is missing.
+      name: The name of the data set in messages.
+      home: Its publisher, or the address of its page.
+      offline: The data that studies use instead if it is missing.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Source(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A data set that studies know by name.
+    """A data set with a name in studies' configs.
 
-    A module of this folder that reads data declares them in a mapping `IMAGES`, `TEXTS` or
-    `LATENTS` from their names; `registry` collects these mappings.
+    Modules of this folder that read data declare them by name in a mapping `IMAGES`, `TEXTS` or
+    `LATENTS`; `registry` collects these mappings.
 
     Attributes:
-      source: Where it is published.
-      count: The number of classes, or of tokens in the vocabulary; None where only files can say.
-      files: What has to be in its folder, for the list of data sets; empty for what every
-        installation has.
+      source: Its publisher.
+      count: The number of classes, or of tokens in the vocabulary; None if only the files have it.
+      files: The required content of its folder, for the list of data sets; empty for data that are
+        part of every installation.
       read: `read(folder, split=...)` returns the images of "train" or "test", for images in files.
     """
 
@@ -93,9 +93,9 @@ class Pool(NamedTuple):
 
 
 def missing(path: Path, source: Source) -> DataError:
-    """Makes the error for a file that is not there.
+    """Creates the error for a missing file.
 
-    Returns an error, not raised, that says who publishes the data set and what may be used instead.
+    Returns an error without raising it. It has the publisher of the data set and the offline data.
     """
     return DataError(
         f"{path} is missing: {source.name} is published at {source.home}; put it there, or use the "
@@ -107,8 +107,8 @@ def missing(path: Path, source: Source) -> DataError:
 def refused() -> Iterator[None]:
     """Turns a `ValueError` inside a `with` statement into a `DataError`.
 
-    It is for what the data, checkpoints or devices of a run cannot give: the command line prints a
-    `DataError` as one line, without a traceback. `StoreError` passes unchanged.
+    Use it for conditions that the data, checkpoints or devices of a run do not meet: the command
+    line prints a `DataError` as one line, without a traceback. `StoreError` passes unchanged.
 
     Yields:
       Nothing.
@@ -126,10 +126,10 @@ def refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns whatever a parser raises inside a `with` statement into a `DataError`.
+    """Turns any error of a parser inside a `with` statement into a `DataError`.
 
     Args:
-      path: What is being read, as the message names it; usually its path.
+      path: The source of the data for the message; usually a path.
 
     Yields:
       Nothing.
@@ -142,8 +142,8 @@ def reading(path: object) -> Iterator[None]:
             yield
     except DataError:
         raise
-    # The readers of checkpoints raise errors of their own kind. Callers here catch `DataError`
-    # alone, so it takes their message over.
+    # The readers of checkpoints raise their own errors. Callers here catch only `DataError`, so it
+    # takes over their message.
     except disk.StoreError as exc:
         raise DataError(" ".join(str(exc).splitlines())) from exc
 
@@ -154,19 +154,20 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
 
     Args:
       path: The file.
-      source: The data set that it belongs to, for the message where it is missing.
+      source: The data set of the file, for the message if it is missing.
 
     Yields:
       The file, open for reading bytes, and its size in bytes.
 
     Raises:
-      DataError: If the path is missing or no plain file, or the body of the `with` statement raises
+      DataError: If the path is missing or not a plain file, or the body of the `with` statement
+        raises
         an error of reading or parsing.
     """
     with reading(path):
         if not path.exists():
             raise missing(path, source)
-        # Opening a pipe would wait for its writer, perhaps for ever.
+        # Opening a pipe would wait for its writer, perhaps forever.
         if not path.is_file():
             raise DataError(f"{path} is not a plain file")
         with open(path, "rb") as file:
@@ -176,17 +177,17 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
 def inside(folder: Path, *parts: str) -> Path:
     """Joins a path below a folder, and refuses one that leads out of it.
 
-    Names that are read from files are other people's data: they could name any file at all.
+    Names read from files come from other people, and could lead to any file.
 
     Args:
       folder: The folder.
       *parts: Plain names of files or folders, one per level.
 
     Returns:
-      The path; nothing need be there.
+      The path, which need not exist.
 
     Raises:
-      DataError: If a part is no plain file name, or a link on the way leads out of the folder.
+      DataError: If a part is not a plain file name, or a link on the way leads out of the folder.
     """
     for part in parts:
         if part in ("", ".", "..") or "/" in part or "\\" in part or not part.isprintable():
@@ -204,7 +205,7 @@ def lines(path: Path, source: Source) -> list[str]:
 
     Args:
       path: The file, in UTF-8, of at most 64 MiB.
-      source: The data set that it belongs to, for the message where it is missing.
+      source: The data set of the file, for the message if it is missing.
 
     Returns:
       The lines that are not blank, without white space at their ends.
@@ -223,22 +224,22 @@ def json_lines(path: Path, source: Source, longest: int) -> Iterator[tuple[str, 
 
     Args:
       path: The file.
-      source: The data set that it belongs to, for the message where it is missing.
-      longest: The most bytes of a line.
+      source: The data set of the file, for the message if it is missing.
+      longest: The maximum number of bytes of a line.
 
     Yields:
-      What messages call the line, its file and number, and its object.
+      For messages, the file and number of the line; and its object.
 
     Raises:
-      DataError: If the file is missing, or a line is too long or no object.
+      DataError: If the file is missing, or a line is too long or not an object.
     """
     with opened(path, source) as (file, _):
         number = 0
         while line := file.readline(longest + 1):
             number += 1
             what = f"{path}, line {number}"
-            # One byte more than is allowed was asked for, so that a line that is too long shows
-            # itself without being read to its end.
+            # One byte more than the limit is read, so a line that is too long is noticed without
+            # reading its end.
             if len(line) > longest:
                 raise DataError(f"{what}: longer than {longest} bytes")
             if line.strip():
@@ -248,7 +249,7 @@ def json_lines(path: Path, source: Source, longest: int) -> Iterator[tuple[str, 
 def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray, "..."]:
     """Reads the next bytes of a file into an array.
 
-    Compare the shape with the file's size before: memory is allocated first, then filled.
+    Compare the shape with the file's size first: memory is allocated before it is filled.
 
     Args:
       file: The open file.
@@ -280,14 +281,14 @@ def open_npy(path: Path, source: Source) -> Num[np.ndarray, "..."]:
 
     Args:
       path: The file.
-      source: The data set that it belongs to, for the message where it is missing.
+      source: The data set of the file, for the message if it is missing.
 
     Returns:
       The array. It stays on disk, unless its byte order has to be changed.
 
     Raises:
-      DataError: If the file is missing, damaged, truncated or empty, or holds other than integers
-        or real numbers.
+      DataError: If the file is missing, damaged, truncated or empty, or does not hold integers or
+        real numbers.
     """
     with opened(path, source) as (file, size):
         version = np.lib.format.read_magic(file)
@@ -318,18 +319,18 @@ def checked_labels(
     """Checks the labels of a file, and counts their classes from 0.
 
     Args:
-      labels: The labels as they were read: integers `(n,)`.
+      labels: The labels of the file: integers `(n,)`.
       classes: The number of classes.
-      path: The file that they are from, for messages.
-      examples: How many labels there should be; None if that is not known.
-      first: The number that the file gives to the first class.
+      path: Their file, for messages.
+      examples: The expected number of labels; None if it is not known.
+      first: The file's number for the first class.
 
     Returns:
       The labels from 0 to `classes - 1`, int32 `(n,)`.
 
     Raises:
-      DataError: If the labels are not a row of integers, are not one per example, or one of them is
-        not a class.
+      DataError: If the labels are not one axis of integers, are not one per example, or one of them
+        is not a class.
     """
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
@@ -338,7 +339,7 @@ def checked_labels(
         )
     if examples is not None and len(labels) != examples:
         raise DataError(f"{path} holds {len(labels)} labels for {examples} examples")
-    # If the least and the greatest label are classes, all between them are.
+    # If the smallest and the largest label are classes, so are all between them.
     for worst in (int(labels.min()), int(labels.max())) if len(labels) else ():
         if not first <= worst < first + classes:
             raise DataError(

@@ -1,7 +1,7 @@
 """Text as the tokens of a Hugging Face checkpoint, by its own tokenizer.json.
 
-It reads byte-level byte-pair encoding as GPT-2, GPT-NeoX and OLMo have it. `bpe` has vocabularies
-that are learnt here.
+It supports the byte-level byte-pair encoding of GPT-2, GPT-NeoX and OLMo. `bpe` learns vocabularies
+from text.
 
 References:
   Radford et al., Language models are unsupervised multitask learners, 2019.
@@ -22,14 +22,14 @@ from sail_jax import disk
 from sail_jax.checkpoint.contents.vocabulary import byte_table
 from sail_jax.checkpoint.formats.files import strict_json
 
-# The most bytes of a file of the vocabulary.
+# The maximum number of bytes of a vocabulary file.
 MAX_FILE = 1 << 27
 _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# The two expressions together are GPT-2's pattern. It has classes of Unicode that `re` does not
-# know; so the second one reads a text's shape, which has one character for each of the text's: L
-# for a letter, N for a number, a space for itself, w for other white space, O for all else.
+# The two expressions together are GPT-2's pattern. It has classes of Unicode that `re` lacks. The
+# second expression therefore reads a text's shape, with one character for each of the text's: L for
+# a letter, N for a number, a space for itself, w for other white space, O for everything else.
 _SHORT = re.compile("'(?:s|t|re|ve|m|ll|d)")
 _WORD = re.compile(" ?L+| ?N+| ?O+|[ w]+(?![^ w])|[ w]+")
 
@@ -39,8 +39,8 @@ Encode = Callable[[bytes], Int32[np.ndarray, " n"]]
 def load(path: str | Path) -> Encode:
     """Reads a tokenizer.json and returns the function that encodes with it.
 
-    Text is nothing but text: special tokens that were added to the vocabulary, such as
-    <|endoftext|>, are not looked for in it.
+    Text is only text: special tokens of the vocabulary, such as <|endoftext|>, are not searched for
+    in it.
 
     Args:
       path: The file tokenizer.json.
@@ -50,7 +50,7 @@ def load(path: str | Path) -> Encode:
       `ValueError`, for other bytes.
 
     Raises:
-      DataError: If the file is missing or damaged, or its tokenizer is of another kind. It is a
+      DataError: If the file is missing or damaged, or has a different kind of tokenizer. It is a
         `ValueError`.
     """
     path = Path(path)
@@ -72,7 +72,7 @@ def load(path: str | Path) -> Encode:
         and normal.get("type", "NFC") == "NFC"
     )
     if not plain:
-        raise DataError(f"{path}: expected byte-level BPE as GPT-2 and OLMo have it")
+        raise DataError(f"{path}: expected byte-level BPE as in GPT-2 and OLMo")
     ranks: dict[tuple[str, str], int] = {}
     for k, merge in enumerate(merges):
         pair = tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
@@ -81,7 +81,7 @@ def load(path: str | Path) -> Encode:
         ranks[pair] = k
     table = byte_table()
     if lost := [b for b, char in table.items() if char not in vocab]:
-        raise DataError(f"{path}: the vocabulary has no token for the byte {lost[0]}")
+        raise DataError(f"{path}: the vocabulary lacks a token for the byte {lost[0]}")
     encoded: dict[str, list[int]] = {}
 
     def encode(text: bytes) -> Int32[np.ndarray, " n"]:
@@ -105,16 +105,16 @@ def words(text: str) -> Iterator[str]:
       text: The text.
 
     Yields:
-      The words in order. Joined, they are the text again. A word takes one space before it along.
+      The words in order. Joined, they are the text again. A word includes one space before it.
 
     >>> list(words("It's 10  o'clock"))
     ['It', "'s", ' 10', ' ', ' o', "'", 'clock']
     """
-    # Both have one character for each of the text's, so a match in one is a place in the other.
+    # Text and shape have equally many characters, so a match in one is a position in the other.
     shape, at = "".join(map(_shape, text)), 0
     while at < len(text):
         match = _SHORT.match(text, at) or _WORD.match(shape, at)
-        # Every kind of character can begin a word, so a match there always is.
+        # Every kind of character can begin a word, so there is always a match.
         assert match is not None
         yield text[at : match.end()]
         at = match.end()
@@ -131,7 +131,7 @@ def _shape(char: str) -> str:
 
 
 def _merged(parts: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
-    """Joins the pair of parts whose merge ranks first, until no merge applies."""
+    """Joins the pair of parts with the earliest merge, until no merge applies."""
     none = len(ranks)
     while len(parts) > 1:
         best = min(pairwise(parts), key=lambda pair: ranks.get(pair, none))

@@ -1,4 +1,4 @@
-"""Loader of idx files: MNIST and the data sets that took over its format.
+"""Loader of idx files: MNIST and the data sets that adopted its format.
 
 `FAMILIES` has a row for each data set: MNIST, Fashion-MNIST and the parts of EMNIST. Files may be
 packed with gzip.
@@ -29,20 +29,20 @@ from experiments.data.files import (
     reading,
 )
 
-# The most bytes of an unpacked file. EMNIST's largest has 547 million.
+# The maximum number of bytes of an unpacked file. EMNIST's largest has 547 million.
 MAX_UNPACKED = 1 << 30
 _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
 class Family(NamedTuple):
-    """How the files of one data set are called, and how they count and store.
+    """The file names of one data set, and its conventions.
 
     Attributes:
-      source: Where the data set is published.
-      prefix: What the names of its files begin with.
+      source: The publisher of the data set.
+      prefix: The prefix of its file names.
       classes: The number of classes.
-      first: The number that files give to the first class.
-      transposed: Whether images are stored with rows and columns exchanged, as EMNIST's are.
+      first: The files' number for the first class.
+      transposed: Whether images are stored with rows and columns exchanged, as in EMNIST.
     """
 
     source: Source
@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 def _emnist(part: str, classes: int, first: int = 0) -> Family:
-    """Returns the row of one part of EMNIST."""
+    """Returns the row for one part of EMNIST."""
     source = Source(f"EMNIST ({part})", "NIST's 'The EMNIST Dataset'", _OFFLINE)
     return Family(source, f"emnist-{part}-", classes, first, transposed=True)
 
@@ -73,12 +73,12 @@ FAMILIES = {
 
 
 def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
-    """Reads an idx file of bytes with so many axes: 1 for labels, 3 for images."""
+    """Reads an idx file of bytes with the given number of axes: 1 for labels, 3 for images."""
     wanted = {1: "labels", 3: "images"}[axes]
     with opened(path, source) as (raw, size):
         packed = path.suffix == ".gz"
         file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
-        # Deflate packs at most 1032 to 1: a larger claim is a lie, or a bomb.
+        # Deflate packs at most 1032 to 1, so a larger claim is false, perhaps an attack.
         bound = min(1032 * size, MAX_UNPACKED) if packed else size
         head = file.read(4)
         if not head:
@@ -100,16 +100,16 @@ def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
         shape = struct.unpack(f">{axes}I", rest)
         need = 4 + 4 * axes + math.prod(shape)
         if not math.prod(shape):
-            raise DataError(f"{path} is empty: its header says {list(shape)}")
+            raise DataError(f"{path} is empty: its header has the shape {list(shape)}")
         if need > bound or (not packed and need != size):
             has = f"of {size} packed bytes {bound}" if packed else f"the file has {size}"
             raise DataError(
-                f"{path} is truncated or damaged: its header says {list(shape)}, {need} bytes, and "
-                f"{has}{' at most are unpacked' if packed else ''}"
+                f"{path} is truncated or damaged: its header has the shape {list(shape)}, {need} "
+                f"bytes, and {has}{' at most are unpacked' if packed else ''}"
             )
         data = fill(file, shape, path)
         if file.read(1):
-            raise DataError(f"{path} is damaged: it goes on after the {need} bytes of its header")
+            raise DataError(f"{path} is damaged: data follow the {need} bytes of its header")
         return data
 
 
@@ -132,9 +132,9 @@ def read_labels(
 
 
 def _find(folder: Path, stem: str, axes: int) -> Path:
-    """Returns the file under the first of its usual spellings that is there, packed or not.
+    """Returns the first of a file's usual spellings that exists, packed or not.
 
-    If none is there, it returns the most usual one, for the message.
+    If none exists, it returns the most usual one, for the message.
     """
     names = [f"{stem}{mark}idx{axes}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
     candidates = (inside(folder, name) for name in names)
@@ -145,7 +145,7 @@ def _find(folder: Path, stem: str, axes: int) -> Path:
 def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Images:
     """Loads the images and labels of one data set from the folder with the publisher's files.
 
-    EMNIST's images are transposed, so that they stand upright.
+    EMNIST's images are transposed to stand upright.
 
     Args:
       folder: The folder that holds the files.
@@ -153,13 +153,13 @@ def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Image
       split: "train" or "test".
 
     Returns:
-      The images `(n, height, width, 1)`, their labels, and names of the classes, which are the
+      The images `(n, height, width, 1)`, their labels, and names of the classes, which are their
       numbers in the files.
 
     Raises:
       ValueError: If `name` or `split` is unknown.
-      DataError: If a file is missing, truncated or mislabelled, or those of images and labels are
-        swapped. The message names the file. It is a `ValueError`.
+      DataError: If a file is missing, truncated or mislabelled, or the files of images and labels
+        are swapped. The message has the file. It is a `ValueError`.
     """
     if name not in FAMILIES or split not in ("train", "test"):
         raise ValueError(

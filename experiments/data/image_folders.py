@@ -32,12 +32,12 @@ TINY = Source(
     "Stanford's course CS231n (cs231n.stanford.edu)",
     "scikit-learn's digits (experiments.data.digits)",
 )
-PLAIN = Source("a folder of images for each class", "wherever the data set is from", TINY.offline)
-# The most bytes of an image file.
+PLAIN = Source("a folder of images for each class", "the data set's publisher", TINY.offline)
+# The maximum number of bytes of an image file.
 MAX_FILE = 1 << 25
-# The most pixels of an image before it is made smaller.
+# The maximum number of pixels of an image before it is resized.
 MAX_PIXELS = 1 << 26
-# The bytes of images up to which they are decoded once, else whenever they are used.
+# Up to this many bytes, images are decoded once; beyond it, at each use.
 HELD = 1 << 31
 ENDINGS = (".jpeg", ".jpg", ".png")
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -48,31 +48,29 @@ def decode(
 ) -> UInt8[np.ndarray, "side side 3"]:
     """Decodes a JPEG or PNG file into red, green and blue.
 
-    The size of the file and of its image is compared with what is allowed before any pixel is
-    decoded.
+    The size of the file and of its image is checked before any pixel is decoded.
 
     Args:
       path: The file.
       side: The height and width of the result, in pixels.
       crop: Whether the central square is resized to `side`. If not, the image must have that size.
-      source: The data set that it belongs to, for the message where it is missing.
+      source: The data set of the file, for the message if it is missing.
 
     Returns:
       The pixels, uint8 `(side, side, 3)`.
 
     Raises:
-      DataError: If the file is missing, truncated, too large, no JPEG or PNG of 8 bits per colour,
-        or, without `crop`, of another size. It is a `ValueError`.
+      DataError: If the file is missing, truncated, too large, not a JPEG or PNG of 8 bits per
+        colour, or, without `crop`, has a different size. It is a `ValueError`.
     """
     with warnings.catch_warnings():
-        # Pillow warns of large sizes, which are checked here, and of odd metadata, which nothing
-        # uses.
+        # Pillow warns of large sizes, which are checked here, and of odd metadata, which is unused.
         warnings.simplefilter("ignore")
         return _decode(Path(path), side, crop, source)
 
 
 def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarray, "side side 3"]:
-    """`decode`, with the warnings that its caller lets through."""
+    """`decode`, with all warnings visible; the caller filters them."""
     from PIL import Image
 
     with opened(path, source) as (file, size):
@@ -102,7 +100,7 @@ def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarr
 
 
 def _listed(folder: Path, source: Source, *, folders: bool) -> list[str]:
-    """Returns the sorted names of a folder's images, or of its folders; none leads out of it."""
+    """Returns the sorted names of a folder's images, or of its folders; links out are refused."""
     with reading(folder):
         if not folder.is_dir():
             raise missing(folder, source)
@@ -134,7 +132,7 @@ def _images(
             f"{MAX_BYTES}"
         )
     out = np.empty((len(paths), side, side, 3), np.uint8)
-    # Images are decoded one at a time, so that only the result is ever held whole.
+    # Images are decoded one at a time, so only the result is held whole.
     for k, path in enumerate(paths):
         out[k] = decode(path, side, crop=crop, source=source)
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
@@ -155,11 +153,11 @@ class Listing(NamedTuple):
 
 
 def listed(folder: str | Path, source: Source = PLAIN) -> Listing:
-    """Lists images that lie in one folder for each class, as `load` reads them.
+    """Lists images in one folder for each class, as `load` reads them.
 
     Args:
-      folder: The folder that has the classes' folders.
-      source: The data set, for the message where it is missing.
+      folder: The folder with the classes' folders.
+      source: The data set, for the message if it is missing.
 
     Returns:
       The files, their labels, and the names of the folders.
@@ -183,12 +181,12 @@ def listed(folder: str | Path, source: Source = PLAIN) -> Listing:
 
 
 class Pictures:
-    """Labelled images in files, decoded when they are asked for: `pictures[index]`.
+    """Labelled images in files, decoded at each access: `pictures[index]`.
 
     Args:
       listing: The files and their labels.
-      side: Height and width of a decoded image in pixels, to which its central square is resized.
-      order: Which of the files to take, and in which order; None for all of them as listed.
+      side: Height and width of a decoded image in pixels. The central square is resized to them.
+      order: The files to use, and their order; None for all of them as listed.
 
     Attributes:
       paths: The files, in that order.
@@ -205,7 +203,7 @@ class Pictures:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape that the array of all images would have, `(n, side, side, 3)`."""
+        """The shape of the array of all images, `(n, side, side, 3)`."""
         return len(self.paths), self.side, self.side, 3
 
     def __len__(self) -> int:
@@ -217,8 +215,8 @@ class Pictures:
         def fill(k: int, i: int) -> None:
             out[k] = _decode(self.paths[i], self.side, True, PLAIN)
 
-        # Decoding leaves other threads free to run. Warnings are caught here, once: threads share
-        # what is done with them.
+        # Decoding leaves other threads free to run. Warnings are caught here, once, because threads
+        # share their filters.
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
             warnings.simplefilter("ignore")
             list(threads.map(fill, range(index.size), index.flat))
@@ -227,10 +225,10 @@ class Pictures:
     def reader(
         self, count: int | None = None
     ) -> Callable[[Int[np.ndarray, "*any"]], UInt8[np.ndarray, "*any side side 3"]]:
-        """Makes a function that looks images up, in memory if they are few.
+        """Creates a function that looks images up, in memory if they are few.
 
         Args:
-          count: How many images, the first ones, may be asked for; None for all of them.
+          count: How many images, from the first, may be looked up; None for all of them.
 
         Returns:
           A function of indices that returns the images.
@@ -242,7 +240,7 @@ class Pictures:
 
 
 def load(folder: str | Path, side: int) -> Images:
-    """Loads images that lie in one folder for each class.
+    """Loads images from one folder for each class.
 
     Each image is cropped to its central square and resized. Classes are the folders in sorted
     order. Files other than .jpeg, .jpg and .png are ignored, and so are names that begin with a
@@ -258,22 +256,22 @@ def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> I
     Classes are the WordNet identifiers of wnids.txt, in sorted order.
 
     Args:
-      folder: The folder that has wnids.txt, train and val.
-      split: "train", or "val", which serves as the test set: the images of "test" have no labels.
-      side: The height and width that the images must have, in pixels.
+      folder: The folder with wnids.txt, train and val.
+      split: "train", or "val", which serves as the test set: the images of "test" lack labels.
+      side: The required height and width of the images, in pixels.
 
     Returns:
       The images `(n, side, side, 3)`, their labels, and the identifiers of the classes.
 
     Raises:
       ValueError: If `split` is unknown or `side` is below 1.
-      DataError: If something is missing, truncated or mislabelled: folders that are not those of
-        wnids.txt, an image whose name begins with another class, annotations that are not one per
-        image. It is a `ValueError`.
+      DataError: If something is missing, truncated or mislabelled: folders that differ from
+        wnids.txt, an image with another class in its name, or an image without exactly one
+        annotation. It is a `ValueError`.
     """
     if split not in ("train", "val"):
         raise ValueError(
-            f"split: expected train or val, the test images have no labels; got {split!r}"
+            f"split: expected train or val, because the test images lack labels; got {split!r}"
         )
     folder = Path(folder)
     path = inside(folder, "wnids.txt")

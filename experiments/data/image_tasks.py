@@ -1,8 +1,8 @@
-"""Tasks made of one set of labelled images: all of them rotated, or only some of their classes.
+"""Tasks made from one set of labelled images: all of them rotated, or only some of their classes.
 
-A task is named in a config, such as "rotate 45" or "classes 0-4" (`parse`). `of` makes it of the
-images, `split` deals the images out to the parts of a study, and `pick` takes one part of every
-task.
+A config describes a task by text, such as "rotate 45" or "classes 0-4" (`parse`). `of` makes it
+from the images, `split` distributes the images over the parts of a study, and `pick` takes one part
+of every task.
 """
 
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Task(NamedTuple):
-    """Labelled images, each as one row of pixels, and which of them belong to a task.
+    """Labelled images, each as one row of pixels, and a mask of the images in a task.
 
     Attributes:
       images: Pixels `(..., example, pixel)`.
@@ -39,10 +39,10 @@ class Task(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Indices of the images in the three parts of a study, for each of its replicates.
+    """Indices of the images in the three parts of a study, for each repetition.
 
     Attributes:
-      train: The images to learn from `(replicate, train)`.
+      train: The images to train on `(replicate, train)`.
       validation: The images to choose hyperparameters with `(replicate, validation)`.
       test: The images to report on `(replicate, test)`.
     """
@@ -65,7 +65,7 @@ def parse(task: str) -> tuple[float, range | None]:
       The rotation in degrees, anticlockwise, and the range of classes, or None for all of them.
 
     Raises:
-      ValueError: If the name has another form, or the first class is not below the last.
+      ValueError: If the name does not have this form, or the first class is not below the last.
 
     >>> parse("upright"), parse("rotate -22.5"), parse("classes 0-4")
     ((0.0, None), (-22.5, None), (0.0, range(0, 5)))
@@ -91,19 +91,19 @@ def _parsed(task: str) -> str:
 
 
 Tasks = Annotated[Different[Annotated[str, AfterValidator(_parsed)]], MinLen(2)]
-"""The type of a config's field that names two or more tasks, all different."""
+"""The type of a config's field for two or more tasks, all different."""
 
 
 def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
-    """Checks that the images have the classes that the tasks name.
+    """Checks that the images have the classes of the tasks.
 
     Args:
-      field: The name of the config's field that has the tasks, for the message.
+      field: The name of the config's field with the tasks, for the message.
       tasks: The names of the tasks.
       classes: The number of classes that the images have.
 
     Raises:
-      ValueError: If a task has a class that the images do not have, or has no known form.
+      ValueError: If a task has a class that the images lack, or does not have a known form.
     """
     for task in tasks:
         _, own = parse(task)
@@ -119,11 +119,12 @@ def check_left(
     """Checks that a part of the images leaves some of them to the other parts.
 
     Args:
-      field: The name of the config's field that has the part's size, for the message.
+      field: The name of the config's field with the part's size, for the message.
       value: The number of images in the part.
       taken: The number of images that are in other parts already.
-      examples: The number of all images; None if only their files can say. Nothing is checked then.
-      why: What the images that are left are for, as the message says it.
+      examples: The number of all images; None if only their files have it. None turns the check
+        off.
+      why: The use of the remaining images, for the message.
 
     Raises:
       ValueError: If no image is left.
@@ -133,20 +134,20 @@ def check_left(
 
 
 def of(pool: Pool, task: str = "upright") -> Task:
-    """Makes a task of all images of a pool.
+    """Makes a task from all images of a pool.
 
-    The k-th example is the same image in every task, so that one `split` serves all of them.
+    The k-th example is the same image in every task, so one `split` serves all tasks.
 
     Args:
       pool: The images, with pixels in [0, 1].
       task: The name of the task, as `parse` reads it.
 
     Returns:
-      All images under the task's rotation `(example, pixel)`, their labels, and which of them are
-      in the task's classes.
+      All images under the task's rotation `(example, pixel)`, their labels, and a mask of the
+      images in the task's classes.
 
     Raises:
-      ValueError: If the name of the task has no known form.
+      ValueError: If the name of the task does not have a known form.
     """
     angle, classes = parse(task)
     images, labels = turned(pool.images, angle), pool.labels
@@ -159,7 +160,7 @@ def turned(
 ) -> Float[np.ndarray, "n height width channel"]:
     """Rotates images about their centres.
 
-    Pixels are interpolated linearly. What was outside of the image is 0.
+    Pixels are interpolated linearly. Pixels from outside the image are 0.
 
     Args:
       images: Images `(n, height, width, channel)`.
@@ -170,12 +171,12 @@ def turned(
     """
     from scipy.ndimage import rotate  # slow to import
 
-    # The order of the axes makes positive angles anticlockwise, since rows are counted downwards.
+    # The order of the axes makes positive angles anticlockwise, because rows are counted downwards.
     return rotate(images, angle, axes=(2, 1), reshape=False, order=1) if angle else images
 
 
 def split(seed: int, replicates: int, *, examples: int, train: int, validation: int) -> Split:
-    """Deals examples out to training, validation and test, anew for each replicate.
+    """Splits examples into training, validation and test, independently for each repetition.
 
     Args:
       seed: Seed of the shuffles.
@@ -185,15 +186,14 @@ def split(seed: int, replicates: int, *, examples: int, train: int, validation: 
       validation: The number of examples to choose with.
 
     Returns:
-      The indices of the parts. All examples that are in neither of the first two parts are the test
-      set.
+      The indices of the parts. All examples outside the first two parts are the test set.
 
     >>> [part.shape for part in split(0, 2, examples=10, train=5, validation=3)]
     [(2, 5), (2, 3), (2, 2)]
     """
     rng = np.random.default_rng(seed)
-    # Every replicate shuffles all examples by itself; the parts are cut from that order and are
-    # disjoint.
+    # Each repetition shuffles all examples independently. The parts are disjoint slices of that
+    # order.
     order = rng.permuted(np.tile(np.arange(examples), (replicates, 1)), axis=1)
     return Split(*np.split(order, [train, train + validation], axis=1))
 
@@ -203,16 +203,16 @@ def pick(tasks: Sequence[Task], index: Int[np.ndarray, "replicate example"]) -> 
 
     Args:
       tasks: The tasks, all of the same images.
-      index: The examples of each replicate `(replicate, example)`.
+      index: The examples of each repetition `(replicate, example)`.
 
     Returns:
       The examples under every task: arrays `(replicate, task, example, ...)`.
 
     Raises:
-      ValueError: If a replicate has no example that belongs to one of the tasks.
+      ValueError: If a repetition has no example that belongs to one of the tasks.
     """
     leaves = (np.stack(leaf)[:, index].swapaxes(0, 1) for leaf in zip(*tasks, strict=True))
     picked = Task(*leaves)
     if not np.all(picked.member.any(-1)):
-        raise ValueError("tasks: one has no images in a split; leave more of them to each part")
+        raise ValueError("tasks: a split has no images of one task; give each part more images")
     return picked

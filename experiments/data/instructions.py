@@ -1,7 +1,7 @@
 """Instructions and responses to fine-tune language models on: read from JSON lines, and packed.
 
-`read` understands the fields of Anthropic-HH (of each pair the response that was chosen), TULU and
-others with messages, Alpaca and files like them.
+`read` understands the fields of Anthropic-HH (the chosen response of each pair), TULU and others
+with messages, Alpaca and similar files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,26 +14,26 @@ from jaxtyping import Bool, Int32
 
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
 
-# What messages about a missing file say: what it holds, where to get it, what serves without it.
+# For messages about a missing file: its content, its publisher, the offline data.
 SOURCE = Source(
     "instructions and responses in JSON lines",
     "anthropics/hh-rlhf (unpacked) or allenai/tulu-v1-sft-mixture",
     "generated questions and their answers (experiments.data.choices)",
 )
-# The most bytes of one example.
+# The maximum number of bytes of one example.
 MAX_LINE = 1 << 22
-# What Anthropic-HH writes before each turn of the assistant.
+# Anthropic-HH's text before each turn of the assistant.
 _TURN = "\n\nAssistant:"
 _PROMPTS = ("prompt", "instruction", "question")
 _RESPONSES = ("response", "output", "completion", "answer")
 
 
 class Instruction(NamedTuple):
-    """A text, and what a model is to answer.
+    """A prompt, and the response that a model should learn.
 
     Attributes:
-      prompt: All that comes before the response, as text or as tokens.
-      response: The response, which alone is learnt, as text or as tokens.
+      prompt: Everything before the response, as text or as tokens.
+      response: The response, the only learned part, as text or as tokens.
     """
 
     prompt: str | tuple[int, ...]
@@ -41,11 +41,11 @@ class Instruction(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Instructions as arrays of tokens; unused places are filled with zeros.
+    """Instructions as arrays of tokens, padded with zeros.
 
     Attributes:
       tokens: The prompt followed by the response: int32 `(example, token)`.
-      scored: Which tokens, from the second on, are of the response: `(example, token - 1)`.
+      scored: Which tokens, from the second on, belong to the response: `(example, token - 1)`.
     """
 
     tokens: Int32[np.ndarray, "example token"]
@@ -53,12 +53,12 @@ class Packed(NamedTuple):
 
     @classmethod
     def blank(cls, count: int, length: int, what: str = "examples") -> Self:
-        """Makes room for examples, none of whose tokens is learnt.
+        """Creates empty rows for examples, without learned tokens.
 
         Args:
           count: The number of examples.
           length: Tokens of a row, 1 or more.
-          what: What they are called in messages.
+          what: The name of the examples in messages.
 
         Returns:
           Rows of zeros.
@@ -75,11 +75,11 @@ class Packed(NamedTuple):
 def read(path: str | Path) -> tuple[Instruction, ...]:
     """Reads instructions from a file of JSON lines.
 
-    Blank lines are skipped. Each line is an object; the names of its fields decide how it is read:
-    `chosen` (Anthropic-HH: a dialogue, whose last turn is the response), `messages` (each with
-    `role` and `content`; what the assistant says last is the response), or `prompt` (`instruction`,
-    `question`; with `input` after it, if there is one) and `response` (`output`, `completion`,
-    `answer`). These two may be lists of tokens, for networks whose tokenizers are not read here.
+    Blank lines are skipped. Each line is an object. The names of its fields decide its layout:
+    `chosen` (Anthropic-HH: a dialogue; its last turn is the response), `messages` (each with `role`
+    and `content`; the assistant's last message is the response), or `prompt` (`instruction`,
+    `question`; followed by `input`, if present) and `response` (`output`, `completion`, `answer`).
+    Prompt and response may be lists of tokens, for networks with unsupported tokenizers.
 
     Args:
       path: The file, one example per line.
@@ -88,8 +88,8 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
       The examples, in the order of the file.
 
     Raises:
-      DataError: If the file is missing, or a line is no example. The message names the file, and
-        the line that is at fault. It is a `ValueError`.
+      DataError: If the file is missing, or a line is not an example. The message has the file and
+        the faulty line. It is a `ValueError`.
     """
     lines = json_lines(Path(path), SOURCE, MAX_LINE)
     examples = tuple(_example(record, what) for what, record in lines)
@@ -99,10 +99,10 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
 
 
 def _example(record: Mapping[str, Any], what: str) -> Instruction:
-    """Reads an example from one object; `what` names its line in messages."""
+    """Reads an example from one object; `what` is its line, for messages."""
     if "chosen" in record and isinstance(record["chosen"], str):
         prompt, turn, response = record["chosen"].rpartition(_TURN)
-        # Where the assistant has no turn, `turn` and the prompt are empty, which is refused below.
+        # If the assistant has no turn, `turn` and the prompt are empty, which is refused below.
         prompt += turn
     elif "messages" in record:
         prompt, response = _dialogue(record["messages"], what)
@@ -130,7 +130,7 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
 
 
 def _tokens(value: object) -> bool:
-    """Says whether a value is a list of tokens: one or more integers in the range of int32."""
+    """Returns whether a value is a list of tokens: one or more integers in the range of int32."""
     return (
         isinstance(value, list)
         and len(value) > 0
@@ -139,9 +139,9 @@ def _tokens(value: object) -> bool:
 
 
 def _dialogue(messages: Any, what: str) -> tuple[str, str]:
-    """Returns the prompt in TULU's format, and what the assistant says last.
+    """Returns the prompt in TULU's format, and the assistant's last message.
 
-    What follows the assistant's last message is left out.
+    Later messages are left out.
     """
     fine = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
@@ -164,19 +164,18 @@ def pack(
 ) -> Packed:
     """Encodes examples, each in a row of its own.
 
-    A row is the prompt, the response and `end`. What is longer than a row is cut off at its end. An
-    example is left out if its prompt fills the row, so that no token of the response would be left,
-    or if its prompt has no tokens.
+    A row is the prompt, the response and `end`. A longer row is cut off at its end. An example is
+    left out if its prompt is empty, or fills the row and so leaves no token of the response.
 
     Args:
       examples: The examples.
       encode: A function from bytes in UTF-8 to tokens `(n,)`. It is not called for parts that are
         tokens already.
       length: Tokens of a row, 2 or more.
-      end: Tokens that end a response, and are learnt with it; none by default.
+      end: Tokens that end a response, and are learned with it; none by default.
 
     Returns:
-      The tokens `(example, length)`, and which of them are learnt; no rows if no example is left.
+      The tokens `(example, length)`, and a mask of the learned ones; without examples, no rows.
 
     Raises:
       DataError: If the arrays would be too large for memory.
@@ -194,7 +193,7 @@ def pack(
         response = _encoded(example.response, encode)
         row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
         tokens[kept, : len(row)] = row
-        # `scored` begins with the second token: its entry i is of token i + 1.
+        # `scored` begins with the second token: its entry i belongs to token i + 1.
         scored[kept, len(prompt) - 1 : len(row) - 1] = True
         kept += 1
     return Packed(tokens[:kept], scored[:kept])

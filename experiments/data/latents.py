@@ -1,7 +1,7 @@
-"""Images as latents of an autoencoder, which diffusion transformers such as SiT learn from.
+"""Images as latents of an autoencoder, the training data of diffusion transformers such as SiT.
 
 Latents and their labels are two .npy files or one .npz file; features of the same images, for REPA,
-are a further .npy file. Images that are still to be encoded lie in a folder for each class.
+are a further .npy file. Images that are not encoded yet are in one folder for each class.
 
 References:
   Ma et al., SiT, 2024 (arXiv 2401.08740). Yu et al., REPA, 2024 (arXiv 2410.06940).
@@ -33,13 +33,13 @@ from sail_jax.checkpoint.formats.npz_files import read_file
 
 SOURCE = Source(
     "the latents of ImageNet's images under an autoencoder such as Stable Diffusion's",
-    "no one place: ImageNet is at image-net.org, its encoding is described by SiT and REPA",
+    "no single publisher: ImageNet is at image-net.org, its encoding is described by SiT and REPA",
     "scikit-learn's digits (experiments.data.digits)",
 )
 FEATURES = Source(
     "the features of every patch of every image under a frozen encoder such as DINOv2",
-    "no one place: REPA (Yu et al. 2024) describes how to compute them",
-    "those of a classifier trained here, without data.features",
+    "no single publisher: REPA (Yu et al. 2024) describes how to compute them",
+    "features of a classifier trained here, without data.features",
 )
 _PICTURES = Source(
     "a folder of images for each class, such as ImageNet's",
@@ -55,27 +55,27 @@ LATENTS = {
     ),
     FOLDERS: DataSet(
         _PICTURES,
-        files="a folder for each class, in it .jpeg or .png; a function encodes them",
+        files="a folder for each class, with .jpeg or .png files; a function encodes them",
     ),
 }
-SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
-# How many entries are looked at together.
+SCALE = 0.18215  # Table 3 of SAIL: the model's input is SCALE * latent
+# The number of entries checked at once.
 CHUNK = 1 << 24
 
 
 class Latents(NamedTuple):
     """Latents of images, as they are stored, and their labels.
 
-    A model is shown `scale * latent + bias`.
+    The model's input is `scale * latent + bias`.
 
     Attributes:
       latents: The latents `(n, channel, height, width)`, in float16, bfloat16, float32 or float64;
-        or images that are still to be encoded.
+        or images that are not encoded yet.
       labels: The class of each image, int32 `(n,)`.
-      scale: What latents are multiplied by.
-      bias: What is then added to them.
-      features: What a frozen encoder makes of the same images `(n, patch, d)`; None if there are
-        none.
+      scale: The factor on latents.
+      bias: The term added after that.
+      features: A frozen encoder's features of the same images `(n, patch, d)`; None without
+        features.
     """
 
     latents: Float[np.ndarray, "n channel height width"] | Pictures
@@ -91,17 +91,17 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
     Args:
       path: A .npy file of latents, which stay on disk, or a .npz file that holds `latents` and
         `labels`.
-      labels: A .npy file of labels; None for `labels.npy` beside the latents. A .npz file has its
-        own, so None is wanted there.
+      labels: A .npy file of labels; None for `labels.npy` in the folder of the latents. A .npz file
+        holds its own labels, so it needs None.
       classes: The number of classes.
 
     Returns:
       The latents and their labels, without features. `scale` and `bias` have their defaults.
 
     Raises:
-      ValueError: If `labels` is given beside a .npz file.
+      ValueError: If `labels` is given with a .npz file.
       DataError: If something is missing, truncated, swapped, mislabelled, or not finite. The
-        message names the file. It is a `ValueError`.
+        message has the file. It is a `ValueError`.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -119,7 +119,7 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
             "width] of real numbers are expected: are the files of latents and labels swapped?"
         )
     checked = checked_labels(np.asarray(classes_of), classes, where, len(latents))
-    # In chunks, since the latents may be larger than memory.
+    # In chunks, because the latents may be larger than memory.
     per_chunk = max(1, CHUNK // math.prod(latents.shape[1:]))
     for start in range(0, len(latents), per_chunk):
         finite = np.isfinite(latents[start : start + per_chunk]).all((1, 2, 3))
@@ -131,12 +131,12 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
 
 
 def load_images(folder: str | Path, side: int, *, classes: int) -> Latents:
-    """Lists images that lie in one folder for each class, and decodes none of them.
+    """Lists images in one folder for each class, without decoding them.
 
     Args:
-      folder: The folder that has the classes' folders, as `image_folders.listed` reads it.
-      side: Height and width in pixels to which the central square of each image is resized.
-      classes: The most classes that there may be.
+      folder: The folder with the classes' folders, as `image_folders.listed` reads it.
+      side: Height and width in pixels. The central square of each image is resized to them.
+      classes: The maximum number of classes.
 
     Returns:
       The images in place of latents, and their labels.
@@ -151,17 +151,17 @@ def load_images(folder: str | Path, side: int, *, classes: int) -> Latents:
 
 
 def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:
-    """Maps the features that an encoder gave to images into memory.
+    """Maps an encoder's features of images into memory.
 
     Args:
       path: A .npy file of real numbers `(n, patch, d)`, in the order of the latents.
-      images: The number of images that there have to be.
+      images: The required number of images.
 
     Returns:
       The features `(n, patch, d)`, which stay on disk.
 
     Raises:
-      DataError: If the file is missing or damaged, or has another number of axes or of images.
+      DataError: If the file is missing or damaged, or has a wrong number of axes or images.
     """
     array = open_npy(Path(path), FEATURES)
     if array.ndim != 3 or array.dtype.kind != "f" or len(array) != images:

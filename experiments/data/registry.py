@@ -1,8 +1,8 @@
-"""The data sets that studies know by name, and the groups of config fields that choose one.
+"""The data sets with names in studies, and the groups of config fields that choose one.
 
-`IMAGES`, `TEXTS` and `LATENTS` have what the loaders of this folder declare under these names.
-`ImageData`, `ImagePool`, `TextData` and `LatentData` are groups of fields: a name, and where the
-files are. Every kind has a data set that needs no files, and it is the default.
+`IMAGES`, `TEXTS` and `LATENTS` collect the loaders' declarations under these names. `ImageData`,
+`ImagePool`, `TextData` and `LatentData` are groups of fields: a name, and the place of the files.
+The default of every kind is a data set that needs no files.
 """
 
 import importlib
@@ -23,15 +23,15 @@ from sail_jax.checks import argument, nearest
 
 OFFLINE, OFFLINE_TEXT = digits.NAME, text.NAME
 SAME = "same"
-SIDE = 256  # of images that are to be encoded
+SIDE = 256  # of images that are not encoded yet
 # More classes than any network has.
 _MANY = 1 << 30
 
 
 def _declared(kind: str) -> Mapping[str, DataSet]:
-    """Collects what the modules of this folder declare, what every installation has first.
+    """Collects the declarations of this folder's modules, bundled data sets first.
 
-    Only modules in which the name of the kind is assigned are imported.
+    Only modules that assign the name of the kind are imported.
     """
     found: dict[str, DataSet] = {}
     for folder in data.__path__:
@@ -47,7 +47,7 @@ IMAGES, TEXTS, LATENTS = map(_declared, ("IMAGES", "TEXTS", "LATENTS"))
 
 
 def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
-    """Checks that the name is known, and that no files are given for what is installed."""
+    """Checks that the name is known, and that no files are given for bundled data."""
     if data.name not in entries:
         raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, entries)}")
     for field in files:
@@ -56,10 +56,10 @@ def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *file
 
 
 def _unsaid(field: str, source: Source, offline: str, group: str = "data") -> DataError:
-    """Makes the error for a data set whose files have not been named."""
+    """Creates the error for a data set without a folder or file."""
     return DataError(
-        f"{argument(f'{group}.{field}')} must name where {source.name} can be found (published at "
-        f"{source.home}); the default, {group}.name = {offline}, needs none"
+        f"{argument(f'{group}.{field}')} must be the place of {source.name} (published at "
+        f"{source.home}); the default, {group}.name = {offline}, needs no files"
     )
 
 
@@ -73,7 +73,7 @@ class ImageData:
     name: str = OFFLINE
     """A data set of images that `sail-jax data` lists; all but the digits need a folder."""
     folder: str | None = None
-    """Where the publisher's files of the data set lie."""
+    """The folder with the publisher's files of the data set."""
 
     def __post_init__(self) -> None:
         _check(self, IMAGES, OFFLINE, "no images are", "folder")
@@ -88,7 +88,7 @@ class ImageData:
     def read(self, split: str) -> Images:
         """Reads one part of the images from the folder.
 
-        This is for data sets that have files; the digits have none (see `ImagePool.pool`).
+        Use it for data sets that have files. The digits have none (see `ImagePool.pool`).
 
         Args:
           split: "train" or "test".
@@ -97,8 +97,8 @@ class ImageData:
           The images, their labels, and the names of the classes.
 
         Raises:
-          DataError: If `folder` is not set, or a file in it is missing or damaged. The message says
-            where the data set is published, and what needs no download.
+          DataError: If `folder` is not set, or a file in it is missing or damaged. The message has
+            the publisher of the data set, and the data that need no download.
         """
         entry = IMAGES[self.name]
         assert entry.read is not None, f"{self.name} has no files"
@@ -107,10 +107,10 @@ class ImageData:
         return entry.read(self.folder, split=split)
 
     def described(self) -> str:
-        """Describes what is found, after reading all of it.
+        """Describes the data, after reading all of them.
 
         Returns:
-          The numbers of images and of classes, and the size of the images, in words.
+          The numbers of images and of classes, and the size of the images, as text.
 
         Raises:
           DataError: As `read` does.
@@ -127,24 +127,24 @@ class ImageData:
 
 @config
 class ImagePool(ImageData):
-    """Images with labels, by name, which the study splits itself.
+    """Images with labels, by name. The study splits them itself.
 
     ValueError is raised as by `ImageData`.
     """
 
     examples: Natural | None = None
-    """How many of the images are used, drawn once for all repetitions; None for all of them."""
+    """The number of images to use, drawn once for all repetitions; None for all of them."""
 
     @property
     def size(self) -> int | None:
-        """The number of images, or None where only the files can say."""
+        """The number of images, or None if only the files have it."""
         return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
 
     def published(self) -> tuple[Pool, int]:
         """Reads all images, the publisher's training images before its test images.
 
-        Returns the images, with pixels in [0, 1], and their labels; and how many of them are to
-        train on.
+        Returns the images, with pixels in [0, 1], and their labels; and the number of training
+        images.
 
         Raises `DataError` as `read` does.
         """
@@ -154,9 +154,9 @@ class ImagePool(ImageData):
         return Pool(images, labels), len(parts[0].labels)
 
     def pool(self, seed: int) -> Pool:
-        """Reads all images, or draws as many of them as `examples` says.
+        """Reads all images, or draws `examples` of them.
 
-        Training and test images of the publisher are put together.
+        The publisher's training and test images are joined.
 
         Returns the images, with pixels in [0, 1], and their labels.
 
@@ -169,7 +169,7 @@ class ImagePool(ImageData):
         if self.examples is not None:
             if self.examples > len(labels):
                 raise DataError(f"data.examples must be at most {len(labels)}; got {self.examples}")
-            # A stream of its own, since the study draws its splits by the same seed.
+            # A separate stream, because the study draws its splits with the same seed.
             drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
             images, labels = images[drawn], labels[drawn]
         return Pool(images, labels)
@@ -180,19 +180,19 @@ class ImageTasks:
     """Tasks of images in folders: DIR/TASK/train/CLASS/ and DIR/TASK/test/CLASS/, .jpeg or .png."""
 
     folder: str | None = None
-    """The folder that has a folder for each task."""
+    """The folder with one folder for each task."""
     names: Different[str] = ("cifar10", "svhn")
-    """The tasks, which are the names of their folders."""
+    """The tasks, by the names of their folders."""
     side: Natural = 224
-    """Height and width in pixels to which the central square of each image is resized."""
+    """Height and width in pixels. The central square of each image is resized to them."""
     test: Natural | None = None
-    """Most test images of a task, drawn where there are more; None for all of them."""
+    """Maximum number of test images of a task, drawn at random; None for all of them."""
 
     def listed(self, name: str, split: str, group: str) -> image_folders.Listing:
         """Lists the images of one part of a task.
 
         Args:
-          group: The name of the config's field that has this group, for messages.
+          group: The name of the config's field with this group, for messages.
           name: The task.
           split: "train" or "test".
 
@@ -208,8 +208,8 @@ class ImageTasks:
         source = Source(f"images of {len(self.names)} tasks", home, "the digits")
         if self.folder is None:
             raise DataError(
-                f"{argument(f'{group}.folder')} must name where images of "
-                f"{', '.join(self.names)} can be found (published by {home})"
+                f"{argument(f'{group}.folder')} must be the place of images of "
+                f"{', '.join(self.names)} (published by {home})"
             )
         return image_folders.listed(Path(self.folder) / name / split, source)
 
@@ -225,37 +225,37 @@ class TextData:
     """A text that `sail-jax data` lists; all but 'python', the source of Python's standard library
     in characters, need a folder. 'tokens' is any text."""
     folder: str | None = None
-    """Where its tokens lie as nanoGPT prepares them: train and val, .bin or .npy."""
+    """The folder with its tokens as nanoGPT prepares them: train and val, .bin or .npy."""
     vocab: Natural | None = None
-    """Tokens of its vocabulary, where neither its name nor the folder says how many."""
+    """The size of its vocabulary, if neither its name nor the folder gives it."""
     offline: ClassVar[str] = OFFLINE_TEXT
-    """The name by default, which needs no files."""
+    """The default name, which needs no files."""
 
     def __post_init__(self) -> None:
         _check(self, TEXTS, OFFLINE_TEXT, "no text is", "folder", "vocab")
 
     @property
     def source(self) -> Source:
-        """Where the text is published."""
+        """The publisher of the text."""
         return TEXTS[self.name].source
 
     @property
     def known_vocab(self) -> int | None:
-        """The size of the vocabulary, or None where only the files can say."""
+        """The size of the vocabulary, or None if only the files have it."""
         return self.vocab or TEXTS[self.name].count
 
     def read(self, group: str = "data") -> Tokens:
         """Reads the text.
 
         Args:
-          group: The name of the config's field that has this group, for messages.
+          group: The name of the config's field with this group, for messages.
 
         Returns:
           The tokens to learn from, those held out, and the size of the vocabulary.
 
         Raises:
-          DataError: If `folder` is not set where it is needed, or a file in it is missing or
-            damaged. The message says where the text is published, and what needs no download.
+          DataError: If `folder` is needed but not set, or a file in it is missing or damaged. The
+            message has the publisher of the text, and the text that needs no download.
         """
         if self.name == OFFLINE_TEXT:
             return Tokens(*text.load(), text.VOCAB)
@@ -264,10 +264,10 @@ class TextData:
         return tokens.load(self.folder, self.known_vocab)
 
     def described(self) -> str:
-        """Describes what is found, after reading all of it.
+        """Describes the text, after reading all of it.
 
         Returns:
-          The numbers of tokens and the size of the vocabulary, in words.
+          The numbers of tokens and the size of the vocabulary, as text.
 
         Raises:
           DataError: As `read` does.
@@ -287,7 +287,7 @@ class OtherText(TextData):
     """
 
     name: str = SAME
-    """'same' for the first text, or the name of another that `sail-jax data` lists."""
+    """'same' for the first text, or the name of another text that `sail-jax data` lists."""
     offline: ClassVar[str] = SAME
 
     def __post_init__(self) -> None:
@@ -296,7 +296,7 @@ class OtherText(TextData):
         elif self.folder is not None or self.vocab is not None:
             given = self.vocab if self.folder is None else self.folder
             raise ValueError(
-                f"name must be that of another text, to have files; got 'same', {given}"
+                f"name must be another text's, because files were given; got 'same', {given}"
             )
 
 
@@ -309,18 +309,19 @@ class LatentData:
     """
 
     name: str = OFFLINE
-    """'digits', each image its own latent, 'latents', which are read from files, or
-    'image-folders', images that are encoded while a network is trained."""
+    """'digits' (each image is its own latent), 'latents' (read from files), or 'image-folders'
+    (images that are encoded during training)."""
     file: str | None = None
-    """The latents [n, channel, side, side], a .npy, or a .npz that holds their labels, too."""
+    """The latents [n, channel, side, side], a .npy, or a .npz that also holds their labels."""
     labels: str | None = None
-    """The classes of the latents, a .npy; None for `labels.npy` beside them."""
+    """The classes of the latents, a .npy; None for `labels.npy` in their folder."""
     features: str | None = None
-    """An encoder's features [n, patch, d] of the same images, a .npy; None for none."""
+    """An encoder's features [n, patch, d] of the same images, a .npy; None without features."""
     folder: str | None = None
-    """The folder of images, in it one for each class."""
+    """The folder of images, with one folder for each class."""
     side: Natural | None = None
-    """Height and width in pixels to which the images' central squares are resized; None for 256."""
+    """Height and width in pixels, to which the images' central squares are resized; None for
+    256."""
 
     def __post_init__(self) -> None:
         stored, pictured = ("file", "labels", "features"), ("folder", "side")
@@ -329,10 +330,10 @@ class LatentData:
         _check(self, LATENTS, "latents", "no latents are", *pictured)
 
     def read(self, classes: int) -> Latents:
-        """Reads the latents and their labels, and features where there are any.
+        """Reads the latents, their labels, and their features if there are any.
 
-        The digits are their own latents, scaled to [-1, 1] for the model. Images of folders are
-        still to be encoded.
+        The digits are their own latents, scaled to [-1, 1] for the model. Images of folders are not
+        encoded yet.
 
         Args:
           classes: The number of classes that the network has.
@@ -341,9 +342,9 @@ class LatentData:
           The latents, labels and features.
 
         Raises:
-          DataError: If the digits are asked for with other than 10 classes, `file` or `folder` is
-            not set where it is needed, or a file is missing or damaged. The message says what is
-            published where, and what needs no download.
+          DataError: If the digits are requested with a number of classes other than 10, `file` or
+            `folder` is needed but not set, or a file is missing or damaged. The message has the
+            publishers, and the data that need no download.
         """
         if self.name == OFFLINE:
             if classes != (own := IMAGES[OFFLINE].count):
@@ -366,11 +367,11 @@ class LatentData:
         return loaded._replace(features=latents.features(self.features, len(loaded.labels)))
 
     def described(self) -> str:
-        """Describes what is found, after reading all of it.
+        """Describes the data, after reading all of them.
 
         Returns:
-          The number of latents, their shape, the number of classes and the shape of features, in
-          words.
+          The number of latents, their shape, the number of classes and the shape of features, as
+          text.
 
         Raises:
           DataError: As `read` does.
@@ -391,8 +392,8 @@ class Kind(NamedTuple):
     Attributes:
       group: The group of config fields that chooses one.
       sets: The data sets by name.
-      unit: What is counted of each.
-      uncounted: What is said where only files can say how many.
+      unit: The unit of the count.
+      uncounted: The text if only the files have the count.
     """
 
     group: type[ImageData] | type[TextData] | type[LatentData]
@@ -401,7 +402,7 @@ class Kind(NamedTuple):
     uncounted: str
 
     def size(self, name: str) -> str:
-        """How large a data set of this kind is, in words."""
+        """Returns the size of a data set of this kind as text."""
         count = self.sets[name].count
         return self.uncounted if count is None else f"{count} {self.unit}"
 

@@ -10,7 +10,7 @@ SOURCES: tuple[Sources, ...] = get_args(Sources)
 
 
 class Points(NamedTuple):
-    """Points in the plane, and the spiral that each lies on.
+    """Points in the plane, and the spiral of each.
 
     Attributes:
       x: The points, float32 `(..., n, 2)`.
@@ -24,14 +24,14 @@ class Points(NamedTuple):
 def spirals(rng: np.random.Generator, n: int, *, turns: float, noise: float) -> Points:
     """Draws points on two spirals, half of them on each, in random order.
 
-    A spiral runs from the centre to radius 1; the second is the first turned by half a circle.
-    Points are spread evenly over the area that the spirals sweep: the square of the radius is
-    uniform.
+    A spiral runs from the centre to radius 1. The second spiral is the first one rotated by half a
+    circle. Points are spread evenly over the area that the spirals sweep: the square of the radius
+    is uniform.
 
     Args:
       rng: The source of random numbers.
       n: The number of points, even and at least 2.
-      turns: How many turns a spiral makes.
+      turns: The number of turns of a spiral.
       noise: Standard deviation of the Gaussian noise along either axis.
 
     Returns:
@@ -56,13 +56,13 @@ def spirals(rng: np.random.Generator, n: int, *, turns: float, noise: float) -> 
 def sources(
     rng: np.random.Generator, points: Points, how: Sources, count: int
 ) -> tuple[Int[np.ndarray, " count"], Int[np.ndarray, " count"]]:
-    """Chooses the points of two source sets that have no point in common.
+    """Chooses the points of two disjoint source sets.
 
     Args:
       rng: The source of random numbers.
       points: One set of points, `(n, 2)`.
-      how: "classes" for points of the first spiral and points of the second, so that each source
-        knows one label; "radii" for the innermost and the outermost points; "random" for any.
+      how: "classes" for points of the first spiral and points of the second, so each source has one
+        label; "radii" for the innermost and the outermost points; "random" for any.
       count: The number of points in each source, from 1 to n / 2.
 
     Returns:
@@ -72,7 +72,7 @@ def sources(
       ValueError: If `how` is unknown or `count` is out of range.
 
     References:
-      SAIL, App. K, has sources that know one label each.
+      SAIL, App. K, has sources with one label each.
 
     >>> points = Points(np.array([[0.1, 0.0], [0.9, 0.0]], np.float32), np.array([0, 1]))
     >>> [index.tolist() for index in sources(np.random.default_rng(0), points, "radii", 1)]

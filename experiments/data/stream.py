@@ -1,7 +1,7 @@
-"""Which examples a training step sees, as a pure function of the step.
+"""The examples of a training step, as a pure function of the step.
 
-Nothing has to be stored for a run to be resumed: step t sees the same examples whether or not steps
-before it were computed by this process.
+A resumed run needs no stored state: step t uses the same examples, even if other processes computed
+the earlier steps.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ def permuted(
     """Applies a pseudo-random permutation of 0 to n - 1 to some indices.
 
     Time and memory grow with the number of indices, not with n. The permutation is a Feistel
-    network on the least even number of bits that holds n; an index that it sends to n or beyond is
-    sent on until it is below n.
+    network on the smallest even number of bits that holds n. An index that becomes n or larger is
+    permuted again until it is below n.
 
     Args:
       index: The indices, int64 `(k,)`, each from 0 to n - 1.
-      n: The number of what is permuted, >= 1.
+      n: The number of permuted values, >= 1.
       seed: Whole numbers >= 0; different ones give different permutations.
 
     Returns:
-      Where the permutation sends the indices, int64 `(k,)`.
+      The permuted indices, int64 `(k,)`.
 
     References:
       Black and Rogaway, Ciphers with arbitrary finite domains, 2002.
@@ -35,8 +35,8 @@ def permuted(
     >>> sorted(permuted(np.arange(5), 5, [0]).tolist())
     [0, 1, 2, 3, 4]
     """
-    # Two halves of equal size hold at most 4 n numbers, so that on average at most four steps lead
-    # back below n.
+    # Two halves of equal size hold at most 4 n numbers, so on average at most four steps lead back
+    # below n.
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(tuple(seed)).generate_state(ROUNDS, np.uint64)
@@ -44,13 +44,13 @@ def permuted(
     def once(x: np.ndarray) -> np.ndarray:
         left, right = x >> half, x & mask
         for key in keys:
-            # Each round can be undone whatever `_mixed` does, since `right` is kept: so all of it
-            # is a permutation.
+            # Each round can be undone for any `_mixed`, because `right` is kept, so the whole is a
+            # permutation.
             left, right = right, left ^ (_mixed(right ^ key) & mask)
         return left << half | right
 
     out = once(index.astype(np.uint64))
-    # Walking on along the cycle keeps this a permutation: what began below n comes back below n.
+    # Following the cycle keeps this a permutation: values that began below n return below n.
     while len(outside := np.flatnonzero(out >= n)):
         out[outside] = once(out[outside])
     return out.astype(np.int64)
@@ -67,7 +67,7 @@ def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarr
     """Returns the examples in the batch of one training step.
 
     Each epoch takes every example once, in an order of its own. A batch may end one epoch and begin
-    the next, so that every batch is full.
+    the next, so every batch is full.
 
     Args:
       step: The number of the step, >= 0.
@@ -79,7 +79,7 @@ def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarr
       Indices from 0 to `examples - 1`, int64 `(size,)`.
 
     Raises:
-      ValueError: If an argument is below its least value.
+      ValueError: If an argument is below its minimum.
 
     >>> sum((indices(s, examples=6, size=4, seed=0).tolist() for s in range(3)), []).count(2)
     2
@@ -93,6 +93,6 @@ def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarr
     epoch, place = at // examples, at % examples
     out = np.empty(size, np.int64)
     for e in np.unique(epoch).tolist():
-        # A batch lies in one epoch, or in two where it spans their border.
+        # A batch is in one epoch, or in two if it spans their border.
         out[epoch == e] = permuted(place[epoch == e], examples, [seed, e])
     return out

@@ -1,7 +1,7 @@
-"""Text that every installation has: the source of Python's own standard library, as characters.
+"""Text that is part of every installation: the source of Python's standard library, as characters.
 
-`overlapping` cuts pairs of source sets out of such a text, as SAIL's experiments on language need
-them. `tokens` reads larger texts, which are tokenised elsewhere.
+`overlapping` cuts pairs of source sets from such a text, for SAIL's experiments on language.
+`tokens` reads larger texts that other programs tokenised.
 """
 
 import sysconfig
@@ -15,7 +15,7 @@ from experiments.data.files import DataSet, Source
 
 NAME = "python"
 VOCAB = 97  # 95 printable ASCII characters, the newline, and one for all others
-# Every tenth module is kept from training.
+# Every tenth module is held out.
 HELD_OUT = 10
 _SOURCE = Source("the source of Python's standard library", "python.org", "itself")
 TEXTS = {NAME: DataSet(_SOURCE, VOCAB)}
@@ -25,7 +25,7 @@ class Text(NamedTuple):
     """A text as tokens, one for each character.
 
     Attributes:
-      train: The modules to learn from, uint8 `(train,)`.
+      train: The modules to train on, uint8 `(train,)`.
       held_out: The modules held out, uint8 `(held_out,)`.
     """
 
@@ -36,8 +36,8 @@ class Text(NamedTuple):
 def encode(source: bytes) -> UInt8[np.ndarray, " n"]:
     """Turns text into tokens, one for each byte.
 
-    Tokens 0 to 94 are the characters from space to ~, 95 is a newline (also one that is written as
-    two bytes, as on Windows), and 96 is every other byte.
+    Tokens 0 to 94 are the characters from space to ~. Token 95 is a newline (also the two bytes of
+    Windows). Token 96 is every other byte.
 
     Args:
       source: The text.
@@ -57,11 +57,11 @@ def encode(source: bytes) -> UInt8[np.ndarray, " n"]:
 def load() -> Text:
     """Loads the source of Python's standard library.
 
-    The top-level modules are taken in alphabetical order, and every tenth, the first included, is
-    held out. What is loaded depends on the version of Python alone.
+    The top-level modules are taken in alphabetical order. Every tenth, including the first, is held
+    out. The result depends only on the version of Python.
 
     Returns:
-      The tokens of the modules to learn from, and of those held out.
+      The tokens of the training modules, and of the held-out ones.
 
     Raises:
       FileNotFoundError: If Python is installed without the source of its library.
@@ -76,7 +76,7 @@ def load() -> Text:
 
 
 def blocks(tokens: UInt8[np.ndarray, " n"], length: int) -> UInt8[np.ndarray, "block length"]:
-    """Cuts a text into blocks of equal length, and leaves out what remains.
+    """Cuts a text into blocks of equal length, and drops the remainder.
 
     Args:
       tokens: The text, uint8 `(n,)`.
@@ -135,9 +135,10 @@ def overlapping(
 ) -> Int[np.ndarray, "2 count"]:
     """Draws two source sets that share some blocks, and that contain some blocks of the target.
 
-    A share alpha of each source is common to both. Of the common blocks, and of each source's own,
-    a share beta is from the target's part. The rest of a source's own blocks are from its own part,
-    the rest of the common ones from both parts by halves. Shares are rounded to whole blocks.
+    A share alpha of each source is common to both. Among the common blocks, and among each source's
+    own blocks, a share beta is from the target's part. The other own blocks of a source are from
+    its part. The other common blocks are from both parts in equal numbers. Shares are rounded to
+    whole blocks.
 
     Args:
       rng: The source of random numbers.
@@ -174,7 +175,7 @@ def overlapping(
                 f"{beta} need {need} of {len(part)}"
             )
     a, b, target = (rng.permutation(part)[:need] for part, need in zip(parts, needed, strict=True))
-    # All parts are cut from permutations, one after the other, so that no block is taken twice.
+    # All parts are consecutive slices of permutations, so no block is taken twice.
     mixed = np.concatenate([a[: halves[0]], b[: halves[1]], target[:shared]])
     first = [mixed, a[halves[0] :], target[shared : shared + own]]
     second = [mixed, b[halves[1] :], target[shared + own :]]

@@ -1,7 +1,7 @@
 """Tokenised text on disk, as nanoGPT prepares it, and the batches of a training step.
 
-`load` maps train and val of a folder (.bin or .npy) into memory; `batch` cuts blocks out of them.
-Which blocks a step sees is decided in `stream`.
+`load` maps train and val of a folder (.bin or .npy) into memory; `batch` cuts blocks from them.
+`stream` chooses the blocks of a step.
 """
 
 import pickletools
@@ -31,7 +31,7 @@ SOURCE = Source(
     "the source of Python's standard library (experiments.data.text)",
 )
 _FILES = "train and val, .bin or .npy; meta.json or meta.pkl with the vocab_size"
-# nanoGPT writes no file beside these tokens that has the size of the vocabulary, so it stands here.
+# nanoGPT writes these tokens without the size of their vocabulary, so it is given here.
 _GPT_2 = 50257
 TEXTS = {
     name: DataSet(source, vocab, _FILES)
@@ -58,7 +58,7 @@ TEXTS = {
         ("tokens", SOURCE, None),
     )
 }
-# How many tokens are looked at together.
+# The number of tokens checked at once.
 CHUNK = 1 << 24
 Ids = Int[np.ndarray, " n"]
 
@@ -78,11 +78,11 @@ class Tokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Blocks of tokens, and the token that follows each of their tokens.
+    """Blocks of tokens, and each token's next token.
 
     Attributes:
       inputs: The blocks, int32 `(batch, context)`.
-      targets: The following tokens, int32 `(batch, context)`: `inputs` shifted by one.
+      targets: The next tokens, int32 `(batch, context)`: `inputs` shifted by one.
     """
 
     inputs: Int32[np.ndarray, "batch context"]
@@ -103,7 +103,7 @@ def read(path: str | Path, vocab: int) -> Ids:
     Raises:
       ValueError: If `vocab` is below 1.
       DataError: If the file is missing, empty or truncated, holds something else, or has a token
-        outside the vocabulary. The message names the file. It is a `ValueError`.
+        outside the vocabulary. The message has the file. It is a `ValueError`.
     """
     path = Path(path)
     if vocab < 1:
@@ -116,7 +116,7 @@ def read(path: str | Path, vocab: int) -> Ids:
             )
     else:
         tokens = _bin(path, vocab)
-    # In chunks, since the text may be larger than memory.
+    # In chunks, because the text may be larger than memory.
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
         if (low := chunk.min()) < 0 or chunk.max() >= vocab:
@@ -137,30 +137,28 @@ def _bin(path: Path, vocab: int) -> Ids:
         if file.read(6) == b"\x93NUMPY":
             raise DataError(f"{path} is a .npy; expected tokens of 16 bits without a header")
         if size % 2:
-            raise DataError(
-                f"{path} is truncated: {size} bytes are no whole number of 16-bit tokens"
-            )
-        # Little-endian whatever the machine, as nanoGPT writes it.
+            raise DataError(f"{path} is truncated: {size} bytes are not a multiple of 16 bits")
+        # Little-endian on every machine, as nanoGPT writes it.
         return np.memmap(path, "<u2", "r")
 
 
 def load(folder: str | Path, vocab: int | None = None) -> Tokens:
     """Loads the tokens of a folder that nanoGPT prepared.
 
-    The size of the vocabulary is the `vocab_size` of meta.json or meta.pkl, where there is one. The
-    pickle is searched for the number; none of its code is run.
+    The size of the vocabulary is the `vocab_size` of meta.json or meta.pkl, if present. The pickle
+    is searched for the number, but its code never runs.
 
     Args:
-      folder: The folder, which has `train` and `val`, each .bin or .npy.
-      vocab: The number of tokens in the vocabulary; None if the folder says it. If both say it,
-        they have to agree.
+      folder: The folder with `train` and `val`, each .bin or .npy.
+      vocab: The number of tokens in the vocabulary; None if the folder has it. If both give it,
+        they must agree.
 
     Returns:
       The tokens to learn from, those held out, and the size of the vocabulary.
 
     Raises:
       DataError: If the folder or a file is missing or damaged, or the size of the vocabulary is not
-        known, or said in two ways. It is a `ValueError`.
+        known, or given twice with different values. It is a `ValueError`.
     """
     folder = Path(folder)
     stated = _stated(folder)
@@ -172,20 +170,20 @@ def load(folder: str | Path, vocab: int | None = None) -> Tokens:
             "for GPT-2's tokens 50257"
         )
     if None not in (vocab, stated) and vocab != stated:
-        raise DataError(f"{folder}: its meta says a vocabulary of {stated}, {vocab} are expected")
+        raise DataError(f"{folder}: its meta has a vocabulary of {stated}, expected {vocab}")
     size = vocab or stated or 0
     train, held_out = (read(_find(folder, part), size) for part in ("train", "val"))
     return Tokens(train, held_out, size)
 
 
 def _find(folder: Path, part: str) -> Path:
-    """Returns the file of a part, .bin or .npy; the first, for the message, if neither is there."""
+    """Returns the file of a part, .bin or .npy. If neither exists, the first, for the message."""
     candidates = (inside(folder, part + end) for end in (".bin", ".npy"))
     return next((path for path in candidates if path.exists()), folder / f"{part}.bin")
 
 
 def _stated(folder: Path) -> int | None:
-    """Returns the vocabulary's size as the folder's own files state it, or None."""
+    """Returns the vocabulary's size from the folder's own files, or None."""
     for name in ("meta.json", "meta.pkl"):
         path = inside(folder, name)
         if not path.exists():
@@ -202,10 +200,11 @@ def _stated(folder: Path) -> int | None:
 
 
 def _peek(pickled: bytes) -> int | None:
-    """Returns the whole number that follows the text "vocab_size" in a pickle, which is not run."""
+    """Returns the whole number after the text "vocab_size" in a pickle, without running the
+    pickle."""
     due = False
     for code, value, _ in pickletools.genops(pickled):
-        # These note a value for later use, and may stand between a key and its value.
+        # These opcodes store a value for later use, and may stand between a key and its value.
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             continue
         if due:
@@ -215,11 +214,11 @@ def _peek(pickled: bytes) -> int | None:
 
 
 def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
-    """Splits a text into its beginning and its last share, without a copy.
+    """Splits a text into its beginning and its end, without a copy.
 
     Args:
       tokens: The text `(n,)`.
-      held_out: The share of tokens in the last part, in (0, 1).
+      held_out: The share of tokens in the second part, in (0, 1).
 
     Returns:
       The tokens to learn from, and those held out.
@@ -239,7 +238,7 @@ def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
 
 
 def blocks(tokens: Ids, context: int) -> int:
-    """Counts the blocks of a text, laid end to end, each of whose tokens is followed by another.
+    """Counts the blocks of a text, laid end to end. Each token of a block has a next token.
 
     Args:
       tokens: The text `(n,)`.
@@ -297,7 +296,7 @@ def batch(
     context: int,
     chosen: Int[np.ndarray, " k"] | None = None,
 ) -> Batch:
-    """Returns the batch of a training step, as a function of its arguments alone.
+    """Returns the batch of a training step, as a function of its arguments only.
 
     Every epoch takes each block once, in an order of its own. Resuming a run therefore needs no
     state.
@@ -311,10 +310,10 @@ def batch(
       chosen: The blocks to choose from `(k,)`, such as one part of a split corpus; None for all.
 
     Returns:
-      The blocks and the tokens that follow theirs.
+      The blocks and their next tokens.
 
     Raises:
-      ValueError: If an argument is out of range, or `chosen` has a block that the text has not.
+      ValueError: If an argument is out of range, or `chosen` has a block that the text lacks.
 
     >>> first = batch(np.arange(9), 0, seed=0, size=2, context=4)
     >>> first.inputs.shape, bool((first.targets == first.inputs + 1).all())

@@ -1,1 +1,1 @@
-"""How any study is found, configured, run, stored, resumed, shared out over devices, and judged."""
+"""The framework that finds, configures, runs, stores, resumes, distributes and judges studies."""

@@ -1,4 +1,4 @@
-"""What figures of studies have in common: curves with error bands, and legends beside the axes."""
+"""Elements shared by the figures of studies: curves with error bands, and legends."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ def band(
     alpha: float = 0.25,
     **look: Any,
 ) -> None:
-    """Draws the mean over seeds as a line, and its standard error as a band around it.
+    """Draws the mean over seeds as a line, and its standard error as a band.
 
     Args:
-      ax: The axes that are drawn on.
+      ax: The axes to draw on.
       x: The horizontal positions, `(n,)`.
       values: The measurements, with a dimension "seed" and one of length n. Values that are not
-        finite are left out; where fewer than two remain there is no band.
-      color: The colour of the line and of the band, in any form that Matplotlib takes.
+        finite are left out. A point with fewer than two finite values gets no band.
+      color: The colour of the line and the band, in any form that Matplotlib accepts.
       alpha: The opacity of the band, from 0 to 1.
       **look: Further options of the line, for `ax.plot`.
     """
@@ -37,12 +37,12 @@ def band(
 
 
 def legend(figure: Figure, *entries: Any, where: str = "lower center", **options: Any) -> None:
-    """Adds a legend outside of the axes.
+    """Adds a legend outside the axes.
 
     Args:
       figure: The figure.
-      *entries: The handles and their labels; without them, what the axes have.
-      where: Where it stands, as `Figure.legend` spells it after "outside".
+      *entries: The handles and their labels; by default the entries of the axes.
+      where: The position, as `Figure.legend` spells it after "outside".
       **options: Further options of `Figure.legend`.
     """
     look = {"loc": f"outside {where}", "frameon": False, "fontsize": 9}

@@ -1,7 +1,7 @@
-"""Checked configs: frozen dataclasses whose annotations say which values a field may have.
+"""Checked configs: frozen dataclasses with annotations that state the allowed values.
 
-Values are checked when a config is made. A group of fields that several studies share is a config
-itself, and can be a field of another one.
+The values are checked when a config is created. Several studies can share a group of fields: the
+group is a config too, and other configs have it as a field.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class AnyConfig(Protocol):
-    """What all configs have in common: they are dataclasses."""
+    """The interface of all configs: they are dataclasses."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -41,7 +41,7 @@ C = TypeVar("C", bound=AnyConfig)
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:
-    """Checks that there is at least one value, and that no two are equal."""
+    """Checks that there is at least one value and that all values differ."""
     if not values or len(set(values)) < len(values):
         raise ValueError("must be one or more values, all different")
     return values
@@ -77,18 +77,18 @@ Increasing = Annotated[tuple[T, ...], AfterValidator(_increasing)]
 Rising = Annotated[Increasing[T], MinLen(2)]
 """Two values or more, each greater than the one before."""
 Function = Callable[..., Any]
-"""A function of the user's. Text is never taken for one: only Python and the command line, which
-imports MODULE:FUNCTION, can give it, and no file that is read."""
+"""A function of the user's own code. Python code can pass it, and so can the command line, which
+imports MODULE:FUNCTION. Text in a file is never turned into a function."""
 
 
 @dataclass_transform(frozen_default=True)
 def config(cls: type[T]) -> type[T]:
-    """Turns a class into a frozen dataclass whose fields are checked against their annotations.
+    """Turns a class into a frozen dataclass that checks its fields against their annotations.
 
-    An instance with an unknown field, or with a value that is not allowed, raises `ValueError`. Its
-    message has one sentence for each wrong field: "field must be ...; got ...". The check is
-    strict: text is not read as a number, and a list is not taken for a tuple. What concerns several
-    fields at once is for a `__post_init__` to check.
+    An instance with an unknown field or a forbidden value raises `ValueError`. The message has one
+    sentence for each wrong field: "field must be ...; got ...". The check is strict: it does not
+    convert text to numbers or lists to tuples. A `__post_init__` checks conditions on several
+    fields at once.
 
     Args:
       cls: The class. Each field has an annotation, such as `Natural` or `Increasing[float]`.
@@ -113,7 +113,7 @@ def config(cls: type[T]) -> type[T]:
         except ValidationError as error:
             raise ValueError("; ".join(_told(e, made) for e in error.errors())) from None
 
-    # Wrapped, since the errors of pydantic take several lines for each field.
+    # Wrapped because pydantic's errors take several lines for each field.
     made.__init__ = init
     return made
 
@@ -143,18 +143,18 @@ def _warn(old: str, new: str) -> None:
 
 
 def varied(config: C, **changes: Any) -> C:
-    """Copies a config with other values for some of its fields.
+    """Copies a config with new values for some of its fields.
 
     Args:
-      config: The config, which stays as it is.
+      config: The config, which is not changed.
       **changes: The new values by field. The value of a group may be a mapping of some of its
-        fields; the other fields of the group keep their values.
+        fields. The group's other fields keep their values.
 
     Returns:
       The new config, of the same class.
 
     Raises:
-      ValueError: If a field is unknown (the message names the nearest known one), or a value is not
+      ValueError: If a field is unknown (the message has the nearest known name) or a value is not
         allowed.
 
     >>> @config
@@ -181,7 +181,7 @@ def varied(config: C, **changes: Any) -> C:
     return dataclasses.replace(config, **fields)
 
 
-# What pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context.
+# Pydantic's names of the errors, and the requirement on the field; {ge} etc. are in their context.
 _MUST: Mapping[str, str] = {
     "greater_than_equal": "be at least {ge}",
     "greater_than": "be greater than {gt}",
@@ -202,14 +202,14 @@ _MUST: Mapping[str, str] = {
 
 
 def named(function: Function) -> str:
-    """Names a function for records of what was run.
+    """Returns the name of a function, for records of runs.
 
     Args:
-      function: The function. Of a `functools.partial` the function within is named.
+      function: The function. For a `functools.partial`, the inner function counts.
 
     Returns:
-      The name "MODULE:FUNCTION"; that of a method begins with the class of its object, and an
-      object that can be called has the name of its class.
+      The name "MODULE:FUNCTION". The name of a method begins with its object's class. A callable
+      object has the name of its class.
 
     >>> named(functools.partial(varied, seed=1))
     'experiments.lab.config:varied'
@@ -224,13 +224,13 @@ def named(function: Function) -> str:
 
 
 def _told(error: Mapping[str, Any], of: type) -> str:
-    """Puts one error that pydantic found in a config into a sentence: "field must be ...; got"."""
+    """Turns an error of pydantic into a sentence: "field must be ...; got ..."."""
     why = error.get("ctx", {})
     name = "".join(f"[{at}]" if isinstance(at, int) else str(at) for at in error["loc"])
-    # Of arguments without a name it knows the places.
+    # For arguments without a name, pydantic gives their positions.
     for k, field in enumerate(dataclasses.fields(of)):
         name = re.sub(rf"^\[{k}\]", field.name, name)
-    # A check of several fields at once names them itself; that of one field does not.
+    # A check of several fields contains their names already; a check of one field does not.
     if "error" in why:
         own = str(why["error"])
         return f"{name} {own}; got {error['input']}" if name else own
@@ -241,7 +241,7 @@ def _told(error: Mapping[str, Any], of: type) -> str:
 
 
 def _plain(value: object) -> object:
-    """Rewrites a value of pydantic's error context: no quotation marks, 1.0 as 1."""
+    """Simplifies a value of pydantic's error context: no quotation marks, 1.0 becomes 1."""
     if isinstance(value, str):
         return value.replace("'", "").replace(" or ", ", ")
     return int(value) if isinstance(value, float) and value.is_integer() else value

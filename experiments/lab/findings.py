@@ -1,7 +1,7 @@
-"""What a study found, beside what a paper printed.
+"""Findings of a study, next to the figures that a paper printed.
 
-Here are means with standard errors over repetitions, which are seeds as a rule, and verdicts on
-claims by statistical tests.
+This module computes means with standard errors over repetitions (usually seeds), and reaches
+verdicts on claims by statistical tests.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 LEVEL = 0.05
-"""The probability of a wrong verdict that tests allow."""
+"""The probability of a wrong verdict that the tests allow."""
 MARGIN = 0.1
-"""How far a measured mean may lie from theory and still agree, as a share of theory's size."""
+"""The relative difference between a measured mean and theory that still counts as agreement."""
 VERDICTS = ("holds", "fails", "undecided", "not tested")
-"""What can become of a claim."""
+"""The possible verdicts on a claim."""
 
 
 class Finding(NamedTuple):
-    """One claim of a paper, and what became of it here.
+    """One tested claim of a paper, and the verdict on it.
 
     Attributes:
       where: The paper, and its section, table or figure.
-      claim: What is claimed, as a sentence.
-      paper: The figures that the paper prints, with their scale.
+      claim: The claim, as a sentence.
+      paper: The figures that the paper prints, and the scale of its experiment.
       here: The measured figures: mean ± standard error over repetitions.
       verdict: One of `VERDICTS`, for the scale of this run.
-      p: The p value of Student's two-sided test that the mean margin is 0; NaN if there was no
+      p: The p value of Student's two-sided t test that the mean margin is 0; NaN if there was no
         test.
-      effect: The mean of the margins over their standard deviation (Cohen's d); NaN if there was no
-        test, infinite if the margins are all equal.
+      effect: The mean of the margins over their standard deviation (Cohen's d). It is NaN if there
+        was no test, and infinite if the margins are all equal.
     """
 
     where: str
@@ -45,19 +45,19 @@ class Finding(NamedTuple):
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:
-    """Tests the claim that some margins are positive in the mean, without regard to other claims.
+    """Tests the claim that margins are positive on average, without regard to other claims.
 
-    The claim holds if Student's two-sided test rejects a mean of 0 at `LEVEL` and the mean is
-    positive. It fails if the test rejects and the mean is negative. Otherwise it is undecided, also
-    where there are fewer than two margins, one is not finite, or all are 0. `corrected` then
-    accounts for the other claims of a study.
+    The claim holds if Student's two-sided t test rejects a mean of 0 at `LEVEL` and the mean is
+    positive. It fails if the test rejects and the mean is negative. Otherwise it is undecided. It
+    is also undecided with fewer than two margins, a margin that is not finite, or margins that are
+    all 0. `corrected` then accounts for the other claims of a study.
 
     Args:
       where: The paper, and its section, table or figure.
-      claim: What is claimed, as a sentence.
+      claim: The claim, as a sentence.
       paper: The figures that the paper prints.
       here: The measured figures, as text.
-      margins: One number for each repetition, in an array of any shape. A positive one speaks for
+      margins: One number for each repetition, in an array of any shape. A positive margin supports
         the claim.
 
     Returns:
@@ -67,14 +67,14 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
     ['holds', 'fails', 'undecided']
     """
     values = np.asarray(margins, float).ravel()
-    # Without spread t is infinite, which decides; but margins that are all 0 say nothing (0 / 0).
+    # Without spread t is infinite, which decides; margins that are all 0 decide nothing (0 / 0).
     if len(values) < 2 or not np.isfinite(values).all() or not values.any():
         return Finding(where, claim, paper, here, "undecided")
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     # Equal margins may differ in their last bits.
     some = spread > len(values) * np.finfo(float).eps * abs(mean)
     effect = mean / spread if some else float(np.copysign(np.inf, mean))
-    # Student's distribution by its function alone: scipy.stats takes a second to import.
+    # Only Student's distribution function is needed: importing scipy.stats takes a second.
     p = float(2 * special.stdtr(len(values) - 1, -abs(effect) * len(values) ** 0.5))
     return _decided(Finding(where, claim, paper, here, "undecided", p, effect), p < LEVEL)
 
@@ -91,19 +91,20 @@ def agrees(
 ) -> Finding:
     """Tests the claim that the mean of repeated measurements equals theory to within a margin.
 
-    This is a test of equivalence. With D the mean of `values` less `theory`, and m = margin
-    |theory|, the claim holds if Student's 95 % interval of D lies within [-m, m]. It fails if the
-    interval lies outside of [-m, m]. Otherwise it is undecided: few repetitions show no agreement.
-    A margin of 0, which a theory of 0 has, can therefore only be missed. If |D| is m, a verdict is
-    wrong with a probability of at most `LEVEL`, half of it to each side.
+    This is a test of equivalence. Let D be the mean of `values` minus `theory`, and m = margin
+    |theory|. The claim holds if Student's 95 % interval of D lies within [-m, m]. It fails if the
+    interval lies outside [-m, m]. Otherwise it is undecided, so too few repetitions never show
+    agreement. If theory is 0, the margin is 0 and the claim cannot hold. If |D| equals m, a verdict
+    is wrong with a probability of at most `LEVEL`, half of it on each side.
 
     Args:
       where: The paper, and its section, table or figure.
-      claim: What is claimed, as a sentence. The margin is added to it.
+      claim: The claim, as a sentence. The margin is added to it.
       paper: The figures that the paper prints.
       values: One measurement for each repetition, in an array of any shape.
-      theory: What they are compared with.
-      margin: The share of |theory| by which the mean may differ, stated before the measurement.
+      theory: The predicted value.
+      margin: The allowed difference of the means, as a share of |theory|. It is stated before the
+        measurement.
       digits: The number of decimals of the figures.
 
     Returns:
@@ -128,8 +129,8 @@ def agrees(
         f"{mean + theory:+.{digits}f} against {theory:+.{digits}f}, difference {mean:+.{digits}f} "
         f"in [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}], margin ± {reach:.{digits}f}"
     )
-    # The mean of these margins is m - |D|: `judged` then tests the side that is nearer. Its two
-    # halves of LEVEL are that the mean lies within m though it does not, and the reverse.
+    # The mean of these margins is m - |D|, so `judged` tests the nearer side. The two halves of
+    # LEVEL are the chances of a false "within m" and of a false "outside m".
     return judged(
         where,
         f"{claim} to within {margin:.0%} of its size (agreement)",
@@ -140,7 +141,7 @@ def agrees(
 
 
 def _half_interval(values: np.ndarray) -> float:
-    """Returns half the length of Student's interval of the mean; NaN of fewer than two values."""
+    """Returns half the length of Student's interval of the mean; NaN for fewer than two values."""
     count = len(values)
     if count < 2:
         return np.nan
@@ -149,26 +150,25 @@ def _half_interval(values: np.ndarray) -> float:
 
 
 def _decided(finding: Finding, rejected: bool) -> Finding:
-    """Sets the verdict of a tested finding, by whether the test rejected and the sign of the
-    effect.
-    """
+    """Sets the verdict of a tested finding from the test's result and the sign of the effect."""
     side = "holds" if finding.effect > 0 else "fails"
     return finding._replace(verdict=side if rejected else "undecided")
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Judges the findings of one study together, by Holm's correction of their p values.
+    """Judges the findings of one study together, with Holm's correction of their p values.
 
-    With it, the probability of one or more wrong verdicts "holds" or "fails" in the study is at
-    most `LEVEL`. The k-th smallest of m p values, counted from 0, is compared with `LEVEL` / (m -
-    k); from the first that is not below its bound, all are undecided.
+    The correction limits the probability of one or more wrong verdicts "holds" or "fails" in the
+    study to `LEVEL`. It compares the k-th smallest of m p values, counted from 0, with `LEVEL` / (m
+    - k). The first p value that is not below its bound makes its finding and all later ones
+    undecided.
 
     Args:
-      findings: The findings as `judged` gives them. Those without a p value are not counted.
+      findings: The findings that `judged` returned. Findings without a p value are not counted.
 
     Returns:
-      The findings in the same order, with the corrected verdicts. Those without a p value are
-      unchanged.
+      The findings in the same order, with the corrected verdicts. Findings without a p value do not
+      change.
 
     References:
       Holm, A simple sequentially rejective multiple test procedure, 1979.
@@ -177,24 +177,24 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
     >>> [round(f.p, 3) for f in alone], [f.verdict for f in corrected(alone)]
     ([0.074, 0.013], ['undecided', 'holds'])
     """
-    # Findings that no test could decide do not count among the claims that are corrected for.
+    # Findings that no test could decide do not count in the correction.
     tested = sorted((f.p, i) for i, f in enumerate(findings) if np.isfinite(f.p))
     out, rejecting = list(findings), True
     for rank, (p, i) in enumerate(tested):
-        # Once one is not rejected, none with a larger p value is (a step-down procedure).
+        # A step-down procedure: after one p value is not rejected, no larger one is.
         rejecting = rejecting and p * (len(tested) - rank) < LEVEL
         out[i] = _decided(out[i], rejecting)
     return out
 
 
 def told(findings: Sequence[Finding]) -> str:
-    """Puts findings into words, a line for each, with the verdict first.
+    """Writes findings as text, one line each, with the verdict first.
 
     Args:
       findings: The findings of one study, already `corrected`.
 
     Returns:
-      The lines. If anything was tested, a last one says how the verdicts were reached (`rule`).
+      The lines. If anything was tested, the last line describes the test (`rule`).
     """
     lines = [
         f"{f.verdict.upper()}: {f.claim} ({f.where}). Paper: {f.paper}. Here: {f.here}"
@@ -205,7 +205,7 @@ def told(findings: Sequence[Finding]) -> str:
 
 
 def evidence(finding: Finding) -> str:
-    """Puts the effect size and the p value of a finding into words.
+    """Writes the effect size and the p value of a finding as text.
 
     Args:
       finding: The finding.
@@ -247,22 +247,23 @@ _AGREEMENT = (
 
 
 def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray, np.ndarray]:
-    """Computes the mean over repetitions and its standard error, from the values that are finite.
+    """Computes the mean over repetitions and its standard error, from the finite values.
 
     The standard error is sqrt(sum (x - mean)^2 / (n - 1) / n), n being the number of finite values.
 
     Args:
-      values: The measurements, with a dimension named `over`.
-      over: The dimension that the repetitions are on.
+      values: The measurements, with the dimension `over`.
+      over: The dimension of the repetitions.
 
     Returns:
       The mean and the standard error, two arrays with the shape of `values` without `over`. The
-      mean is NaN where no value is finite, the error where fewer than two are.
+      mean is NaN where no value is finite. The error is NaN where fewer than two are.
 
     >>> [x.tolist() for x in mean_and_error(xr.DataArray([[1.0, 3.0, np.nan]], dims=("n", "seed")))]
     [[2.0], [1.0]]
     """
-    # A repetition may be missing at some points only: each point is averaged over those it has.
+    # A repetition may be missing at some points only. Each point is averaged over its finite
+    # values.
     array = np.moveaxis(values.values, values.get_axis_num(over), 0)
     known = np.isfinite(array)
     count = known.sum(0)
@@ -274,7 +275,7 @@ def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray
 
 
 def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
-    """Puts mean ± standard error of repeated measurements into words.
+    """Writes the mean ± standard error of repeated measurements as text.
 
     Args:
       values: The measurements, with one dimension, which numbers the repetitions.
@@ -282,8 +283,7 @@ def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
       sign: Whether a positive mean has a plus sign.
 
     Returns:
-      Text such as "+2.00 ± 1.00"; "+2.00 (one seed)" where one value is finite; "undefined" where
-      none is.
+      Text such as "+2.00 ± 1.00"; "+2.00 (one seed)" with one finite value; "undefined" with none.
 
     >>> stated(xr.DataArray([1.0, 3.0], dims="seed")), stated(xr.DataArray([np.nan], dims="seed"))
     ('+2.00 ± 1.00', 'undefined')

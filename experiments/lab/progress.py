@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: each stage as it starts, and how long it took."""
+"""Progress of a run on the terminal: the name of each stage when it starts, and its duration."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,20 +8,20 @@ from sail_jax.cli.progress import say as say  # what runs say in between
 
 
 class Stage(Protocol):
-    """Computes a named part of a study, or reads it back if it was computed before.
+    """Computes one part of a study, or reads it back if it was computed before.
 
     A study's `run(config, stage)` wraps its costly parts in calls of such a function.
     `store.Run.stage` keeps results on disk; `stages.direct` keeps nothing.
 
     Args:
-      name: The name of the part, different from all others of the run.
-      compute: Computes the part: a dictionary of arrays, or of such dictionaries. It is called with
-        no argument, or with one if `folder` is true.
-      folder: Whether `compute` is given a directory that outlives the process, to keep there what
-        it needs to go on from after a kill. It is given None where nothing is stored.
+      name: The name of the part. Each part of a run has a different name.
+      compute: Computes the part: a dictionary of arrays, or of such dictionaries. It is called
+        without an argument, or with one if `folder` is true.
+      folder: Whether `compute` receives a directory that outlives the process. It can store there
+        whatever it needs to continue after a kill. It receives None if nothing is stored.
 
     Returns:
-      The arrays, as NumPy's.
+      The arrays, as NumPy arrays.
     """
 
     def __call__(
@@ -32,9 +32,9 @@ class Stage(Protocol):
 def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
     """Wraps a stage function so that it reports each stage on the terminal.
 
-    It prints the name when a stage starts, and when it is done the seconds that it took, or "kept"
-    if it was read back. A stage with a folder is a long one and prints lines of its own in between,
-    so each of its reports is a whole line.
+    The report has the name when a stage starts. When the stage is done, it has the seconds that the
+    stage took, or "kept" if the stage was read back. A stage with a folder is long and prints lines
+    itself in between, so each of its reports is a whole line.
 
     Args:
       stage: The stage function.
@@ -50,7 +50,7 @@ def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
         computed = False
 
         def noted(*where: Any) -> Mapping[str, Any]:
-            """Computes, and notes that nothing was read back."""
+            """Computes, and records that the stage was not read back."""
             nonlocal computed
             computed = True
             return compute(*where)
@@ -59,7 +59,7 @@ def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
         say(f"  {name} ...", stream=stream, end=end)
         start = time.perf_counter()
         try:
-            # A stage that has no folders to give need not know of them.
+            # A stage function that offers no folders need not have this argument.
             result = stage(name, noted, folder=True) if folder else stage(name, noted)
         except BaseException:
             say(f"{again} stopped", stream=stream)

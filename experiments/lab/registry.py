@@ -1,11 +1,11 @@
-"""The studies: each is a folder of `experiments.studies`, found by its name.
+"""The registry of studies. Each study is a folder of `experiments.studies`, found by its name.
 
 The files of a study are:
 
-    __init__.py   what it is about; its docstring begins with its question
+    __init__.py   a docstring that begins with the study's question
     config.py     `Config`, all its settings, and `PRESETS`, configs by name
     run.py        `run(config, stage)`, which returns the dataset
-    findings.py   `summary(dataset)`, and where there are claims or rows `findings` and `table`
+    findings.py   `summary(dataset)`, and optionally `findings` (tested claims) and `table`
     plots.py      `plot(dataset)`, which returns figures by name
 """
 
@@ -33,11 +33,11 @@ FOLDER = Path(__file__).parents[1] / "studies"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """One study. A file of it is imported when something in the file is first asked for.
+    """One study. Its files are imported on first use.
 
     Attributes:
       name: The name of its folder.
-      question: The question that it answers, ending with a question mark.
+      question: The question that it answers, with its question mark.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Study:
 
     @property
     def summary(self) -> "Callable[[xr.Dataset], str]":
-        """The function that says in sentences what a dataset shows."""
+        """The function that describes in sentences what a dataset shows."""
         return self._in("findings").summary
 
     @property
     def findings(self) -> "Callable[[xr.Dataset], list[Finding]]":
         """The function that tests the claims of the study on a dataset and judges them together.
 
-        It returns a list of `Finding`, empty if the study puts no claim to the test.
+        It returns a list of `Finding`, which is empty if the study tests no claim.
         """
         declared = getattr(self._in("findings"), "findings", lambda dataset: [])
 
@@ -93,8 +93,8 @@ class Study:
     def plot(self) -> "Callable[[xr.Dataset], dict[str, Figure]]":
         """The function that draws a dataset: Matplotlib figures by name.
 
-        Names are made safe for files: what is neither a letter nor a digit, "_" or "-" becomes "_",
-        such as the point of a number.
+        Names are made safe for files: a character that is neither a letter nor a digit, "_" or "-"
+        becomes "_", such as the point in a number.
         """
         drawn = self._in("plots").plot
 
@@ -113,7 +113,7 @@ def studies() -> Mapping[str, Study]:
     """Lists all studies, without importing them.
 
     Returns:
-      The studies by name, in alphabetical order. They are found once in the life of a process.
+      The studies by name, in alphabetical order. Each process searches for them once.
 
     Raises:
       ValueError: If the docstring of a study does not contain a question.
@@ -136,11 +136,11 @@ def load(name: str) -> Study:
       name: The name of its folder in `experiments.studies`.
 
     Returns:
-      The study; nothing of it is imported yet.
+      The study. Nothing of it is imported yet.
 
     Raises:
-      ValueError: If there is no such study. The message names the nearest.
+      ValueError: If there is no such study. The message has the nearest name.
     """
     if name not in studies():
-        raise ValueError(f"unknown experiment '{name}'{nearest(name, studies())}")
+        raise ValueError(f"unknown study '{name}'{nearest(name, studies())}")
     return studies()[name]

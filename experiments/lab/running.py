@@ -1,6 +1,6 @@
 """Studies from Python: run one, look at its dataset, figures and findings, and save it.
 
-The command `sail-jax run` does the same in a folder that can be resumed.
+The command `sail-jax run` does the same in a folder, and can resume.
 """
 
 import builtins
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What one run of a study computed.
+    """The result of one run of a study.
 
     Attributes:
       study: The study.
-      config: The config that it ran with.
-      dataset: Its dataset: theory and measurement as variables on the same coordinates.
-      seconds: How long it took.
+      config: The config of the run.
+      dataset: Its dataset, with theory and measurement as variables on the same coordinates.
+      seconds: The duration of the run.
     """
 
     study: registry.Study
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def figures(self) -> "dict[str, Figure]":
-        """Its figures by name, drawn anew each time."""
+        """Its figures by name, drawn again at each call."""
         return self.study.plot(self.dataset)
 
     @functools.cached_property
@@ -53,14 +53,14 @@ class Result:
 
     @property
     def summary(self) -> str:
-        """What the dataset shows, in sentences."""
+        """A description in sentences of what the dataset shows."""
         return self.study.summary(self.dataset)
 
     def save(self, out: str | PathLike[str]) -> "Result":
         """Writes the dataset, the figures and the record of the run to a folder.
 
-        The folder is one that `sail-jax run NAME --out FOLDER` writes, so that `sail-jax plot` and
-        `sail-jax report` read it.
+        The folder has the layout that `sail-jax run NAME --out FOLDER` writes, so `sail-jax plot`
+        and `sail-jax report` can read it.
 
         Args:
           out: The folder, new or empty.
@@ -83,21 +83,21 @@ class Result:
 
 
 def run(name: str, *, preset: str = "default", progress: bool = False, **fields: Any) -> Result:
-    """Runs a study in this process and writes nothing.
+    """Runs a study in this process and writes no files.
 
     Args:
       name: The name of the study; see `list`.
-      preset: The config that the fields start from: "tiny" takes seconds, "default" minutes at
-        most, and some studies have the settings of their paper.
+      preset: The config that supplies the default values. "tiny" takes seconds, "default" minutes
+        at most, and some studies have presets with the settings of their paper.
       progress: Whether stages are reported on the standard error.
-      **fields: Other values of fields of the config, by name. Lists are taken for tuples. The value
-        of a group of fields may be a mapping.
+      **fields: Values of fields of the config that replace the preset's. Lists become tuples. The
+        value of a group of fields may be a mapping.
 
     Returns:
       The result.
 
     Raises:
-      ValueError: For an unknown study, preset or field, or a value that is not allowed; the message
+      ValueError: For an unknown study, preset or field, or a value that is not allowed. The message
         has the nearest name.
 
     >>> result = run("ridge_transfer", preset="tiny", seed=1)
@@ -114,19 +114,19 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
 
 
 def compiling(preset: str) -> contextlib.AbstractContextManager[None]:
-    """Makes the context in which a preset runs.
+    """Creates the context in which a preset runs.
 
     Args:
       preset: The name of the preset.
 
     Returns:
-      A context without optimised programs for "tiny", which is too short to be worth them.
+      A context that turns off compiler optimisation for "tiny", because its runs are too short.
     """
     return compiled_quickly() if preset == "tiny" else contextlib.nullcontext()
 
 
 def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with tuples in place of lists, as configs have them."""
+    """Replaces lists in the fields by tuples, as configs need them."""
 
     def converted(x: Any) -> Any:
         if isinstance(x, Mapping):

@@ -1,7 +1,7 @@
-"""The file format of stages: named dictionaries of arrays, each stored in a file of its own.
+"""The file format of stages: each stage is a dictionary of arrays in a file of its own.
 
-`store.Run.stage` decides when a stage is written or read. `direct` is the stage function that
-stores nothing.
+`store.Run.stage` decides when a stage is written or read. `direct` is a stage function that stores
+nothing.
 """
 
 import io
@@ -14,24 +14,24 @@ from urllib.parse import quote
 
 from sail_jax import disk
 
-# The most bytes of a stage's arrays.
+# The maximum size of a stage's arrays, in bytes.
 MAX_FILE = 4 << 30
 
 
 def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Converts a nested dictionary to what would come back from disk: sorted keys, NumPy arrays.
+    """Converts a nested dictionary to the form that is read back from disk.
 
     Args:
       tree: A dictionary of arrays, numbers, booleans or text, or of such dictionaries. Keys begin
-        with a letter, a digit or "_" and go on with these, spaces and "-".
+        with a letter, a digit or "_". Further characters may also be spaces and "-".
       at: The path of `tree` within a larger one, for messages; empty, or ending with "/".
 
     Returns:
       The dictionary with its keys sorted and its leaves as NumPy arrays. bfloat16 is kept.
 
     Raises:
-      TypeError: If `tree` is no dictionary, or a leaf holds neither numbers nor text.
-      ValueError: If a dictionary or an array is empty, or a key is not of the form above.
+      TypeError: If `tree` is not a dictionary, or a leaf holds neither numbers nor text.
+      ValueError: If a dictionary or an array is empty, or a key does not have the form above.
 
     >>> as_arrays({"b": [1, 2], "a": {"c": 3.0}})
     {'a': {'c': array(3.)}, 'b': array([1, 2])}
@@ -69,7 +69,7 @@ def direct(
     >>> direct("one", lambda: {"x": [1, 2]})
     {'x': array([1, 2])}
     """
-    # Converted as a stored stage would be, so that a study gets the same with and without a store.
+    # Converted as for storage: a study receives the same arrays with and without a store.
     return as_arrays(compute(None) if folder else compute())
 
 
@@ -77,14 +77,14 @@ def file_name(name: str) -> str:
     """Encodes the name of a stage as the name of a file.
 
     Args:
-      name: At most 80 ASCII letters, digits, "_", spaces and . , : = + / -, of which the first is a
-        letter, a digit or "_".
+      name: At most 80 ASCII letters, digits, "_", spaces and . , : = + / -. The first character is
+        a letter, a digit or "_".
 
     Returns:
-      One path component. Different names give different ones.
+      One path component. Different names give different components.
 
     Raises:
-      ValueError: If the name has another form.
+      ValueError: If the name does not have this form.
 
     >>> file_name("draws 3/20")
     'draws 3%2F20'
@@ -98,12 +98,12 @@ def file_name(name: str) -> str:
 
 
 def _record(file: Path) -> Path:
-    """The path of the record that belongs to a stage's file of arrays."""
+    """Returns the path of the record that belongs to a stage's file of arrays."""
     return file.with_name(f"{file.name}.json")
 
 
 def finished(file: Path) -> bool:
-    """Tells whether a stage is stored."""
+    """Returns whether a stage is stored."""
     return _record(file).exists()
 
 
@@ -113,8 +113,8 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
     Args:
       file: The .npz file. Its folder is made if it is missing.
       name: The name of the stage.
-      arrays: The arrays, as `as_arrays` gives them.
-      seconds: How long the stage took to compute.
+      arrays: The arrays that `as_arrays` returned.
+      seconds: The computing time of the stage.
 
     Raises:
       StoreError: If a file cannot be written.
@@ -124,15 +124,15 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
     flat, buffer = _flat(arrays), io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, array in flat.items():
-            # NumPy's format has no name for bfloat16. Its bits are stored as whole numbers, and the
-            # record lists which arrays these are.
+            # NumPy's format cannot store bfloat16. The bits are stored as whole numbers, and the
+            # record lists the names of these arrays.
             plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
             with archive.open(f"{path}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, plain, allow_pickle=False)
     data = buffer.getvalue()
     with disk.explained("write", file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    # The arrays first: a stage counts as finished by its record, which comes last.
+    # The arrays come first. The record comes last and marks the stage as finished.
     disk.write_atomic(file, data)
     record = {
         "format": disk.FORMAT,
@@ -149,10 +149,10 @@ def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
 
     Args:
       file: The .npz file of its arrays.
-      name: The name that the stage should have.
+      name: The expected name of the stage.
 
     Returns:
-      The arrays, as they were given to `write`, and the seconds that the stage took to compute.
+      The arrays that `write` received, and the computing time of the stage in seconds.
 
     Raises:
       StoreError: If the arrays or the record are missing or damaged, or belong to another stage.
@@ -174,7 +174,7 @@ def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
     if record["name"] != name:
         raise disk.StoreError(f"{file} holds stage '{record['name']}', not '{name}'; {redo}")
     tree: dict[str, Any] = {}
-    # The checksum lies beside the file, so that whoever makes a run can seal anything.
+    # The checksum protects against damage, not against forgery: it lies next to the file.
     with reading(file), np.load(io.BytesIO(data), allow_pickle=False) as stored:
         if any(member.compress_type != zipfile.ZIP_STORED for member in stored.zip.infolist()):
             raise ValueError("an array is packed")
@@ -189,7 +189,7 @@ def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
 
 
 def _flat(arrays: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Flattens a nested dictionary to arrays by path, the keys joined by "/"."""
+    """Flattens a nested dictionary to arrays by path, with keys joined by "/"."""
     flat: dict[str, Any] = {}
     for key, leaf in arrays.items():
         flat |= _flat(leaf, f"{at}{key}/") if isinstance(leaf, Mapping) else {f"{at}{key}": leaf}

@@ -1,16 +1,16 @@
-"""The directory of a run: what was computed is kept there, to be resumed, read and drawn again.
+"""The directory of a run. It keeps the results, so the run can be resumed, read and drawn again.
 
-    config.json              what was run, with which versions, and whether it finished
+    config.json              the study, config, versions, and whether the run finished
     stages/<name>.npz        the arrays of a finished stage
     stages/<name>.npz.json   its record, with the checksum of the arrays
-    work/<name>/             what an unfinished stage keeps for itself
+    work/<name>/             files that an unfinished stage keeps for itself
     metrics/<name>/          the lines (.jsonl) that a stage wrote there: losses and rates by step
     result.nc                the dataset (netCDF4), written last
     <figure>.png
 
-Every file is written under a temporary name, synced and renamed, so that none is ever half-written.
-`config.json` says what may be trusted: it carries its own checksum and, once the run has finished,
-that of `result.nc`.
+Every file is written under a temporary name, synced and renamed, so no file is ever half-written.
+`config.json` carries its own checksum. Once the run has finished, it also has the checksum of
+`result.nc`.
 """
 
 import contextlib
@@ -53,16 +53,16 @@ def config_record(config: AnyConfig) -> dict[str, Any]:
       config: A dataclass.
 
     Returns:
-      Its fields by name. Tuples become lists, and infinities the texts "inf" and "-inf", since JSON
-      has no such numbers. Functions become their names, which nothing ever imports again.
+      Its fields by name. Tuples become lists. Infinities become the texts "inf" and "-inf", because
+      JSON lacks such numbers. Functions become their names, and no reader imports them again.
 
     Raises:
-      TypeError: If `config` is no dataclass, or a value has no form in JSON.
+      TypeError: If `config` is not a dataclass, or a value cannot be written as JSON.
       ValueError: If a value is NaN.
     """
 
     def spelt(value: object) -> object:
-        """The value with lists in place of tuples and text in place of infinities and functions."""
+        """Replaces tuples by lists, and infinities and functions by text."""
         if callable(value) and not isinstance(value, type):
             return named(value)
         if dataclasses.is_dataclass(value):
@@ -99,7 +99,7 @@ def differences(old: object, new: object, at: str = "") -> list[str]:
       at: The path of both within a larger record; empty at the top.
 
     Returns:
-      One text for each difference, "path was ..., now ..."; none if the records are equal.
+      One text for each difference, "path was ..., now ..."; an empty list if the records are equal.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     ['a.b was 1, now 3']
@@ -114,12 +114,12 @@ def differences(old: object, new: object, at: str = "") -> list[str]:
 class Run:
     """One run of a study in a directory, which is locked until the end of the `with` block.
 
-    `open` begins or resumes a run; `reopen` reads a finished one. Where several processes make one
-    run, all of them open it, and only the first writes.
+    `open` begins or resumes a run, and `reopen` reads a finished one. If several processes share
+    one run, all of them open it, and only the first writes.
 
     Attributes:
       path: The directory.
-      record: What `config.json` holds: study, config, seed, versions, device, time and status.
+      record: The content of `config.json`: study, config, seed, versions, device, time and status.
     """
 
     def __init__(
@@ -137,31 +137,31 @@ class Run:
     def open(
         cls, directory: str | Path, experiment: str, config: AnyConfig, *, resume: bool = False
     ) -> Self:
-        """Takes a directory for a run, before any work is done.
+        """Claims a directory for a run, before any work is done.
 
-        An empty or new directory is taken. One that holds the same run already is taken only with
-        `resume`. The same run is one with the same study, config, versions and device.
+        An empty or new directory is accepted. A directory that holds the same run already is
+        accepted only with `resume`. The same run has the same study, config, versions and device.
 
         Args:
-          directory: The directory, which is made if it is missing.
+          directory: The directory. It is created if it is missing.
           experiment: The name of the study.
           config: Its config, a dataclass with a field `seed`.
-          resume: Whether to continue, or read, a run that is there already.
+          resume: Whether to continue or read a run that the directory holds already.
 
         Returns:
-          The run. Leave it by a `with` block: its end unlocks the directory.
+          The run. Use it in a `with` block: its end unlocks the directory.
 
         Raises:
           RefusedError: If the directory holds something else, holds this run and `resume` is false,
             is in use by another run, or cannot be written to.
-          StoreError: If the record of the run that it holds is damaged.
+          StoreError: If the record of the run in it is damaged.
           TypeError: As `config_record`.
           ValueError: As `config_record`.
         """
         path = Path(directory)
         wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
         taken = processes.by_first(lambda: _take(path, wanted, resume))
-        # Processes other than the first read what the first has written, and hold no lock.
+        # Processes other than the first read the files that the first has written, without a lock.
         return cls(path, _read_run_record(path), None) if taken is None else cls(path, *taken)
 
     @property
@@ -177,7 +177,7 @@ class Run:
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
-            # Without a record, the directory can be taken for a run with another config.
+            # Without a record, another run with another config can use the directory.
             (self.path / RECORD).unlink(missing_ok=True)
             _remove_empty(self._made)
         _release(self._lock)
@@ -192,25 +192,25 @@ class Run:
           name: The name of the stage, used once in a run; see `stages.file_name`.
           compute: Computes the stage: a dictionary of arrays, or of such dictionaries. It is called
             with no argument, or with the path of a directory if `folder` is true.
-          folder: Whether `compute` gets a directory, to keep there what it needs to go on from
-            after a kill. Once the stage is finished the directory is removed; its .jsonl files move
+          folder: Whether `compute` receives a directory to store whatever it needs to continue
+            after a kill. The directory is removed once the stage is finished. Its .jsonl files move
             to `metrics`.
 
         Returns:
-          The arrays, as `stages.as_arrays` gives them.
+          The arrays, as `stages.as_arrays` returns them.
 
         Raises:
-          ValueError: If the name was used before in this run or is not of the right form, and as
-            `stages.as_arrays`.
+          ValueError: If the name was used before in this run or does not have the right form, and
+            as `stages.as_arrays`.
           TypeError: As `stages.as_arrays`.
-          StoreError: If what was stored is damaged, or the stage cannot be written.
+          StoreError: If the stored stage is damaged, or the stage cannot be written.
         """
         file = stages.file_name(name)
         saved, work = self.path / "stages" / f"{file}.npz", self.path / "work" / file
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        # All must take the same branch: devices of several processes compute together.
+        # All processes must take the same branch, because their devices compute together.
         if processes.agreed(stages.finished(saved)):
             arrays, seconds = stages.read(saved, name)
             self._kept_seconds += seconds
@@ -222,7 +222,8 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        # Also where the stage was read back: a process may have died between storing and this.
+        # Needed also if the stage was read back: a process may have died between storing and this
+        # line.
         if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
@@ -230,7 +231,7 @@ class Run:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(lines, place)
             shutil.rmtree(work)
-            # Other stages may still keep something there.
+            # Other stages may still keep files there.
             with contextlib.suppress(OSError):
                 work.parent.rmdir()
         return arrays
@@ -241,14 +242,14 @@ class Run:
         Args:
           dataset: The result. It is stored with the config, seed, versions, device and computing
             time as its attributes.
-          seconds: The time it took before the run was opened.
+          seconds: The computing time before the run was opened.
 
         Raises:
           TypeError: If a variable holds neither numbers nor text.
           StoreError: If it cannot be written.
         """
         for name, variable in dataset.variables.items():
-            # NumPy's kinds of booleans, numbers and text; netCDF has no complex numbers
+            # NumPy's kinds of booleans, numbers and text. netCDF cannot store complex numbers.
             if variable.dtype.kind not in "biufUOT":
                 raise TypeError(f"{name}: expected numbers or text, got {variable.dtype}")
         record = self.record
@@ -265,11 +266,11 @@ class Run:
         }
 
         def write() -> None:
-            """Writes the result and then the record, which vouches for it."""
-            # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
+            """Writes the result, and then the record that marks it as finished."""
+            # The bytes are built in memory, so a full disk raises here and not in HDF5's flush on
+            # close.
             data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
-            # The record comes second: it says that the run is finished, and must not say so of a
-            # result that is not there.
+            # The record comes second. It marks the run as finished, so the result must exist first.
             disk.write_atomic(self.path / RESULT, data)
             result = {"bytes": len(data), "sha256": disk.sha256(data)}
             done = {**record, "status": "finished", "result": result}
@@ -279,7 +280,7 @@ class Run:
         self.record = _read_run_record(self.path)
 
     def draw(self, images: Mapping[str, bytes]) -> list[Path]:
-        """Writes figures beside the result.
+        """Writes figures into the directory of the run.
 
         Args:
           images: PNG files as bytes, by name. A name has at most 100 letters, digits, "_" and "-".
@@ -288,7 +289,7 @@ class Run:
           The paths of the files, `<name>.png`.
 
         Raises:
-          ValueError: If a name has another form.
+          ValueError: If a name does not have this form.
           StoreError: If a file cannot be written.
         """
         paths = []
@@ -317,16 +318,16 @@ def complete(
       run: The run, opened with `config`.
       study: The study.
       config: Its config.
-      watch: Wraps the stage function that the study is given, to report progress; the default
+      watch: Wraps the stage function that the study receives, to report progress. The default
         changes nothing.
-      shown: How many figures are written, from the first; None for all of them.
+      shown: The number of figures to write, from the first; None writes all of them.
 
     Returns:
-      The dataset as it is stored, and the figures that are written, as PNG, by name.
+      The stored dataset, and the written figures as PNG, by name.
 
     Raises:
-      StoreError: If something stored is damaged or cannot be written, and whatever the study
-        raises.
+      StoreError: If stored files are damaged or cannot be written. Errors of the study pass
+        through.
     """
     if run.finished:
         with showing(run.path):
@@ -337,9 +338,9 @@ def complete(
 
 @contextlib.contextmanager
 def showing(path: Path) -> Iterator[None]:
-    """Turns what a study raises for a stored result into one line.
+    """Turns an error that a study raises for a stored result into one line.
 
-    Another version of the study may have stored it, or somebody else.
+    The result may come from another version of the study, or from someone else.
 
     Args:
       path: The directory of the run.
@@ -348,14 +349,14 @@ def showing(path: Path) -> Iterator[None]:
       Nothing.
 
     Raises:
-      StoreError: If the body of the `with` statement raises what a result raises that lacks what
-        the study shows.
+      StoreError: If the body of the `with` statement raises an error that is typical of results
+        that lack what the study shows.
     """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         why = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise StoreError(f"{path}: this version cannot show what it holds ({why[:200]})") from exc
+        raise StoreError(f"{path}: this version cannot show its result ({why[:200]})") from exc
 
 
 def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
@@ -364,10 +365,10 @@ def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
     Args:
       run: The run.
       study: Its study.
-      shown: How many figures are written, from the first; None for all of them.
+      shown: The number of figures to write, from the first; None writes all of them.
 
     Returns:
-      The dataset as it is stored, and the figures that are written by name.
+      The stored dataset, and the written figures by name.
 
     Raises:
       StoreError: If the result is damaged, or a figure cannot be written.
@@ -381,14 +382,14 @@ def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
 
 
 def drawn(run: Run, study: Study) -> Drawn:
-    """Draws the figures of a finished run, and writes nothing.
+    """Draws the figures of a finished run without writing them.
 
     Args:
       run: The run.
       study: Its study.
 
     Returns:
-      The dataset as it is stored, and the figures by name.
+      The stored dataset, and the figures by name.
 
     Raises:
       StoreError: If the result is damaged.
@@ -398,7 +399,7 @@ def drawn(run: Run, study: Study) -> Drawn:
 
 
 def reopen(directory: str | Path) -> Run:
-    """Opens a finished run to read it and to draw it again.
+    """Opens a finished run, to read it and to draw it again.
 
     Args:
       directory: The directory of the run.
@@ -412,7 +413,7 @@ def reopen(directory: str | Path) -> Run:
     """
     path = Path(directory)
     if not path.is_dir() or not (path / RECORD).exists():
-        raise RefusedError(f"{path} holds no run: there is no {RECORD}")
+        raise RefusedError(f"{path} holds no run: {RECORD} is missing")
     record = _read_run_record(path)
     if record["status"] != "finished":
         raise RefusedError(f"{path} holds an unfinished run: finish it with --resume")
@@ -424,14 +425,14 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
 
     Args:
       path: The directory of the run.
-      record: What its `config.json` holds, with the size and checksum of the result.
+      record: The content of its `config.json`, with the size and checksum of the result.
 
     Returns:
       The dataset.
 
     Raises:
-      StoreError: If the result is missing, is not what the checksum was taken of, or is not what
-        `Run.finish` writes.
+      StoreError: If the result is missing, does not match its checksum, or does not have the form
+        that `Run.finish` writes.
     """
     import xarray as xr
 
@@ -441,20 +442,20 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
     try:
         _check_contained(data)
-        # Undecoded: numbers whose unit is "days", say, would else come back as durations.
+        # Undecoded, because xarray would turn numbers with a unit such as "days" into durations.
         return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
-    # The checksum lies beside the file, so that whoever makes a run can seal anything. HDF5,
-    # h5netcdf and xarray raise errors of many types, some of many lines.
+    # The checksum protects against damage, not against forgery: it lies next to the file. HDF5,
+    # h5netcdf and xarray raise errors of many types, some with many lines.
     except Exception as exc:
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
         raise StoreError(f"{file} is damaged: {why}") from exc
 
 
 def _check_contained(data: bytes) -> None:
-    """ValueError unless all that a result holds lies in its own bytes, unpacked.
+    """Raises ValueError unless the bytes of a result contain all of its arrays, unpacked.
 
-    HDF5 can take entries from other files, follow links to them, and unpack or repeat a few bytes
-    to any size. `Run.finish` uses nothing of this.
+    HDF5 can read entries from other files, follow links to them, and unpack or repeat a few bytes
+    to any size. `Run.finish` uses none of these features.
     """
     import h5py
 
@@ -464,8 +465,9 @@ def _check_contained(data: bytes) -> None:
             link = file.get(name, getlink=True)
             array = file[name] if isinstance(link, h5py.HardLink) else None
             if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
-                raise ValueError(f"'{name}' is no array of its own")
-            # A dimension without coordinates is stored as an array of its length, and never read.
+                raise ValueError(f"'{name}' does not hold its own array")
+            # A dimension without coordinates is stored as an array of its length, which is never
+            # read.
             unread = str(array.attrs.get("NAME", "")).startswith(_DIMENSION)
             left -= 0 if unread else array.nbytes
             if left < 0:
@@ -479,7 +481,7 @@ def _release(lock: int | None) -> None:
 
 
 def _remove_empty(made: Sequence[Path]) -> None:
-    """Removes directories that were made for a run, innermost first, as far as they are empty."""
+    """Removes the empty ones among directories that were made for a run, innermost first."""
     with contextlib.suppress(OSError):
         for folder in made:
             folder.rmdir()
@@ -488,13 +490,13 @@ def _remove_empty(made: Sequence[Path]) -> None:
 def _take(
     path: Path, wanted: dict[str, Any], resume: bool
 ) -> tuple[dict[str, Any], int | None, list[Path]]:
-    """Makes and locks the directory of a run.
+    """Creates and locks the directory of a run.
 
-    Returns the record of the run, the lock, and what directories were made, innermost first.
+    Returns the record of the run, the lock, and the created directories, innermost first.
     """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
-    # Noted before they are made, so that a run that fails at once leaves none of them behind.
+    # Listed before they are created, so a run that fails at once leaves none of them behind.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with disk.explained("write to", path):
@@ -504,7 +506,7 @@ def _take(
         raise RefusedError(f"{exc}; choose another --out") from exc
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
-    # Looked at only now that no other process can change it.
+    # Read only now, when no other process can change it.
     try:
         return _claim(path, wanted, resume), lock, made
     except BaseException:
@@ -514,9 +516,9 @@ def _take(
 
 
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """Finds the record of the unfinished run in a locked directory, or writes a new one."""
+    """Returns the record of the unfinished run in a locked directory, or writes a new record."""
     disk.probe(path)
-    # A process that died while it wrote has left these. They make a directory no less empty.
+    # A process that died while it wrote has left these. The directory still counts as empty.
     leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]
     if not set(path.iterdir()) - set(leftovers):
         record = {
@@ -547,9 +549,9 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
 
 
 def _check_own(path: Path) -> None:
-    """Refuses a directory of a run that others may have laid out, to be continued by this user.
+    """Refuses to continue in a directory of a run that another user may have prepared.
 
-    What is computed would be written through its links, and its stages would pass for this run's.
+    Results would be written through its links, and its stages would count as this run's.
     """
     with disk.explained("read", path):
         why = disk.foreign(path, links=True)

@@ -1,4 +1,4 @@
-"""Long lists of points, computed and stored chunk by chunk, and shared out over all devices."""
+"""Long lists of points, computed and stored in chunks, and distributed over all devices."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,23 @@ def sweep(
     *,
     chunk: int,
 ) -> dict[str, Any]:
-    """Applies a function to many points, a chunk of them at a time, with one stage for each chunk.
+    """Applies a function to many points in chunks, with one stage for each chunk.
 
-    A sweep that is interrupted goes on after its last finished chunk, if `stage` stores results.
-    Where this process has several devices, `chunk` is rounded up to a multiple of their number, so
-    that `over_devices` leaves none of them idle. A chunk size that divides `len(points)` means that
-    a compiled `fn` is compiled once.
+    An interrupted sweep continues after its last finished chunk, if `stage` stores results. If this
+    process has several devices, `chunk` is rounded up to a multiple of their number, so
+    `over_devices` keeps all of them busy. If the chunk size divides `len(points)`, a compiled `fn`
+    is compiled once.
 
     Args:
       fn: Maps a slice of the points to a (nested) dictionary of arrays, whose leading axis runs
         over the points of the slice.
-      points: The points, at least one. It is sliced along its leading axis.
-      stage: The stage function; the default stores nothing.
-      name: What the stages are called: "name 3/20" is the third of 20.
+      points: The points, at least one. They are sliced along the leading axis.
+      stage: The stage function. The default stores nothing.
+      name: The name of the stages: "name 3/20" is the third of 20.
       chunk: The number of points in each stage, at least 1.
 
     Returns:
-      The dictionary of `fn` for all points: NumPy arrays, concatenated along their leading axes.
+      The dictionary of `fn` for all points, as NumPy arrays concatenated along their leading axes.
 
     Raises:
       ValueError: If `chunk` is below 1, there are no points, or an array does not have one entry
@@ -53,8 +53,7 @@ def sweep(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if len(points) == 0:
         raise ValueError("points must not be empty")
-    # The devices of one process are counted on average, so that all processes cut the points into
-    # the same chunks.
+    # The average number of devices per process counts, so all processes form the same chunks.
     devices = _sharing(jax.device_count() // jax.process_count())
     chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
@@ -72,25 +71,25 @@ def sweep(
 
 
 def cores() -> int:
-    """Counts the cores of the CPU that this process may use.
+    """Counts the CPU cores that this process may use.
 
     Returns:
-      The number of cores, at least 1. Where the system supports it, cores that this process is
-      barred from are not counted.
+      The number of cores, at least 1. Where the system supports it, cores that this process must
+      not use are not counted.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sharing(devices: int) -> int:
-    """How many of the devices take part: on a CPU, no more than it has cores."""
+    """Returns how many of the devices take part: on a CPU, at most its number of cores."""
     return min(devices, cores()) if jax.default_backend() == "cpu" else devices
 
 
 def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Shares the points of a function out over the devices of this process.
+    """Distributes the points of a function over the devices of this process.
 
-    The returned function is to be made once and called often: each number of points is compiled
-    once. On one device `fn` is called as it is, without compiling it.
+    Create the returned function once and call it often: each number of points is compiled once. On
+    one device `fn` is called as it is, without compilation.
 
     Args:
       fn: A pure function `fn(points, *common)`. It maps arrays whose leading axis runs over points
@@ -106,14 +105,15 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
-        """Applies `fn`, with the points filled up to one number for every device."""
+        """Applies `fn`, after padding the points to a multiple of the number of devices."""
         n = len(jax.tree.leaves(points)[0])
         per_device = ceil(n / _sharing(jax.local_device_count()))
-        # Further devices would have nothing but repeated points.
+        # Further devices would receive only repeated points.
         devices = jax.local_devices()[: ceil(n / per_device)]
         if len(devices) == 1:
             return fn(points, *common)
-        # Every device needs as many points: the last one is repeated, and its results are cut off.
+        # Every device needs equally many points: the last point is repeated, and its results are
+        # cut off.
         index = np.minimum(np.arange(per_device * len(devices)), n - 1)
         filled = jax.tree.map(lambda x: x[index], points)
         results = program(tuple(devices), len(common))(filled, *common)
@@ -121,11 +121,11 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     @lru_cache
     def program(devices: tuple[Any, ...], others: int) -> Callable[..., PyTree]:
-        """Compiles `fn` for some devices, and for so many arguments after the points."""
+        """Compiles `fn` for some devices, and for a number of arguments after the points."""
         axis = "points"
         mesh = jax.make_mesh((len(devices),), (axis,), (AxisType.Auto,), devices=devices)
         specs = (P(axis), *[P()] * others)
-        # What is common is used by every device without a word between them.
+        # Every device has a copy of the common arguments, so no device waits for another.
         return jax.jit(
             jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(axis), check_vma=False)
         )

@@ -1,1 +1,1 @@
-"""What studies measure of networks and trainings: answers, distances of samples, costs, savings."""
+"""Measurements in studies: answers, distances between samples, costs of training, savings."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from experiments.data.choices import Packed, accuracy, scores
 
 Apply = Callable[[Int[Array, "batch time"]], Float[Array, "batch time vocab"]]
-"""A language model: from tokens to the logits of the token after each."""
+"""A language model: from tokens to the logits of each next token."""
 
 
 def log_likelihood(
@@ -23,10 +23,10 @@ def log_likelihood(
     """Computes the log-probability of each token given those before it.
 
     Args:
-      apply: The language model: the logits at each place, for the token after it.
-      tokens: The sequences. Tokens that fill a sequence up at its end do not change the others'
-        values.
-      batch_size: How many sequences are evaluated at once.
+      apply: The language model: the logits at each place, for the next token.
+      tokens: The sequences. Padding at the end of a sequence does not change the values of its
+        other tokens.
+      batch_size: The number of sequences evaluated at once.
 
     Returns:
       The log-probabilities in nats, in float32; 0 for the first token of a sequence.
@@ -42,7 +42,7 @@ def log_likelihood(
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], axis=-1)[:, 0]
         return jnp.concatenate([jnp.zeros(1), log_probs])
 
-    # Sequences are run in batches: the logits of one are `vocab` times as large as it.
+    # Sequences are run in batches, because the logits are `vocab` times as large as the tokens.
     return jax.lax.map(of_row, flat, batch_size=min(batch_size, len(flat))).reshape(tokens.shape)
 
 
@@ -55,7 +55,7 @@ def normalised(
       apply: The language model, as in `log_likelihood`.
       packed: The questions as tokens.
       by: The unit of length: "token" or "byte".
-      batch_size: How many sequences are evaluated at once.
+      batch_size: The number of sequences evaluated at once.
 
     Returns:
       The scores in nats per unit; -inf for a choice without tokens.
@@ -73,18 +73,18 @@ def normalised(
 def answered(
     apply: Apply, packed: Packed, *, by: str = "token", batch_size: int = 32
 ) -> Float[Array, ""]:
-    """Computes the share of questions whose right choice has the best score.
+    """Computes the share of questions for which the right choice has the best score.
 
-    It can be compiled with `packed` as data.
+    It can be compiled with `packed` as an argument.
 
     Args:
       apply: The language model, as in `log_likelihood`.
       packed: The questions as tokens.
       by: The unit of length: "token" or "byte".
-      batch_size: How many sequences are evaluated at once.
+      batch_size: The number of sequences evaluated at once.
 
     Returns:
-      The share, from 0 to 1. Of equal scores the first counts.
+      The share, from 0 to 1. Among equal scores the first choice counts.
 
     Raises:
       ValueError: If `by` is neither unit.
@@ -97,20 +97,20 @@ def answered(
 def continuations(
     blocks: Int[np.ndarray, "n token"], *, context: int, items: int, choices: int, seed: int
 ) -> Packed:
-    """Makes multiple-choice questions of plain text: how does a block of tokens go on?
+    """Builds multiple-choice questions from plain text: how does a block of tokens continue?
 
-    The context is the beginning of a block. The right choice is the rest of it; the wrong ones are
-    the ends of other blocks, as in HellaSwag. All choices are equally long.
+    The context is the beginning of a block. The right choice is the rest of the block. The wrong
+    choices are the ends of other blocks, as in HellaSwag. All choices are equally long.
 
     Args:
       blocks: n blocks of tokens, all of one length.
       context: The number of tokens of the context.
       items: The number of questions.
       choices: The number of choices of each question.
-      seed: The seed of which blocks are asked about, of the wrong choices and of their order.
+      seed: The seed of the chosen blocks, the wrong choices and their order.
 
     Returns:
-      The questions. The length of a choice is counted in tokens here.
+      The questions. They count the length of a choice in tokens.
 
     Raises:
       ValueError: If `items` is not from 1 to n, `choices` not from 2 to n, or `context` not from 1
@@ -135,7 +135,8 @@ def continuations(
     tokens = np.empty((items, choices, length), np.int32)
     for i, own in enumerate(rng.permutation(n)[:items].tolist()):
         others = rng.choice(n - 1, choices - 1, replace=False)
-        # Drawn from n - 1 numbers and moved up from `own` on: every other block is equally likely.
+        # Drawn from n - 1 numbers and moved up from `own` on, so every other block is equally
+        # likely.
         from_block = np.insert(others + (others >= own), answer[i], own)
         tokens[i, :, :context] = blocks[own, :context]
         tokens[i, :, context:] = blocks[from_block, context:]

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 def flops(fn: Callable[..., Any], *args: PyTree) -> float:
     """Counts the floating-point operations of `fn(*args)`, as XLA counts them.
 
-    They are counted in the program before it is optimised. The body of a loop counts once.
+    The count is for the program before optimisation. The body of a loop counts once.
 
     Args:
       fn: A function that can be compiled.

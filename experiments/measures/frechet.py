@@ -15,7 +15,7 @@ class Normal(NamedTuple):
 
     Attributes:
       mean: Its mean.
-      root: A root R of its covariance: R^T R is the covariance.
+      root: A root R of its covariance, which equals R^T R.
     """
 
     mean: Float[np.ndarray, " d"]
@@ -25,8 +25,8 @@ class Normal(NamedTuple):
 def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
     """Fits a normal distribution to a sample.
 
-    The covariance, with divisor n - 1, is not formed: its root is that of a QR decomposition. So no
-    digits are lost by squaring, and n may be less than d.
+    The covariance, with divisor n - 1, is never formed: a QR decomposition gives its root. This
+    avoids the loss of digits by squaring, and allows n < d.
 
     Args:
       sample: The n points, at least two.
@@ -53,18 +53,18 @@ def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
 
 
 def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) -> Normal:
-    """Makes a normal distribution of its mean and covariance.
+    """Creates a normal distribution from its mean and covariance.
 
     Args:
       mean: The mean.
-      covariance: The covariance. Its symmetric part counts; eigenvalues that rounding made negative
-        count as 0.
+      covariance: The covariance. Only its symmetric part is used. Eigenvalues that rounding made
+        negative count as 0.
 
     Returns:
       The distribution.
 
     Raises:
-      ValueError: If the shapes are not those of a mean and its covariance.
+      ValueError: If the shapes do not fit a mean and its covariance.
     """
     mean, covariance = (np.asarray(x, np.float64) for x in (mean, covariance))
     if mean.ndim != 1 or covariance.shape != 2 * mean.shape:
@@ -72,7 +72,7 @@ def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) ->
             f"expected a mean [d] and a covariance [d, d]; got shapes {list(mean.shape)} and "
             f"{list(covariance.shape)}"
         )
-    # Not Cholesky, which needs a definite matrix: covariances of few samples are singular.
+    # Cholesky would need a definite matrix, but covariances of few samples are singular.
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     return Normal(mean, np.sqrt(np.maximum(values, 0))[:, None] * vectors.T)
 
@@ -82,13 +82,13 @@ def distance(a: Normal, b: Normal) -> float:
 
     |m_a - m_b|^2 + tr(A + B - 2 (A^(1/2) B A^(1/2))^(1/2))
 
-    With A = R_a^T R_a and B = R_b^T R_b, the last trace is the nuclear norm of R_a R_b^T. Its
-    singular values have errors of eps times the largest one, while square roots of eigenvalues
-    would have errors of sqrt(eps).
+    With A = R_a^T R_a and B = R_b^T R_b, the last trace is the nuclear norm of R_a R_b^T. The
+    errors of its singular values are eps times the largest one. Square roots of eigenvalues would
+    have errors of sqrt(eps).
 
     Args:
       a: A distribution.
-      b: Another one, of as many dimensions.
+      b: Another one, with as many dimensions.
 
     Returns:
       The squared distance, at least 0, in the squared unit of the features.
@@ -103,7 +103,7 @@ def distance(a: Normal, b: Normal) -> float:
     10.0
     """
     if a.mean.shape != b.mean.shape:
-        raise ValueError(f"features: {a.mean.size} of one and {b.mean.size} of the other")
+        raise ValueError(f"dimensions must be equal; got {a.mean.size} and {b.mean.size}")
     shared = np.linalg.svd(a.root @ b.root.T, compute_uv=False).sum()
     apart = np.sum((a.mean - b.mean) ** 2) + np.sum(a.root**2) + np.sum(b.root**2) - 2 * shared
     return float(np.maximum(apart, 0.0))
@@ -112,7 +112,7 @@ def distance(a: Normal, b: Normal) -> float:
 def between(a: Float[ArrayLike, "n d"], b: Float[ArrayLike, "m d"]) -> float:
     """Computes the squared Fréchet distance between normal distributions fitted to two samples.
 
-    It is biased upwards, by O(1/n + 1/m). So compare only distances of samples of equal sizes, and
-    beside them that of two samples of one distribution.
+    The distance is biased upwards by O(1/n + 1/m). Compare only samples of equal sizes, and report
+    the distance between two samples of one distribution for scale.
     """
     return distance(fit(a), fit(b))

@@ -1,6 +1,6 @@
 """Held-out examples in files, and the score of a network on each of them.
 
-Three kinds of files are read: arrays (.npz), questions with choices, and texts (both JSON lines).
+It reads three kinds of files: arrays (.npz), questions with choices, and texts (both JSON lines).
 Each file is a task. `docs/how_to/search.md` describes them, with an example of each.
 """
 
@@ -19,17 +19,17 @@ from sail_jax.checkpoint.operations.trying import Examples, Running, read_arrays
 
 Kind = Literal["arrays", "texts", "questions"]
 IGNORED = -100
-"""The label of a token that takes no part."""
+"""The label of a token that does not count."""
 
 
 class HeldOut(NamedTuple):
     """Examples of one or more tasks.
 
     Attributes:
-      kind: What they are.
-      data: Arrays `[n, ...]` by name. Questions have those of `choices.Packed`, texts "inputs" and
-        "labels", and arrays what their file has.
-      tasks: The task of each example, by the name of its file.
+      kind: The kind of the examples.
+      data: Arrays `[n, ...]` by name. Questions have the arrays of `choices.Packed`, texts "inputs"
+        and "labels", and array files the arrays in the file.
+      tasks: The task of each example, which is the name of its file.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ def read(
     Args:
       paths: Files of one kind: .npz, or JSON lines of questions or of texts.
       tokenizer: The tokenizer.json of the models, of byte-level BPE, for JSON lines.
-      length: The most tokens of a sequence; longer ones are cut.
+      length: The largest number of tokens of a sequence. Longer ones are cut.
 
     Returns:
       The examples of all files, in order.
@@ -77,10 +77,10 @@ def read(
 
 
 def _joined(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The arrays of all files; sequences of other lengths are filled up at their ends."""
+    """Joins the arrays of all files, after padding sequences of different lengths at their ends."""
     widths = np.max([x.shape[1:] for x in arrays], 0)
     if any(x.ndim != arrays[0].ndim for x in arrays):
-        raise DataError(f"data: {name!r} has another number of axes in another file")
+        raise DataError(f"data: {name!r} has different numbers of axes in different files")
     fill = IGNORED if name == "labels" else 0
     return np.concatenate([
         np.pad(
@@ -93,7 +93,7 @@ def _joined(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _arrays(path: Path) -> tuple[Kind, dict[str, np.ndarray]]:
-    """Reads the arrays of an .npz file, which all have an entry for each example."""
+    """Reads the arrays of an .npz file. Each array has one entry for each example."""
     if path.suffix != ".npz":
         raise DataError(f"{path}: expected .npz, or .jsonl with a tokenizer")
     data = read_arrays(path)
@@ -106,7 +106,7 @@ def _arrays(path: Path) -> tuple[Kind, dict[str, np.ndarray]]:
 def _lines(
     path: Path, encode: Callable[[bytes], Any], length: int
 ) -> tuple[Kind, dict[str, np.ndarray]]:
-    """Reads questions or texts, and encodes them."""
+    """Reads and encodes questions or texts."""
     if documents.holds(path):
         packed = documents.pack(documents.read(path), encode, length)
         labels = np.full_like(packed.tokens, IGNORED)
@@ -120,13 +120,13 @@ def _lines(
 
 
 def examples(held_out: HeldOut) -> Examples:
-    """Returns examples on which a known network is run, to check that they fit it.
+    """Returns examples as inputs for a known network, to check that they fit it.
 
     Args:
       held_out: The examples.
 
     Returns:
-      Their inputs and labels. Of questions these are the tokens of the first choices.
+      Their inputs and labels. For questions these are the tokens of the first choices.
 
     Raises:
       ValueError: If arrays lack "inputs" or "tokens".
@@ -146,24 +146,24 @@ def examples(held_out: HeldOut) -> Examples:
 def score(
     running: Running, held_out: HeldOut
 ) -> tuple[Callable[[PyTree, PyTree], Float[Array, "n"]], dict[str, np.ndarray]]:
-    """Makes the score of a network that is known here, and the data that it takes.
+    """Creates the score function of a known network, and its data.
 
     Args:
       running: The network.
       held_out: The examples.
 
     Returns:
-      `score(params, batch)`, for each example: 1 if the right choice of a question has the best
-      log-likelihood per token, else 0; of texts and arrays the negative mean cross-entropy. And the
-      arrays of which it takes batches.
+      `score(params, batch)`, and the arrays that are split into batches. The function scores each
+      example. For a question the score is 1 if the right choice has the best log-likelihood per
+      token, else 0. For texts and arrays it is the negative mean cross-entropy.
 
     Raises:
-      ValueError: If there is nothing to compute a loss with.
+      ValueError: If the data cannot give a loss.
     """
     if held_out.kind != "questions":
         data = {name: np.asarray(x) for name, x in running.data.items()}
         if "labels" not in data:
-            raise ValueError("data: expected 'labels', as this network predicts no next token")
+            raise ValueError("data: expected 'labels', because this network predicts no next token")
         return lambda params, batch: -running.loss(running.network(params, batch)[0], batch), data
 
     def right(params: PyTree, batch: PyTree) -> Float[Array, "n"]:

@@ -1,4 +1,4 @@
-"""How many steps a training saves: how much sooner it reaches a loss than another one does."""
+"""Savings of training steps: how much sooner one training reaches a loss than another."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,15 +8,15 @@ from jaxtyping import ArrayLike, Bool, Float
 
 
 class Savings(NamedTuple):
-    """The steps to a loss that two trainings reach, by way and seed.
+    """The steps that two trainings need to reach a common loss, by strategy and seed.
 
-    Each way to train is compared with training from scratch with the same seed. Arrays are `(way,
-    seed)`.
+    Each strategy is compared with training from scratch at the same seed. Arrays have the axes
+    `(way, seed)`, with one entry of "way" for each strategy.
 
     Attributes:
       level: The lowest held-out loss that both reach.
-      reached: Whether that is the lowest that training from scratch reaches.
-      steps: The steps of the way to that loss, with those ahead of its first measurement.
+      reached: Whether this level is the lowest loss of training from scratch.
+      steps: The strategy's steps to that loss, including the steps before its first measurement.
       scratch_steps: The steps of training from scratch to that loss.
     """
 
@@ -27,7 +27,7 @@ class Savings(NamedTuple):
 
     @property
     def saved(self) -> Float[np.ndarray, "way seed"]:
-        """How many steps fewer the way takes than training from scratch."""
+        """The steps from scratch minus the strategy's steps."""
         return self.scratch_steps - self.steps
 
 
@@ -38,24 +38,24 @@ def savings(
     scratch: int = 0,
     ahead: ArrayLike = 0,
 ) -> Savings:
-    """Compares the steps that trainings take to a loss with those from scratch.
+    """Compares how many steps trainings need for a loss with training from scratch.
 
     Args:
-      loss: The held-out losses, before the first and after every `every` steps.
+      loss: The held-out losses, before the first step and after every `every` steps.
       every: The number of steps between two measurements.
-      scratch: The number of the way that is training from scratch.
-      ahead: The steps that a way takes before its first measurement: a number for all, or one for
-        each way.
+      scratch: The index of training from scratch.
+      ahead: The steps of a strategy before its first measurement: one number for all, or one for
+        each strategy.
 
     Returns:
-      The steps by way and seed.
+      The steps by strategy and seed.
 
-    >>> loss = np.array([[[4.0, 3.0, 2.0]], [[3.0, 2.0, 1.0]]])  # two ways, one seed
+    >>> loss = np.array([[[4.0, 3.0, 2.0]], [[3.0, 2.0, 1.0]]])  # two strategies, one seed
     >>> savings(loss, every=10).saved.tolist()
     [[0.0], [10.0]]
     """
     best = loss.min(axis=-1)
-    # The lowest loss that both trainings reach: each of them has a step for it.
+    # The lowest loss that both trainings reach, so each of them has a step for it.
     level = np.maximum(best, best[scratch])
     steps, by_scratch = np.zeros_like(level), np.zeros_like(level)
     for way, seed in np.ndindex(level.shape):
@@ -66,16 +66,15 @@ def savings(
 
 
 def first_below(loss: Float[np.ndarray, " evaluation"], level: float, every: int) -> float:
-    """Computes the step at which a loss first is at or below a level, between measurements
-    linearly.
+    """Computes the step at which a loss first reaches a level, by linear interpolation.
 
     Args:
-      loss: The losses, before the first and after every `every` steps.
+      loss: The losses, before the first step and after every `every` steps.
       level: The level. One of the losses must be at or below it.
       every: The number of steps between two measurements.
 
     Returns:
-      The step, which need not be whole.
+      The step, which need not be a whole number.
 
     >>> first_below(np.array([3.0, 2.0, 1.0]), 1.5, 10)
     15.0

@@ -16,18 +16,18 @@ def attend(
     causal: bool = False,
     drop: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "*batch t h k"]:
-    """Computes softmax attention with as many, or fewer, heads of keys and values as of queries.
+    """Computes softmax attention, with at most as many heads of keys and values as of queries.
 
     The output of query head i at place t is sum_s p_ts v_s with p_t = softmax_s(q_t . k_s /
-    sqrt(k)), where the keys and values are those of head i // (h / g).
+    sqrt(k)). The keys and values come from head i // (h / g).
 
     Args:
       q: Queries: h heads of size k at each of t places.
       k: Keys: g heads, where g divides h.
       v: Values: g heads.
-      causal: Whether a place attends only to itself and to those before it.
-      drop: Is applied to the probabilities `(batch, h, t, t)`, such as the dropout that `dropped`
-        gives. Without it JAX's own attention is called, which need not form them.
+      causal: Whether a place attends only to itself and to earlier places.
+      drop: A function applied to the probabilities `(batch, h, t, t)`, such as the dropout from
+        `dropped`. Without it JAX's own attention runs, which need not form the probabilities.
 
     Returns:
       The mixed values, one for each query.
@@ -43,9 +43,9 @@ def attend(
     Q, K, V = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     if drop is None:
         return jax.nn.dot_product_attention(Q, K, V, is_causal=causal).reshape(q.shape)
-    # JAX's attention, used above, has no dropout; from here on it is written out.
+    # JAX's attention, used above, lacks dropout, so the computation is written out here.
     K, V = (jnp.repeat(x, Q.shape[2] // K.shape[2], axis=2) for x in (K, V))
-    # Logits and softmax in float32 whatever the inputs are, as JAX's own attention has them.
+    # Logits and softmax are in float32 for any dtype of the inputs, as in JAX's own attention.
     logits = jnp.einsum("bthk,bshk->bhts", Q, K).astype(jnp.float32) / q.shape[-1] ** 0.5
     if causal:
         logits = jnp.where(jnp.tri(q.shape[-3], dtype=bool), logits, -jnp.inf)
@@ -54,9 +54,9 @@ def attend(
 
 
 def dropped(rate: float, train: bool) -> Callable[[Array], Array] | None:
-    """Returns a dropout layer if there is anything to drop.
+    """Returns a dropout layer if the rate is above 0 in training, else None.
 
-    It is called within a module, of which the layer becomes a submodule.
+    Call it within a module, which then has the layer as a submodule.
     """
     return nn.Dropout(rate, deterministic=False) if rate and train else None
 

@@ -1,5 +1,5 @@
-"""Image encoders from Hugging Face's checkpoints, by the names of their tensors: ResNet (He et al.
-2016), ViT (Dosovitskiy et al. 2021) and CLIP's tower of images (Radford et al. 2021)."""
+"""Image encoders from Hugging Face's checkpoints, with parameters by tensor names: ResNet (He et
+al. 2016), ViT (Dosovitskiy et al. 2021) and CLIP's image tower (Radford et al. 2021)."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ KINDS = ("resnet", "vit", "clip")
 IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 _UNUSED = ("classifier.", "text_model.", "text_projection", "logit_scale")
 _STATISTICS = ("running_mean", "running_var")
-# The momentum of running statistics, which PyTorch calls 0.1.
+# The momentum of running statistics; PyTorch's convention for the same value is 0.1.
 _MOMENTUM = 0.9
 _EPS = 1e-5  # of BatchNorm
 
@@ -31,9 +31,9 @@ class Backbone(NamedTuple):
     Attributes:
       config: Hugging Face's configuration.
       params: Its learned tensors by name.
-      statistics: Running means and variances of BatchNorm by name; none where there are no such.
+      statistics: Running means and variances of BatchNorm by name; empty without BatchNorm.
       mean: The mean of each colour, `(3,)`, which is subtracted from pixels in [0, 1].
-      std: What they are divided by then, `(3,)`.
+      std: The standard deviation of each colour, `(3,)`, by which they are then divided.
     """
 
     config: Mapping[str, Any]
@@ -46,8 +46,8 @@ class Backbone(NamedTuple):
 def load_backbone(folder: str | Path) -> Backbone:
     """Reads an encoder from a folder with `config.json` and the weights.
 
-    The head, and CLIP's tower of text, are left out. Means and deviations of colours are those of
-    `preprocessor_config.json`, or ImageNet's.
+    The head and CLIP's text tower are left out. Means and deviations of colours come from
+    `preprocessor_config.json`; without it they are ImageNet's.
 
     Args:
       folder: The folder.
@@ -56,14 +56,14 @@ def load_backbone(folder: str | Path) -> Backbone:
       The encoder, in float32.
 
     Raises:
-      ValueError: If the folder has no configuration of a ResNet, ViT or CLIP.
+      ValueError: If the folder lacks a configuration of a ResNet, ViT or CLIP.
       StoreError: If a file cannot be read.
     """
     folder = Path(folder)
     config, how = (_json(folder / f"{name}.json") for name in ("config", "preprocessor_config"))
     if config.get("model_type") not in KINDS:
         raise ValueError(
-            f"{folder}: expected a config.json whose model_type is {', '.join(KINDS)}; got "
+            f"{folder}: expected a config.json with model_type {', '.join(KINDS)}; got "
             f"{config.get('model_type')!r}"
         )
     tensors = {
@@ -102,7 +102,7 @@ def encode(
       params: The learned tensors to use.
       statistics: The running statistics to use.
       images: Pixels from 0 to 255.
-      train: Whether BatchNorm normalises by these images, and its statistics follow them.
+      train: Whether BatchNorm normalises by these images and updates its statistics with them.
 
     Returns:
       The features, and the statistics after these images.
@@ -124,11 +124,13 @@ def encode(
 def _resnet(
     config: Mapping[str, Any], params: Tensors, statistics: Tensors, x: Array, train: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Hugging Face's ResNet, of blocks of two convolutions ("basic") or three ("bottleneck")."""
+    """Runs Hugging Face's ResNet, with blocks of two convolutions ("basic") or three
+    ("bottleneck")."""
     new: dict[str, Array] = {}
 
     def conv(name: str, x: Array, stride: int) -> Array:
-        """A convolution that keeps the size but for its stride, and BatchNorm."""
+        """Applies a convolution and BatchNorm. The stride divides the size, which is kept
+        otherwise."""
         kernel = jnp.asarray(params[f"{name}.convolution.weight"])
         pad = kernel.shape[-1] // 2
         x = lax.conv_general_dilated(x, kernel, (stride, stride), [(pad, pad)] * 2)

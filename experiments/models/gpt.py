@@ -1,4 +1,4 @@
-"""GPT: a transformer with learned positions, causal attention and the norms before each part.
+"""GPT: a transformer with learned positions, causal attention and a norm before each part.
 
 `Block` is also the block of `vit.ViT`.
 """
@@ -12,14 +12,14 @@ from experiments.models.attention import attend, check_length, dropped
 class Block(nn.Module):
     """A transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    All sizes but the width, which is that of the input, are chosen freely.
+    The width is the input's. All other sizes are free.
 
     Attributes:
       heads: The number of attention heads.
       head_dim: The size of a head.
       hidden: The number of units of the MLP, with GELU.
-      causal: Whether a place attends only to itself and to those before it.
-      dropout: The dropout rate of attention and of what both parts add.
+      causal: Whether a place attends only to itself and to earlier places.
+      dropout: The dropout rate of attention and of the outputs of both parts.
       layer_norm_eps: The epsilon of both LayerNorms.
     """
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
         Args:
           x: The input at each place.
-          train: Whether dropout takes place, with the PRNG stream "dropout".
+          train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
           The output at each place.
@@ -58,17 +58,17 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT, a causal language model: the logits of the next token at each place.
 
-    Dropout acts on the embeddings, on attention and on what the parts of a block add.
+    Dropout acts on the embeddings, on attention and on the outputs of a block's parts.
 
     Attributes:
       vocab: The number of tokens.
       context: The number of positions: the longest sequence.
       width: The width of the residual stream.
-      layers: The number of blocks, named "block_0" and so on.
+      layers: The number of blocks. Their names are "block_0" and so on.
       heads: The number of attention heads in a block.
       head_dim: The size of a head.
       hidden: The number of units of an MLP.
-      tied: Whether the embeddings also read out the logits; else a layer without biases does.
+      tied: Whether the embeddings also compute the logits; else a layer without biases does.
       dropout: The dropout rate, in training only.
       layer_norm_eps: The epsilon of all LayerNorms.
 
@@ -102,10 +102,10 @@ class GPT(nn.Module):
 
         Args:
           tokens: The tokens, in range(vocab); a sequence has at most `context` of them.
-          train: Whether dropout takes place, with the PRNG stream "dropout".
+          train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
-          At each place, the logits of the token after it.
+          At each place, the logits of the next token.
 
         Raises:
           ValueError: If the sequence is longer than `context`.

@@ -1,4 +1,4 @@
-"""The transformers Llama and OLMo (the first), which differ in their norms."""
+"""The transformers Llama and OLMo (version 1), which differ in their norms."""
 
 from typing import Literal
 
@@ -16,8 +16,8 @@ def rotary(
 ) -> Float[Array, "*batch t h k"]:
     """Rotates the halves of each head by angles that grow with the position (rotary positions).
 
-    At position p the pair (x_i, x_{i+k/2}) is turned by the angle p theta^(-2i/k), for i < k/2.
-    This pairing is that of Hugging Face's checkpoints; the paper pairs neighbours.
+    At position p the pair (x_i, x_{i+k/2}) is rotated by the angle p theta^(-2i/k), for i < k/2.
+    This pairing follows Hugging Face's checkpoints; the paper pairs neighbours.
 
     Args:
       x: Queries or keys: h heads of even size k at each of t places.
@@ -25,7 +25,7 @@ def rotary(
       start: The position of the first place.
 
     Returns:
-      The rotated array. Its products of queries and keys depend on distances of positions alone.
+      The rotated array. Products of queries and keys then depend only on distances of positions.
 
     Raises:
       ValueError: If the size of a head is odd.
@@ -41,7 +41,7 @@ def rotary(
         raise ValueError(f"head_dim must be even for rotary positions, got {size}")
     frequencies = theta ** (-jnp.arange(0, size, 2) / size)
     angles = (start + jnp.arange(x.shape[-3]))[:, None, None] * frequencies
-    # Angles stay in float32: half precision cannot tell large positions apart.
+    # Angles stay in float32, because half precision cannot resolve large positions.
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -106,26 +106,26 @@ def normalised(norm: Norm, eps: float, name: str) -> nn.Module:
 class Llama(nn.Module):
     """Llama or OLMo, a causal language model: the logits of the next token at each place.
 
-    Blocks have rotary positions and SwiGLU MLPs; nothing has biases. Dropout acts on the
-    embeddings, on attention and on what the parts of a block add. Each block sows its gated units
+    Blocks have rotary positions and SwiGLU MLPs, and there are no biases. Dropout acts on the
+    embeddings, on attention and on the outputs of a block's parts. Each block sows its gated units
     as "hidden" in the collection "intermediates".
 
     Attributes:
       vocab: The number of tokens.
       context: The length of the longest sequence.
       width: The width of the residual stream.
-      layers: The number of blocks, named "block_0" and so on.
+      layers: The number of blocks. Their names are "block_0" and so on.
       heads: The number of heads of queries in a block.
       head_dim: The size of a head, which is even.
       hidden: The number of gated units of an MLP.
       kv_heads: The number of heads of keys and values, which divides `heads`; None for `heads`.
-      tied: Whether the embeddings also read out the logits; else a layer without biases does.
+      tied: Whether the embeddings also compute the logits; else a layer without biases does.
       norm: "rmsnorm" (Llama), or "layernorm" without parameters (OLMo).
       rope_theta: The base of the frequencies of rotary positions.
       rms_norm_eps: The epsilon of all norms, of either kind.
       dropout: The dropout rate, in training only.
-      logit_scale: What the logits are multiplied by, such as muP's base width over the width where
-        embeddings are tied.
+      logit_scale: The factor on the logits. muP with tied embeddings uses the base width over the
+        width.
 
     References:
       Touvron et al., LLaMA, 2023 (arXiv 2302.13971).
@@ -163,10 +163,10 @@ class Llama(nn.Module):
 
         Args:
           tokens: The tokens, in range(vocab); a sequence has at most `context` of them.
-          train: Whether dropout takes place, with the PRNG stream "dropout".
+          train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
-          At each place, the logits of the token after it.
+          At each place, the logits of the next token.
 
         Raises:
           ValueError: If the sequence is longer than `context`, `kv_heads` does not divide `heads`,

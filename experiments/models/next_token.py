@@ -23,10 +23,10 @@ def token_losses(
       variables: Its variables.
       inputs: The tokens that the network reads.
       targets: The token that follows each of them.
-      key: A key for dropout. Without one the network is evaluated without dropout.
+      key: A key for dropout. Without a key there is no dropout.
 
     Returns:
-      The negative log-likelihood of each target given the inputs up to its place, in nats, in
+      The negative log-likelihood of each target given the inputs up to its place, in nats and
       float32.
     """
     how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}

@@ -1,7 +1,7 @@
 """The networks of the papers by name, and networks as configurations.
 
-A configuration is a dictionary with the fields of a module and `model_type`, which says which
-module it is. `sail_jax.architectures.of` reads the same dictionaries.
+A configuration is a dictionary with the fields of a module, and `model_type`, the key of the module
+in `MODULES`. `sail_jax.architectures.of` reads the same dictionaries.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ MODULES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
 
 
 def _gpt(layers: int, heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
-    """A GPT whose width is that of all heads together, and whose MLPs are four times as wide."""
+    """Returns a GPT. Its width is the width of all heads together; MLPs are four times as wide."""
     width = heads * head_dim
     sizes = {"width": width, "layers": layers, "heads": heads, "head_dim": head_dim}
     return {"model_type": "flax_gpt", **sizes, "hidden": 4 * width, "tied": True, **more}
@@ -45,7 +45,7 @@ def _olmo(layers: int) -> dict[str, Any]:
 
     Not in the paper: RMSNorm with epsilon 1e-5 and rotary base 10000 (Llama's), keys for every
     query, and tied embeddings (as OLMo-1B has them). The table's shapes have 1.8M, 14.2M and 47.8M
-    parameters beside the embeddings, not the stated 15M, 30M and 90M, and 11.4M, 33.5M and 76.8M
+    parameters without the embeddings, not the stated 15M, 30M and 90M, and 11.4M, 33.5M and 76.8M
     with them. The paper's muP, of initial scales and learning rates, is `experiments.training.mup`.
 
     References:
@@ -77,8 +77,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **{"model_type": "flax_llama", "vocab": 256, "context": 64, "width": 32, "layers": 2},
             **{"heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 64, "tied": False},
         },
-        # SAIL 4.1 gives 6 layers of width 384; heads, context and dropout are nanoGPT's for that
-        # size, the vocabulary GPT-2's: 30.0M parameters, 10.6M beside the embeddings (SAIL: 21M)
+        # SAIL 4.1 gives 6 layers of width 384. Heads, context and dropout are nanoGPT's for that
+        # size, and the vocabulary is GPT-2's: 30.0M parameters, 10.6M without the embeddings (SAIL:
+        # 21M)
         "nanogpt-6x384": _gpt(6, 6, 64, vocab=50257, context=256, dropout=0.2, layer_norm_eps=1e-5),
         # Radford et al. 2019: 124M
         "gpt2-small": _gpt(12, 12, 64, vocab=50257, context=1024, layer_norm_eps=1e-5),
@@ -88,8 +89,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "resnet34": _resnet([3, 4, 6, 3]),
         "resnet18-modified": _resnet([2, 2, 2, 2], modified=True),
         "resnet34-modified": _resnet([3, 4, 6, 3], modified=True),
-        # SAIL, Appendix J: the latents of 256 x 256 images, 130M; the velocity alone, without the
-        # variances that the released code also has as outputs
+        # SAIL, Appendix J: latents of 256 x 256 images, 130M. Only the velocity, without the
+        # variances that the released code also outputs
         "sit-b/2": {
             **{"model_type": "flax_sit", "side": 32, "channels": 4, "classes": 1000, "patch": 2},
             **{"width": 768, "layers": 12, "heads": 12, "head_dim": 64, "hidden": 3072},
@@ -104,17 +105,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
-    """Returns the configuration of a preset, with other values for some of its fields.
+    """Returns the configuration of a preset, with new values for some of its fields.
 
     Args:
       name: The name of the preset, a key of `PRESETS`.
-      **changes: New values by field. They are not checked here, but by `build`.
+      **changes: New values by field. `build` checks them, not this function.
 
     Returns:
       The configuration, a new dictionary.
 
     Raises:
-      ValueError: If there is no such preset. The message names the nearest, and all of them.
+      ValueError: If there is no such preset. The message has the nearest name, and all names.
 
     >>> config("gpt2-small", context=256)["context"]
     256
@@ -125,15 +126,15 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def of_type(model_type: str) -> Callable[[str], str]:
-    """Makes a check that a name is that of a preset of one type of model.
+    """Creates a check that a name belongs to a preset of one type of model.
 
-    A study's config annotates with it the field that names its network.
+    A study's config annotates the field for its network with this check.
 
     Args:
       model_type: The type, a key of `MODULES`.
 
     Returns:
-      A function that returns the name it is given, and raises `ValueError` if it is no such preset.
+      A function that returns its argument, and raises `ValueError` if it is not such a preset.
 
     >>> of_type("flax_sit")("sit-tiny")
     'sit-tiny'
@@ -149,7 +150,7 @@ def of_type(model_type: str) -> Callable[[str], str]:
 
 
 def build(configuration: Mapping[str, Any]) -> nn.Module:
-    """Makes the module that a configuration describes.
+    """Builds the module that a configuration describes.
 
     Args:
       configuration: The fields of the module, and `model_type`, a key of `MODULES`. A list counts
@@ -159,7 +160,7 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
       The module, without parameters: call its `init`.
 
     Raises:
-      ValueError: If the model type or a field is unknown. The message names what is known.
+      ValueError: If the model type or a field is unknown. The message lists the known ones.
 
     >>> build(config("llama-tiny", layers=1)).layers
     1
@@ -171,7 +172,7 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
     allowed = getattr(MODULES[kind], "__dataclass_fields__", {})
     if unknown := sorted(set(fields) - {k for k in allowed if k not in ("parent", "name")}):
         raise ValueError(f"{kind} has no field {unknown[0]!r}{nearest(unknown[0], allowed)}")
-    # Flax modules are hashed, and JSON has lists only.
+    # Flax modules are hashed, but JSON only has lists.
     return MODULES[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
@@ -186,7 +187,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
       become lists.
 
     Raises:
-      ValueError: If it is of another class.
+      ValueError: If the module has another class.
 
     >>> describe(build(config("resnet-tiny")))["widths"]
     [8, 16]

@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face as parameters of our modules: GPT-2, Llama, and OLMo (the first)."""
+"""Conversion of Hugging Face's checkpoints to our modules: GPT-2, Llama and OLMo (version 1)."""
 
 import json
 import re
@@ -21,8 +21,8 @@ from sail_jax.trees import path_str
 
 _BLOCK = r"block_(\d+)/"
 
-# Their name of each of our leaves, with {} for the number of the block. Where a tensor of theirs is
-# fused of queries, keys and values, the number after the colon says which third of it is meant.
+# Hugging Face's name for each of our leaves, with {} for the number of the block. Some of its
+# tensors fuse queries, keys and values. The number after the colon selects the third.
 _GPT2 = {
     "token_embed/embedding": "wte.weight",
     "position_embed": "wpe.weight",
@@ -61,7 +61,7 @@ _BUFFERS = re.compile(r".*\.attn\.(masked_)?bias|.*rotary_emb\.inv_freq")
 
 
 class Pretrained(NamedTuple):
-    """A network that was read from a checkpoint.
+    """A network read from a checkpoint.
 
     Attributes:
       module: The module.
@@ -85,29 +85,29 @@ def load_pretrained(
 
     Args:
       path: The folder, which holds `config.json` and the weights.
-      vocab: The number of tokens of the data that the network is to read. The checkpoint may have
-        its vocabulary padded up to the next multiple of 512. None checks nothing.
-      context: The longest sequence that the network is to read. None checks nothing.
+      vocab: The number of tokens of the data for the network. The checkpoint may have its
+        vocabulary padded up to the next multiple of 512. None turns the check off.
+      context: The longest sequence of the data. None turns the check off.
       dtype: The dtype of the parameters.
 
     Returns:
-      The network, with all positions that the checkpoint has.
+      The network, with all positions of the checkpoint.
 
     Raises:
-      ValueError: If there is no readable `config.json`, it describes a model that our modules do
-        not compute, the vocabulary or the positions do not fit, or as `convert`.
+      ValueError: If `config.json` cannot be read, it describes a model that our modules do not
+        compute, the vocabulary or the positions do not fit, or as `convert`.
       CheckpointError: If the weights are missing or damaged.
     """
     folder = Path(path)
     module = module_of(read_config(folder))
-    # There may be embeddings beyond the tokens, as padding.
+    # Embeddings beyond the tokens may be padding.
     if vocab is not None and not vocab <= module.vocab <= -(-vocab // 512) * 512:
         raise ValueError(
             f"{folder}: the checkpoint's vocabulary has {module.vocab} tokens, the data's {vocab}"
         )
     if context is not None and context > module.context:
         raise ValueError(
-            f"{folder}: sequences of {context} were asked for, but the checkpoint has positions "
+            f"{folder}: sequences of {context} were requested, but the checkpoint has positions "
             f"for {module.context}"
         )
     variables = convert(load_checkpoint(folder), module, dtype=dtype)
@@ -124,11 +124,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
       The entries.
 
     Raises:
-      ValueError: If there is no such file, or it is no object of JSON.
+      ValueError: If the file is missing or is not a JSON object.
     """
     told = Path(folder) / "config.json"
     if not told.is_file():
-        raise ValueError(f"{folder}: expected a folder with config.json and the weights beside it")
+        raise ValueError(f"{folder}: expected a folder with config.json and the weights")
     try:
         config = json.loads(told.read_text())
     except ValueError as error:
@@ -139,17 +139,17 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def module_of(config: Config) -> GPT | Llama:
-    """Makes the module that a configuration of Hugging Face describes.
+    """Creates the module that a configuration of Hugging Face describes.
 
     Args:
-      config: What `config.json` holds, with the `model_type` "gpt2", "llama" or "olmo".
+      config: The content of `config.json`, with the `model_type` "gpt2", "llama" or "olmo".
 
     Returns:
       The module, without parameters.
 
     Raises:
-      ValueError: If an entry is missing or asks for something that our modules do not compute. The
-        message names the entry.
+      ValueError: If an entry is missing or needs something that our modules do not compute. The
+        message has the name of the entry.
     """
     kind = config.get("model_type")
     if kind == "gpt2":
@@ -160,8 +160,8 @@ def module_of(config: Config) -> GPT | Llama:
 
 
 def _gpt2(config: Config) -> GPT:
-    """The module of a GPT-2 configuration."""
-    # Both are the approximation by tanh, which `nn.gelu` computes as well.
+    """Returns the module of a GPT-2 configuration."""
+    # Both are the approximation by tanh, as in `nn.gelu`.
     _demand(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
     _demand(config, "scale_attn_weights", True)
     _demand(config, "scale_attn_by_inverse_layer_idx", False)
@@ -181,7 +181,7 @@ def _gpt2(config: Config) -> GPT:
 
 
 def _llama(config: Config) -> Llama:
-    """The module of a Llama or OLMo configuration."""
+    """Returns the module of a Llama or OLMo configuration."""
     olmo = config["model_type"] == "olmo"
     _demand(config, "hidden_act", "silu")
     _demand(config, "attention_bias", False)
@@ -210,8 +210,8 @@ def _llama(config: Config) -> Llama:
 
 
 def _demand(config: Config, key: str, *accepted: object) -> None:
-    """Checks that an entry has one of the known values; the first stands for an entry that is
-    missing.
+    """Checks that an entry has one of the known values; the first is the default of a missing
+    entry.
     """
     value = config.get(key, accepted[0])
     if value not in accepted:
@@ -224,41 +224,41 @@ def convert(
 ) -> PyTree:
     """Converts the tensors of a checkpoint of Hugging Face to the variables of a module.
 
-    Kernels are transposed where their layout asks for it, fused queries, keys and values split, and
-    heads given an axis of their own. Buffers that some releases saved are left out.
+    Kernels are transposed where the layouts differ. Fused queries, keys and values are split, and
+    heads get their own axis. Buffers that some releases saved are left out.
 
     Args:
       tensors: The arrays by their Hugging Face names, with or without the prefix "transformer." or
         "model.".
-      module: The module, as `module_of` makes it.
+      module: The module from `module_of`.
       dtype: The dtype of the parameters.
 
     Returns:
       The variables of the module.
 
     Raises:
-      ValueError: If a tensor is missing, is not used, or has another shape than the module needs,
-        or if embeddings are tied but the checkpoint's head differs from them. The message names the
-        tensor.
+      ValueError: If a tensor is missing, is not used, or does not have the shape that the module
+        needs, or if embeddings are tied but the checkpoint's head differs from them. The message
+        has the name of the tensor.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     left = {name.removeprefix(prefix): x for name, x in tensors.items()}
     left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
-    # A fused tensor is read three times, so it must not go after the first. `left` notes what was
-    # never read.
+    # A fused tensor is read three times, so it must stay after the first read. `left` has the
+    # tensors that were never read.
     have = dict(left)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
 
     def leaf(path: jax.tree_util.KeyPath, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """Finds the tensor of one of our leaves, and lays it out as the leaf is."""
+        """Finds the tensor of one of our leaves, and converts it to the leaf's layout."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)
         theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
         theirs, _, part = theirs.partition(":")
         if theirs not in have:
-            raise ValueError(f"the checkpoint has no tensor {theirs!r}, which {ours!r} is to hold")
+            raise ValueError(f"the checkpoint lacks the tensor {theirs!r} for {ours!r}")
         left.pop(theirs, None)
         x = _laid_out(np.asarray(have[theirs]), theirs, ours, part, like.shape, gpt)
         return jnp.asarray(x, dtype)
@@ -267,24 +267,23 @@ def convert(
     if module.tied and "lm_head.weight" in left:
         table = have["wte.weight" if gpt else "embed_tokens.weight"]
         if not np.array_equal(left.pop("lm_head.weight"), table):
-            raise ValueError("'lm_head.weight' differs from the embeddings, which are said to tie")
+            raise ValueError("'lm_head.weight' differs from the embeddings, which are tied")
     if left:
-        raise ValueError(f"the checkpoint has {min(left)!r}, for which the network has no place")
+        raise ValueError(f"the network has no place for the checkpoint's {min(left)!r}")
     return variables
 
 
 def _laid_out(
     x: np.ndarray, theirs: str, ours: str, part: str, shape: tuple[int, ...], gpt: bool
 ) -> np.ndarray:
-    """Brings a tensor of theirs into our layout.
+    """Converts one of Hugging Face's tensors to our layout.
 
-    GPT-2 stores the kernels of its blocks as [in, out], all others are [out, in]. In ours the heads
-    have an axis of their own. `part` says which third of a fused tensor is meant, "" if it is not
-    fused.
+    GPT-2 stores the kernels of its blocks as [in, out]. All other kernels are [out, in]. Our heads
+    have their own axis. `part` selects the third of a fused tensor; "" means not fused.
     """
     want = shape
     if ours.endswith("/kernel"):
-        # The output projection of attention reads heads and their units, all others read one axis.
+        # The output projection of attention reads heads and their units. All others read one axis.
         reads = len(want) - 1 if ours.endswith("o/kernel") else 1
         want = (int(np.prod(want[:reads])), int(np.prod(want[reads:])))
     elif "bias" in ours:
@@ -300,8 +299,8 @@ def _laid_out(
 def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Converts a network to the tensors and the configuration of a Hugging Face checkpoint.
 
-    It is the inverse of `convert`: saved in one folder, what it returns is read by
-    `load_pretrained` as the same network, but for dropout, which the configuration does not state.
+    This is the inverse of `convert`: `load_pretrained` reads the saved result as the same network.
+    Only dropout is lost, because the configuration lacks it.
 
     Args:
       variables: The variables of the module, `{"params": ...}`.
@@ -309,23 +308,23 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
 
     Returns:
       The arrays by their Hugging Face names, in the layout and with the prefix of GPT-2, Llama or
-      OLMo, in the dtype of the variables; and the entries of config.json.
+      OLMo and the dtype of the variables, and the entries of config.json.
 
     Raises:
-      ValueError: If no configuration describes the module, as for a LayerNorm whose epsilon is not
-        OLMo's.
+      ValueError: If no configuration describes the module, such as a LayerNorm with an epsilon that
+        differs from OLMo's.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     config = _told_gpt2(module) if gpt else _told_llama(module)
-    # A field that the configuration cannot state would be lost without notice.
+    # A field that the configuration cannot express would be lost silently.
     if _plain(module_of(config)) != _plain(module):
         raise ValueError(f"no configuration of {config['model_type']} describes {module}")
     tensors: dict[str, np.ndarray] = {}
     thirds: dict[str, dict[int, np.ndarray]] = {}
 
     def leaf(path: jax.tree_util.KeyPath, value: Array) -> None:
-        """Lays out one of our leaves as their tensor; `_laid_out` is the inverse."""
+        """Converts one of our leaves to Hugging Face's layout; `_laid_out` is the inverse."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)
         theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
@@ -350,7 +349,7 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
 
 
 def _plain(module: GPT | Llama) -> dict[str, Any]:
-    """What a module computes with, but for dropout, which no configuration here states."""
+    """Returns a module's fields that affect its computation, except dropout."""
     kv_heads = getattr(module, "kv_heads", None) or module.heads
     return {**describe(module), "kv_heads": kv_heads, "dropout": 0.0}
 

@@ -15,15 +15,15 @@ class ResNet(nn.Module):
 
     Every stage but the first begins with a block that halves the sides of the image and projects
     the shortcut. ResNet-18 has blocks (2, 2, 2, 2), ResNet-34 (3, 4, 6, 3), both with widths (64,
-    128, 256, 512). The blocks are named "stage0_block0" and so on.
+    128, 256, 512). The names of the blocks are "stage0_block0" and so on.
 
     Attributes:
       widths: The number of channels of each stage.
-      blocks: The number of blocks in every stage, or in each one.
+      blocks: The number of blocks in each stage: one number for all, or one for each.
       outputs: The number of outputs.
       inner: The number of channels inside the blocks of each stage; None for `widths`.
-      stem: "standard" is a 7 x 7 convolution and a pooling, which together divide the sides of the
-        image by four. "small", for small images, is a 3 x 3 convolution that keeps them.
+      stem: "standard" is a 7 x 7 convolution and pooling, which together divide the sides of the
+        image by four. "small", for small images, is a 3 x 3 convolution that keeps the sides.
 
     References:
       He et al., Deep Residual Learning for Image Recognition, 2016 (arXiv 1512.03385), Table 1.
@@ -50,15 +50,15 @@ class ResNet(nn.Module):
 
         Args:
           x: The images, with c channels.
-          train: Whether BatchNorm normalises by the statistics of the batch, and updates the
-            running ones: then apply the network with `mutable=["batch_stats"]`. Otherwise it uses
-            the running ones.
+          train: Whether BatchNorm normalises by the statistics of the batch and updates the running
+            ones. If so, apply the network with `mutable=["batch_stats"]`. Otherwise it uses the
+            running ones.
 
         Returns:
           The outputs, which are not normalised.
 
         Raises:
-          ValueError: If `blocks` or `inner` has another length than `widths`, or the stem is
+          ValueError: If `blocks` or `inner` does not have the length of `widths`, or the stem is
             unknown.
         """
         x = nn.relu(_norm(train)(name="stem_bn")(_stem(self.stem, self.widths[0])(x)))
@@ -72,9 +72,9 @@ class ResNet(nn.Module):
     def places(self) -> dict[str, tuple[int, int]]:
         """Lists the blocks from the input to the output.
 
-        Returns by the name of each block, its stage and its number within the stage, both from 0.
+        Returns the stage of each block and its number within the stage, both from 0, by name.
 
-        Raises `ValueError` if `blocks` or `inner` has another length than `widths`.
+        Raises `ValueError` if `blocks` or `inner` does not have the length of `widths`.
         """
         n = len(self.widths)
         blocks = [self.blocks] * n if isinstance(self.blocks, int) else self.blocks
@@ -102,12 +102,12 @@ class _Block(nn.Module):
 
 
 def _norm(train: bool):
-    """BatchNorm without a name: normalises by the batch in training, else by running statistics."""
+    """Returns BatchNorm without a name. It uses batch statistics in training, else running ones."""
     return partial(nn.BatchNorm, not train, momentum=0.9)
 
 
 def _stem(stem: Stem, width: int) -> nn.Conv:
-    """The first convolution, of the kind that `ResNet.stem` names."""
+    """Returns the first convolution, as `ResNet.stem` selects it."""
     if stem == "standard":
         return nn.Conv(width, (7, 7), 2, ((3, 3), (3, 3)), use_bias=False, name="stem")
     if stem == "small":
@@ -116,5 +116,6 @@ def _stem(stem: Stem, width: int) -> nn.Conv:
 
 
 def _conv(width: int, name: str, stride: int = 1) -> nn.Conv:
-    """A 3 x 3 convolution without biases, which BatchNorm after it would cancel."""
+    """Returns a 3 x 3 convolution. It lacks biases, because the next BatchNorm would cancel
+    them."""
     return nn.Conv(width, (3, 3), stride, use_bias=False, name=name)

@@ -43,7 +43,7 @@ def sine_positions(side: int, width: int) -> Float[np.ndarray, "side*side width"
       The positions of the patches, row by row, in float32.
 
     Raises:
-      ValueError: If the width is no multiple of 4.
+      ValueError: If the width is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"width must be a multiple of 4 for sine positions, got {width}")
@@ -75,7 +75,7 @@ class _Block(nn.Module):
 
 
 def _norm(name: str) -> nn.Module:
-    """LayerNorm without parameters: the condition shifts and scales what it gives."""
+    """LayerNorm without parameters; the condition shifts and scales its output."""
     return nn.LayerNorm(use_bias=False, use_scale=False, name=name)
 
 
@@ -88,7 +88,7 @@ class SiT(nn.Module):
     """SiT, a transformer for diffusion: the velocity of noisy latents at a time, given a label.
 
     At initialisation every block is the identity and the velocity is 0 (adaLN-zero). Positions are
-    among the parameters, but get no gradient: leave them out of weight decay.
+    among the parameters but get no gradient, so exclude them from weight decay.
 
     Attributes:
       side: The side of the square latents.
@@ -96,12 +96,12 @@ class SiT(nn.Module):
       classes: The number of classes.
       patch: The side of a patch, which divides `side`.
       width: The width of the residual stream, a multiple of 4.
-      layers: The number of blocks, named "block_0" and so on. Their outputs are `(batch, patches,
-        width)`.
+      layers: The number of blocks. Their names are "block_0" and so on, and their outputs are
+        `(batch, patches, width)`.
       heads: The number of attention heads in a block.
       head_dim: The size of a head.
       hidden: The number of units of an MLP, with GELU.
-      frequencies: The size of the embedding of times, which is even.
+      frequencies: The size of the embedding of times, an even number.
 
     References:
       Ma et al., SiT, 2024 (arXiv 2401.08740).
@@ -138,14 +138,14 @@ class SiT(nn.Module):
         Args:
           x: The noisy latents.
           t: Their times, from 0 to 1.
-          labels: Their classes. The label `classes` stands for no class, as guidance needs it.
+          labels: Their classes. The label `classes` means no class, as guidance needs it.
 
         Returns:
           The velocity at each entry of the latents.
 
         Raises:
-          ValueError: If the latents have another shape than the network is for, `patch` does not
-            divide `side`, or `width` is no multiple of 4.
+          ValueError: If the latents do not have the shape that the network expects, `patch` does
+            not divide `side`, or `width` is not a multiple of 4.
         """
         want = (self.side, self.side, self.channels)
         if x.shape[1:] != want or self.side % self.patch:
@@ -160,7 +160,8 @@ class SiT(nn.Module):
         c = c + nn.Embed(self.classes + 1, self.width, name="label_embed")(labels)
         x = nn.Conv(self.width, (p, p), p, "VALID", name="patch_embed")(x)
         sines = jnp.asarray(sine_positions(n, self.width))
-        # A parameter, which the table of the architecture moves with the stream it is added to.
+        # A parameter, because the architecture's table moves it with the stream to which it is
+        # added.
         positions = self.param("position_embed", lambda _: sines)
         x = x.reshape(len(x), n * n, -1) + jax.lax.stop_gradient(positions)
         for i in range(self.layers):

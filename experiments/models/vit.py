@@ -9,11 +9,11 @@ from experiments.models.gpt import Block
 class ViT(nn.Module):
     """A vision transformer: patches, blocks, and a linear layer on the mean over patches.
 
-    Positions are learned. The blocks, named "block_0" and so on, are those of `gpt.Block`.
+    Positions are learned. The blocks are `gpt.Block`s with the names "block_0" and so on.
 
     Attributes:
       outputs: The number of outputs.
-      patch: The side of a patch. What is left of an image at its lower and right edge is not seen.
+      patch: The side of a patch. Rows and columns beyond the last whole patch are ignored.
       width: The width of the residual stream.
       layers: The number of blocks.
       heads: The number of attention heads in a block.
@@ -45,7 +45,7 @@ class ViT(nn.Module):
         """Computes the outputs.
 
         Args:
-          x: The images, with c channels, all of the size that the network was initialised with.
+          x: The images, with c channels. All have the size used at initialisation.
 
         Returns:
           The outputs, which are not normalised.

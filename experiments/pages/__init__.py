@@ -1,1 +1,1 @@
-"""Pages that show what was found."""
+"""Pages that show results of studies, and the explorer of theories."""

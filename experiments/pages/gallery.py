@@ -1,4 +1,4 @@
-"""All finished runs of a directory on one self-contained page, beside what the papers print."""
+"""All finished runs of a directory on one self-contained page, next to the papers' figures."""
 
 import json
 import os
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
-OTHER = "another scale than the paper's"
-# Limits of the search for runs: folders in all, and levels below the one that is asked for.
+OTHER = "a different scale from the paper's"
+# Limits of the search for runs: the number of folders, and levels below the given directory.
 FOLDERS = 10_000
 DEPTH = 8
 
@@ -28,12 +28,12 @@ DEPTH = 8
 def main(directory: str | Path, out: str | Path | None = None) -> int:
     """Writes the page of all finished runs in a directory and below it.
 
-    Runs that are not finished or cannot be read are reported on stderr and left out.
+    Runs that are not finished or cannot be read are left out, and reported on stderr.
 
     Args:
-      directory: Where the runs are.
+      directory: The directory of the runs.
       out: The file of the page; None for `report.html` in the directory. It may replace an earlier
-        page, nothing else.
+        page, but no other file.
 
     Returns:
       The exit code: 0, or 1 if a run could not be read.
@@ -49,7 +49,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    # All are looked for first, so that too many are refused before anything is drawn.
+    # All runs are found first, so the page is refused early if there are too many.
     for path in [*found(directory)]:
         try:
             run = store.reopen(path)
@@ -69,7 +69,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         **({"left out": "; ".join((*unfinished, *bad))} if unfinished or bad else {}),
         "figures": "drawn from the stored results",
     }
-    page = pages.page("sail-jax: what was run, and what was found", sections, about)
+    page = pages.page("sail-jax: results of all runs", sections, about)
     disk.write_atomic(out, page.encode())
     show(f"Look at {out}")
     return 1 if bad else 0
@@ -78,30 +78,30 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
 def found(directory: Path) -> Iterator[Path]:
     """Finds the folders of runs in a directory.
 
-    Links are not followed. Folders within a run, and those more than `DEPTH` levels down, are not
-    looked into.
+    Links are not followed. Folders within a run, and folders more than `DEPTH` levels down, are not
+    searched.
 
     Args:
-      directory: Where to look. It may be the folder of a run itself.
+      directory: The directory to search. It may be the folder of a run itself.
 
     Yields:
-      The folders of runs, finished or not, a folder before those within it and in order of their
-      names.
+      The folders of runs, finished or not. A folder comes before the folders within it, and folders
+      come in the order of their names.
 
     Raises:
-      RefusedError: If there are more than `FOLDERS` folders. Then something like "/" was named,
-        which cannot have been meant.
+      RefusedError: If there are more than `FOLDERS` folders. The directory is then probably a
+        mistake, such as "/".
     """
     for seen, (folder, inside, files) in enumerate(os.walk(directory)):
         if seen == FOLDERS:
             raise disk.RefusedError(
-                f"{directory} has more than {FOLDERS} folders; name one that holds runs"
+                f"{directory} has more than {FOLDERS} folders; choose one that holds runs"
             )
         inside.sort()
         path = Path(folder)
         if store.RECORD in files and (store.RESULT in files or "stages" in inside):
             yield path
-            inside.clear()  # what a run keeps is its own
+            inside.clear()  # the folders within a run belong to it
         elif len(path.relative_to(directory).parts) >= DEPTH:
             inside.clear()
 
@@ -122,9 +122,9 @@ def section(
       study: The study.
       dataset: The result of the run.
       figures: The figures of the run by name.
-      findings: What became of the papers' claims; empty if the study tests none.
+      findings: The findings on the papers' claims; empty if the study tests none.
       scale: The scale of the run, for the heading of the column with its own figures.
-      drawn: The figures as PNG, where they are drawn already.
+      drawn: The figures as PNG, if they are drawn already.
 
     Returns:
       The section: question, answer, figures, and the tables of the study and of the claims.
@@ -153,8 +153,8 @@ def _run(place: Path, run: store.Run) -> pages.Section:
     scale = "the paper's scale" if (preset or "").startswith("paper") else OTHER
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
-        "preset": preset or "none of them: see config",
-        **({"scale": scale} if findings else {}),  # matters only beside printed figures
+        "preset": preset or "none: see config",
+        **({"scale": scale} if findings else {}),  # matters only next to printed figures
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
@@ -167,15 +167,15 @@ def _run(place: Path, run: store.Run) -> pages.Section:
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Finds the preset of a study that a stored config equals, apart from the seed.
 
-    A preset that equals the whole config comes before one that leaves open (None) where the data
-    are. Of several equal ones, the first is taken.
+    A preset that equals the whole config comes before one that leaves the data's location open
+    (None). Among equal ones, the first is taken.
 
     Args:
       study: The study.
       config: The config as JSON data, as `config.json` holds it.
 
     Returns:
-      The name of the preset; None if there is none.
+      The name of the preset; None if no preset is equal.
     """
     for left_open in (False, True):
         for name, preset in study.presets.items():
@@ -186,7 +186,7 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
 
 
 def _says(stated: object, actual: object, *, left_open: bool) -> bool:
-    """Whether a value, or every field of a group, is what a preset states."""
+    """Returns whether a value, or every field of a group, is equal to a preset's."""
     if isinstance(stated, dict):
         return (
             isinstance(actual, dict)
@@ -197,13 +197,13 @@ def _says(stated: object, actual: object, *, left_open: bool) -> bool:
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:
-    """Says with what a stored result was computed.
+    """Returns the origin of a stored result.
 
     Args:
-      dataset: The result as it was stored, with its attributes.
+      dataset: The stored result, with its attributes.
 
     Returns:
-      Versions, device, seed and starting time, as texts by name.
+      Versions, device, seed and the time at which the run began, as texts by name.
     """
     attrs: Mapping[str, Any] = dataset.attrs
     versions = json.loads(attrs["versions"])
@@ -216,10 +216,10 @@ def origin(dataset: "xr.Dataset") -> dict[str, str]:
 
 
 def _admit(out: Path) -> None:
-    """Checks that the page may be written: it may replace an earlier page, nothing else."""
+    """Checks that the page may be written. It may replace an earlier page, but no other file."""
     mark = b"<title>sail-jax"
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:2000]):
-        raise disk.RefusedError(f"{out} exists and is no report; choose another --out")
+        raise disk.RefusedError(f"{out} exists and is not a report; choose another --out")
     if not out.parent.is_dir():
         raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
     disk.probe(out.parent)

@@ -1,7 +1,7 @@
 """Four real results in a minute or two, and one page that shows them.
 
-Three come from studies, the fourth from a checkpoint that is grown. The page is written again after
-each, so that there is something to look at early.
+Three results come from studies, and the fourth from growing a checkpoint. The page is written again
+after each result, so it can be read early.
 """
 
 import contextlib
@@ -9,14 +9,20 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.lab import registry, store
 from experiments.lab.progress import reporting
-from experiments.pages import gallery
+from experiments.pages import gallery, quickstart_panels
+from experiments.pages.quickstart_panels import counted
 from sail_jax import disk
 from sail_jax.cli.progress import say, show
-from sail_jax.drawing import pages
+from sail_jax.drawing import pages, style
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from experiments.lab.registry import Study
 
 PAGE = "index.html"
 GROWTH = "growth"
@@ -27,11 +33,10 @@ class Part(NamedTuple):
 
     Attributes:
       heading: The heading of its section.
-      about: What a newcomer should know to read it.
+      about: Background for a newcomer.
       more: The command that shows more.
-      preset: The preset that is run.
-      quick: The preset that is run with `--quick`.
-      figures: How many of its figures are shown, from the first.
+      preset: The preset of the run.
+      quick: The preset of the run with `--quick`.
     """
 
     heading: str
@@ -39,39 +44,35 @@ class Part(NamedTuple):
     more: str
     preset: str
     quick: str
-    figures: int
 
 
-# In this order, each in a folder of its own name. The one that has figures soonest comes first.
+# In this order, each in a folder of its own name. The part with the fastest figures comes first.
 STUDIES = {
     "transfer_phase": Part(
         "Transfer against training from scratch",
-        "A network trained on one task can help or hurt on another. For linear networks there is a "
-        "formula for the gain (left), which is compared with means over random data (middle). "
-        "Orange: transfer helps; purple: training from scratch is better. They meet on the dashed "
-        "line by the formula, and on the solid line as measured.",
+        "A network trained on one task can help or hurt on another. For linear networks a formula "
+        "predicts the gain. It is compared here with means over random data. Transfer helps where "
+        "the map is orange. Training from scratch is better where it is purple.",
         "sail-jax run transfer_phase --preset figure_6_7",
         "default",
         "quick",
-        2,
     ),
     "merge_digits": Part(
         "Merging experts on real digits",
-        "Experts are fine-tuned from one network, each on digits of another kind, then merged into "
-        "one network without further training. A good merge keeps what every expert knows.",
+        "The experts are fine-tuned from one network, each on another task made of the digits. "
+        "They are then merged into one network without further training. The prediction adds the "
+        "outputs of the experts instead of their weights.",
         "sail-jax examples ex",
         "default",
         "quick",
-        3,
     ),
     "ledger": Part(
         "The theorems, checked",
-        "Each row compares a theorem of one of five papers with a computation of what it is about. "
-        "What is wrong as printed stays in the ledger, next to its correction.",
+        "Each row of the table compares one theorem of five papers with a computation of the same "
+        "quantity. A theorem that is wrong as printed stays in the table, next to its correction.",
         "sail-jax verify",
         "main",
         "main_quick",
-        0,  # a table of so few rows says more than a figure
     ),
 }
 
@@ -79,19 +80,21 @@ STUDIES = {
 def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     """Computes every result, and writes the page again after each.
 
-    All folders are taken before any work starts, so that a refusal costs nothing.
+    All folders are locked before any work starts, so a refusal comes at once. The verdicts that are
+    printed at the end are those at the top of the page.
 
     Args:
       out: The directory of the page and of the runs.
       seed: The seed of all of them.
-      quick: Whether to use smaller grids and fewer draws.
-      resume: Whether to continue a quickstart that was interrupted.
+      quick: Whether to use smaller grids and fewer data sets.
+      resume: Whether to continue an interrupted quickstart.
 
     Returns:
-      The exit code: 0, or 1 if a claim of the ledger did not fare as expected.
+      The exit code: 0, or 1 if a claim of the ledger has an unexpected verdict.
 
     Raises:
-      RefusedError: If the directory holds anything else, or a quickstart and `resume` is false.
+      RefusedError: If the directory holds anything else, or holds a quickstart and `resume` is
+        false.
       StoreError: If something stored is damaged or cannot be written.
     """
     out = Path(out)
@@ -112,25 +115,36 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
         for name, run in runs.items():
             study, part = studies[name], STUDIES[name]
             say(f"{part.heading}: {study.question}")
-            datasets[name], figures = store.complete(
-                run, study, configs[name], reporting, part.figures
-            )
-            declared = study.findings(datasets[name])
-            drawn = {figure: run.path.joinpath(f"{figure}.png").read_bytes() for figure in figures}
-            section = gallery.section(
-                part.heading, study, datasets[name], figures, declared, drawn=drawn
-            )
+            # The page has figures of its own: the study's are for `sail-jax plot`.
+            datasets[name], _ = store.complete(run, study, configs[name], reporting, shown=0)
             page.about.update(gallery.origin(datasets[name]))
-            page.add(name, section._replace(about=part.about, more=part.more))
+            page.add(name, _section(part, study, datasets[name], quickstart_panels.SHOWN[name]))
     say("{}: {}".format(*GROWN))
     page.add(GROWTH, grown(out / GROWTH, seed))
-    say(f"time: {page.times()}; {sum(page.spent.values()):.0f} s in all")
+    say(f"time: {page.times()}; {sum(page.spent.values()):.0f} s in total")
+    for section in page.sections:
+        show(f"{section.heading}: {section.verdict}")
     show(f"Look at {page.path}")
     return 0 if datasets["ledger"]["ok"].values.all() else 1
 
 
+def _section(
+    part: Part, study: "Study", dataset: "xr.Dataset", shown: quickstart_panels.Shown
+) -> pages.Section:
+    """Makes the section of a study."""
+    findings = study.findings(dataset)
+    figures = shown.figures(dataset)
+    section = gallery.section(part.heading, study, dataset, {}, findings)
+    return section._replace(
+        verdict=" ".join(filter(None, (shown.verdict(dataset), counted(findings)))),
+        pictures=[(style.describe(figure), style.svg(figure)) for figure in figures],
+        about=part.about,
+        more=part.more,
+    )
+
+
 class _Page:
-    """The page so far, which is written again with every section."""
+    """The page so far. It is written again with every section."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,33 +154,33 @@ class _Page:
         self.start = time.perf_counter()
 
     def add(self, name: str, section: pages.Section) -> None:
-        """Adds a section, which was computed since the one before, and writes the page."""
+        """Adds the section that was computed last, and writes the page."""
         self.sections.append(section)
         self.spent[name], self.start = time.perf_counter() - self.start, time.perf_counter()
         about = {**self.about, "computing time": self.times()}
         text = pages.page("sail-jax quickstart", self.sections, about)
         disk.write_atomic(self.path, text.encode())
-        say(f"  {section.answer}\n  look at {self.path}\n")
+        say(f"  {section.verdict}\n  look at {self.path}\n")
 
     def times(self) -> str:
-        """The computing time of each section, in words."""
+        """Returns the computing time of each section as text."""
         return ", ".join(f"{name} {took:.0f} s" for name, took in self.spent.items())
 
 
-GROWN = ("A checkpoint, grown", "Does a network that is made larger still compute the same?")
+GROWN = ("A checkpoint, grown", "Does a network compute the same after growth?")
 
 
 def grown(folder: Path, seed: int) -> pages.Section:
-    """Trains a small network on digits, grows it to twice its width and depth, and grades both.
+    """Trains a small network on digits, grows it to twice its width and depth, and scores both.
 
-    A network that is there already is not trained again, and an interrupted growth is continued.
+    An existing network is not trained again, and an interrupted growth is continued.
 
     Args:
       folder: Where the checkpoints are kept.
-      seed: The seed of the training, and of what digits are held out.
+      seed: The seed of the training, and of the choice of held-out digits.
 
     Returns:
-      The section of the page: the verdict on the growth, and a table of sizes and accuracies.
+      The section of the page, with a table of sizes and accuracies.
 
     Raises:
       StoreError: If a checkpoint is damaged or cannot be written.
@@ -185,23 +199,29 @@ def grown(folder: Path, seed: int) -> pages.Section:
         count = sum(math.prod(x.shape) for x in load_checkpoint(path).values())
         grades = examples.evaluate(path, seed=seed).values()
         rows.append((name, f"{count:,}", *(f"{grade:.3f}" for grade in grades)))
+    worst = max(growth.agreement, key=lambda run: run.largest)
+    same = "the same as" if growth.verdict.agrees else "something else than"
+    within = "is within" if growth.verdict.agrees else "exceeds"
     heading, question = GROWN
     return pages.Section(
         heading,
         question,
         f"Growth is {growth.verdict}. " + "; ".join(map(str, growth.agreement)) + ".",
         tables=[rows],
-        about="Training a large network can start from a small one that is trained already: new "
-        "units and layers are put in so that the outputs stay what they were. The certificate is "
-        "a run of both networks on the same inputs.",
+        about="The training of a large network can start from a small trained one. New units and "
+        "layers are inserted, and the outputs stay the same. The certificate is a run of both "
+        "networks on the same inputs.",
         more=f"sail-jax grow {small} OUT --width 2x --depth 2x",
+        verdict=f"The grown network has {rows[2][1]} parameters in place of {rows[1][1]}, and "
+        f"computes {same} the small one. The largest difference of their outputs, "
+        f"{worst.largest:.1g} of {worst.scale:.2g}, {within} rounding.",
     )
 
 
 def _admit(out: Path, resume: bool) -> None:
-    """Refuses a folder that holds anything that a quickstart would not have left there."""
+    """Refuses a folder that holds anything but the files of a quickstart."""
     if not out.is_dir():
-        return  # new, or not a folder at all: opening the first run tells
+        return  # new, or a file: opening the first run then refuses
     names = {path.name for path in out.iterdir() if path.suffix != ".part"}
     if foreign := sorted(names - {*STUDIES, GROWTH, PAGE}):
         raise disk.RefusedError(f"{out} holds something else ({foreign[0]}); choose another --out")

@@ -1,4 +1,4 @@
-"""The answer of a search for a merge, as a page and as a record."""
+"""The result of a search for a merge, as a page and as a record."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ SCHEMA = "sail-jax search 1"
 
 
 def record(outcome: Outcome, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes an answer as JSON data.
+    """Converts a result to JSON data.
 
     Args:
-      outcome: The answer.
+      outcome: The result of the search.
       search: The arguments of the search, as JSON data.
 
     Returns:
@@ -62,18 +62,18 @@ def as_json(data: Mapping[str, Any]) -> bytes:
       data: The record.
 
     Returns:
-      The text; numbers that are not finite become null.
+      The text. Numbers that are not finite become null.
     """
     return json.dumps(as_plain(data), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:
-    """Writes the answer as one HTML document.
+    """Writes the result as one HTML document.
 
     Args:
-      outcome: The answer.
+      outcome: The result of the search.
       about: Its record.
-      recipe: The recipe of the best merge; None if it has none.
+      recipe: The recipe of the best merge; None if no recipe can express it.
 
     Returns:
       The document.
@@ -82,13 +82,13 @@ def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:
     sections = [
         Section(
             heading=sentences[0],
-            question="Is a merge better than every single model, and than what needs no search?",
+            question="Is a merge better than every single model, and than merges without a search?",
             answer=" ".join(sentences[1:]),
             pictures=[("differences with intervals", style.png(_differences(outcome)))],
             tables=[_compared(outcome)],
             details={} if recipe is None else {"recipe.yaml": recipe},
-            about="The comparison uses examples that no choice of a merge has seen. All intervals "
-            "hold together at 95 %.",
+            about="The comparison uses examples that played no role in choosing the merge. All "
+            "intervals hold together at 95 %.",
             more="",
         ),
         Section(
@@ -98,8 +98,8 @@ def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:
             pictures=[("scores of all trials", style.png(_course(outcome)))],
             tables=[_best(outcome)],
             details={},
-            about="These scores chose the merge. The best of many is lucky, so that it is lower on "
-            "the other examples as a rule.",
+            about="These scores chose the merge. The best of many trials is partly luck, so the "
+            "score on the other examples is usually lower.",
             more="",
         ),
     ]
@@ -107,7 +107,7 @@ def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:
         sections.append(
             Section(
                 heading="The tasks",
-                question="Which merges and models does no other one beat in every task?",
+                question="Which merges and models are not beaten in every task by another?",
                 answer=f"{len(outcome.front)} of {len(_complete(outcome))} are on the front.",
                 pictures=[("scores by task", style.png(_fronts(outcome)))],
                 tables=[_front(outcome)],
@@ -128,7 +128,7 @@ def page(outcome: Outcome, about: Mapping[str, Any], recipe: str | None) -> str:
                 pictures=[("predicted and measured", style.png(_predicted(outcome)))],
                 tables=[],
                 details={},
-                about="The prediction knows the models, and what is half-way between each two.",
+                about="The prediction uses the models' scores, and scores half-way between pairs.",
                 more="",
             )
         )
@@ -150,7 +150,7 @@ def _compared(outcome: Outcome) -> list[list[str]]:
 
 
 def _complete(outcome: Outcome) -> list[Trial]:
-    """The trials that were scored on the whole first part."""
+    """Returns the trials that were scored on the whole first part."""
     return [trial for trial in outcome.trials if len(trial.examples) == outcome.searched]
 
 
@@ -165,7 +165,7 @@ def _tried(outcome: Outcome) -> str:
 
 
 def _best(outcome: Outcome) -> list[list[str]]:
-    """The best trial of each arm and model on the first part."""
+    """Returns the best trial of each arm and model on the first part."""
     best: dict[str, Trial] = {}
     for trial in sorted(_complete(outcome), key=lambda trial: -trial.score):
         best.setdefault(trial.name, trial)
@@ -187,7 +187,7 @@ def _front(outcome: Outcome) -> list[list[str]]:
 
 
 def _differences(outcome: Outcome) -> Figure:
-    """The merge compared with each reference: a point with its interval."""
+    """Draws the merge compared with each reference: a point with its interval."""
     figure, axes = style.figure(width=6.4, height=2.4)
     ax = axes[0, 0]
     for place, one in enumerate(outcome.comparisons):
@@ -202,13 +202,13 @@ def _differences(outcome: Outcome) -> Figure:
         [style.literal(one.against, 28) for one in outcome.comparisons],
     )
     ax.set_ylim(len(outcome.comparisons) - 0.5, -0.5)
-    ax.set_xlabel(f"score of {style.literal(outcome.found.name)} less that score")
+    ax.set_xlabel(f"score of {style.literal(outcome.found.name)} minus that score")
     ax.set_title("Above 0: the merge is better")
     return figure
 
 
 def _course(outcome: Outcome) -> Figure:
-    """All trials in order, and the best so far of those on all examples of the search."""
+    """Draws all trials in order, and the best so far on all examples of the search."""
     figure, axes = style.figure(width=6.4, height=3.2)
     ax = axes[0, 0]
     trials = [t for t in outcome.trials if len(t.examples) != outcome.judged] or [*outcome.trials]
@@ -231,7 +231,7 @@ def _course(outcome: Outcome) -> Figure:
 
 
 def _fronts(outcome: Outcome, most: int = 6) -> Figure:
-    """The scores by task of what is on the front, of single models and merges."""
+    """Draws the scores by task on the front, for single models and merges."""
     figure, axes = style.figure(width=6.4, height=3.4)
     ax = axes[0, 0]
     shown: Sequence[Trial] = sorted(outcome.front, key=lambda trial: -trial.score)[:most]
@@ -248,7 +248,8 @@ def _fronts(outcome: Outcome, most: int = 6) -> Figure:
 
 
 def _predicted(outcome: Outcome) -> Figure:
-    """Predicted and measured scores of weighted means; a perfect prediction lies on the line."""
+    """Draws predicted and measured scores of weighted means; a perfect prediction is on the
+    line."""
     figure, axes = style.figure(width=4.2, height=3.6)
     ax = axes[0, 0]
     predicted, measured = np.array([p[1:] for p in outcome.predictions]).T

@@ -1,7 +1,7 @@
-"""The trainer of the network experiments, and parts of trainings.
+"""The trainer of the studies, and the building blocks of trainings.
 
-`loop.train` runs a training step by step, with checkpoints. `step` makes the compiled step, `fit`
-binds it to a loss and an optimiser, and `descent` trains small networks within one program.
+`loop.train` runs a training step by step, with checkpoints. `step` compiles the step, `fit` binds
+it to a loss and an optimiser, and `descent` trains small networks within one program.
 """
 
 from experiments.training.checkpoints import Checkpoints

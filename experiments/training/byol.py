@@ -1,7 +1,7 @@
 """Bootstrap your own latent (BYOL): representations of images, learned without labels.
 
-An online network (encoder, projector, predictor) sees one view of an image. It predicts what the
-target network makes of another view. The target is an exponential moving average of the online
+An online network (encoder, projector, predictor) sees one view of an image. It predicts the output
+of the target network for another view. The target is an exponential moving average of the online
 encoder and projector.
 
 References:
@@ -63,13 +63,13 @@ def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> 
 
 
 def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """Scales each row to norm 1; a row of zeros stays so."""
-    # The root's argument is kept from 0, where its gradient is infinite.
+    """Scales each row to norm 1; a row of zeros does not change."""
+    # A small floor keeps the root's argument from 0, where its gradient is infinite.
     return x / jnp.sqrt(jnp.maximum((x**2).sum(-1, keepdims=True), 1e-12))
 
 
 def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
-    """Computes the decay of the target network: it rises from `base` to 1 along half a cosine.
+    """Computes the decay of the target network, which rises from `base` to 1 along half a cosine.
 
     1 - (1 - base) (cos(pi step / steps) + 1) / 2
 
@@ -95,9 +95,9 @@ def moved(target: PyTree, online: PyTree, decay: ArrayLike) -> PyTree:
 class Byol(NamedTuple):
     """The networks around an encoder, and the length of their training.
 
-    The target network is carried from step to step beside what is learned. It is moved before it is
-    used, towards the online network that the last update left. This gives the same as to move it
-    after each update, as the paper has it.
+    The target network is carried from step to step, separate from the learned parameters. Before
+    each use it moves towards the online network of the last update. The paper moves it after each
+    update, which is equivalent.
 
     Attributes:
       encode: Computes the features of images: `(params, stats, images, train) -> (features,
@@ -117,9 +117,10 @@ class Byol(NamedTuple):
     def init(
         self, encoder: PyTree, stats: PyTree, features: int, key: PRNGKeyArray
     ) -> tuple[PyTree, PyTree]:
-        """Makes what a training starts from. The target starts as a copy of the online network.
+        """Creates the initial values of a training, with the target as a copy of the online
+        network.
 
-        It returns the parameters that are learned, and what is carried from step to step: running
+        It returns the learned parameters, and the values carried from step to step: running
         statistics, target, and number of steps.
         """
         first, second = jax.random.split(key)
@@ -137,18 +138,18 @@ class Byol(NamedTuple):
     ) -> tuple[Float[Array, ""], dict[str, Array], PyTree]:
         """Computes the loss of two views of the same images.
 
-        It is the mean over images of `regression` from the first view to the second, plus that from
-        the second to the first.
+        The loss is the mean over images of `regression` from the first view to the second, plus the
+        mean from the second to the first.
 
-        It returns the loss; the metrics; and what is carried to the next step. The metric "spread"
-        is the root of the total variance of the target's unit projections: near 1 for directions at
-        random, 0 if all images have one direction (a collapse).
+        It returns the loss, the metrics, and the values carried to the next step. The metric
+        "spread" is the root of the total variance of the target's unit projections. It is near 1
+        for random directions, and 0 if all images have one direction (a collapse).
         """
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
         stats = carried["stats"]
-        # The target is normalised by the batch, as the online network is. The statistics that come
-        # of it are dropped: they are the online network's own.
+        # Batch statistics normalise both networks. The new running statistics
+        # are dropped: the target uses the online network's.
         wanted = [
             jax.lax.stop_gradient(self._projected(target, stats, view)[0])
             for view in (first, second)
@@ -165,19 +166,19 @@ class Byol(NamedTuple):
         return total, {"spread": spread}, after
 
     def _projected(self, params: PyTree, stats: PyTree, view: Array) -> tuple[Array, PyTree]:
-        """The projections of a view, and the running statistics after it."""
+        """Computes the projections of a view, and the running statistics after it."""
         features, encoder = self.encode(params["encoder"], stats["encoder"], view, True)
         z, projector = _applied(self.projector, params["projector"], stats["projector"], features)
         return z, {**stats, "encoder": encoder, "projector": projector}
 
 
 def _followed(params: PyTree) -> PyTree:
-    """The parameters of the online network that the target averages: all but the predictor."""
+    """Returns the online parameters that the target averages: all but the predictor."""
     return {k: params[k] for k in ("encoder", "projector")}
 
 
 def _applied(head: Head, params: PyTree, stats: PyTree, x: Array) -> tuple[Array, PyTree]:
-    """The outputs of a head in training, and its running statistics after them."""
+    """Computes the outputs of a head in training, and its running statistics after them."""
     variables = {"params": params, "batch_stats": stats}
     out, after = head.apply(variables, x, True, mutable=["batch_stats"])
     return jnp.asarray(out), after["batch_stats"]

@@ -1,10 +1,10 @@
-"""The states of a training on disk, from which it goes on as if it had never stopped.
+"""The states of a training on disk. A killed training continues from them without a difference.
 
     <step>/arrays          an orbax checkpoint of the state, by the paths of its leaves
     <step>/manifest.json   config, dtype and shape of each leaf, checksum of each file
 
-The number in a folder's name is that of the steps taken. A folder gets its name by the last of the
-operations that write it, so that one with a name is whole.
+The folder's name is the number of steps taken. Renaming is the last of the operations that write a
+folder, so a folder with a name is complete.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ _FIELDS = {"step": int, "config": dict, "leaves": dict, "key": str, "files": dic
 class Checkpoints:
     """The latest checkpoints of one training, in a directory of their own.
 
-    They are written in the background. Use it in a `with` block, whose end waits for the last one.
-    Where several processes train together, all of them save, wait and restore.
+    They are written in the background. Use it in a `with` block, because the block's end waits for
+    the last one. If several processes train together, all of them save, wait and restore.
 
     Args:
-      directory: The directory, which is made if it is missing.
-      config: A dataclass with all that the training depends on. Checkpoints of another config are
-        refused.
+      directory: The directory. It is created if it is missing.
+      config: A dataclass with everything that affects the training. Checkpoints of another config
+        are refused.
       keep: How many checkpoints are kept, at least 1.
 
     Raises:
       ValueError: If `keep` is below 1.
-      RefusedError: If the directory holds checkpoints of another config. The message names the
+      RefusedError: If the directory holds checkpoints of another config. The message lists the
         fields.
       StoreError: If the latest checkpoint is damaged, or the directory cannot be written to.
     """
@@ -85,7 +85,7 @@ class Checkpoints:
         """Lists the checkpoints that are stored.
 
         Returns:
-          The numbers of their steps, ascending.
+          The numbers of their steps, in ascending order.
         """
         folders = (p for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir())
         return sorted(int(folder.name) for folder in folders)
@@ -93,7 +93,7 @@ class Checkpoints:
     def save(self, state: State) -> None:
         """Stores a state, unless one of the same step is stored already.
 
-        It returns once the arrays have been copied off the device; the files are written in the
+        It returns once the arrays have been copied off the device. The files are written in the
         background.
 
         Args:
@@ -102,7 +102,7 @@ class Checkpoints:
         Raises:
           StoreError: If this checkpoint cannot be begun, or the one before could not be written.
           ValueError: If an array of the state is empty.
-          CheckpointError: If orbax cannot tell the paths of two leaves apart.
+          CheckpointError: If orbax would write two leaves to the same path.
         """
         self.wait()
         step = int(state.step)
@@ -130,8 +130,8 @@ class Checkpoints:
         self._pending = self._pool.submit(self._commit, folder, part, manifest)
 
     def _commit(self, folder: Path, part: Path, manifest: dict[str, Any]) -> None:
-        """Finishes a checkpoint in the background: syncs its files, writes the manifest, gives the
-        name.
+        """Finishes a checkpoint in the background: syncs its files, writes the manifest, renames
+        it.
         """
         with _orbax(folder, "write"):
             self._orbax.wait_until_finished()
@@ -145,7 +145,7 @@ class Checkpoints:
             os.replace(part, folder)
             disk.sync(self.directory)
             for step in self.steps()[: -self.keep]:
-                # Renamed before it is removed, so that half of a checkpoint never bears its name.
+                # Renamed before it is removed, so a partial checkpoint never has a valid name.
                 old = self.directory / f".{step}.part"
                 os.replace(self.directory / str(step), old)
                 shutil.rmtree(old)
@@ -160,7 +160,7 @@ class Checkpoints:
         if pending is None:
             return
         pending.result()
-        # Only the first process gives names. After this, all see what it has named.
+        # Only the first process renames folders. After this, all processes see them.
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
 
@@ -168,16 +168,15 @@ class Checkpoints:
         """Reads the latest state.
 
         Args:
-          like: A state with the structure, shapes and shardings that the stored one should have.
-            Its values are not used.
+          like: A state with the expected structure, shapes and shardings. Its values are not used.
 
         Returns:
-          The state, each array laid out as in `like`; None if none is stored.
+          The state, with each array laid out as in `like`; None if no state is stored.
 
         Raises:
-          RefusedError: If the stored state is of another network or optimiser. The message names a
-            leaf.
-          StoreError: If a file is missing or damaged. The message says how to go on.
+          RefusedError: If the stored state belongs to another network or optimiser. The message has
+            the name of a leaf.
+          StoreError: If a file is missing or damaged. The message has the remedy.
         """
         self.wait()
         if not self.steps():
@@ -186,7 +185,7 @@ class Checkpoints:
         folder, manifest = self.directory / str(step), self._manifest(step)
         leaves = {path: _spelt(x) for path, x in _by_path(like).items()}
         unlike = differences(manifest["leaves"], leaves)
-        # Numbers of one kind of key would be read as another without notice.
+        # Numbers of one kind of key would otherwise be read silently as another kind.
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
@@ -205,7 +204,7 @@ class Checkpoints:
         return state._replace(key=key)
 
     def _manifest(self, step: int) -> dict[str, Any]:
-        """Reads the manifest of a step, and checks that it is of this training."""
+        """Reads the manifest of a step, and checks that it belongs to this training."""
         path = self.directory / str(step) / MANIFEST
         try:
             manifest = disk.read_record(path, _FIELDS)
@@ -222,14 +221,15 @@ class Checkpoints:
         return manifest
 
     def _without(self, step: int) -> str:
-        """The advice to remove a damaged checkpoint, and from where the training then goes on."""
+        """Returns advice to remove a damaged checkpoint, and the step from which training
+        continues."""
         earlier = [s for s in self.steps() if s < step]
         where = f"from step {earlier[-1]}" if earlier else "from the beginning"
-        return f"remove {self.directory / str(step)} to go on {where}"
+        return f"remove {self.directory / str(step)} to continue {where}"
 
 
 def _by_path(state: State) -> dict[str, Any]:
-    """The arrays of a state by path, with random keys as plain numbers, which can be stored."""
+    """Returns the arrays of a state by path. Random keys become plain numbers for storage."""
     state = state._replace(key=jax.random.key_data(state.key))
     arrays = dict(zip(leaf_paths(state), map(jnp.asarray, jax.tree.leaves(state)), strict=True))
     empty = [path for path, x in arrays.items() if not x.size]
@@ -240,12 +240,12 @@ def _by_path(state: State) -> dict[str, Any]:
 
 
 def _spelt(x: jax.Array) -> str:
-    """The dtype and shape of an array, as manifests and messages have them."""
+    """Returns the dtype and shape of an array as text, for manifests and messages."""
     return f"{x.dtype}{list(x.shape)}"
 
 
 def _filled(node: PyTree, arrays: Mapping[str, PyTree]) -> PyTree:
-    """A nested dictionary of paths, with each path replaced by what it names."""
+    """Replaces each path in a nested dictionary by the array at that path."""
     if isinstance(node, dict):
         return {key: _filled(child, arrays) for key, child in node.items()}
     return arrays[node]
@@ -286,7 +286,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _orbax(folder: Path, doing: str) -> Iterator[None]:
-    """Turns what orbax and tensorstore raise into one sentence, and keeps them from logging it."""
+    """Turns errors of orbax and tensorstore into one sentence, and suppresses their logging."""
     absl = logging.getLogger("absl")
     quiet = lambda record: False  # noqa: E731
     absl.addFilter(quiet)

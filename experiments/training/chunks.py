@@ -1,4 +1,4 @@
-"""Evaluation of many examples, some at a time."""
+"""Evaluation of many examples in chunks."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ from experiments.training.sharding import gathered
 def in_chunks(
     fn: Callable[[Int[np.ndarray, " size"]], PyTree], index: Int[np.ndarray, " n"], size: int
 ) -> PyTree:
-    """Applies a function to chunks of examples, all of one length, so that it is compiled once.
+    """Applies a function to chunks of examples with equal lengths, so it is compiled once.
 
     Args:
-      fn: Maps the indices of some examples to arrays, whose leading axis runs over them.
+      fn: Maps the indices of some examples to arrays with one leading entry for each example.
       index: The indices of all examples. The last one is repeated to fill the last chunk.
       size: The number of examples in a chunk.
 
     Returns:
-      The arrays of all examples, as NumPy's.
+      The arrays of all examples, as NumPy arrays.
 
     >>> in_chunks(lambda some: jax.numpy.asarray(some) ** 2, np.arange(5), 2)
     array([ 0,  1,  4,  9, 16], dtype=int32)

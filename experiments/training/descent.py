@@ -1,4 +1,4 @@
-"""Gradient descent within one program, for small networks: under `vmap`, many of them at once.
+"""Gradient descent within one program for small networks; `vmap` trains many of them at once.
 
 `loop` is for long trainings, which need checkpoints.
 """
@@ -16,14 +16,15 @@ Loss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
 
 
 class Descended(NamedTuple):
-    """What a training ends with.
+    """The result of a training.
 
     Attributes:
       params: The parameters.
-      mutable: What is carried from step to step without being learned, such as running statistics.
+      mutable: The values carried from step to step without being learned, such as running
+        statistics.
       memory: The state of the optimiser.
-      measured: What was measured: leaves `(1 + steps / every, ...)`, before the first and after
-        every `every` steps; None if nothing was.
+      measured: The measurements: leaves `(1 + steps / every, ...)`, before the first step and after
+        every `every` steps; None without measurements.
     """
 
     params: PyTree
@@ -52,17 +53,17 @@ def descend(
       optimizer: Turns gradients into the direction of a step, such as `optax.scale_by_adam()`.
       rate: The learning rate of a step, by the number of steps taken before it.
       params: The parameters before the first step.
-      feed: What tells the steps apart: a pytree with leaves `(steps, ...)`, such as keys, or
-        indices of examples.
-      draw: Makes the batch of a step of its entry of `feed`.
-      mutable: What the loss carries from step to step.
-      memory: The state of the optimiser, to go on from; None to begin anew.
-      measure: What is measured on the way, by parameters, `mutable` and the number of steps taken.
-      every: The number of steps between two measurements, a divisor of the number of steps. Nothing
-        is measured unless both this and `measure` are given.
+      feed: The data that distinguish the steps: a pytree with leaves `(steps, ...)`, such as keys
+        or indices of examples.
+      draw: Makes the batch of a step from its entry of `feed`.
+      mutable: The values that the loss carries from step to step.
+      memory: The state of the optimiser to continue from; None to begin anew.
+      measure: Computes the measurements from parameters, `mutable` and the number of steps taken.
+      every: The number of steps between two measurements, a divisor of the number of steps. Both
+        this and `measure` must be given for measurements.
 
     Returns:
-      The parameters after the last step, what is carried, and what was measured.
+      The parameters after the last step, the carried values, and the measurements.
 
     >>> square = lambda params, mutable, batch: (jnp.sum(params**2), mutable)
     >>> end = descend(square, optax.identity(), lambda t: 0.25, jnp.array(8.0), jnp.arange(2),
@@ -88,12 +89,12 @@ def descend(
         return Descended(params, mutable, memory, None)
 
     def chunk(state: PyTree, told: PyTree) -> tuple[PyTree, PyTree]:
-        """Takes the steps between two measurements, and measures."""
+        """Takes the steps between two measurements, then measures."""
         state, _ = jax.lax.scan(step, state, told)
         return state, measure(state[0], state[1], told[0][-1] + 1)
 
     first = measure(params, mutable, 0)
-    # [steps, ...] -> [measurements, every, ...]: two scans, of which the outer one measures.
+    # [steps, ...] -> [measurements, every, ...]: two nested scans. The outer scan measures.
     chunks = jax.tree.map(lambda x: x.reshape(-1, every, *x.shape[1:]), told)
     (params, mutable, memory), later = jax.lax.scan(chunk, state, chunks)
     measured = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)

@@ -1,7 +1,7 @@
-"""A network's training as a value: its loss, its optimiser, and where its arrays lie on devices.
+"""A network's training as a value: its loss, its optimiser, and its layout on devices.
 
-A `Fit` binds what the functions of `step`, `loop` and `sharding` need, for studies that train many
-networks of one shape.
+A `Fit` binds the arguments of the functions in `step`, `loop` and `sharding`, for studies that
+train many networks of one shape.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ class Fit:
     """Trains networks of one shape, any number of them, with one compiled step.
 
     Args:
-      loss: What is minimised.
+      loss: The loss to minimise.
       training: The optimiser, the dtype of the computation, the moving average of the weights.
-      layout: Where the arrays lie, such as `sharding.layout` gives it.
-      config: A dataclass with all that the trainings depend on: checkpoints of another config are
-        refused. It is needed only where there is a folder.
+      layout: The layout of the arrays, such as `sharding.layout` returns it.
+      config: A dataclass with everything that affects the trainings; checkpoints of another config
+        are refused. It is needed only with a folder.
       save_every: The number of steps between two checkpoints.
     """
 
@@ -44,12 +44,12 @@ class Fit:
         self._step: Step | None = None
 
     def start(self, params: PyTree, key: PRNGKeyArray, mutable: PyTree = None) -> State:
-        """Makes the state before the first step, laid out on the devices.
+        """Creates the state before the first step, laid out on the devices.
 
         Args:
           params: The initial parameters, in float32.
-          key: The key of all that is random in the steps.
-          mutable: What the loss carries from step to step without learning it.
+          key: The key of all randomness in the steps.
+          mutable: The values that the loss carries from step to step without learning them.
 
         Returns:
           The state.
@@ -60,10 +60,10 @@ class Fit:
         return self.layout.lay(init(self.training, params, key, mutable))
 
     def step(self, like: State) -> Step:
-        """Returns the step function, which is compiled when it is first called.
+        """Returns the step function, which is compiled at its first call.
 
         Args:
-          like: A state with the shapes of all states that the step will see.
+          like: A state with the shapes of all states of the training.
 
         Returns:
           The step, always the same function.
@@ -80,19 +80,19 @@ class Fit:
         folder: Path | None = None,
         **looks: Any,
     ) -> Trained:
-        """Trains from a state to a number of steps, or goes on from a checkpoint.
+        """Trains from a state to a number of steps, or continues from a checkpoint.
 
         Args:
           state: The state to begin with, from `start`.
-          batch: The batch of a step, by its number alone.
-          steps: The number of steps of the whole training, those before a resume included.
-          folder: Where checkpoints and metrics are kept, and found again after a kill. None keeps
-            nothing, and prints no progress.
+          batch: The batch of a step, as a function of the step's number only.
+          steps: The number of steps of the whole training, including those before a resume.
+          folder: The folder for checkpoints and metrics, which are found again after a kill. None
+            stores nothing, and prints no progress.
           **looks: Other arguments of `loop.train`, such as `evaluate`. A `config`, `save_every` or
-            `say` given here is used in place of the usual one.
+            `say` given here replaces the usual one.
 
         Returns:
-          The final state, and how the training went.
+          The final state and the record of the training.
 
         Raises:
           ValueError: As `loop.train`.
@@ -110,8 +110,7 @@ class Fit:
     def cost(self, like: State, batch: PyTree) -> float:
         """Counts the floating-point operations of a step.
 
-        They are those of a step without micro-batches: of a loop over these, only one pass would be
-        counted.
+        The count is for a step without micro-batches, because only one pass of a loop is counted.
 
         Args:
           like: A state, or its shapes.
@@ -125,12 +124,12 @@ class Fit:
 
 
 def curve(trained: Trained, name: str, every: int = 1) -> Float[np.ndarray, " evaluation"]:
-    """Collects what was measured under one name along a training.
+    """Collects the values of one metric along a training.
 
     Args:
       trained: The training.
       name: The name of the metric.
-      every: Only values at steps that this divides are taken.
+      every: Only steps that are multiples of this count.
 
     Returns:
       The values, by increasing step.

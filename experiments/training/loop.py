@@ -1,7 +1,7 @@
 """The loop of a training: it runs the steps, keeps metrics and checkpoints, and prints progress.
 
-Batches are prepared ahead on a thread, and several steps are in flight at once. A training that is
-killed goes on from its last checkpoint and ends in the same state.
+A thread prepares batches ahead, and several steps are in flight at once. A killed training
+continues from its last checkpoint and ends in the same state.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 
 
 class Trained(NamedTuple):
-    """What a training ends with, and how it went.
+    """The result and the record of a training.
 
     Attributes:
       state: The final state.
-      rows: The metrics, with those from before a resume. The row of step t has the loss and the
-        gradient norm of the parameters after t updates. What `evaluate` measured is in rows of its
-        own.
+      rows: The metrics, including those from before a resume. The row of step t has the loss and
+        the gradient norm of the parameters after t updates. Results of `evaluate` are in separate
+        rows.
       seconds: The wall time from the end of this process's first step, which compiles, to the end
         of the last. Evaluations and checkpoints in between count.
-      step_share: The share of that time spent on steps, and not on waiting for input, evaluating or
-        storing; NaN if there was no step.
-      input_share: The share of it spent on waiting for input; NaN if there was no step.
+      step_share: The share of that time spent on steps, not on waiting for input, evaluating or
+        storing; NaN without steps.
+      input_share: The share of that time spent on waiting for input; NaN without steps.
     """
 
     state: State
@@ -72,53 +72,52 @@ def train(
     say: Callable[[str], None] | None = progress.say,
     say_every: float = 10.0,
 ) -> Trained:
-    """Trains from a state to a number of steps, or goes on from the checkpoint in `directory`.
+    """Trains from a state to a number of steps, or continues from the checkpoint in `directory`.
 
-    A training that is killed at any time and called again with the same arguments ends in the same
-    state and with the same rows. Once the first step is taken, a signal that stops a command
-    (SIGINT, SIGTERM, SIGHUP) makes it store the state, if there is a directory, and raise
-    `KeyboardInterrupt`. A second one acts as it would without `train`.
+    A killed training that is called again with the same arguments ends in the same state and with
+    the same rows. After the first step, a signal that stops a command (SIGINT, SIGTERM, SIGHUP)
+    makes the training store its state, if there is a directory, and raise `KeyboardInterrupt`. A
+    second signal has its usual effect.
 
     Args:
       step: The step, from `step.make_step`.
-      state: The state to begin with, which stays valid. It may be that of a later step.
-      batch: The batch of a step, by its number alone. It is called on a thread, `AHEAD` steps
-        early.
-      steps: The number of steps of the whole training, those before a resume included.
-      directory: Where checkpoints and metrics are kept, and found again after a kill. None keeps
-        nothing.
-      config: A dataclass with all that the training depends on; needed with `directory`.
+      state: The initial state, which stays valid. It may be the state of a later step.
+      batch: The batch of a step, as a function of the step's number only. A thread calls it `AHEAD`
+        steps early.
+      steps: The number of steps of the whole training, including those before a resume.
+      directory: The directory for checkpoints and metrics, which are found again after a kill. None
+        stores nothing.
+      config: A dataclass with everything that affects the training; needed with `directory`.
         Checkpoints of another config are refused.
-      save_every: The number of steps between two checkpoints. The final state is stored in any
-        case.
+      save_every: The number of steps between two checkpoints. The final state is always stored.
       keep: How many checkpoints are kept, at least 1.
-      log_every: The number of steps between two rows of metrics. The last step has a row in any
+      log_every: The number of steps between two rows of metrics. The last step always has a row.
         case.
-      evaluate: Measures a state: finite numbers by name. It is called before each step whose number
-        `evaluate_every` divides, 0 included, and at the end. None measures nothing.
+      evaluate: Measures a state: finite numbers by name. It is called before each step with a
+        number that `evaluate_every` divides, including 0, and at the end. None measures nothing.
       evaluate_every: The number of steps between two evaluations.
-      place: Puts a batch on the devices; it is called on the same thread.
-      say: Prints a line of progress; None for no progress.
-      say_every: The least number of seconds between two lines of progress.
+      place: Puts a batch on the devices. The same thread calls it.
+      say: Prints a line of progress; None prints nothing.
+      say_every: The smallest number of seconds between two lines of progress.
 
     Returns:
-      The final state, and how the training went.
+      The final state and the record of the training.
 
     Raises:
       ValueError: If `steps`, `save_every`, `log_every`, `evaluate_every` or `keep` is below 1,
         `directory` is given without `config`, or more than `steps` steps were taken already.
-      FloatingPointError: If the loss, the gradient or the state stops being finite. The message
-        names the step, and what was first not finite there. It is raised within `log_every` steps,
-        and before such a state is stored.
+      FloatingPointError: If the loss, the gradient or the state is not finite. The message has the
+        step, and the first array that was not finite. It is raised within `log_every` steps, and
+        before such a state is stored.
       RefusedError: If `directory` holds another training.
       StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
-      KeyboardInterrupt: If a signal stopped the training. The message says how to go on.
+      KeyboardInterrupt: If a signal stopped the training. The message explains how to continue.
     """
     cadence = {"save_every": save_every, "log_every": log_every, "evaluate_every": evaluate_every}
     for name, value in {"steps": steps, **cadence}.items():
         integer(name, value)
     if directory is not None and config is None:
-        raise ValueError("directory: a config is needed beside it, to tell trainings apart")
+        raise ValueError("directory: also give config, which identifies the training")
     with contextlib.ExitStack() as stack:
         checkpoints, path = None, None
         if directory is not None:
@@ -126,12 +125,12 @@ def train(
             checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
             path = folder / METRICS if jax.process_index() == 0 else None
         restored = checkpoints.restore(state) if checkpoints is not None else None
-        # The state is copied, since the step takes over the buffers that it is given, and the
-        # caller's state shall stay valid.
+        # The state is copied, because the step takes over its buffers and the caller's state must
+        # stay valid.
         state = jax.tree.map(jnp.copy, state) if restored is None else restored
         start = int(state.step)
         if start > steps:
-            raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
+            raise ValueError(f"steps must be at least the {start} steps already taken; got {steps}")
         rows = Rows(path, start, kept=restored is not None)
         if restored is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
@@ -142,7 +141,8 @@ def train(
         taken: PyTree = None
 
         def land() -> None:
-            """Waits for the oldest step in flight; adds its row if it is one of `log_every`."""
+            """Waits for the oldest step in flight, and adds its row if `log_every` divides its
+            number."""
             t, metrics, fault = flying.popleft()
             jax.block_until_ready(fault)
             if t % log_every == 0 or t == steps - 1:
@@ -157,26 +157,26 @@ def train(
                 land()
 
         def checked(fault: jax.Array, metrics: Metrics) -> None:
-            """Raises an error if a step, this one or one before, met something not finite."""
+            """Raises an error if this step or an earlier one met a value that is not finite."""
             at, which = np.asarray(fault).tolist()
             if at >= 0:
                 raise _not_finite(at, places(state, taken, metrics)[which], checkpoints)
 
         def store() -> None:
-            """Stores the state unless it is stored already; raises an error if it is not finite."""
+            """Stores the state unless it is stored already. Raises if the state is not finite."""
             if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
-            # A fault is what a step met. Whether its result is finite only the next step would see.
+            # A fault is a value that a step met. Only the next step would check this step's result.
             bad = _first_bad(state)
             if bad is not None:
                 raise _not_finite(int(state.step), bad, checkpoints)
-            # First the rows: to go on from this state, all rows before it are needed.
+            # Rows come first, because continuing from this state needs all earlier rows.
             rows.sync()
             checkpoints.save(state)
 
         def stop_before(t: int) -> NoReturn:
-            """Stores the state before step t, and ends the training."""
+            """Stores the state before step t and ends the training."""
             land_all()
             store()
             if checkpoints is not None:
@@ -185,13 +185,13 @@ def train(
 
         last: Metrics = {}
         alone = processes.is_alone()
-        # Alone, a signal may end the process at once until the first step, which compiles, is done:
-        # there is nothing to store yet. Several processes have to agree on where they stop.
+        # A single process may end at once until the first step, which compiles, is done: there is
+        # nothing to store yet. Several processes must agree on where they stop.
         if not alone:
             signals.handle()
         for t in range(start, steps):
             # Several processes must stop at the same step. To agree they wait for one another, so
-            # they ask at every `log_every`-th step only.
+            # they check only at every `log_every`-th step.
             if (t % log_every == 0 or alone) and processes.any_of(signals.came):
                 stop_before(t)
             if t > start and t % save_every == 0:
@@ -200,8 +200,8 @@ def train(
                     store()
             if evaluate is not None and t % evaluate_every == 0:
                 land_all()
-                # One process alone breaks an evaluation off at a signal, as it may be long. Several
-                # processes would leave it at different places.
+                # A single process breaks off an evaluation at a signal, because evaluations may be
+                # long. Several processes would leave it at different points.
                 breaking = signals.raised() if alone else contextlib.nullcontext()
                 try:
                     with clock.apart("other"), breaking:
@@ -213,14 +213,14 @@ def train(
                 rows.add({"step": t, **measured})
             with clock.apart("input"):
                 taken = next(feed)
-            # The step has donated the old state's buffers: nothing below may look at them.
+            # The step has donated the old state's buffers: the code below must not read them.
             state, last, fault = step(state, taken)
             flying.append((t, last, fault))
             if t == start:
                 jax.block_until_ready(fault)
                 signals.handle()
                 clock.start(examples(taken))
-            # JAX returns before a step is computed: without a limit the host would run far ahead,
+            # JAX returns before a step is computed. Without a limit the host would run far ahead,
             # and hold a batch for every step in flight.
             while len(flying) > AHEAD:
                 land()
@@ -237,7 +237,7 @@ def train(
 
 
 def _first_bad(state: State) -> str | None:
-    """The name of the first leaf of a state that is not finite, if there is one."""
+    """Returns the name of the first leaf of a state that is not finite, or None."""
     leaves = watched((), state.params, state.mutable, (), {})
     fine = jax.device_get(_finite([leaf for _, leaf in leaves]))
     return next((name for (name, _), ok in zip(leaves, fine, strict=True) if not ok), None)
@@ -245,37 +245,37 @@ def _first_bad(state: State) -> str | None:
 
 @jax.jit
 def _finite(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Whether all entries are finite, of each leaf."""
+    """Returns for each leaf whether all its entries are finite."""
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
 def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> FloatingPointError:
-    """The error for something not finite, with the last step that is stored."""
+    """Builds the error for a value that is not finite, with the last stored step."""
     stored = []
     if checkpoints is not None:
-        # Of two errors, this one says more than that a checkpoint could not be written.
+        # Of two errors, this one is more useful than a failed write of a checkpoint.
         with contextlib.suppress(StoreError):
             checkpoints.wait()
         stored = checkpoints.steps()
     where = f"; step {stored[-1]} is stored and finite" if stored else ""
-    return FloatingPointError(f"step {step}: {place} is not finite, the first to be so{where}")
+    return FloatingPointError(f"step {step}: {place} is not finite (the first such array){where}")
 
 
 def _how(step: int, steps: int, directory: str | Path | None) -> str:
-    """The message of an interrupted training."""
+    """Builds the message of an interrupted training."""
     if directory is None:
         return f"stopped before step {step} of {steps}; nothing is stored without a directory"
     return (
-        f"stopped before step {step} of {steps}, which {directory} holds: run the same again to "
-        "go on from there"
+        f"stopped before step {step} of {steps}, which {directory} holds: run the same command "
+        "again to continue"
     )
 
 
 class _Signals:
-    """Notes the first signal that stops a command, from `handle` to the end of the `with` block.
+    """Records the first signal that stops a command, from `handle` to the end of the `with` block.
 
-    A second signal acts as it did before. Signals that are ignored stay so. In a thread other than
-    the main one nothing is handled, since Python sets handlers in the main thread only.
+    A second signal has its usual effect. Ignored signals stay ignored. Outside the main thread
+    nothing is handled, because Python sets handlers only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def handle(self) -> None:
-        """Begins to note signals, in the main thread."""
+        """Begins to record signals, in the main thread."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -293,7 +293,7 @@ class _Signals:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Notes the first signal; gives the second to the handler that was there before."""
+        """Records the first signal. Passes the second to the previous handler."""
         if self.came:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
@@ -303,8 +303,7 @@ class _Signals:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within the block, the first signal raises `KeyboardInterrupt`, unless it comes amid an
-        import."""
+        """Raises `KeyboardInterrupt` at the block's first signal, except during an import."""
         self._raises = True
         try:
             if self.came:
@@ -323,15 +322,14 @@ class _Signals:
 
 @contextlib.contextmanager
 def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterator[Iterator[PyTree]]:
-    """Yields an iterator over `make(start)`, `make(start + 1)`, ..., made early on a thread."""
+    """Yields an iterator over `make(start)`, `make(start + 1)`, ..., prepared early by a thread."""
     pool = ThreadPoolExecutor(1, "input")
     ahead: deque[Future[PyTree]] = deque()
 
     def batches() -> Iterator[PyTree]:
         for t in range(start, stop):
             while len(ahead) <= AHEAD and t + len(ahead) < stop:
-                # Batches are functions of their step alone, so it does not matter when they are
-                # made.
+                # A batch depends only on its step, so the time of its making does not matter.
                 ahead.append(pool.submit(make, t + len(ahead)))
             yield ahead.popleft().result()
 
@@ -342,7 +340,7 @@ def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterato
 
 
 class _Clock:
-    """Measures where the wall time goes, from the end of the first step on."""
+    """Measures how the wall time is spent, from the end of the first step."""
 
     def __init__(self, first: int, steps: int, say: Callable[[str], None] | None, every: float):
         self.first, self.steps, self.say, self.every = first, steps, say, every
@@ -350,24 +348,25 @@ class _Clock:
         self.examples, self.began, self.told = 0, None, -float("inf")
 
     def start(self, examples: int) -> None:
-        """Starts the clock anew, at the end of the first step."""
+        """Restarts the clock, at the end of the first step."""
         self.began, self.examples = time.perf_counter(), examples
         self.spent = {"input": 0.0, "other": 0.0}
 
     def stop(self) -> None:
-        """Takes the wall time up to now."""
+        """Stops the wall time."""
         if self.began is not None:
             self.wall = time.perf_counter() - self.began
 
     @contextlib.contextmanager
     def apart(self, what: Literal["input", "other"]) -> Iterator[None]:
-        """Counts the time of the block as no step's: waiting for input, evaluating or storing."""
+        """Counts the block's time separately from steps: waiting for input, evaluating or
+        storing."""
         start = time.perf_counter()
         yield
         self.spent[what] += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
-        """The shares of the wall time that went to steps and to waiting for input."""
+        """Returns the shares of the wall time spent on steps and on waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
         return 1 - sum(self.spent.values()) / self.wall, self.spent["input"] / self.wall

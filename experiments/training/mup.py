@@ -1,8 +1,8 @@
 """Initial scales and learning rates for every width: the maximal update parametrisation (muP).
 
-What is width is read off two specs of one network, at a base width and at another: a feature space
-that grew is wide. So the rules are those of `sail_jax.architectures`, and nothing here knows a
-layer by name.
+Two specs of one network, at a base width and at another, show which spaces are wide: those that
+grew. The rules therefore come from `sail_jax.architectures`, and this module contains no names of
+layers.
 """
 
 import math
@@ -18,12 +18,12 @@ from sail_jax.trees import path_str
 
 
 class Scales(NamedTuple):
-    """How a parameter differs from the standard parametrisation.
+    """The factors of a parameter relative to the standard parametrisation.
 
     Attributes:
       path: The path of the parameter.
-      initial: What its initial value is multiplied by.
-      rate: What Adam's learning rate of it is multiplied by.
+      initial: The factor on its initial value.
+      rate: The factor on Adam's learning rate for it.
     """
 
     path: str
@@ -32,21 +32,22 @@ class Scales(NamedTuple):
 
 
 def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
-    """Computes the scales of all parameters, for Adam, from what grew between two widths.
+    """Computes the scales of all parameters, for Adam, from the spaces that grew between two
+    widths.
 
-    Let a parameter read spaces that are `r` times as large as at the base, and write ones that are
-    `w` times as large:
+    Let the spaces that a parameter reads be `r` times as large as at the base, and the spaces that
+    it writes `w` times as large:
 
         kind      r    w    standard deviation    Adam's rate
         hidden    > 1  > 1  base / sqrt(r)        base / r
         output    > 1  1    base / r              base / r
         input     1    any  base                  base
 
-    Norms, biases and embeddings are inputs. An embedding that also reads out the logits counts as
-    an input too; the network has to divide its logits by the growth of the width, `logit_scale`.
-    The initial scales below correct what flax draws: a kernel with variance 1 / (inputs), an
-    embedding with variance 1 / (features), all else without regard to the width. At the base width
-    they are all 1.
+    Norms, biases and embeddings are inputs. An embedding that also computes the logits counts as an
+    input too; the network must divide its logits by the growth of the width, `logit_scale`. The
+    initial scales correct flax's initial values: a kernel with variance 1 / (inputs), an embedding
+    with variance 1 / (features), everything else independent of the width. At the base width all
+    scales are 1.
 
     Args:
       base: The spec of the network at the base width.
@@ -56,21 +57,21 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
       The scales of each parameter, in the order of the spec.
 
     Raises:
-      ValueError: If the specs have other leaves, or a space that the network hands out or compares
-        by products (logits, queries and keys: "outer") has another size: products of queries and
-        keys would have to be divided by their number and not by its root.
+      ValueError: If the specs have different leaves, or if an "outer" space has different sizes.
+        The network returns outer spaces or compares them by products (logits, queries and keys).
+        Products of queries and keys would have to be divided by their number, not by its root.
 
     References:
       Yang et al., Tensor Programs V, 2022 (arXiv 2203.03466), Table 3.
     """
     if [leaf.path for leaf in base.leaves] != [leaf.path for leaf in spec.leaves]:
-        raise ValueError("base must have the leaves of spec: other widths alone, not other layers")
+        raise ValueError("base must have the leaves of spec, with other widths but equal layers")
     for space in spec.spaces:
         was = base.space(space.name).size
         if space.size != was and "outer" in space.nonlinearity.split():
             raise ValueError(
-                f"base must have the {space.size} units of {space.name!r}, which is no width; got "
-                f"{was}"
+                f"base must have the {space.size} units of {space.name!r}, "
+                f"which is not a width; got {was}"
             )
     return tuple(_of_leaf(base, spec, leaf) for leaf in spec.leaves)
 
@@ -89,7 +90,7 @@ def _of_leaf(base: Spec, spec: Spec, leaf: Leaf) -> Scales:
 
 
 def _growth(base: Spec, spec: Spec, leaf: Leaf, role: Role) -> float:
-    """Computes by how much the spaces grew that a parameter, in its first use, reads or writes."""
+    """Computes the growth of the spaces that a parameter, in its first use, reads or writes."""
     names = [f.space for axis in leaf.axes for f in axis if f.role == role]
     return math.prod(spec.space(n).size / base.space(n).size for n in names)
 
@@ -99,7 +100,7 @@ def scaled(params: PyTree, by: Sequence[Scales]) -> PyTree:
 
     Args:
       params: The initial parameters, as flax draws them.
-      by: The scales; parameters without any stay as they are.
+      by: The scales; parameters without scales do not change.
 
     Returns:
       The parameters, with their dtypes.
@@ -111,7 +112,7 @@ def scaled(params: PyTree, by: Sequence[Scales]) -> PyTree:
     initial = {each.path: each.initial for each in by}
 
     def leaf(path: tuple, x: jax.Array) -> jax.Array:
-        """Scales one parameter; those of scale 1 keep every bit."""
+        """Scales one parameter. A scale of 1 keeps every bit."""
         scale = initial.get(path_str(path), 1.0)
         return x if scale == 1 else x * scale
 
@@ -119,7 +120,7 @@ def scaled(params: PyTree, by: Sequence[Scales]) -> PyTree:
 
 
 def rates(by: Sequence[Scales]) -> tuple[tuple[str, float], ...]:
-    """Lists the learning rates as `Optimizer.rates` takes them.
+    """Lists the learning rates in the form of `Optimizer.rates`.
 
     Args:
       by: The scales.

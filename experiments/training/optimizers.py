@@ -20,7 +20,8 @@ Part = Annotated[float, Interval(ge=0, lt=1)]
 
 @config
 class Optimizer:
-    """An optimiser: gradients are clipped, turned into updates by a rule, and scaled by a schedule.
+    """An optimiser: it clips gradients, a rule turns them into updates, and a schedule scales
+    these.
 
     AdamW adds weight decay to its update. Adam and SGD add it to the gradient, as an L2 penalty.
 
@@ -28,19 +29,19 @@ class Optimizer:
       schedule: The learning rate by step.
       rule: "adamw", "adam" or "sgd" (with momentum).
       weight_decay: The coefficient of weight decay. AdamW multiplies it by the learning rate.
-      undecayed: Shell patterns of the paths that weight decay leaves out. By default these are
-        biases, norms and embeddings.
-      clip: The largest global norm of a gradient; None clips nothing.
+      undecayed: Shell patterns of the paths without weight decay. By default these are biases,
+        norms and embeddings.
+      clip: The largest global norm of a gradient; None turns clipping off.
       b1: The decay of Adam's first moment.
       b2: The decay of Adam's second moment.
-      eps: What Adam adds to the root of the second moment.
+      eps: The term that Adam adds to the root of the second moment.
       momentum: The momentum of SGD.
       nesterov: Whether SGD uses Nesterov's momentum.
-      members: For trainings side by side, along the leading axis of every parameter: the share of
-        the schedule's rate that each of them has. None for one training. Clipping would couple
-        them, and is refused.
-      rates: Pairs of a parameter's path and its share of the learning rate; others have all of it.
-        AdamW's weight decay keeps the whole rate.
+      members: For trainings side by side, along the leading axis of every parameter: each one's
+        share of the schedule's rate. None for one training. Clipping is refused, because it would
+        couple the members.
+      rates: Pairs of a parameter's path and its share of the learning rate; other parameters have
+        the whole rate. AdamW's weight decay keeps the whole rate.
 
     Raises:
       ValueError: If a field is not allowed.
@@ -67,7 +68,7 @@ class Optimizer:
             raise ValueError("clip: a global norm couples members; leave one of them out")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
-        """Says which parameters weight decay shrinks.
+        """Returns which parameters weight decay shrinks.
 
         Args:
           params: The parameters.
@@ -76,7 +77,7 @@ class Optimizer:
           A pytree of the same structure, True where the path of a leaf matches none of `undecayed`.
 
         Raises:
-          ValueError: If there is weight decay, but nothing that it shrinks.
+          ValueError: If there is weight decay, but no parameter that it shrinks.
 
         >>> Optimizer(Schedule(0.1, 9)).decayed({"dense": {"kernel": 0.0, "bias": 0.0}})
         {'dense': {'bias': False, 'kernel': True}}
@@ -90,10 +91,10 @@ class Optimizer:
         return mask
 
     def transformation(self) -> optax.GradientTransformation:
-        """Makes the optimiser as one of optax.
+        """Builds the optimiser as an optax transformation.
 
         Returns:
-          The transformation. Its updates are to be added to the parameters.
+          The transformation. Add its updates to the parameters.
         """
         decay = optax.add_decayed_weights(self.weight_decay, self.decayed)
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -101,7 +102,7 @@ class Optimizer:
         return optax.chain(
             optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
             *{
-                # The place of the decay is what tells them apart: after Adam's division it is
+                # The position of the decay makes the difference: after Adam's division it is
                 # decoupled from the gradient, before it an L2 penalty.
                 "adamw": (adam, *own, decay),
                 "adam": (decay, adam, *own),
@@ -134,7 +135,7 @@ def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
         if update.shape[:1] != (len(members),):
             raise ValueError(
                 f"members: {len(members)} shares for params/{path_str(path)} of shape "
-                f"{list(update.shape)}, whose first axis should be theirs"
+                f"{list(update.shape)}: its first axis must have one entry for each member"
             )
         shares = jnp.asarray(members, update.dtype)
         return update * shares.reshape(-1, *[1] * (update.ndim - 1))

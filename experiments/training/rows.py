@@ -1,4 +1,4 @@
-"""Metrics of a training as lines of JSON in a file, which survives a kill but for its last line."""
+"""Metrics of a training as lines of JSON in a file, which survives a kill except its last line."""
 
 import json
 import math
@@ -12,16 +12,17 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The metrics of a training so far, kept in a file as well.
+    """The metrics of a training so far, also kept in a file.
 
-    What the file holds of step `step` and later ones is dropped, since those steps come again. So
-    is a last line that a kill left unfinished.
+    Rows of step `step` and later ones are dropped from the file, because those steps come again. An
+    unfinished last line after a kill is dropped too.
 
     Args:
-      path: The file. None keeps the rows in memory only.
-      step: The step from which the training goes on. Rows of earlier steps are read from the file.
-      kept: Whether the state of that step was kept beside the file, which has to be there then. A
-        state from elsewhere begins a new file, whatever its step.
+      path: The file. None keeps the rows only in memory.
+      step: The step from which the training continues. Rows of earlier steps are read from the
+        file.
+      kept: Whether the state of that step was stored next to the file, which must then exist. A
+        state from elsewhere begins a new file, for any step.
 
     Attributes:
       path: The file.
@@ -65,14 +66,14 @@ class Rows:
 
 
 def _line(row: Row) -> bytes:
-    """A row as a line of the file."""
+    """Formats a row as a line of the file."""
     return (json.dumps(row, allow_nan=False) + "\n").encode()
 
 
 def _read(path: Path) -> list[Row]:
-    """The rows of a file, but for a last line that was not finished."""
+    """Reads the rows of a file, except an unfinished last line."""
     *lines, torn = disk.read_bytes(path, MAX_FILE).split(b"\n")
-    # What follows the last line break is a line that a kill left unfinished, or nothing.
+    # The text after the last line break is empty, or a line that a kill left unfinished.
     del torn
     rows = []
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Where SAIL starts a training: at a weighted sum of trained networks, all brought to one shape."""
+"""SAIL's initialisation of a training: a weighted sum of trained networks, all in one shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,15 +18,15 @@ def brought(
     key: PRNGKeyArray,
     **options: Any,
 ) -> list[PyTree]:
-    """Brings networks to the shape of a target.
+    """Converts networks to the shape of a target.
 
-    A network that has the target's configuration passes through. Others grow or shrink.
+    A network with the target's configuration is returned as it is. Others grow or shrink.
 
     Args:
       models: The networks, each with its variables and its configuration.
       target: The configuration of the target.
       method: The growth method.
-      key: The key for what the method draws.
+      key: The key of the method's random draws.
       **options: Further options of `sail_jax.growth.networks.grow`.
 
     Returns:
@@ -50,8 +50,7 @@ def merged(models: Sequence[PyTree], weights: ArrayLike) -> PyTree:
 
     Args:
       models: The networks, pytrees of one structure.
-      weights: The weight of each. They are taken as they are: of any sign, and not divided by their
-        sum.
+      weights: The weight of each. Weights may have any sign, and are not divided by their sum.
 
     Returns:
       The sum, a pytree of the same structure.
@@ -66,7 +65,7 @@ def merged(models: Sequence[PyTree], weights: ArrayLike) -> PyTree:
 
 
 def mean(models: Sequence[PyTree]) -> PyTree:
-    """Computes the mean of networks, such as a soup is.
+    """Computes the mean of networks, as for a soup.
 
     Args:
       models: The networks, pytrees of one structure.
@@ -82,7 +81,7 @@ def between(pair: Sequence[PyTree], gamma: float) -> PyTree:
 
     Args:
       pair: The two networks.
-      gamma: The weight of the first; that of the second is 1 - gamma.
+      gamma: The weight of the first network. The second has 1 - gamma.
 
     Returns:
       The point.

@@ -1,4 +1,4 @@
-"""Learning rates by step: a linear warm-up, then a decay to a floor, at once or in the end."""
+"""Learning rates by step: a linear warm-up, then a decay to a floor, at once or at the end."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ Decay = Literal["cosine", "linear", "constant", "wsd"]
 class Schedule:
     """A learning rate that rises linearly to `peak`, then decays to `floor * peak` after `steps`.
 
-    The warm-up starts at peak / (warmup + 1), so that no step is taken at rate 0. Step number
+    The warm-up begins at peak / (warmup + 1), so every step has a positive rate. Step number
     `warmup` is the first at `peak`. This is nanoGPT's schedule; the models of the paper on
     overtraining decay to 0.
 
@@ -24,11 +24,11 @@ class Schedule:
       peak: The highest learning rate.
       steps: The steps of the whole training, the warm-up included.
       warmup: The number of steps below the peak at the beginning.
-      decay: What follows the warm-up: "cosine", "linear", "constant", or "wsd" (warm-up, stable,
+      decay: The phase after the warm-up: "cosine", "linear", "constant", or "wsd" (warm-up, stable,
         decay), which stays at the peak and falls linearly over the last steps.
-      floor: The rate at the end as a share of the peak, from 0 to 1. "constant" ignores it.
+      floor: The final rate as a share of the peak, from 0 to 1. "constant" ignores it.
       cooldown: The share of all steps over which "wsd" falls, in (0, 1]; others ignore it. It is
-        rounded to whole steps, at least one, and does not reach into the warm-up.
+        rounded to whole steps, at least one, and does not overlap the warm-up.
 
     Raises:
       ValueError: If a field is not allowed.

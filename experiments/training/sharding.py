@@ -1,4 +1,4 @@
-"""Where the arrays of a training lie: on one device, or shared out over a row of devices."""
+"""The layout of a training's arrays: on one device, or distributed over a row of devices."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ Several = Literal[Shard, "members"]
 
 
 class Layout(NamedTuple):
-    """Where the arrays of a training lie on devices.
+    """The layout of a training's arrays on devices.
 
     Attributes:
       mesh: The devices; None for one device.
       shard: "data": every device has the whole state, and its share of each batch. "full": the
-        state is shared out, too. "members": of several networks that are trained side by side,
-        along the leading axis of all parameters, every device has some; if their number is no
-        multiple of that of devices, some are trained twice. "no" is for one device.
+        state is distributed, too. "members": several networks are trained side by side, along the
+        leading axis of all parameters, and every device has some. If the devices do not divide
+        their number, some are trained twice. "no": one device.
     """
 
     mesh: Mesh | None
@@ -35,11 +35,11 @@ class Layout(NamedTuple):
 
     @property
     def one(self) -> "Layout":
-        """The layout of a single training, of which there are no members to share out."""
+        """Returns the layout of a single training, which lacks members to distribute."""
         return self._replace(shard="data") if self.shard == "members" else self
 
     def check(self, **batches: int) -> None:
-        """Checks that the devices can share batches evenly."""
+        """Checks that the devices divide the batches evenly."""
         for field, size in batches.items():
             if self.mesh is not None and self.shard != "members" and size % self.mesh.size:
                 raise ValueError(
@@ -48,9 +48,9 @@ class Layout(NamedTuple):
                 )
 
     def shardings(self, state: PyTree) -> PyTree | None:
-        """Says how the arrays of a state are laid out, for `make_step`.
+        """Returns the layout of a state's arrays, for `make_step`.
 
-        It returns a sharding for each array; None on one device.
+        It has a sharding for each array; None on one device.
         """
         if self.mesh is None:
             return None
@@ -60,11 +60,11 @@ class Layout(NamedTuple):
         return (fully_sharded if self.shard == "full" else replicated)(self.mesh, state)
 
     def lay(self, state: PyTree) -> PyTree:
-        """Lays out a state where the step expects it."""
+        """Puts a state on the devices, in the layout that the step expects."""
         return state if self.mesh is None else place(state, self.shardings(state))
 
     def place(self, batch: PyTree) -> PyTree:
-        """Puts a batch where the step expects it, `(example, ...)` or `(example, member, ...)`."""
+        """Puts a batch on the devices, as `(example, ...)` or `(example, member, ...)`."""
         if self.mesh is None:
             return jax.device_put(batch)
         return split(self.mesh, batch, axis=int(self.shard == "members"))
@@ -82,13 +82,13 @@ class Layout(NamedTuple):
 
 
 def layout(shard: Several) -> Layout:
-    """Makes the layout of a training over all devices.
+    """Creates the layout of a training over all devices.
 
     Args:
-      shard: How the state is laid out; "no" uses one device.
+      shard: The layout of the state; "no" uses one device.
 
     Returns:
-      The layout. It is that of one device if there is only one, or `shard` is "no".
+      The layout. It uses one device if there is only one, or if `shard` is "no".
     """
     return Layout(mesh() if shard != "no" and jax.device_count() > 1 else None, shard)
 
@@ -107,7 +107,7 @@ def mesh(devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Lays out every array as a whole on every device, for data-parallel training.
+    """Creates shardings with every array whole on every device, for data-parallel training.
 
     Args:
       mesh: The devices.
@@ -122,13 +122,15 @@ def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
 def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
     """Splits large arrays over the devices, as ZeRO does.
 
-    An array is split along its longest axis whose length the devices divide evenly, the first of
-    equals. Moments and averages of a parameter have its shape, so they lie as it does.
+    An array is split along its longest axis among those with a length that the devices divide
+    evenly; among equals, the first. Moments and averages of a parameter have its shape, so they
+    have its layout too.
 
     Args:
       mesh: The devices.
       tree: The arrays, or their shapes.
-      least: Arrays of fewer elements stay whole, on every device. So do those without such an axis.
+      least: Arrays with fewer elements stay whole on every device. So do arrays without such an
+        axis.
 
     Returns:
       A sharding for each array.
@@ -152,36 +154,36 @@ def place(tree: PyTree, shardings: PyTree) -> PyTree:
     """Copies arrays to the devices.
 
     Args:
-      tree: The arrays, which every process has as a whole.
-      shardings: How they are to be laid out.
+      tree: The arrays. Every process has the whole arrays.
+      shardings: Their layout.
 
     Returns:
-      The arrays in new buffers: to donate them leaves `tree` valid.
+      The arrays in new buffers. Donating these leaves `tree` valid.
     """
-    # `device_put` may return the buffers that it is given, and a step that donates would spoil them
-    # for the caller.
+    # `device_put` may return its own input buffers, and a step that donates them would destroy the
+    # caller's.
     copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings)
     return copied(tree)
 
 
 def leading(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Makes shardings that share out the leading axis of all arrays; scalars are replicated."""
+    """Creates shardings that distribute the leading axis of all arrays; scalars are replicated."""
     return jax.tree.map(lambda x: NamedSharding(mesh, P(AXIS) if x.ndim else P()), tree)
 
 
 def split(mesh: Mesh, batch: PyTree, axis: int = 0) -> PyTree:
-    """Shares a batch out over the devices, along its first axis or another one.
+    """Distributes a batch over the devices, along its first axis or another one.
 
     Args:
       mesh: The devices.
-      batch: The batch, which every process has as a whole.
-      axis: The axis that is shared out.
+      batch: The batch. Every process has the whole batch.
+      axis: The axis to distribute.
 
     Returns:
       The batch on the devices.
 
     Raises:
-      ValueError: If the devices do not divide an array evenly. The message names the array.
+      ValueError: If the devices do not divide an array evenly. The message has its name.
     """
     devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(*[None] * axis, AXIS))
 
@@ -193,20 +195,21 @@ def split(mesh: Mesh, batch: PyTree, axis: int = 0) -> PyTree:
             raise ValueError(
                 f"{where}: {count} examples cannot be shared evenly by {devices} devices"
             )
-        # Every process has the whole batch and hands its own devices their part of it.
+        # Every process has the whole batch and gives its own devices their part.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map_with_path(placed, batch)
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Collects arrays as a whole in every process.
+    """Collects whole arrays in every process.
 
     Args:
-      tree: The arrays, on devices of any process. All processes must call this with the same ones.
+      tree: The arrays, on devices of any process. All processes must call this with the same
+        arrays.
 
     Returns:
-      The arrays as NumPy's.
+      The arrays as NumPy arrays.
     """
 
     def fetched(x: jax.Array) -> np.ndarray:

@@ -23,22 +23,22 @@ Metrics = dict[str, Float[Array, ""]]
 Loss = Callable[[PyTree, PyTree, PyTree, PRNGKeyArray], tuple[Float[Array, ""], Metrics, PyTree]]
 """The loss of a training: `(params, mutable, batch, key) -> (loss, metrics, mutable)`.
 
-The loss and the metrics are means over the examples of the batch. `mutable` is what is carried from
-step to step without being learned, such as BatchNorm's running statistics.
+The loss and the metrics are means over the examples of the batch. `mutable` holds values carried
+from step to step without being learned, such as BatchNorm's running statistics.
 """
 Compute = Literal["float32", "bfloat16"]
 
 
 @config
 class Training:
-    """What a step does, apart from the loss.
+    """The settings of a step, except the loss.
 
     Attributes:
-      optimizer: How gradients become updates.
+      optimizer: The optimiser, which turns gradients into updates.
       micro_batches: The number of parts of a batch. Their gradients are computed one after the
         other and averaged, to save memory.
-      compute: The dtype that parameters and the floats of a batch are cast to for the loss. The
-        parameters themselves stay float32.
+      compute: The dtype of parameters and of a batch's floats in the loss. The parameters
+        themselves stay float32.
       ema: The decay of the exponential moving average of the parameters, in [0, 1); None for no
         average.
 
@@ -53,17 +53,17 @@ class Training:
 
 
 class State(NamedTuple):
-    """All that a later step depends on.
+    """Everything on which later steps depend.
 
     Attributes:
-      step: The number of steps taken, and so the number of the next.
+      step: The number of steps taken, which is also the index of the next one.
       params: The parameters.
       opt_state: The state of the optimiser.
-      mutable: What the loss carries from step to step without learning it.
+      mutable: The values that the loss carries from step to step without learning them.
       ema: The averaged parameters; None without an average.
-      key: The key of all that is random. It never changes: each step folds in its number.
-      fault: The first step that met something not finite, and the index of it in `places`; -1 each
-        while there is none.
+      key: The key of all randomness. It never changes: each step folds in its number.
+      fault: The first step that met a value that is not finite, and its index in `places`; both -1
+        without a fault.
     """
 
     step: Int32[Array, ""]
@@ -86,26 +86,26 @@ def stateless(loss: Callable[[PyTree, PyTree, PRNGKeyArray], tuple[Array, Metric
       loss: A function `(params, batch, key) -> (loss, metrics)`.
 
     Returns:
-      The loss with what is carried as a further argument and result, unchanged.
+      The loss with the carried values as a further argument and result, unchanged.
     """
     return lambda params, mutable, batch, key: (*loss(params, batch, key), mutable)
 
 
 def init(training: Training, params: PyTree, key: PRNGKeyArray, mutable: PyTree = None) -> State:
-    """Makes the state before the first step.
+    """Creates the state before the first step.
 
     Args:
-      training: What a step does.
+      training: The settings of a step.
       params: The initial parameters, in float32.
-      key: The key of all that is random in the steps.
-      mutable: What the loss carries from step to step without learning it.
+      key: The key of all randomness in the steps.
+      mutable: The values that the loss carries from step to step without learning them.
 
     Returns:
       The state. It shares the buffers of `params`, which the first step takes over if it donates.
 
     Raises:
-      TypeError: If a parameter is not float32. The message names it.
-      ValueError: If weight decay has nothing to shrink.
+      TypeError: If a parameter is not float32. The message has its name.
+      ValueError: If weight decay has no parameter to shrink.
     """
     for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
         if jnp.result_type(leaf) != jnp.float32:
@@ -124,49 +124,52 @@ def init(training: Training, params: PyTree, key: PRNGKeyArray, mutable: PyTree 
 def make_step(
     loss: Loss, training: Training, shardings: State | None = None, *, donate: bool = True
 ) -> Step:
-    """Makes the compiled step of a training.
+    """Compiles the step of a training.
 
-    The metrics of a step are those of the loss, and "loss", "grad_norm" (before clipping) and
-    "rate". Arrays may lie sharded on a mesh of devices: the result is that of one device, up to the
-    order of sums.
+    The metrics of a step are the loss's metrics, and "loss", "grad_norm" (before clipping) and
+    "rate". Arrays may be sharded on a mesh of devices. The result is the same as on one device, up
+    to the order of sums.
 
-    Micro-batch i of n holds the examples i, i + n, i + 2n, ... So each device keeps the examples
-    that it has. Means over micro-batches equal means over the batch unless the loss couples
-    examples, as BatchNorm does.
+    Micro-batch i of n holds the examples i, i + n, i + 2n, ..., so each device keeps its examples.
+    Means over micro-batches equal means over the batch unless the loss couples examples, as
+    BatchNorm does.
 
     Args:
-      loss: What is minimised.
-      training: What the step does beside it.
-      shardings: Where the next state is to lie, an entry for each array; None leaves that to JAX.
-      donate: Whether a step may use the buffers of the state it is given for the next one. That
-        state is then no longer valid.
+      loss: The loss to minimise.
+      training: The other settings of the step.
+      shardings: The layout of the next state, an entry for each array; None leaves it to JAX.
+      donate: Whether a step may reuse the buffers of its input state. That state is then no longer
+        valid.
 
     Returns:
       The step: from a state and a batch to the next state, the metrics of this step, and the
-      `fault` of the next state. When it is first called it raises `TypeError` if the loss is not a
-      float32 number, and `ValueError` if the loss has a metric of a name above, or a batch cannot
-      be parted.
+      `fault` of the next state. Its first call raises `TypeError` if the loss is not a float32
+      number. It raises `ValueError` if the loss has a metric with a name above, or a batch cannot
+      be split.
     """
     transformation = training.optimizer.transformation()
     compute, n = jnp.dtype(training.compute), training.micro_batches
 
     def evaluate(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
-        """The loss, computed in the dtype of the training, with its metrics and what is carried."""
+        """Computes the loss in the dtype of the training, with its metrics and the carried
+        values."""
         value, metrics, mutable = loss(cast(params, compute), mutable, cast(batch, compute), key)
         if value.dtype != jnp.float32 or value.shape:
             raise TypeError(
                 f"the loss must be a float32 number, got {value.dtype}{list(value.shape)}: cast "
-                "what it is computed from, such as logits.astype(jnp.float32)"
+                "its inputs, such as logits.astype(jnp.float32)"
             )
         clash = {"loss", "grad_norm", "rate"} & metrics.keys()
         if clash:
-            raise ValueError(f"metrics: {', '.join(sorted(clash))} is given by the step itself")
+            raise ValueError(f"metrics: the step itself provides {', '.join(sorted(clash))}")
         metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), {"loss": value, **metrics})
         return value, (metrics, mutable)
 
     def gradients(state: State, batch: PyTree) -> tuple[PyTree, Metrics, PyTree]:
-        """Averages gradients and metrics over micro-batches; hands on what the last one carries."""
-        # The key of a step follows from its number: a training that is resumed draws the same.
+        """Averages gradients and metrics over micro-batches. Carried values come from the last
+        one."""
+        # The key of a step depends only on its number, so a resumed training draws the same
+        # numbers.
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
         if n == 1:
@@ -186,8 +189,7 @@ def make_step(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
-        # The parts are run one after the other, so that only one part's activations are in memory
-        # at a time.
+        # The parts run one after the other, so only one part's activations are in memory at a time.
         (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
@@ -197,7 +199,7 @@ def make_step(
     def step(state: State, batch: PyTree) -> tuple[State, Metrics, Int32[Array, "2"]]:
         """Takes one step."""
         grads, metrics, mutable = gradients(state, batch)
-        # Counted by the state and not by optax, for the metrics alone; both count from 0.
+        # Counted by the state and not by optax, only for the metrics; both count from 0.
         rate = training.optimizer.schedule(state.step)
         metrics |= {"grad_norm": optax.tree.norm(grads), "rate": rate}
         update, opt_state = transformation.update(grads, state.opt_state, state.params)
@@ -208,8 +210,8 @@ def make_step(
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
         fault = _fault(state, batch, mutable, grads, metrics)
         after = State(state.step + 1, params, opt_state, mutable, ema, state.key, fault)
-        # The fault is also returned apart from the state, whose buffers the next step takes over
-        # before anybody looks at them.
+        # The fault is also returned outside the state, because the next step takes over the state's
+        # buffers before the fault is read.
         return after, metrics, fault
 
     out: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None, None)}
@@ -224,7 +226,7 @@ def cast(tree: PyTree, dtype: DTypeLike) -> PyTree:
       dtype: Their new dtype.
 
     Returns:
-      The tree with its floating-point arrays in that dtype, and all others as they are.
+      The tree with its floating-point arrays in that dtype. Other arrays do not change.
     """
     converted = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
     return jax.tree.map(converted, tree)
@@ -234,15 +236,15 @@ def parted(path: KeyPath, x: Array, n: int) -> Array:
     """Splits one array of a batch into micro-batches.
 
     Args:
-      path: Where the array is in the batch, for the message.
-      x: The array, whose first axis runs over examples.
+      path: The path of the array in the batch, for the message.
+      x: The array. Its first axis runs over examples.
       n: The number of micro-batches.
 
     Returns:
       The array `(n, examples / n, ...)`: micro-batch i holds the examples i, i + n, i + 2n, ...
 
     Raises:
-      ValueError: If the number of examples is no multiple of n.
+      ValueError: If the number of examples is not a multiple of n.
 
     >>> parted((), jnp.arange(6), 2).tolist()
     [[0, 2, 4], [1, 3, 5]]
@@ -250,21 +252,22 @@ def parted(path: KeyPath, x: Array, n: int) -> Array:
     if x.ndim < 1 or x.shape[0] % n:
         where = jax.tree_util.keystr(path, simple=True, separator="/") or "the batch"
         raise ValueError(f"micro_batches: {n} does not divide {where} of shape {list(x.shape)}")
-    # [batch, ...] -> [n, batch / n, ...], with neighbours in different parts: a batch that lies
-    # sharded along its first axis is split without moving examples.
+    # [batch, ...] -> [n, batch / n, ...], with neighbours in different parts. Splitting a batch
+    # that is sharded along its first axis thus moves no examples.
     return jnp.swapaxes(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 0, 1)
 
 
 def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metrics: PyTree) -> Any:
-    """Lists the floating-point leaves that are searched for one that is not finite.
+    """Lists the floating-point leaves that are searched for a value that is not finite.
 
-    Causes come before effects, so that the first found tells most: the batch, the parameters, their
-    gradient, what is carried, the metrics.
+    Causes come before effects, so the first hit is the most useful: the batch, the parameters,
+    their gradient, the carried values, the metrics.
+    gradient, the carried values, the metrics.
 
     Args:
       batch: The batch of the step.
       params: The parameters.
-      mutable: What the loss carries.
+      mutable: The values that the loss carries.
       grads: The gradients.
       metrics: The metrics.
 
@@ -287,31 +290,31 @@ def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metri
 
 
 def places(state: State, batch: PyTree, metrics: Metrics) -> list[str]:
-    """Names what `State.fault` counts.
+    """Returns the names behind the indices of `State.fault`.
 
     Args:
-      state: A state with the structure of those of the training.
-      batch: A batch with the structure of those of the training.
+      state: A state with the structure of the training's states.
+      batch: A batch with the structure of the training's batches.
       metrics: The metrics of a step.
 
     Returns:
-      The names, by the index that `State.fault` holds.
+      The names, in the order of the indices in `State.fault`.
     """
     grads = state.params
     return [name for name, _ in watched(batch, state.params, state.mutable, grads, metrics)]
 
 
 def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics: Metrics) -> Array:
-    """The `State.fault` after a step."""
+    """Returns the `State.fault` after a step."""
     leaves = [leaf for _, leaf in watched(batch, state.params, mutable, grads, metrics)]
 
-    # The leaf is looked for only once there is something to be found.
+    # The leaf is searched for only after a fault was detected.
     def located() -> Array:
-        """The number of this step, and the index of the first leaf that is not finite."""
+        """Returns the number of this step, and the index of the first leaf that is not finite."""
         bad = jnp.stack([~jnp.isfinite(leaf).all() for leaf in leaves])
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
-    # The metrics tell at little cost: the loss and the norm of the gradient are among them.
+    # The metrics reveal a fault cheaply: the loss and the norm of the gradient are among them.
     fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
     return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 
@@ -320,7 +323,7 @@ def examples(batch: PyTree) -> int:
     """Counts the examples of a batch.
 
     Args:
-      batch: The batch, with arrays whose first axis runs over examples.
+      batch: The batch. The first axis of its arrays runs over examples.
 
     Returns:
       The length of the first axis; 1 for a scalar.

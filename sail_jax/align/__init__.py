@@ -1,9 +1,9 @@
-"""Alignment: maps that bring the units of one network into the order, or frame, of another's.
+"""Alignment: maps that move the units of one network into the coordinates of another network.
 
-Two networks may compute alike while their hidden units differ in order, sign, scale or rotation.
-The functions here compare the parameters or the activations of two networks, and return one
-`SpaceMap` for each feature space. `change_basis` applies these maps. The moved network computes
-what it did before, and merging it with the first averages units that do the same.
+Two networks may compute the same function although their hidden units differ in order, sign, scale
+or rotation. The functions here compare the parameters or the activations of two networks, and
+return one `SpaceMap` per feature space. `change_basis` applies these maps. The moved network
+computes the same function as before. Merging it with the first one averages corresponding units.
 """
 
 from sail_jax.align.activations import Moments, activation_matching, moments, pool, stream

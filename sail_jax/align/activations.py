@@ -1,8 +1,8 @@
-"""Activation matching: units that respond alike to the same inputs are matched.
+"""Activation matching: pairs units that respond alike to the same inputs.
 
 Git Re-Basin (Ainsworth et al. 2023, Sec. 3.1) maximises the mean product of activations, Li et al.
-(2016) their correlation. Each space is matched on its own, so no sweeps over the spaces are needed
-as in `sail_jax.align.matching`.
+(2016) their correlation. Each space is matched independently, so no sweeps over the spaces are
+needed, unlike in `sail_jax.align.matching`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
     Variances and covariances are central moments, divided by `count`.
 
     Attributes:
-      count: How many samples there were, a floating number.
+      count: The number of samples, as a float.
       mean_x: The means of the units of x, `(m,)`.
       mean_y: The means of the units of y, `(n,)`.
       var_x: The variances of the units of x, `(m,)`.
@@ -54,7 +54,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
       y: Activations of the other network on the same samples, `(..., n)`.
 
     Returns:
-      The moments, in float32, or in the dtype of the activations where that is wider.
+      The moments, in float32 or the wider dtype of the activations.
 
     References:
       Neely, Comparison of several algorithms for computation of means, standard deviations and
@@ -69,7 +69,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
     x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in (x, y))
     means = x.mean(0), y.mean(0)
     x, y = x - means[0], y - means[1]
-    # The means are rounded. What that leaves in the differences is taken off in a second pass.
+    # The means are rounded. A second pass removes the effect of this from the differences.
     shift = x.mean(0), y.mean(0)
     x, y = x - shift[0], y - shift[1]
     count = jnp.asarray(len(x), x.dtype)
@@ -93,7 +93,7 @@ def pool(one: Moments, two: Moments) -> Moments:
       two: The moments of the second sample, of the same units.
 
     Returns:
-      The moments of all samples of both.
+      The moments of both samples together.
 
     References:
       Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983.
@@ -105,7 +105,7 @@ def pool(one: Moments, two: Moments) -> Moments:
     count = one.count + two.count
     part = two.count / count
     dx, dy = two.mean_x - one.mean_x, two.mean_y - one.mean_y
-    # What lies between the two means, but for a factor of (1 - part).
+    # The contribution of the difference of the means, up to a factor of (1 - part).
     spread = Moments(count, dx, dy, part * dx**2, part * dy**2, part * dx[:, None] * dy)
 
     def mix(a: Array, b: Array, between: Array) -> Array:
@@ -130,15 +130,15 @@ def stream(
 
     Args:
       x: A function of a batch that returns `{space: activations (..., m)}` of one network.
-      y: The same for the other network: the same spaces, the same leading axes.
-      batches: The batches, gone through once.
+      y: The same for the other network, with the same spaces and leading axes.
+      batches: The batches, in one pass.
 
     Returns:
       The moments of each space over all batches.
 
     Raises:
       ValueError: If there are no batches or no activations, if only one network has activations of
-        a space, or if the activations of a space differ in their leading axes or have none.
+        a space, or if the activations of a space differ in their leading axes or lack such axes.
 
     >>> batches = [jnp.ones((2, 1)), jnp.zeros((2, 1))]
     >>> total = stream(lambda b: {"h": b}, lambda b: {"h": -b}, batches)
@@ -149,7 +149,7 @@ def stream(
     for batch in batches:
         total = _add(total, x(batch), y(batch))
     if not total:
-        raise ValueError("there are no batches, or no activations of any space")
+        raise ValueError("expected batches with the activations of at least one space, got none")
     return total
 
 
@@ -164,44 +164,45 @@ def activation_matching(
     family: Families = None,
     assignment: Assign = hungarian,
 ) -> dict[str, SpaceMap]:
-    """Finds the maps under which the activations of one network are most like those of another.
+    """Finds the maps under which the activations of one network are most similar to another's.
 
-    There are two ways to call this. Either `reference` and `params` are the activations of the two
-    networks on the same inputs. Or they are parameters, and `activations` and `batches` are given.
-    Spaces without activations get no map. If a space occurs in several places (a residual stream),
-    give its activations stacked as samples. For a space of heads, give one number for each head.
+    There are two ways to call this function. Either `reference` and `params` are the activations of
+    the two networks on the same inputs. Or they are parameters, and `activations` and `batches` are
+    given. Spaces without activations get no map. If a space occurs in several places (a residual
+    stream), stack its activations as samples. For a space of heads, give one number per head.
 
-    With the covariance C, the standard deviations s_x, s_y and R = C / (s_x s_y^T), each family of
-    maps has its criterion:
+    With the covariance C, the standard deviations s_x, s_y and R = C / (s_x s_y^T), the criteria of
+    the families are:
 
-        PERMUTATION         max over index of sum_i B[i, index[i]], B = R or C as `how` says
+        PERMUTATION         max over index of sum_i B[i, index[i]], B = R or C, see `how`
         SIGNED_PERMUTATION  the same with |B|, then the signs of B
         POSITIVE_MONOMIAL   the same with R, then the scales s_x[i] / s_y[index[i]]
         ORTHOGONAL          max over Q of sum(Q * C), the Procrustes problem
 
-    A unit that does not vary has correlation 0 with every unit.
+    A constant unit has correlation 0 with every unit.
 
     Args:
       reference: `{space: (..., size)}`, or the parameters of the network that stays.
-      params: The same of the network that is to be moved.
-      spec: The spec of the parameters. It says the sizes and nonlinearities of the spaces.
+      params: The same for the network that is moved.
+      spec: The spec of the parameters. It defines the sizes and nonlinearities of the spaces.
       activations: A function `(params, batch) -> {space: (..., size)}`; None if `reference` and
         `params` are activations.
-      batches: Inputs for `activations`, gone through once. Given together with it or not at all.
-      how: "correlation", which the scale and offset of a unit do not change, or "covariance". It
-        matters for permutations, with or without signs.
-      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
-        not said. LINEAR has no criterion here.
-      assignment: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
+      batches: Inputs for `activations`, used in one pass. Give both arguments or neither.
+      how: "correlation", which is independent of the scale and offset of a unit, or "covariance".
+        It matters for permutations with or without signs.
+      family: One family for all spaces, or families by patterns of space names. The default is
+        PERMUTATION. LINEAR has no criterion here.
+      assignment: The solver of the assignment problem, from benefits `(n, n)` to an index `(n,)`.
 
     Returns:
       One map of float32 entries for each space with activations, for `change_basis(params, spec,
       maps)`.
 
     Raises:
-      ValueError: For an unknown `how`, only one of `activations` and `batches`, activations of the
-        wrong size, of different shapes, traced or not finite, no batches, a family that has no
-        criterion, or that the nonlinearity of a space does not allow. Messages name the space.
+      ValueError: For an unknown `how`, only one of `activations` and `batches`, activations that
+        have the wrong size or different shapes or are traced or not finite, missing batches, or a
+        family without a criterion or not allowed by the nonlinearity of a space. Messages name the
+        space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), Sec. 3.1; Li et al., Convergent
@@ -216,31 +217,31 @@ def activation_matching(
     """
     one_of("how", how, ("correlation", "covariance"))
     if (activations is None) != (batches is None):
-        raise ValueError("activations (a function) and batches are given together or not at all")
+        raise ValueError("give both activations (a function) and batches, or neither")
     if activations is None:
         total = _add({}, reference, params)
     else:
         f, inputs = activations, batches if batches is not None else ()
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
-    # A space that occurs twice in a leaf is matched like any other: leaves have no say here,
-    # activations have.
+    # A space that occurs twice in a leaf can be matched like any other, since only activations are
+    # compared.
     chosen = families(spec, family, list(total), recurrent(unfused(spec)[0]))
     maps = {}
     for name, kind in chosen.items():
         size = spec.space(name).size
         if total[name].cov.shape != (size, size):
             raise ValueError(
-                f"space {name!r} has {size} units, its activations {total[name].cov.shape}"
+                f"space {name!r} has {size} units, but its activations have {total[name].cov.shape}"
             )
         maps[name] = _match(name, total[name], kind, how, assignment)
     return maps
 
 
 def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> SpaceMap:
-    """The best map of one space, given the moments of its activations in both networks."""
+    """Finds the best map of one space from the moments of its activations in both networks."""
     host = [concrete(x) for x in m]
     if any(x is None for x in host):
-        raise ValueError(f"the activations of {name!r} are traced: match outside jit")
+        raise ValueError(f"the activations of {name!r} are traced: match them outside jit")
     if not all(np.isfinite(x).all() for x in host if x is not None):
         raise ValueError(f"the activations of {name!r} are not finite")
     cov, sx, sy = (np.asarray(x, np.float64) for x in (m.cov, m.var_x**0.5, m.var_y**0.5))
@@ -248,26 +249,26 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
     if family == Family.ORTHOGONAL:
         return procrustes(cov)
     scale = np.outer(sx, sy)
-    # The correlation of a unit that does not vary is 0 / 0; it counts as 0.
+    # The correlation of a constant unit is 0 / 0; it counts as 0.
     correlation = np.divide(cov, scale, out=np.zeros_like(cov), where=scale > 0)
     benefit = correlation if how == "correlation" else cov
     if family == Family.SIGNED_PERMUTATION:
         return signed_by(benefit, 0.0, assign)
     if family == Family.POSITIVE_MONOMIAL:
-        # A positive scale does not change a correlation, so scales are found after the pairs.
+        # A positive scale leaves correlations unchanged, so scales are found after the pairs.
         index = np.asarray(assign(correlation))
-        # A unit that does not vary in one of the networks has no scale to match: it keeps its own.
+        # A unit that is constant in one of the networks keeps its own scale.
         live = (sx > 0) & (sy[index] > 0)
         return scaled_by(index, np.divide(sx, sy[index], out=np.ones(n), where=live))
     if family == Family.PERMUTATION:
         return select(np.asarray(assign(benefit)), n, family=family)
-    raise ValueError(f"no matching of the activations of {name!r} over {family!s} maps")
+    raise ValueError(f"activations cannot be matched by {family!s} maps (space {name!r})")
 
 
 def _add(
     total: dict[str, Moments], x: Mapping[str, Array], y: Mapping[str, Array]
 ) -> dict[str, Moments]:
-    """The moments so far, pooled with those of one more batch."""
+    """Pools the moments so far with those of one more batch."""
     if x.keys() != y.keys():
         raise ValueError(f"only one network has activations of {sorted(x.keys() ^ y.keys())}")
     for name in x:

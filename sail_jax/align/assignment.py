@@ -1,7 +1,7 @@
 """Solvers of the linear assignment problem, which pairs the units of two networks.
 
-`hungarian` is exact and runs on the host. `auction` runs inside `jit` and `vmap`, to within a
-stated gap.
+`hungarian` is exact and runs on the host. `auction` runs inside `jit` and `vmap`. Its sum of
+benefits is within a stated gap of the optimum.
 """
 
 import math
@@ -27,11 +27,11 @@ def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
 
         max over permutations of sum_i benefit[i, index[i]]
 
-    It runs on the host in float64, by the modified Jonker-Volgenant algorithm of
+    It runs on the host in float64 with the modified Jonker-Volgenant algorithm of
     `scipy.optimize.linear_sum_assignment`, in O(n^3).
 
     Args:
-      benefit: What is gained if row i takes column j, `(n, n)`.
+      benefit: The benefit of assigning column j to row i, `(n, n)`.
 
     Returns:
       The column of each row, integers `(n,)`.
@@ -47,7 +47,7 @@ def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
 
     values = concrete(benefit)
     if values is None:
-        raise TypeError("benefit is traced: inside jit use sail_jax.align.auction")
+        raise TypeError("benefit is traced: use sail_jax.align.auction inside jit")
     values = _square(values).astype(np.float64, copy=False)
     if not np.isfinite(values).all():
         raise ValueError("benefit must be finite")
@@ -62,26 +62,25 @@ def auction(
     bidders: int | None = None,
     max_rounds: int = 1_000_000,
 ) -> Int[Array, "n"]:
-    """Finds a permutation whose sum of benefits is within `auction_gap` of the largest.
+    """Finds a permutation with a sum of benefits within `auction_gap` of the optimum.
 
-    Rows bid for columns. A row without a column bids for the column that is worth most to it at the
-    current prices. Its bid raises that price by the margin over its second best column, plus
-    epsilon. Once every row has a column, a new phase begins with a smaller epsilon and the prices
-    so far.
+    Rows bid for columns. A row without a column bids for its best column at the current prices. The
+    bid raises that column's price by the margin over the row's second-best column, plus epsilon.
+    Once every row has a column, a new phase begins with a smaller epsilon and the current prices.
 
-    This is Bertsekas' forward auction with scaling of epsilon, written as one `while_loop`, for use
-    inside `jit` and `vmap`. Beside a rescaled copy of `benefit` it holds `bidders` of its rows. The
-    result is exact where the second best permutation is worse by more than the gap.
+    This is Bertsekas' forward auction with epsilon scaling, written as one `while_loop`, for use
+    inside `jit` and `vmap`. It stores a rescaled copy of `benefit` and `bidders` of its rows. The
+    result is exact if the second-best permutation is worse by more than the gap.
 
     Args:
-      benefit: What is gained if row i takes column j, `(n, n)`. Dtypes narrower than float32 are
-        widened. Values that are not finite count as much as the least finite one.
-      gap: The gap asked for, as a fraction of the range of `benefit`; see `auction_gap`.
-      shrink: What epsilon is divided by from phase to phase, above 1.
-      bidders: How many rows bid in one round, each round costing `bidders * n`. None: an eighth of
-        the rows, and at least 16.
-      max_rounds: If so many rounds were not enough, rows without a column take the free columns in
-        order. The result is still a permutation, but without the guarantee.
+      benefit: The benefit of assigning column j to row i, `(n, n)`. Dtypes narrower than float32
+        are widened. Non-finite values count as the smallest finite one.
+      gap: The requested gap, as a fraction of the range of `benefit`; see `auction_gap`.
+      shrink: The factor by which epsilon is divided between phases, above 1.
+      bidders: The number of rows that bid in one round, which costs `bidders * n`. None means an
+        eighth of the rows, and at least 16.
+      max_rounds: The largest number of rounds. After it, rows without a column take the free
+        columns in order. The result is then still a permutation, but without the guarantee.
 
     Returns:
       The column of each row, int32 `(n,)`.
@@ -103,42 +102,43 @@ def auction(
     n = a.shape[0]
     if n < 2:
         return jnp.zeros(n, jnp.int32)
-    # Values cannot be refused inside of `jit`; one that is not finite becomes as bad as the worst.
+    # `jit` cannot refuse values. A non-finite value becomes equal to the smallest one.
     a = jnp.where(jnp.isfinite(a), a, jnp.min(a, where=jnp.isfinite(a), initial=jnp.inf))
     low, high = jnp.min(a), jnp.max(a)
-    # The range is made one, so that epsilon, the gap and the rounding of prices are all relative to
+    # The range is scaled to one. Epsilon, the gap and the rounding of prices are then relative to
     # it.
     a = jnp.where(high > low, (a - low) / jnp.where(high > low, high - low, 1), 0)
     last = _epsilon(n, gap, a.dtype)
-    # Shapes are static inside of `jit`: k rows bid in each round, however many are free.
+    # Shapes are static inside `jit`: k rows bid in each round, regardless of how many are free.
     k = min(n, max(16, n // 8) if bidders is None else bidders)
     free = jnp.full(n, -1, jnp.int32)
     rows = jnp.arange(n, dtype=jnp.int32)
 
     def bid(state):
         price, owner, column, epsilon, rounds = state
-        # Fewer than k rows may be free: the rest is n, which offers -inf and wins nothing.
+        # Fewer than k rows may be free. The remaining entries are n, which bid -inf and win
+        # nothing.
         who = jnp.nonzero(column < 0, size=k, fill_value=n)[0].astype(jnp.int32)
-        # [k, n]: what each column is worth to each bidder at the present prices.
+        # [k, n]: the value of each column to each bidder at the current prices.
         value = a.at[who].get(mode="clip") - price
         want = jnp.argmax(value, axis=1)
         best = jnp.max(value, axis=1)
         second = jnp.max(jnp.where(jnp.arange(n) == want[:, None], -jnp.inf, value), axis=1)
-        # The highest price at which the column is still worth as much as the second best, and
-        # epsilon more, without which two rows that want the same two columns would bid forever.
+        # The bid is the highest price at which the column is still worth as much as the second
+        # best, plus epsilon. Without epsilon two rows could bid for the same columns forever.
         offer = jnp.where(who < n, price[want] + (best - second) + epsilon, -jnp.inf)
         top = jnp.full(n, -jnp.inf, a.dtype).at[want].max(offer)
-        # Of equal offers that of the first row wins, so that a column is sold to one row.
+        # Of equal bids the first row's wins, so a column is sold to one row.
         wins = (who < n) & (offer == top[want])
         winner = jnp.full(n, n, jnp.int32).at[want].min(jnp.where(wins, who, n))
         sold = winner < n
-        # First the old owners lose their columns, then the new ones get them: n is out of bounds,
-        # and `mode="drop"` ignores it.
+        # First the previous owners lose their columns, then the new owners get them. n is out of
+        # bounds, and `mode="drop"` ignores it.
         column = column.at[jnp.where(sold & (owner >= 0), owner, n)].set(-1, mode="drop")
         column = column.at[winner].set(rows, mode="drop")
         owner, price = jnp.where(sold, winner, owner), jnp.where(sold, top, price)
-        # In the next phase all rows are free again and prices stay, less a constant: it changes no
-        # bid, and as prices only rise it would cost them precision.
+        # In the next phase all rows are free again, and the prices stay. A constant is subtracted
+        # from them. It changes no bid, and without it growing prices would lose precision.
         over = jnp.all(column >= 0) & (epsilon > last)
         return (
             jnp.where(over, price - jnp.min(price), price),
@@ -152,29 +152,29 @@ def auction(
         return jnp.any(state[2] < 0) & (state[4] < max_rounds)
 
     # Bertsekas' scaling: a quarter of the range finds rough prices in few rounds, and each phase
-    # refines those of the one before. With the last epsilon alone, prices would rise by such small
-    # steps that contested columns took very many rounds.
+    # refines the previous prices. With the last epsilon alone, prices would rise in such small
+    # steps that contested columns would take very many rounds.
     first = jnp.maximum(jnp.asarray(0.25, a.dtype), last)
     start = (jnp.zeros(n, a.dtype), free, free, first, jnp.int32(0))
     _, owner, column, _, _ = lax.while_loop(unfinished, bid, start)
-    # Only if the rounds ran out: the rows still free get the columns still free, in order, so that
-    # the outcome is a permutation all the same.
+    # Only if the rounds ran out: the free rows get the free columns in order, which makes the
+    # result a permutation.
     spare = jnp.nonzero(owner < 0, size=n, fill_value=0)[0].astype(jnp.int32)
     rank = jnp.cumsum(column < 0) - 1
     return jnp.where(column < 0, spare[rank], column)
 
 
 def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
-    """Returns how far the sum found by `auction` may fall short of the largest sum.
+    """Returns the largest possible shortfall of `auction`'s sum from the optimum.
 
         n (epsilon + 4 eps) (max(benefit) - min(benefit)),  epsilon = max(gap / n, 16 eps)
 
-    where eps is the machine epsilon in which the auction runs. For n = 32 in float32 and a gap of 0
-    this is 8e-5 of the range.
+    Here eps is the machine epsilon of the auction's dtype. For n = 32 in float32 and a gap of 0,
+    the shortfall is 8e-5 of the range.
 
     Args:
       benefit: The matrix of the assignment problem, `(n, n)`, finite and not traced.
-      gap: As given to `auction`.
+      gap: The `gap` argument of `auction`.
 
     Returns:
       The largest possible shortfall, in the units of `benefit`.
@@ -188,16 +188,16 @@ def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
     a = np.asarray(benefit)
     n = len(_square(a))
     dtype = a.dtype if a.dtype == np.float64 else np.dtype(np.float32)
-    # Values and prices, of the order of the range, are each rounded twice.
+    # Values and prices have the magnitude of the range, and each is rounded twice.
     per_unit = _epsilon(n, gap, dtype) + 4 * float(jnp.finfo(dtype).eps)
     return float(n * per_unit * (a.max() - a.min())) if n else 0.0
 
 
 def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:
-    """The last epsilon of the auction, for benefits whose range is one."""
+    """Returns the last epsilon of the auction for benefits with range one."""
     if not (math.isfinite(gap) and gap >= 0):
         raise ValueError(f"gap must be finite and not negative, got {gap}")
-    # A smaller raise would be lost in the rounding of a price, which is of the order of the range.
+    # A smaller raise would vanish in the rounding of a price, which has the range's magnitude.
     return max(gap / max(n, 1), 16 * float(jnp.finfo(dtype).eps))
 
 

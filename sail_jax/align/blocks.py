@@ -1,11 +1,11 @@
-"""Spaces inside blocks: one map for each head, or for each layer of a stack.
+"""Spaces inside blocks: a separate map for each head, or for each layer of a stack.
 
 A `SpaceMap` of a space such as `qk` (the units of one head) moves the units of every head in the
-same way. The network allows more: each head may have a map of its own. The argument `within` says
-which spaces do: `{"qk": "head", "v": "head"}`. With grouped queries it is
+same way. The network allows more: each head may have its own map. The argument `within` lists such
+spaces: `{"qk": "head", "v": "head"}`. With grouped queries it is
 `{"qk": "kv", "v": "kv", "group": "kv"}`, with layers stacked on one axis `{"hidden": "layer"}`.
 The map of such a space has a leading axis, with one map for each unit of the block. If the block
-itself is permuted as well, its units are numbered as they are afterwards.
+itself is also permuted, this axis numbers its units after the permutation.
 """
 
 import math
@@ -30,24 +30,24 @@ from sail_jax.trees import path_str
 def change_blocks(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]
 ) -> PyTree:
-    """Applies `change_basis` where the maps of some spaces differ from block to block.
+    """Applies `change_basis` with maps that may differ from block to block.
 
-    Maps of spaces that are not in `within` are applied first. Gains are gathered by index forms,
-    without sign or scale, as `change_basis` does. Pure, for use under `jit` and `grad`.
+    Maps of spaces outside `within` are applied first. Gains are gathered by index, without sign or
+    scale, as in `change_basis`. The function is pure and works under `jit` and `grad`.
 
     Args:
       params: The parameters, or some leaves of them.
       spec: The spec of `params`.
-      maps: One map for each space that moves. For a space in `within`, the leaves of its map have a
+      maps: One map for each moved space. For a space in `within`, the leaves of its map have a
         leading axis with one entry for each unit of the block.
-      within: The block of each space that has a map per block. Entries without a map do nothing.
+      within: The block of each space that has a map per block. Entries without a map are ignored.
 
     Returns:
-      The moved parameters, in their own dtypes. Sums run in float32 or wider.
+      The moved parameters, in their own dtypes. Sums use float32 or wider.
 
     Raises:
-      ValueError: For a `within` that the spec does not allow (`check_within`), a map whose leading
-        axis is not the size of its block, and a dense map of a space with gains.
+      ValueError: If the spec does not allow `within` (`check_within`), the leading axis of a map
+        differs from the size of its block, or a space with gains has a dense map.
 
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"v": jnp.array([[1.0, 2.0, 3.0, 4.0]]), "o": jnp.ones((4, 1))}
@@ -64,7 +64,7 @@ def change_blocks(
     new = change_basis(params, spec, shared)
     if not inner:
         return new
-    # Maps of inner spaces number the blocks as the shared maps have left them.
+    # Maps of inner spaces number the blocks after the shared maps.
     resized = spec.resized(shared)
     check_blocks(resized, inner, within)
 
@@ -73,7 +73,7 @@ def change_blocks(
         inner_factors = [f for f in flat if f is not None and f.space in inner]
         if not inner_factors:
             return x
-        # Each factor gets an axis, so that a map meets one axis. They are grouped again below.
+        # Each factor gets its own axis, so a map applies to one axis. They are grouped again below.
         y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in inner_factors:
@@ -96,14 +96,14 @@ def change_blocks(
 
 
 def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> dict[str, SpaceMap]:
-    """Returns the maps that undo `change_blocks`.
+    """Returns the inverse maps, which undo `change_blocks`.
 
     Args:
-      maps: Invertible maps, as `change_blocks` takes them.
-      within: As given to `change_blocks`.
+      maps: Invertible maps, as for `change_blocks`.
+      within: The `within` of `change_blocks`.
 
     Returns:
-      A map for each of `maps`, to be given to `change_blocks` with the same `within`.
+      The inverse of each map, for `change_blocks` with the same `within`.
 
     Raises:
       ValueError: If the map of a block with inner maps is dense.
@@ -118,8 +118,8 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     for name in within.keys() & maps.keys():
         inverse = jax.vmap(invert)(maps[name])
         if (block := out.get(within[name])) is not None:
-            # Inner maps are numbered as the blocks are after the block's own map, which is undone
-            # first: so the inverses are put back in the order from before it.
+            # Inner maps number the blocks after the block's own map, which is undone first. The
+            # inverses are therefore put back into the earlier order.
             if block.index is None:
                 raise ValueError(f"the map of the block {within[name]!r} must be a permutation")
             inverse = jax.tree.map(lambda x, index=block.index: x[index], inverse)
@@ -132,11 +132,11 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     """Re-expresses one axis of an array by one map, or by one map for each index of a block axis.
 
     Args:
-      m: A map; with `block`, maps stacked on a leading axis, one for each index of that axis.
+      m: A map. With `block`, maps stacked on a leading axis, one for each index of that axis.
       x: An array with one axis per factor of a leaf (see `factors`).
-      axis: Which axis the space is on.
-      block: Which axis numbers the blocks; None for one map for all.
-      role: What the leaf does with the space: "write", "read" or "gain".
+      axis: The axis of the space.
+      block: The axis that numbers the blocks; None for a single map.
+      role: The leaf's role for the space: "write", "read" or "gain".
 
     Returns:
       The array with that axis re-expressed, of the new size.
@@ -144,7 +144,7 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     if block is None:
         return along(operator(m, role), x, axis)
     x = jnp.moveaxis(x, block, 0)
-    # The block axis, now in front, has pushed those before it back by one.
+    # The block axis is now in front. This shifts the axes before it back by one.
     axis += axis < block
     y = jax.vmap(lambda m, x: along(operator(m, role), x, axis - 1))(m, x)
     return jnp.moveaxis(y, 0, block)
@@ -156,19 +156,19 @@ def along_all(
     maps: Mapping[str, SpaceMap],
     within: Mapping[str, str],
 ) -> Array:
-    """Re-expresses every axis of an array that has a map.
+    """Re-expresses the axes of an array by the maps of their spaces.
 
     Args:
       x: An array with one axis per factor of a leaf (see `factors`).
-      axes: The factors; None for an axis in no space.
-      maps: A map for each space that moves.
-      within: The spaces with a map for each unit of a block, and the block of each.
+      axes: The factors; None for an axis without a space.
+      maps: A map for each moved space.
+      within: The spaces with one map per unit of a block, and the block of each.
 
     Returns:
-      The array, in the wider of its dtype and those of the maps' entries.
+      The array, in the wider of its dtype and the maps' dtypes.
     """
     found = [(k, f) for k, f in enumerate(axes) if f is not None and f.space in maps]
-    # Maps of inner spaces number the blocks as their own map left them, so blocks come first.
+    # Maps of inner spaces number the blocks after the blocks' own map, so blocks come first.
     for k, f in sorted(found, key=lambda at: at[1].space in within):
         m = maps[f.space]
         if Family.IDENTITY not in m.family:
@@ -178,30 +178,32 @@ def along_all(
 
 
 def operator(m: SpaceMap, role: Role) -> Any:
-    """Returns the matrix that an axis is contracted with, given its role.
+    """Returns the matrix that is contracted with an axis, given its role.
 
-    The role "write" gives `write`, "read" the transpose of `read`, "gain" a bare gather. It is an
-    array or a `Selection`, `(new, old)`. ValueError for the gain of a dense map, which
-    would mix units that the gain keeps apart.
+    The role "write" gives `write`, "read" the transpose of `read`, "gain" a gather. The result is
+    an array or a `Selection`, `(new, old)`. Raises a ValueError for a gain with a dense map, which
+    would mix units that have separate gains.
     """
     write, read = m.entries
     if role != "gain":
         return m.operator(write if role == "write" else read)
     if m.index is None:
-        raise ValueError("a dense map mixes units under a gain: fold the gain first")
+        raise ValueError(
+            "a dense map would mix units that have separate gains: fold the gain first"
+        )
     return m.operator(None)
 
 
 def check_within(spec: Spec, within: Mapping[str, str]) -> None:
-    """Checks that each space named in `within` occurs only together with its block.
+    """Checks that each space in `within` occurs only together with its block.
 
     Args:
       spec: The spec of the network.
       within: The block of each space.
 
     Raises:
-      ValueError: If a space or block is unknown, a block lies within another space itself, or a
-        leaf has the space without its block, or either of them twice. Messages name the leaf.
+      ValueError: If a space or block is unknown, a block lies within another space, or a leaf has
+        the space without its block, or has either of them twice. Messages name the leaf.
     """
     spec, _ = unfused(spec)
     for name, block in within.items():
@@ -218,16 +220,17 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
                 raise ValueError(f"leaf {use.path!r} has {name!r} or {block!r} twice")
             if block not in flat:
                 raise ValueError(
-                    f"leaf {use.path!r} has {name!r} but not {block!r}, so that all units of "
-                    f"{block!r} share its map: leave {name!r} out of within"
+                    f"leaf {use.path!r} has {name!r} but not {block!r}. All units of {block!r} "
+                    f"therefore share its map: leave {name!r} out of within"
                 )
 
 
 def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
     """Checks that each map holds one map of its space for each unit of its block.
 
-    `spec` is the spec of the network; it says the sizes. `maps` are maps of spaces in `within`,
-    stacked on a leading axis. ValueError if the shape of a map is not `(blocks, new, size)`.
+    `spec` is the spec of the network, with the sizes. `maps` are maps of spaces in `within`,
+    stacked on a leading axis. Raises a ValueError if the shape of a map is not `(blocks, new,
+    size)`.
     """
     for name, m in maps.items():
         n, blocks = spec.space(name).size, spec.space(within[name]).size
@@ -239,12 +242,12 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
-    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own.
+    """Reshapes a leaf to have one axis per factor of its grouped axes.
 
     Args:
       spec: The spec of the network, without fused axes.
       path: The path of the leaf.
-      x: The leaf, or a part of it, with fewer entries along a first axis of one factor.
+      x: The leaf, or a part of it with fewer entries along a first axis with one factor.
 
     Returns:
       The same entries with one axis per factor, in row-major order.
@@ -257,10 +260,10 @@ def factors(spec: Spec, path: str, x: Array) -> Array:
 
 
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
-    """Returns the shape of an array once its grouped axes are split into factors.
+    """Returns the shape of an array after its grouped axes are split into factors.
 
-    `spec` is the spec that says the sizes of the spaces. `shape` is the shape of the array; it
-    gives the size of an axis in no space. Returns the sizes, one for each factor.
+    `spec` gives the sizes of the spaces. `shape` is the shape of the array; it gives the size of an
+    axis without a space. Returns the sizes, one for each factor.
     """
     out: list[int] = []
     for n, axis in zip(shape, axes, strict=True):
@@ -269,19 +272,19 @@ def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> 
 
 
 def nested(spec: Spec) -> dict[str, str]:
-    """Finds which spaces may have a map of their own in each block of another space.
+    """Finds the spaces that may have a separate map in each block of another space.
 
-    A space lies within a block if every leaf with the space has the block too, once each, and if
-    the block only counts copies of the space there. That is so if both are on one array axis, have
-    the same role, or the block is always written (stacked layers, heads of queries and keys,
-    experts). If two spaces always occur together, the one that stands first is the block. If a
-    space has several blocks, the outermost is taken.
+    A space lies within a block under two conditions. Every leaf with the space also has the block,
+    each of them once. And the block only counts copies of the space there: both are on one array
+    axis, have the same role, or the block is always written (stacked layers, heads of queries and
+    keys, experts). If two spaces always occur together, the first one is the block. If a space has
+    several blocks, the outermost is used.
 
     Args:
       spec: The spec of the network.
 
     Returns:
-      The block of each space that has one, as `within` is given to `match_weights` and
+      The block of each space that has one, in the form of `within` of `match_weights` and
       `change_blocks`.
 
     >>> from sail_jax.basis.spaces import spec
@@ -307,14 +310,13 @@ def nested(spec: Spec) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, options in candidates.items():
         order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
-        # Two spaces may each count copies of the other. Then the one that stands first is the
-        # block.
+        # Two spaces may each count copies of the other. The first one is then the block.
         options = [
             block
             for block in options
             if name not in candidates.get(block, ()) or order.index(block) < order.index(name)
         ]
-        # A block that lies within further blocks is not the outermost.
+        # A block within further blocks is not the outermost.
         outermost = [block for block in options if not set(candidates.get(block, ())) - {name}]
         if outermost:
             out[name] = outermost[0]
@@ -322,16 +324,16 @@ def nested(spec: Spec) -> dict[str, str]:
 
 
 def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
-    """Reports what the axes show `change_blocks` to lose, space by space.
+    """Reports for each space the loss of `change_blocks` that the axes show.
 
     Args:
       spec: The spec of the network.
-      maps: As given to `change_blocks`.
-      within: As given to `change_blocks`.
+      maps: The `maps` of `change_blocks`.
+      within: The `within` of `change_blocks`.
 
     Returns:
-      The report of `exactness`, one entry for each map. A space with a map per block gets the entry
-      of the worst of its maps.
+      The report of `exactness`, one entry for each map. For a space with a map per block it is the
+      entry of the worst map.
 
     >>> from sail_jax.basis.maps import identity
     >>> from sail_jax.basis.spaces import spec
@@ -347,25 +349,25 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
             count = spec.space(within[name]).size
             per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
         block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
-        # A map with a loss is worse than any without; among equals the larger defect decides.
+        # A map with a loss is worse than any map without; otherwise the larger defect decides.
         rows.append(max(block_rows, key=lambda row: (bool(row.lost), row.defect or 0.0)))
     return Report(tuple(rows))
 
 
 def _counts(name: str, block: str, leaves: list[list[tuple[int, Factor]]]) -> bool:
-    """Whether `block` numbers copies of `name` in each of the leaves."""
+    """Checks whether `block` numbers copies of `name` in each of the leaves."""
     alike, written = True, True
     for leaf in leaves:
         own = [(k, f.role) for k, f in leaf if f.space == name]
         its = [(k, f.role) for k, f in leaf if f.space == block]
         if len(own) != 1 or len(its) != 1:
             return False
-        # Where both are on one array axis, the block only numbers the groups of units.
+        # If both are on one array axis, the block only numbers the groups of units.
         alike &= own[0][0] == its[0][0] or own[0][1] == its[0][1]
         written &= its[0][1] == "write"
     return alike or written
 
 
 def _position(flat: Sequence[Factor | None], name: str) -> int:
-    """The number of the factor axis that has the space."""
+    """Returns the index of the factor axis with this space."""
     return next(k for k, f in enumerate(flat) if f is not None and f.space == name)

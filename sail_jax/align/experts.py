@@ -1,24 +1,24 @@
-"""Experts of a mixture put into the order of another mixture's, before units are matched.
+"""Orders the experts of a mixture like another mixture's, before units are matched.
 
-*What makes it hard.* A mixture computes the same in whatever order its experts are, if the rows of
-the router are in that order. But the hidden units of each expert have an order of their own. Two
-experts that are the same may so have no entry in common, and to compare two of them by their best
-permutation of units is an assignment of thousands of units, for each of the E^2 pairs.
+*The difficulty.* A mixture computes the same function in any order of its experts, if the router's
+rows have the same order. But the hidden units of each expert have an order of their own. Two equal
+experts may therefore have no entry in common. Comparing two experts by their best permutation of
+units is an assignment of thousands of units, for each of E^2 pairs.
 
-*What is compared.* A product over hidden units, such as down @ gate, does not depend on their
-order. It is as large as the stream squared. So it is applied to a few random directions of the
-stream: down @ (gate @ directions). Two experts that are the same give the same array, to rounding.
-Rows of the router have a say, too, less their mean, as a vector that is added to all rows changes
-no share. A bias of the router is a further entry of its row. The order of all experts of a layer is
-one assignment then, of the cosines of these arrays.
+*The comparison.* A product over hidden units, such as down @ gate, does not depend on their order.
+It has as many entries as the stream squared, so it is applied to a few random directions of the
+stream: down @ (gate @ directions). Two equal experts give the same array, up to rounding. The
+router's rows also count. Their mean is subtracted, since a vector that is added to all rows changes
+no share. A bias of the router is one more entry of its row. The order of a layer's experts is then
+one assignment, with the cosines of these arrays as benefits.
 
-For instance, a mixture of four experts that is compared with itself in the order 2, 0, 3, 1 has
-cosines of 1 in these places, and of about 0 elsewhere if the experts were drawn at random.
+For instance, compare a mixture of four experts with itself in the order 2, 0, 3, 1. The cosines are
+1 in these places, and about 0 elsewhere if the experts were drawn at random.
 
 *Stacked experts.* If all experts of a layer lie in one tensor, they are a space of the spec.
 Matching that space entry by entry compares hidden units in different orders. It was tried on four
-pairs of GPT-OSS, each of two layers with 8 random experts and with other routers: 6 of the 8 layers
-were not brought back. So stacked experts are compared by the same products.
+pairs of GPT-OSS, each with two layers of 8 random experts and different routers: it did not restore
+6 of the 8 layers. Stacked experts are therefore compared by the same products.
 """
 
 import re
@@ -36,8 +36,8 @@ from sail_jax.basis.spaces import Spec
 Tree = Mapping[str, Any]
 Order = Int[np.ndarray, " expert"]
 
-# How many directions of the stream are looked at: the error of a cosine is about 1 / 8 of that of
-# one direction, and streams of up to 64 units are looked at whole.
+# The number of directions of the stream. The error of a cosine is about 1 / 8 of the error with one
+# direction. Streams of up to 64 units are compared completely.
 _DIRECTIONS = 64
 
 
@@ -45,11 +45,11 @@ class Experts(NamedTuple):
     """The experts of one layer.
 
     Attributes:
-      space: What they are called as a space, such as "expert.3".
+      space: Their name as a space, such as "expert.3".
       routers: The tensors with a row for each expert.
-      parts: For each expert its tensors, in an order that all share. Stacked experts have the same
-        tensors, each with an axis of experts in front.
-      stack: What the spec calls that axis; "" for experts that are tensors by themselves.
+      parts: The tensors of each expert, in the same order for all. Stacked experts have the same
+        tensors, each with a leading axis of experts.
+      stack: The name of that axis in the spec; "" for experts in separate tensors.
     """
 
     space: str
@@ -62,8 +62,8 @@ class Ordered(NamedTuple):
     """The order found for the experts of one layer.
 
     Attributes:
-      order: Which expert of the second mixture takes each place.
-      before: The mean cosine of experts with those of the reference, as they stand.
+      order: The index of the second mixture's expert for each place.
+      before: The mean cosine of the experts with the reference's, in the original order.
       after: The same in the new order.
     """
 
@@ -73,21 +73,21 @@ class Ordered(NamedTuple):
 
 
 def experts_of(spec: Spec, leaves: Tree) -> tuple[Experts, ...]:
-    """Finds the layers of a mixture whose experts can change places.
+    """Finds the layers of a mixture with experts that can be reordered.
 
     Args:
       spec: The spaces of the tensors.
-      leaves: The tensors by name, or what has their shapes.
+      leaves: The tensors by name, or objects with their shapes.
 
     Returns:
-      The layers with two experts or more and a router, in the order of the tensors. Layers of
+      The layers with at least two experts and a router, in the order of the tensors. Layers of
       stacked experts come last.
     """
     return (*_apart(spec, leaves), *_stacked(spec))
 
 
 def _apart(spec: Spec, leaves: Tree) -> list[Experts]:
-    """The layers whose experts are tensors by themselves."""
+    """Finds the layers with experts in separate tensors."""
     found: dict[str, dict[int, dict[str, str]]] = {}
     for path, _ in spec.leaves:
         match = re.fullmatch(r"(.*?)\bexperts\.(\d{1,6})\.(.+)", path)
@@ -119,10 +119,10 @@ def _apart(spec: Spec, leaves: Tree) -> list[Experts]:
 
 
 def _stacked(spec: Spec) -> list[Experts]:
-    """The layers whose experts lie on the first axis of their tensors.
+    """Finds the layers with experts on the first axis of their tensors.
 
-    The units of an expert form a space within that of the experts. A router has rows that read the
-    stream, or one number for each expert.
+    The units of an expert form a space within the space of the experts. A router has rows that read
+    the stream, or one number for each expert.
     """
     ranked = [space for space in spec.spaces if "softmax" in space.nonlinearity.split()]
     blocks = {*nested(spec).values()} if ranked else set()
@@ -147,7 +147,7 @@ def _stacked(spec: Spec) -> list[Experts]:
 
 
 def _space(path: str) -> str:
-    """What the experts of a layer are called, by the name of one of its tensors."""
+    """Returns the name for the experts of a layer, from the name of one of its tensors."""
     return ".".join(["expert", *re.findall(r"\d+", path)[-1:]])
 
 
@@ -156,10 +156,10 @@ def match_experts(
 ) -> dict[str, Ordered]:
     """Finds the order of experts in which a mixture is nearest to another one.
 
-    The two have to have one basis of the stream, as mixtures that were trained from one start do.
+    Both must use the same basis of the stream, as mixtures with a common ancestor do.
 
     Args:
-      reference: The tensors of the mixture that stays, by name; arrays, or what is read as one.
+      reference: The tensors of the mixture that stays, by name; arrays or array-like objects.
       params: The tensors of the other mixture.
       spec: The spaces of both.
       layers: The experts, as `experts_of` lists them.
@@ -168,12 +168,12 @@ def match_experts(
       The order of each layer's experts, by the name of their space.
 
     References:
-      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), of which this is a step for blocks.
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836); this is one step of it, for blocks.
     """
     out = {}
     for layer in layers:
         first, second = (_features(tree, spec, layer) for tree in (reference, params))
-        # [expert of the reference, expert of the other]: the mean of the cosines of all features.
+        # [expert of the reference, expert of the other]: the mean cosine over all features.
         cosines = np.mean([a @ b.T for a, b in zip(first, second, strict=True)], axis=0)
         order = np.asarray(hungarian(cosines))
         places = np.arange(len(order))
@@ -188,16 +188,16 @@ def permute_experts(
     orders: Mapping[str, Order],
     take: Callable[[Any, Order], Any] = lambda x, order: x[(order,)],
 ) -> dict[str, Any]:
-    """Puts the experts of a mixture, and the rows of its routers, into another order.
+    """Reorders the experts of a mixture, and the rows of its routers.
 
     Args:
       params: The tensors by name.
       layers: The experts, as `experts_of` lists them.
-      orders: Which expert takes each place, by the name of the space; others stay.
-      take: Takes rows of a router; by default as of an array.
+      orders: The index of the expert for each place, by the name of the space. Others stay.
+      take: Takes rows of a router; the default works on arrays.
 
     Returns:
-      The tensors by name. Those of experts are the same, under other names.
+      The tensors by name. The experts' tensors are the same objects under other names.
     """
     out = dict(params)
     for layer in layers:
@@ -214,7 +214,7 @@ def permute_experts(
 
 
 def _features(tree: Tree, spec: Spec, layer: Experts) -> list[Float[np.ndarray, "expert n"]]:
-    """Arrays that do not depend on the order of hidden units, each row of length 1."""
+    """Makes arrays that do not depend on the order of hidden units, with rows of length 1."""
     rows = [_whole(tree[router]).reshape(len(layer.parts), -1) for router in layer.routers]
     row = np.concatenate(rows, axis=1)
     features = [row - row.mean(0)]
@@ -229,7 +229,7 @@ def _features(tree: Tree, spec: Spec, layer: Experts) -> list[Float[np.ndarray, 
 def _products(
     tree: Tree, spec: Spec, parts: Sequence[str], stack: str = ""
 ) -> list[Float[np.ndarray, "expert n"]]:
-    """For each pair of matrices that write and read a space within experts, their products.
+    """Computes the products of each pair of matrices that write and read a space within experts.
 
     Without a stack there is one expert.
     """
@@ -254,19 +254,19 @@ def _products(
 def _units_first(
     arrays: Tree, spec: Spec, path: str, space: str, stack: str
 ) -> Float[np.ndarray, "expert unit n"]:
-    """An array of experts, with the axis of the units of a space behind that of the experts."""
+    """Moves the axis of a space's units behind the axis of the experts."""
     axes = spec.axes(path)
     names = [name for axis in axes for name in [f.space for f in axis] or [""]]
     x = _whole(arrays[path])
     x = x.reshape(factor_shape(spec, axes, x.shape))
     x = np.moveaxis(x, names.index(space), 0)
-    # The axis of stacked experts was the first one.
+    # The axis of stacked experts was the first axis.
     x = x.swapaxes(0, 1) if stack else x[None]
     return x.reshape(*x.shape[:2], -1)
 
 
 def _directions(width: int) -> Float[np.ndarray, "width few"]:
-    """Random directions of the stream, the same ones each time; all of a narrow stream."""
+    """Returns fixed random directions of the stream, or all directions of a narrow stream."""
     if width <= _DIRECTIONS:
         return np.eye(width, dtype=np.float32)
     return np.random.default_rng(0).standard_normal((width, _DIRECTIONS), np.float32)

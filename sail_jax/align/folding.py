@@ -1,7 +1,7 @@
-"""The scales of RMSNorm folded into the matrices that read the norm.
+"""Folds the scales of RMSNorm into the matrices that read the norm.
 
-Once every scale is one, the space of the norm can be rotated without changing the network, which
-`match_weights` needs for orthogonal maps.
+Once every scale is one, rotations of the norm's space leave the network's function unchanged.
+`match_weights` needs this for orthogonal maps.
 """
 
 import re
@@ -34,27 +34,27 @@ def fold_scales(
 
         (norm(x) * g) W = norm(x) (diag(g) W)
 
-    The function of the network stays the same, and every scale becomes one. The new spec no longer
-    names the axes of the scales, so orthogonal maps of the space are exact.
+    The function of the network stays the same, and every scale becomes one. The new spec leaves the
+    scales' axes without a space, so orthogonal maps of the space are exact.
 
-    A scale must stand directly in front of its readers, as in RMSNorm: no LayerScale, and no bias
-    after it.
+    A scale must stand directly in front of its readers, as in RMSNorm. LayerScale and a bias after
+    the scale are not supported.
 
     Args:
-      params: The parameters, all leaves of the spec's scales among them.
+      params: The parameters, including all scales of the spec.
       spec: The spec of `params`.
-      readers: Which leaves read after which scale, by patterns of paths. A `{i}` captured in the
-        first pattern stands for the same text in the second:
-        `{"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"}`. It may be left out where a
-        space has one scale only, which all of its readers follow.
-      unscaled: Patterns of leaves that read the space although no scale precedes them.
+      readers: The readers of each scale, by patterns of paths. A `{i}` captured in the first
+        pattern stands for the same text in the second:
+        `{"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"}`. It is optional where a space
+        has a single scale in front of all its readers.
+      unscaled: Patterns of leaves that read the space without a scale in front.
 
     Returns:
       The new parameters, in their own dtypes, and their spec.
 
     Raises:
-      ValueError: If a scale is missing in `params`, has no readers or unknown ones, or has an axis
-        that its reader lacks; if a reader is tied or has two scales, or has none and is not in
+      ValueError: If a scale is missing in `params`, has unknown readers or none, or has an axis
+        that its reader lacks; if a reader is tied, has two scales, or has none and is not in
         `unscaled`. Messages name the leaf.
 
     References:
@@ -77,7 +77,7 @@ def fold_scales(
     for gain, paths in readers_of.items():
         for path in paths:
             if path in follows:
-                raise ValueError(f"leaf {path!r} reads after {follows[path]!r} and {gain!r}")
+                raise ValueError(f"leaf {path!r} reads after both {follows[path]!r} and {gain!r}")
             follows[path] = gain
     scales = {path_str(p): x for p, x in jax.tree.leaves_with_path(params) if path_str(p) in gains}
     if missing := gains.keys() - scales.keys():
@@ -85,7 +85,7 @@ def fold_scales(
 
     def fold(path: tuple[Any, ...], x: Array) -> Array:
         named = path_str(path)
-        # The scale is in its readers now.
+        # The readers now contain the scale.
         if named in gains:
             return jnp.ones_like(x)
         if named not in follows:
@@ -94,15 +94,15 @@ def fold_scales(
 
         def block(x: Array, axes: tuple[Axis, ...]) -> Array:
             wide = jnp.reshape(x, factor_shape(spec, axes, x.shape))
-            # The product is taken in float32 at least, and rounded once.
+            # The product uses float32 at least, and is rounded once.
             wide = wide.astype(jnp.promote_types(x.dtype, jnp.float32))
             scale = _beside(spec, gain, scales[gain], named, axes)
             return (wide * scale).reshape(x.shape).astype(x.dtype)
 
         return by_block(as_array(x), spec.axes(named), spec, block)
 
-    # Scales that are one stay one under any map of the space, so from here on their axes are in no
-    # space.
+    # Scales that are one stay one under any map of the space, so their axes get no space from here
+    # on.
     leaves = tuple(
         Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))
         for path, axes in spec.leaves
@@ -111,7 +111,7 @@ def fold_scales(
 
 
 def _gains(spec: Spec) -> dict[str, str]:
-    """The space of each scale that is to be folded, by the path of the scale."""
+    """Returns the space of each scale to fold, by the path of the scale."""
     out = {}
     for name, _, words in spec.spaces:
         if "rmsnorm" not in words.split():
@@ -123,12 +123,14 @@ def _gains(spec: Spec) -> dict[str, str]:
 
 
 def _beside(spec: Spec, gain: str, scale: Array, reader: str, axes: tuple[Axis, ...]) -> Array:
-    """A scale laid out beside a reader, so that the two can be multiplied by broadcasting."""
+    """Reshapes a scale to be multiplied with a reader by broadcasting."""
     own, its = ([f.space for axis in a for f in axis or _NONE] for a in (spec.axes(gain), axes))
     if odd := [name for name in own if name not in its]:
-        raise ValueError(f"the scale {gain!r} has {odd[0] or '_'!r}, its reader {reader!r} has not")
+        raise ValueError(
+            f"the scale {gain!r} has {odd[0] or '_'!r}, but its reader {reader!r} does not"
+        )
     scale = factors(spec, gain, scale)
-    # With layers stacked, scale and reader share the stack's axis, perhaps at another place.
+    # With stacked layers, scale and reader share the stack's axis, perhaps at different positions.
     scale = jnp.transpose(scale, sorted(range(len(own)), key=lambda k: its.index(own[k])))
     return scale.reshape([spec.space(name).size if name in own else 1 for name in its])
 
@@ -138,24 +140,24 @@ def _is_gain(axis: Axis) -> bool:
 
 
 def _readers(spec: Spec, space: str) -> list[str]:
-    """The leaves that read a space; ValueError if one of its leaves is tied."""
+    """Returns the leaves that read a space. Raises a ValueError if one of its leaves is tied."""
     for use in spec.uses(space):
         if use.tied:
             raise ValueError(
-                f"the tied leaf {use.path!r} reads and writes {space!r}: no scale can be folded "
-                "into one of its uses only; untie the leaf"
+                f"the tied leaf {use.path!r} reads and writes {space!r}, but a scale can only be "
+                "folded into the reader; untie the leaf"
             )
     return [use.path for use in spec.uses(space) if use.role == "read"]
 
 
 def _all_readers(spec: Spec, gains: Mapping[str, str]) -> dict[str, list[str]]:
-    """The readers of each scale where every space has one scale only."""
+    """Returns the readers of each scale, if every space has a single scale."""
     spaces = list(gains.values())
     for gain, space in gains.items():
         if spaces.count(space) > 1:
             raise ValueError(
-                f"{spaces.count(space)} scales multiply {space!r}, {gain!r} among them: say which "
-                f"leaves follow each, readers={{{gain!r}: ...}}"
+                f"{spaces.count(space)} scales multiply {space!r}, including {gain!r}: give the "
+                f"readers of each, readers={{{gain!r}: ...}}"
             )
     return {gain: _readers(spec, space) for gain, space in gains.items()}
 
@@ -163,7 +165,7 @@ def _all_readers(spec: Spec, gains: Mapping[str, str]) -> dict[str, list[str]]:
 def _named(
     spec: Spec, gains: Mapping[str, str], readers: Mapping[str, str], unscaled: Sequence[str]
 ) -> dict[str, list[str]]:
-    """The readers of each scale as `readers` names them, checked to be complete."""
+    """Resolves the argument `readers`, and checks that it is complete."""
     out: dict[str, list[str]] = {}
     for pattern, text in readers.items():
         matches = {gain: m for gain in gains if (m := path_pattern(pattern).fullmatch(gain))}
@@ -181,14 +183,14 @@ def _named(
                 )
             out[gain] = hits
     if missing := [gain for gain in gains if gain not in out]:
-        raise ValueError(f"readers do not name the scale {missing[0]!r}")
+        raise ValueError(f"readers must contain the scale {missing[0]!r}")
     for space in set(gains.values()):
         named = {path for gain, paths in out.items() if gains[gain] == space for path in paths}
         bare = [path_pattern(pattern) for pattern in unscaled]
         left = [path for path in _readers(spec, space) if path not in named]
         if left := [path for path in left if not any(p.fullmatch(path) for p in bare)]:
             raise ValueError(
-                f"leaf {left[0]!r} reads {space!r} after none of its scales; name it in readers, "
-                "or in unscaled if that is so"
+                f"leaf {left[0]!r} reads {space!r} after none of its scales; add it to readers, or "
+                "to unscaled if this is correct"
             )
     return out

@@ -1,7 +1,7 @@
-"""Many networks in one frame, and their average.
+"""Aligns many networks with one another, and averages them.
 
-This is MergeMany of Git Re-Basin (Ainsworth et al. 2023, algorithm 3), by `match_weights` of each
-model to the mean of the others.
+This is MergeMany of Git Re-Basin (Ainsworth et al. 2023, algorithm 3). It uses `match_weights` of
+each model with the mean of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from sail_jax.methods.sparse import linear
 
 
 class Common(NamedTuple):
-    """Maps that bring several models into one frame, and how they were found.
+    """Maps that move several models into one set of coordinates, and the progress of the search.
 
     Attributes:
-      maps: One dictionary of maps for each model, by space. Those of the first change nothing.
+      maps: One dictionary of maps by space for each model. The first model's maps are identities.
       distance: sum_k sum_t w_t |moved_kt - mean_t|^2, after the first pass and after each round
         that lowered it.
-      converged: Whether the last round lowered it no more, so that `max_rounds` was enough.
+      converged: Whether the last round no longer lowered it, within `max_rounds`.
     """
 
     maps: tuple[dict[str, SpaceMap], ...]
@@ -46,29 +46,29 @@ def match_many(
     max_rounds: int = 100,
     **options: Any,
 ) -> Common:
-    """Finds maps that bring all models into the frame of the first.
+    """Finds maps that move all models into the coordinates of the first.
 
-    A first pass matches each model to the mean of those before it; it is undone if it brings the
-    models no nearer to their mean. Then, round after round, each model is matched to the mean of
-    all others, until a round lowers the distance no further beyond rounding.
+    A first pass matches each model to the mean of the models before it. It is undone if it does not
+    bring the models nearer to their mean. Then, in rounds, each model is matched to the mean of all
+    others, until a round no longer lowers the distance beyond rounding.
 
     Args:
       models: At least two parameter trees with the leaves and shapes of `spec`.
       spec: Their spec.
-      normalize: Whether tensor t weighs M / sum_k |theta_kt|^2 in the distance, for M models; if
-        not, every tensor weighs one.
-      key: A PRNG key for random orders of the models, another in each round. None: as they are
-        given.
+      normalize: Whether the weight of tensor t in the distance is M / sum_k |theta_kt|^2, for M
+        models. If not, it is 1.
+      key: A PRNG key for random orders of the models, a new order in each round. None keeps the
+        given order.
       max_rounds: The largest number of rounds.
-      **options: Arguments of `match_weights`, but for `init`, `weights` and `within`. Families must
-        be isometric: a scale would shrink all models onto a small mean.
+      **options: Arguments of `match_weights`, except `init`, `weights` and `within`. Families must
+        be isometric, since a scale would shrink all models onto a small mean.
 
     Returns:
       The maps of each model, the distances, and whether they converged.
 
     Raises:
-      ValueError: For fewer than two models, an option that is not taken, a family that is not
-        isometric, and as `match_weights`.
+      ValueError: For fewer than two models, an unknown option, or a family that is not isometric;
+        and as `match_weights` does.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
@@ -83,16 +83,16 @@ def match_many(
     """
     one_key(key, optional=True)
     if len(models) < 2:
-        raise ValueError(f"a common frame is for two models at least, got {len(models)}")
+        raise ValueError(f"match_many needs at least two models, got {len(models)}")
     if odd := {"init", "weights", "within"} & options.keys():
-        raise ValueError(f"match_many takes no {', '.join(sorted(odd))}")
+        raise ValueError(f"match_many does not take {', '.join(sorted(odd))}")
     models = [apart(f"models[{k}]", model, spec) for k, model in enumerate(models)]
     spec, _ = unfused(spec)
     chosen = chosen_families(spec, options.get("family"), options.get("spaces"))
     for name, family in chosen.items():
         if Family.ISOMETRIC not in family:
             raise ValueError(
-                f"many models can be matched by isometric maps only, not by {family!s} ones of "
+                f"many models can only be matched by isometric maps, not by {family!s} maps of "
                 f"{name!r}: fix the scales of each model first"
             )
     paths = list(dict.fromkeys(use.path for name in chosen for use in spec.uses(name)))
@@ -101,7 +101,7 @@ def match_many(
     if normalize:
         for path in paths:
             total = sum(square(h[path]) for h in hosts)
-            # One weight for all models and all rounds, so that each step lowers the same distance.
+            # The weight is fixed for all models and rounds, so each step lowers the same distance.
             weights[path] = len(models) / total if total else 0.0
     start = {name: identity(spec.space(name).size) for name in chosen}
     maps: list[dict[str, SpaceMap]] = [dict(start) for _ in models]
@@ -111,7 +111,7 @@ def match_many(
 
     def improve(k: int, others: Sequence[PyTree], init: Mapping[str, SpaceMap] | None) -> None:
         update = match_weights(
-            # The sum over models of |model - mean|^2 falls if model k comes nearer to the mean of
+            # The sum over models of |model - mean|^2 falls if model k moves nearer to the mean of
             # the others.
             linear()(list(others)),
             moved[k],
@@ -120,14 +120,14 @@ def match_many(
             init=init,
             **options,
         ).maps
-        # Maps are composed and applied to the model as it was given: moving the moved model again
-        # would add up rounding.
+        # The composed maps are applied to the given model. Moving the moved model again would
+        # accumulate rounding.
         maps[k] = {name: compose(update[name], maps[k][name]) for name in maps[k]}
         moved[k] = change_basis(models[k], spec, maps[k])
 
     for k in range(1, len(models)):
         improve(k, moved[:k], None)
-    # In the first pass a model sees those before it alone, which may bring it no nearer to all.
+    # In the first pass a model is matched only to earlier models, which may not bring all nearer.
     if not _spread(moved, spec, paths, weights) < before:
         maps, moved = [dict(start) for _ in models], list(models)
     history[0] = _spread(moved, spec, paths, weights)
@@ -137,23 +137,23 @@ def match_many(
         if key is not None:
             order = np.asarray(jax.random.permutation(jax.random.fold_in(key, turn), len(models)))
         for k in order:
-            # An empty `init` (not None) skips the first visit, which would start from nothing
-            # again.
+            # An empty `init` (not None) skips the first visit, which would discard the maps so
+            # far.
             improve(int(k), [m for j, m in enumerate(moved) if j != k], {})
         spread = _spread(moved, spec, paths, weights)
-        # Smaller changes may be the rounding of float32.
+        # Smaller changes may be float32 rounding.
         if not spread < history[-1] * (1 - 8 * EPS):
             converged = True
             break
         history.append(spread)
-    # The first model has moved as well: all are turned back into its own frame.
+    # The first model has moved, too. All models are turned back into its own coordinates.
     back = {name: invert(m) for name, m in maps[0].items()}
     out = [{name: compose(back[name], m[name]) for name in m} for m in maps[1:]]
     return Common((start, *out), tuple(history), converged)
 
 
 def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
-    """Averages all models in the frame of the first.
+    """Averages all models in the coordinates of the first.
 
     Args:
       models: As in `match_many`.
@@ -161,7 +161,7 @@ def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
       **options: Arguments of `match_many`.
 
     Returns:
-      The mean of the moved models, by `methods.linear` with equal weights.
+      The mean of the moved models, from `methods.linear` with equal weights.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
@@ -182,7 +182,7 @@ def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
 def _spread(
     models: Sequence[PyTree], spec: Spec, paths: Sequence[str], weights: Mapping[str, float]
 ) -> float:
-    """The weighted sum of squared distances of all models from their mean, in float64."""
+    """Computes the weighted sum of squared distances of all models from their mean, in float64."""
     hosts = [arrays(f"models[{k}]", model, spec, paths) for k, model in enumerate(models)]
     total = 0.0
     for path in paths:

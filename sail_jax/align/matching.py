@@ -1,18 +1,18 @@
 """Weight matching: the maps that bring the parameters of one network nearest to another's.
 
-*What makes it hard.* A tensor between two hidden layers has a space on each of its axes. Its
-distance |A - P B Q^T|^2 depends on the product of two unknown permutations. To minimise over both
-is a quadratic assignment problem, for which no fast exact algorithm is known. A network of L hidden
+*The difficulty.* A tensor between two hidden layers has a space on each of its axes. Its distance
+|A - P B Q^T|^2 depends on the product of two unknown permutations. Minimising over both is a
+quadratic assignment problem, for which no fast exact algorithm is known. A network of L hidden
 layers chains L such problems.
 
-*Why one space at a time.* With Q fixed the distance is linear in P: it is a constant minus
-2 sum_i C[i, p(i)] with C = A (B Q^T)^T. That is a linear assignment, solved exactly in O(n^3). So
-descent takes the best map of one space after another (Git Re-Basin, Ainsworth et al. 2023,
-algorithm 1). All that a space needs to know is one matrix product for each tensor that has it
-(`sail_jax.align.problem`). Signs, scales and rotations have solutions of the same kind
+*One space at a time.* With Q fixed, the distance is linear in P: it is a constant minus
+2 sum_i C[i, p(i)] with C = A (B Q^T)^T. This is a linear assignment, which is solved exactly in
+O(n^3). Descent therefore computes the best map of one space after another (Git Re-Basin, Ainsworth
+et al. 2023, algorithm 1). A space needs only one matrix product for each of its tensors
+(`sail_jax.align.problem`). Signs, scales and rotations have similar solutions
 (`sail_jax.align.solvers`). No step can raise the distance, so descent ends.
 
-*Where it gets stuck.* Take three layers with two hidden units each,
+*Local minima.* Take three layers with two hidden units each,
 
     w0 = [[-3, 1], [-1, 1], [-2, -3]]    w1 = [[1, -3], [-3, 1]]    w2 = [[1, 2], [0, -2]]
 
@@ -24,16 +24,17 @@ and the same network with the units of both hidden layers swapped. Squared dista
     no                         yes            42   64    0        106
     yes                        yes             0    0    0          0
 
-From the first row each single step goes up, although 0 is two steps away: w1 hides what w0 and w2
-show plainly. So spaces are first visited from the ends of the network inward, each matched by the
-tensors whose other spaces are settled: w0 alone matches the first layer, w1 and w2 then the second.
+From the first row each single step raises the distance, although 0 is two steps away: w1 hides what
+w0 and w2 show. Spaces are therefore first visited from the ends of the network inward. Each is
+matched only by tensors with settled other spaces: w0 alone matches the first layer, then w1 and w2
+the second.
 
-*What was tried.* Descent from the maps as they are, as published, is what `init={}` does. On 40
-pairs of random networks with six hidden layers of 16 units, the second a shuffled copy under noise
-as large as the weights, the visit before descent ended nearer 23 times and farther 12 times, at a
-mean distance of 6.6 in place of 7.2. It may lose, as it settles spaces greedily. Where it brings
-the networks no nearer it is undone. Where the settled tensors hold the lesser part of the entries,
-a bound on the others helps (`Problem.cost`).
+*Measurements.* `init={}` is descent from the given maps, as published. It was compared on 40 pairs
+of random networks with six hidden layers of 16 units. The second network was a shuffled copy plus
+noise as large as the weights. With the visit, descent ended nearer 23 times and farther 12 times,
+at a mean distance of 6.6 instead of 7.2. The visit can be worse because it settles spaces greedily.
+If it does not bring the networks nearer, it is undone. If settled tensors hold the smaller part of
+the entries, a bound on the others helps (`Problem.cost`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,19 +54,19 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import nearest, one_key
+from sail_jax.checks import argument, nearest, one_key
 
 Families = Family | Mapping[str, Family] | None
 
 
 class Matching(NamedTuple):
-    """The maps found by weight matching, and how they were found.
+    """The maps found by weight matching, and the progress of the search.
 
     Attributes:
       maps: One map for each matched space, for `change_basis` (with `within`, for `change_blocks`).
-      distance: sum_t w_t |reference_t - moved_t|^2 over the tensors t with a matched space, before
-        the first sweep and after each sweep that moved something. It never rises.
-      converged: Whether the last sweep found nothing to improve, so that `max_sweeps` was enough.
+      distance: The objective, sum_t w_t |reference_t - moved_t|^2 over the tensors t with a matched
+        space, before the first sweep and after each sweep that moved something. It never rises.
+      converged: Whether the last sweep found no improvement, within `max_sweeps`.
     """
 
     maps: dict[str, SpaceMap]
@@ -78,12 +79,12 @@ def weight_matching(
 ) -> dict[str, SpaceMap]:
     """Finds the maps that bring one network's parameters nearest to another's.
 
-    This is `match_weights` where only the maps are wanted: `change_basis(params, spec, maps)` is
+    This is `match_weights` without its record of the search: `change_basis(params, spec, maps)` is
     near `reference`.
 
     Args:
       reference: The parameters of the network that stays.
-      params: The parameters of the network to be moved, of the same shapes.
+      params: The parameters of the network to move, with the same shapes.
       spec: The spec of both.
       **options: Arguments of `match_weights`.
 
@@ -126,62 +127,62 @@ def match_weights(
 
         sum_t w_t |reference_t - moved_t|^2
 
-    Coordinate descent takes the best map of one space after another, the others fixed. What that is
-    depends on the family of maps:
+    Coordinate descent computes the best map of one space after another, with the others fixed. The
+    solution depends on the family of maps:
 
     - PERMUTATION: a linear assignment, solved by `assignment`.
     - SIGNED_PERMUTATION ("odd" spaces): an assignment by |benefit|, then the signs.
     - POSITIVE_MONOMIAL ("relu"): an assignment by the distance at the best scale of each pair.
     - ORTHOGONAL ("rmsnorm", "linear"): the Procrustes problem. Fold gains first (`fold_scales`).
-    - LINEAR ("linear"): any invertible map, by a Sylvester equation; kept where it is nearer.
+    - LINEAR ("linear"): any invertible map, from a Sylvester equation; kept if it is nearer.
 
-    A first visit goes through the spaces, from those beside the network's inputs and outputs
-    inward. It matches a space by the tensors whose other spaces have been matched. Where these hold
-    less than half of the entries, the other tensors have a say as well, through a bound (a nuclear
-    norm) that does not depend on the spaces not yet matched. If the visit brings `params` no
-    nearer, it is undone. With `init` there is no such visit.
+    A first visit goes through the spaces from the network's inputs and outputs inward. A space is
+    matched by the tensors with already matched other spaces. If these hold less than half of the
+    entries, the other tensors also count, through a bound (a nuclear norm). The bound does not
+    depend on the spaces still to match. If the visit does not bring `params` nearer, it is undone.
+    With `init` the visit is skipped.
 
     Sweeps over all spaces follow. A step is taken only if it lowers the distance by more than
-    rounding, and the descent ends with a sweep that takes none.
+    rounding. Descent ends with a sweep without steps.
 
-    Runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64. The
-    same arguments give the same maps.
+    It runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64.
+    The same arguments give the same maps.
 
     A leaf may also be an object with a shape, a dtype and `__array__`, such as a tensor on disk. It
-    is read when a space needs it; a large one in parts, if it takes slices and its first axis is in
-    no matched space. With `keep=0` memory holds one tensor or part of each network and the `(n, n)`
-    costs of one space.
+    is read when a space needs it. A large one is read in parts if it takes slices and its first
+    axis is in no matched space. With `keep=0` memory holds one tensor or part of each network and
+    the `(n, n)` costs of one space.
 
     Args:
       reference: The parameters of the network that stays.
-      params: The parameters of the network to be moved, of the same shapes.
+      params: The parameters of the network to move, with the same shapes.
       spec: The spec of both. A fused leaf (`resid* (qk + v)`) counts as one tensor for each block.
-      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
-        not said.
+      family: One family for all spaces, or families by patterns of space names. The default is
+        PERMUTATION.
       spaces: The names of the spaces to match. None: all that are not "outer" or "stack".
-      within: Spaces that get a map for each unit of a block (a head, a layer of a stack), and their
-        blocks; see `sail_jax.align.blocks`. The maps are then for `change_blocks`.
-      normalize: Whether tensor t weighs 1 / (|reference_t| |params_t|), so that none dominates by
-        its norm. If not, all weigh one, as published.
-      weights: Weights w_t by path, which replace those of `normalize`. Leaves with weight 0 have no
-        say but move with the others.
-      init: Maps to start from, such as this function returned. None: the first visit.
-      key: A PRNG key for random orders of the spaces, another in each sweep. None: as in the spec.
-      assignment: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
+      within: The spaces that get a map for each unit of a block (a head, a layer of a stack), and
+        their blocks; see `sail_jax.align.blocks`. The maps are then for `change_blocks`.
+      normalize: Whether the weight of tensor t is 1 / (|reference_t| |params_t|), which keeps
+        tensors of large norm from dominating. If not, all weights are 1, as published.
+      weights: Weights w_t by path, which override `normalize`. Leaves with weight 0 are ignored in
+        the matching but move with the others.
+      init: The initial maps, such as an earlier result. None: the first visit.
+      key: A PRNG key for random orders of the spaces, a new order in each sweep. None: the spec's.
+      assignment: The solver of the assignment problem, from benefits `(n, n)` to an index `(n,)`.
       max_sweeps: The largest number of sweeps; 0 stops after the first visit.
-      keep: How many bytes of leaves that are read from objects are kept in memory. None: all.
-      progress: A function `(sweep, space)` called before each space is matched; the first visit is
-        sweep 0.
+      keep: The number of bytes of leaves read from objects that are kept in memory. None: all.
+      progress: A function `(sweep, space)` that is called before each space is matched. The first
+        visit is sweep 0.
 
     Returns:
       The maps, the distances, and whether the descent converged.
 
     Raises:
-      ValueError: For trees that are not the spec's, values that are traced, not finite or not real
-        floating numbers, a family that the nonlinearity of a space does not allow, weights, a
-        `within` or an `init` that do not fit, and a negative `max_sweeps`. Also for a space that
-        occurs twice in one leaf (recurrence), as its map enters quadratically, unless `weights`
-        give that leaf 0. Messages name the leaf or the space.
+      ValueError: For trees that do not fit the spec; values that are traced, not finite or not real
+        floats; a family that the nonlinearity of a space does not allow; `weights`, `within` or
+        `init` that do not fit; and a negative `max_sweeps`. Also for a space that occurs twice in
+        one leaf (recurrence), unless `weights` give that leaf 0, since the map enters
+        quadratically. Messages name the leaf or the space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 1.
@@ -205,9 +206,9 @@ def match_weights(
     check_within(spec, {k: v for k, v in within.items() if k in chosen})
     for name in within:
         if name not in chosen:
-            raise ValueError(f"within names {name!r}, which is not matched")
-        # Inner maps are numbered by the units of their block. Maps that sign, scale or mix these
-        # units leave no such numbers.
+            raise ValueError(f"within contains {name!r}, which is not matched")
+        # Inner maps are numbered by the units of their block. This numbering does not survive maps
+        # that sign, scale or mix these units.
         if chosen.get(within[name], Family.PERMUTATION) != Family.PERMUTATION:
             raise ValueError(f"the block {within[name]!r} of {name!r} can only be permuted")
     if max_sweeps < 0:
@@ -217,8 +218,8 @@ def match_weights(
     tell = progress or (lambda sweep, name: None)
     if init is None:
         start, before = problem.snapshot(), problem.distance()
-        # The visit settles spaces greedily and may end farther away than it began: then descent
-        # starts from the networks as they were given.
+        # The visit settles spaces greedily and may end farther away than it began. Descent then
+        # starts from the given networks.
         problem.visit(tell)
         history = [problem.distance()]
         if not history[0] < before:
@@ -231,7 +232,8 @@ def match_weights(
     order = list(chosen)
     for sweep in range(max_sweeps):
         if key is not None:
-            # Always a permutation of the first order, so that sweeps do not depend on one another.
+            # Always a permutation of the first order, which keeps sweeps independent of one
+            # another.
             shuffled = jax.random.permutation(jax.random.fold_in(key, sweep), len(order))
             order = [list(chosen)[k] for k in np.asarray(shuffled)]
         taken = []
@@ -247,13 +249,13 @@ def match_weights(
 
 
 def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights of the blocks of fused leaves, which may be named one by one or together."""
+    """Returns the weights of the blocks of fused leaves, which may be given singly or together."""
     new, places = unfused(spec)
     out: dict[str, float] = {}
     for path, weight in weights.items():
         names = [name for name, place in places.items() if path in (name, place.path)]
         if not names:
-            # This raises the error that says that there is no such leaf.
+            # This raises the error about an unknown leaf.
             new.axes(path)
         out |= dict.fromkeys(names, weight)
     return out
@@ -262,21 +264,21 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
 def families(
     spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
 ) -> dict[str, Family]:
-    """Chooses the family of maps to match each space by, and checks that nothing is lost there.
+    """Chooses the family of maps for each space, and checks that it preserves the function.
 
     Args:
       spec: The spec of the network.
-      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
-        not said.
+      family: One family for all spaces, or families by patterns of space names. The default is
+        PERMUTATION.
       spaces: The names of the spaces to match. None: all that are not "outer" or "stack".
-      silent: Paths of leaves of the unfused spec that have no say in the matching.
+      silent: Paths of leaves of the unfused spec that are ignored in the matching.
 
     Returns:
       The family of each space, in the order of the spec.
 
     Raises:
       ValueError: If a space is unknown or occurs twice in a leaf that is not silent, a pattern
-        names no space, no solver knows the family, or maps of that family would change the network.
+        matches no space, a family has no solver, or maps of that family would change the network.
     """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if spaces is not None:
@@ -285,9 +287,10 @@ def families(
     for path, name in recurrent(unfused(spec)[0]).items():
         if name in inner and path not in silent:
             raise ValueError(
-                f"space {name!r} occurs twice in leaf {path!r} (recurrence): its map enters "
-                "quadratically, so that no assignment finds it; leave the space out by "
-                f"spaces=[...], or let the leaf have no say by weights={{{path!r}: 0}}"
+                f"space {name!r} occurs twice in leaf {path!r} (recurrence). Its map enters "
+                "quadratically, so an assignment cannot find it; leave the space out by "
+                f"{argument('spaces', '[...]')}, or ignore the leaf by "
+                f"{argument('weights', f'{{{path!r}: 0}}')}"
             )
     out = dict.fromkeys(inner, Family.PERMUTATION)
     if isinstance(family, Family):
@@ -301,9 +304,9 @@ def families(
     for name, kind in out.items():
         if kind not in SOLVERS:
             kinds = ", ".join(str(f) for f in SOLVERS)
-            raise ValueError(f"no matching over {kind!s} maps of {name!r}; choose from {kinds}")
+            raise ValueError(f"{name!r} cannot be matched by {kind!s} maps; choose from {kinds}")
         n = spec.space(name).size
-        # Only the family is judged here, so any of its maps will do: the identity stands for all.
+        # Only the family is checked here, so any of its maps will do, such as the identity.
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces

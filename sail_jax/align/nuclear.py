@@ -1,8 +1,8 @@
 """Nuclear norms of many small matrices at once.
 
-LAPACK takes 4 microseconds for the singular values of an 8 x 8 matrix, most of them for the call.
-Here every step is one operation of NumPy over thousands of matrices. For 512 x 512 pairs of 8 x 8
-that takes .2 CPU-seconds in place of 1.0, for pairs of 32 x 32 .35 in place of .6.
+LAPACK takes 4 microseconds for the singular values of an 8 x 8 matrix, mostly for the call itself.
+Here every step is one NumPy operation over thousands of matrices. 512 x 512 pairs of 8 x 8 matrices
+take .2 CPU-seconds instead of 1.0, pairs of 32 x 32 matrices .35 instead of .6.
 """
 
 import jax
@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 from scipy.special import ellipj, ellipk
 
-MATRICES, ENTRIES = 1 << 12, 1 << 18  # of one array at most; larger ones leave the caches
-SMALLEST = 1e-12  # the squares of singular values that count, over the square of the largest
-TERMS = 28  # with these two the square root is found to within 5e-8 of the largest
+MATRICES, ENTRIES = 1 << 12, 1 << 18  # limits of one array; larger ones do not fit the caches
+SMALLEST = 1e-12  # smaller squares of singular values, relative to the largest, are ignored
+TERMS = 28  # with these two, the square root is accurate to 5e-8 of the largest
 
 
 def nuclear_norms(
@@ -22,7 +22,7 @@ def nuclear_norms(
     """Computes the nuclear norm of a_i^T b_j for every pair (i, j).
 
     Each matrix is made bidiagonal by Householder reflections. The square root of x is close to
-    sum_l c_l x / (x + s_l), so the sum of singular values is found without any of them
+    sum_l c_l x / (x + s_l). This gives the sum of the singular values without computing each one
     (`_sum_of_roots`).
 
     Args:
@@ -30,7 +30,7 @@ def nuclear_norms(
       b: The matrices b_j, of the same shape.
 
     Returns:
-      The norms, in the dtype of `a`. Their error is that of a decomposition in float32.
+      The norms, in the dtype of `a`, with the error of a float32 decomposition.
 
     References:
       Hale, Higham and Trefethen, Computing A^alpha, log(A) and related matrix functions by contour
@@ -41,7 +41,7 @@ def nuclear_norms(
     '7.00000'
     """
     if a.shape[1] < a.shape[2]:
-        # The rank is at most `rest`. With a_i^T = Q R the norm is the one of R_a R_b^T.
+        # The rank is at most `rest`. With a_i^T = Q R, the norm equals the norm of R_a R_b^T.
         a, b = (np.swapaxes(np.linalg.qr(x.swapaxes(1, 2)).R, 1, 2) for x in (a, b))
     n, _, k = a.shape
     out = np.empty((n, n), a.dtype)
@@ -61,15 +61,15 @@ def nuclear_norms(
 def _pairs(
     a: Float[ArrayLike, "i rest k"], b: Float[ArrayLike, "j rest k"]
 ) -> Float[Array, "k k i j"]:
-    """The matrices a_i^T b_j, which lie along the last two axes."""
-    # By XLA, since threads of NumPy's library for products this small spend their time on waiting.
+    """Computes the matrices a_i^T b_j, on the last two axes."""
+    # XLA computes them, since NumPy's threads mostly wait in products this small.
     return jnp.einsum("iru,jrv->uvij", a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def _norms(A: Float[np.ndarray, "k k matrices"]) -> Float[np.ndarray, "matrices"]:
-    """The nuclear norms of matrices that lie along the last axis."""
+    """Computes the nuclear norms of matrices on the last axis."""
     length = np.sqrt((A * A).sum((0, 1)))
-    # At length 1 squares neither overflow nor vanish. A matrix of 0 stays 0.
+    # At length 1 squares neither overflow nor vanish. Zero matrices stay zero.
     A = A / np.where(length > 0, length, 1)
     diagonal, beside = [], []
     while True:
@@ -77,7 +77,7 @@ def _norms(A: Float[np.ndarray, "k k matrices"]) -> Float[np.ndarray, "matrices"
         diagonal.append(square)
         if not A.shape[1]:
             return length * _sum_of_roots(diagonal, beside)
-        # The first row is reflected as a column of the transposed matrix.
+        # The first row is reflected as the first column of the transposed matrix.
         square, A = _reflected(A.swapaxes(0, 1))
         beside.append(square)
         A = A.swapaxes(0, 1)
@@ -86,24 +86,25 @@ def _norms(A: Float[np.ndarray, "k k matrices"]) -> Float[np.ndarray, "matrices"
 def _reflected(
     A: Float[np.ndarray, "m n matrices"],
 ) -> tuple[Float[np.ndarray, "matrices"], Float[np.ndarray, "m n-1 matrices"]]:
-    """The squared length of the first column, and the others once it is turned onto one axis."""
+    """Reflects the first column onto one axis; returns its squared length and the other columns."""
     v = A[:, 0].copy()
     square = (v * v).sum(0)
     length = np.sqrt(square)
     v[0] += np.copysign(length, v[0])
     rest = A[:, 1:]
-    # 2 / |v|^2 is 1 / (length * |v_0|). A column of 0 needs no reflection, and v is 0 then.
+    # 2 / |v|^2 is 1 / (length * |v_0|). A zero column needs no reflection; v is then 0.
     scale = length * np.abs(v[0])
     along = (v[:, None] * rest).sum(0) / np.where(scale > 0, scale, 1)
     return square, rest - v[:, None] * along
 
 
 def _sum_of_roots(q: list[np.ndarray], e: list[np.ndarray]) -> Float[np.ndarray, "matrices"]:
-    """The sum of the singular values of bidiagonal matrices of length 1.
+    """Computes the sum of the singular values of bidiagonal matrices of length 1.
 
-    `q` has the squares of the diagonal, `e` those beside it. For each pole s the tridiagonal matrix
-    B^T B + s is factored as L D L^T. With x = B^T B the sum of x / (x + s) over eigenvalues is the
-    derivative of log det(c x + s) by log c. All terms are positive, so nothing cancels.
+    `q` has the squares of the diagonal, `e` those of the off-diagonal. For each pole s the
+    tridiagonal matrix B^T B + s is factored as L D L^T. With x = B^T B, the sum of x / (x + s) over
+    eigenvalues is the derivative of log det(c x + s) by log c. All terms are positive, so nothing
+    cancels.
     """
     poles, weights = (x.astype(q[0].dtype)[:, None] for x in _root(TERMS, SMALLEST))
     shape = len(poles), len(q[0])
@@ -127,7 +128,7 @@ def _sum_of_roots(q: list[np.ndarray], e: list[np.ndarray]) -> Float[np.ndarray,
 
 
 def _root(terms: int, smallest: float) -> tuple[np.ndarray, np.ndarray]:
-    """The poles s and weights c of sqrt(x) = sum_l c_l x / (x + s_l), for x in [smallest, 1]."""
+    """Returns the poles s and weights c of sqrt(x) = sum_l c_l x / (x + s_l) on [smallest, 1]."""
     period = ellipk(1 - smallest)
     sn, cn, dn, _ = ellipj((np.arange(terms) + 0.5) * period / terms, 1 - smallest)
     poles = smallest * (sn / cn) ** 2

@@ -1,8 +1,8 @@
-"""The state of weight matching: one network moved toward another, space by space.
+"""The state of weight matching: one network is moved toward another, space by space.
 
-`match_weights` decides which space comes next. `Problem` keeps the leaves of both networks and the
-maps found so far. It sums up what all tensors say about a space (`Cost`), asks a solver for the
-best map, and moves the second network.
+`match_weights` chooses the next space. `Problem` keeps the leaves of both networks and the maps
+found so far. It sums the terms of all tensors for a space (`Cost`), calls a solver for the best
+map, and moves the second network.
 """
 
 import functools
@@ -31,18 +31,18 @@ from sail_jax.merging.arithmetic import unit_of
 from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-PIECE = 1 << 20  # entries of a large tensor that are read together
+PIECE = 1 << 20  # entries of a large tensor that are read at once
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
 
 
 class Touch(NamedTuple):
-    """A tensor that has a space, and where.
+    """A tensor with a space, and the space's position in it.
 
     Attributes:
       path: The path of the leaf.
-      axis: The axis that the space is on, counting one axis per factor.
-      role: What the leaf does with the space.
-      block: Which axis numbers the blocks of the space; None if it has one map for all.
+      axis: The axis of the space, counting one axis per factor.
+      role: The leaf's role for the space.
+      block: The axis that numbers the blocks of the space; None for a single map.
     """
 
     path: str
@@ -52,25 +52,25 @@ class Touch(NamedTuple):
 
 
 class Problem:
-    """Two networks with an axis per factor, of which the second is moved as maps are found.
+    """Two networks with an axis per factor. The second one is moved as maps are found.
 
-    A leaf is an array, or anything with a shape, a dtype and `__array__`, which is read when it is
-    needed.
+    A leaf is an array, or any object with a shape, a dtype and `__array__`. Such an object is read
+    when it is needed.
 
     Attributes:
       spec: The unfused spec of both.
       chosen: The family of each space to match.
-      within: The block of each space that gets a map for each unit of it.
-      assign: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
-      flat: The factors of each leaf, one after another; None for an axis in no space.
-      touches: For each space the tensors that have it.
-      leaves: The leaves of the reference and of the second network as they were given, by path.
-      sizes: How many entries each leaf has.
-      kept: The leaves that stay in memory: of the reference, and of the second network as moved.
+      within: The block of each space that has one map per unit of the block.
+      assign: The solver of the assignment problem, from benefits `(n, n)` to an index `(n,)`.
+      flat: The factors of each leaf in order; None for an axis without a space.
+      touches: The tensors of each space.
+      leaves: The given leaves of the reference and of the second network, by path.
+      sizes: The number of entries of each leaf.
+      kept: The leaves in memory: the reference's, and the moved ones of the second network.
       weight: The weight w_t of each leaf.
       norms: |reference_t| |params_t| of each leaf.
-      maps: The map of each space so far.
-      best: The spaces whose map is the best one while no other space moves.
+      maps: The current map of each space.
+      best: The spaces whose map is optimal while no other space moves.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Problem:
             ]
 
     def _position(self, path: str, name: str | None) -> int | None:
-        """The number of the factor axis of a leaf that has the space; None if none has."""
+        """Returns the index of a leaf's factor axis with this space; None if there is none."""
         axes = [k for k, f in enumerate(self.flat[path]) if f is not None and f.space == name]
         return axes[0] if axes else None
 
@@ -103,29 +103,29 @@ class Problem:
         weights: Mapping[str, float] | None,
         keep: int | None = None,
     ) -> None:
-        """Takes both networks, checks them, and starts from maps that change nothing.
+        """Loads and checks both networks, with identity maps.
 
         Args:
           reference: The leaves of the network that stays, by path.
-          params: The leaves of the network to be moved, by path, of the same shapes.
-          normalize: Whether tensor t weighs 1 / (|reference_t| |params_t|); if not, all weigh one.
-          weights: Weights by path, which replace those.
-          keep: How many bytes of leaves that are not arrays are kept in memory. None: all.
+          params: The leaves of the network to move, by path, with the same shapes.
+          normalize: Whether the weight of tensor t is 1 / (|reference_t| |params_t|); else 1.
+          weights: Weights by path, which override these.
+          keep: The number of bytes of non-array leaves that are kept in memory. None: all.
 
         Raises:
-          ValueError: For a space that no leaf with a weight has, leaves that are missing, of
-            different shapes, traced, not finite or not real floating numbers, and weights that are
-            negative, not finite or of no leaf.
+          ValueError: For a space without a weighted leaf; leaves that are missing, of different
+            shapes, traced, not finite or not real floats; and weights that are negative, not finite
+            or for an unknown leaf.
         """
         for path in recurrent(self.spec):
-            # A leaf with the space twice cannot be moved along one axis. With weight 0 it has no
-            # say either, so it is left out.
+            # A leaf with the space twice cannot be moved along one axis. With weight 0 it does not
+            # count, so it is left out.
             if (weights or {}).get(path) == 0:
                 for name, touches in self.touches.items():
                     self.touches[name] = [touch for touch in touches if touch.path != path]
         for name, touches in self.touches.items():
             if not touches:
-                raise ValueError(f"no leaf with a weight has the space {name!r}: leave it out")
+                raise ValueError(f"all leaves with the space {name!r} have weight 0: leave it out")
         order = dict.fromkeys(touch.path for touches in self.touches.values() for touch in touches)
         paths = sorted(order)
         self.leaves = [
@@ -140,11 +140,11 @@ class Problem:
         self.kept: dict[str, list[Array]] = {}
         self.weight, self.norms = {}, {}
         self.maps = self.identities()
-        # Spaces whose map is the best one while no other space moves. They need no step until a
+        # Spaces whose map is optimal while no other space moves. They need no step until a
         # neighbour has moved.
         self.best: set[str] = set()
         for path in paths:
-            # The second network counts twice: as moved, and as it was, should the visit be undone.
+            # The second network counts twice: as moved, and as given, for undoing the visit.
             need = sum(
                 self.sizes[path] * side[path].dtype.itemsize * times
                 for times, side in enumerate(self.leaves, 1)
@@ -153,7 +153,7 @@ class Problem:
             if keep is None or need <= keep:
                 self.kept[path] = [self._read(side, path) for side in range(2)]
                 keep = None if keep is None else keep - need
-            # Once, of both networks as they are given: weights must not change as maps are found.
+            # Computed once from the given networks: weights must not change as maps are found.
             lengths = np.zeros(2)
             for piece in self.pieces(path):
                 for argument, x in zip(("reference", "params"), piece, strict=True):
@@ -170,31 +170,31 @@ class Problem:
                 self.weight[path] = float(weight)
 
     def _read(self, side: int, path: str, cut: slice | None = None) -> Array:
-        """A leaf as it is given, or a part of it, an axis per factor; its dtype checked."""
+        """Reads a given leaf or a part of it with an axis per factor, and checks its dtype."""
         leaf = self.leaves[side][path]
         x = leaf if cut is None else leaf[cut]
         return factored(("reference", "params")[side], path, x, self.spec)
 
     def reference(self, path: str, cut: slice | None = None) -> Array:
-        """Returns a leaf of the reference, or a part of it."""
+        """Returns a leaf of the reference or a part of it."""
         return _part(self.kept[path][0], cut) if path in self.kept else self._read(0, path, cut)
 
     def moved(self, path: str, cut: slice | None = None) -> Array:
-        """Returns a leaf of the second network, as the maps so far move it.
+        """Returns a leaf of the second network, moved by the current maps.
 
         Args:
           path: The path of the leaf.
-          cut: Which part of the first axis, which no map moves. None: all of it.
+          cut: The part of the first axis, which no map moves. None: all of it.
 
         Returns:
-          The moved leaf with an axis per factor, in its own dtype while units only change places.
+          The moved leaf with an axis per factor, in its own dtype if units only change places.
         """
         if path in self.kept:
             return _part(self.kept[path][1], cut)
         return along_all(self._read(1, path, cut), self.flat[path], self.maps, self.within)
 
     def pieces(self, path: str) -> Iterator[tuple[Array, Array]]:
-        """Reads a leaf of both networks, the second as moved, in pieces whose terms add up."""
+        """Reads a leaf of both networks (the second as moved) in pieces with terms that add up."""
         parts = cuts(self.leaves[0][path].shape, self.spec.axes(path), self.chosen)
         if path not in self.kept and not all(hasattr(x[path], "__getitem__") for x in self.leaves):
             parts = [None]
@@ -202,7 +202,7 @@ class Problem:
             yield self.reference(path, cut), self.moved(path, cut)
 
     def _unsettle(self, name: str) -> None:
-        """Counts the maps of the spaces that share a tensor with this one as the best no more."""
+        """Marks the maps of the spaces that share a tensor with this one as no longer optimal."""
         paths = {touch.path for touch in self.touches[name]}
         self.best -= {
             other
@@ -211,9 +211,9 @@ class Problem:
         }
 
     def identities(self) -> dict[str, SpaceMap]:
-        """Returns a map that changes nothing for each space.
+        """Returns an identity map for each space.
 
-        Returns the maps by space; those of spaces in `within` are stacked on a leading axis.
+        Maps of spaces in `within` are stacked on a leading axis.
         """
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
@@ -226,15 +226,15 @@ class Problem:
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes back to an earlier state of the second network."""
+        """Restores an earlier state of the second network."""
         self.maps, self.kept = snapshot
         self.best = set()
 
     def start(self, init: Mapping[str, SpaceMap]) -> None:
         """Moves the second network by given maps.
 
-        `init` has maps by space, such as `match_weights` returned. ValueError if a map is for a
-        space that is not matched, or does not fit its size or block.
+        `init` has maps by space, such as `match_weights` returns. Raises a ValueError if a space is
+        not matched, or a map does not fit its size or block.
         """
         for name in init:
             if name not in self.chosen:
@@ -242,15 +242,15 @@ class Problem:
         self.spec.check({name: m for name, m in init.items() if name not in self.within})
         inner = {name: m for name, m in init.items() if name in self.within}
         check_blocks(self.spec, inner, self.within)
-        # Blocks come first, since maps inside of them are numbered by where their units end up.
+        # Blocks come first, since inner maps are numbered by the final positions of the blocks.
         for name in sorted(init, key=lambda name: name in self.within):  # blocks first
             self.take(name, init[name])
 
     def distance(self, paths: Iterable[str] | None = None) -> float:
-        """Returns how far the networks are apart: sum_t w_t |reference_t - moved_t|^2.
+        """Computes the distance of the networks: sum_t w_t |reference_t - moved_t|^2.
 
         Args:
-          paths: The leaves t to sum over. None: all that have a matched space.
+          paths: The leaves t to sum over. None: all with a matched space.
 
         Returns:
           The weighted squared distance.
@@ -264,9 +264,9 @@ class Problem:
         )
 
     def take(self, name: str, m: SpaceMap) -> None:
-        """Moves the second network by one more map of a space, and remembers it.
+        """Moves the second network by one more map of a space, and records it.
 
-        `m` is the map, which follows the map so far.
+        `m` is applied after the current map.
         """
         for path, axis, role, block in self.touches[name]:
             if path in self.kept:
@@ -284,19 +284,19 @@ class Problem:
                 )
 
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
-        """Sums up what the tensors say about a space, by one matrix product each.
+        """Sums the terms of all tensors for a space, with one matrix product each.
 
-        During the first visit `settled` has the spaces matched so far. Tensors with spaces not
-        yet matched are left out or enter by a bound. None: all tensors enter as they are. Returns
-        the sums, for a solver.
+        During the first visit `settled` contains the spaces matched so far. Tensors with other
+        unmatched spaces are left out or enter through a bound. With None all tensors enter
+        directly. Returns the sums, for a solver.
         """
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
         loose = {touch: self._loose(touch, name, settled) for touch in touches}
-        # A tensor is loose while another space of it is still to be matched: its plain product
-        # would compare units in two different orders.
+        # A tensor is loose while another of its spaces is still unmatched. Its plain product would
+        # compare units in two different orders.
         settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
-        # A bound says less than a product, so it is used only where products would cover the lesser
+        # A bound is weaker than a product. It is used only where products would cover the smaller
         # part of the entries.
         bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
         for touch in touches:
@@ -306,7 +306,7 @@ class Problem:
             into = partial(out.add, weight=weight)
             role, where = touch.role, (touch.axis, touch.block)
             if loose[touch]:
-                # A norm of all entries, which has no terms of pieces.
+                # A norm of all entries, which is not a sum over pieces.
                 a, b = self.reference(touch.path), self.moved(touch.path)
                 total = "all" if family == Family.PERMUTATION else "bound"
                 into("products", total, _bound(a, b, *where, loose[touch]))
@@ -317,14 +317,14 @@ class Problem:
                 if family == Family.POSITIVE_MONOMIAL and role != "gain":
                     into("squares", role, _squares(b, b, *where))
                 if family in GENERAL and role != "gain":
-                    # The Gram matrices of the two sides of the Sylvester equation in
+                    # The Gram matrices on both sides of the Sylvester equation in
                     # `solvers._general`.
                     x = b if role == "write" else a
                     into("grams", role, _product(x, x, *where))
         return out
 
     def _loose(self, touch: Touch, name: str, settled: set[str] | None) -> tuple[int, ...]:
-        """The axes of a tensor whose spaces are still to be matched, the space itself left out."""
+        """Returns the axes of a tensor with unmatched spaces, without this space's axis."""
         if settled is None:
             return ()
         return tuple(
@@ -334,18 +334,18 @@ class Problem:
         )
 
     def _single(self, name: str) -> bool:
-        """Whether the only map of a space changes nothing: one unit that is permuted."""
+        """Checks whether only the identity is possible: a single unit that is permuted."""
         return self.spec.space(name).size == 1 and self.chosen[name] == Family.PERMUTATION
 
     def visit(self, tell: Callable[[int, str], None]) -> None:
-        """Matches every space once, always the one with the largest part of its tensors settled.
+        """Matches every space once, always the one with the largest settled share of its tensors.
 
-        `tell` is called with 0 and the name of each space, before it is matched.
+        `tell` is called with 0 and the name of each space before it is matched.
         """
         settled: set[str] = set()
         while rest := [name for name in self.chosen if name not in settled]:
-            # A space inside a block waits for the block, whose map says which of its copies belong
-            # together.
+            # A space inside a block waits for the block. The block's map shows which copies of the
+            # space belong together.
             ready = [name for name in rest if self.within.get(name) not in rest]
 
             def settled_part(name: str) -> tuple[float, int]:
@@ -356,13 +356,13 @@ class Problem:
                 part = sum(n for n, fixed in sizes if fixed) / max(1, sum(n for n, _ in sizes))
                 return part, len(sizes)
 
-            # Invariant: `settled` holds the spaces with maps; only tensors whose other spaces are
-            # all settled, or never matched, are compared exactly.
-            # Of equals, `max` takes the first.
+            # Invariant: `settled` holds the spaces with maps. A tensor is compared exactly only if
+            # its other spaces are all settled, or never matched. Of equal spaces, `max` takes the
+            # first.
             name = max(ready, key=settled_part)
             tell(0, name)
             if self._single(name):
-                # Its map is the permutation that a solver would find.
+                # A solver would find the identity.
                 self.maps[name] = replace(self.maps[name], family=Family.PERMUTATION)
                 settled.add(name)
                 continue
@@ -373,7 +373,7 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """Takes the best map of one space, all others fixed, if it brings the networks nearer."""
+        """Computes the best map of a space with the others fixed, and takes it if it is nearer."""
         if name in self.best or self._single(name):
             return False
         cost = self.cost(name)
@@ -385,29 +385,29 @@ class Problem:
             paths = {touch.path for touch in self.touches[name]}
             before, as_it_was = self.distance(paths), self.snapshot()
             self.take(name, m)
-            # A map that scales changes |b|, too, so the gain is measured by trying it.
+            # A scaling map also changes |b|, so the gain is measured by trying it.
             gained = before - self.distance(paths)
             best = self.best
             self.restore(as_it_was)
             self.best = best
-        # The products are float32 sums, which are rounded relative to |reference_t| |params_t|. A
-        # gain below that may be rounding, and steps that chase it need not come to an end.
+        # The products are float32 sums, rounded relative to |reference_t| |params_t|. A smaller
+        # gain may be rounding, and steps that follow it may never end.
         scale = sum(self.weight[t.path] * self.norms[t.path] for t in self.touches[name])
         self.best.add(name)
-        if not gained > 8 * EPS * scale:  # a NaN is no gain
+        if not gained > 8 * EPS * scale:  # a NaN does not count as a gain
             return False
         self.take(name, m)
         return True
 
 
 def recurrent(spec: Spec) -> dict[str, str]:
-    """Finds the leaves that have one space on more than one axis.
+    """Finds the leaves with one space on more than one axis.
 
     Args:
       spec: An unfused spec.
 
     Returns:
-      For each such leaf the space, the first if there are several.
+      The space for each such leaf; the first if there are several.
     """
     repeated = {}
     for path, axes in spec.leaves:
@@ -418,12 +418,12 @@ def recurrent(spec: Spec) -> dict[str, str]:
 
 
 def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
-    """Takes a tree apart into leaves by path, fused leaves into one leaf per block."""
+    """Splits a tree into leaves by path, and fused leaves into one leaf per block."""
     return unfuse(checked_leaves(argument, tree, spec, leaf_paths(tree)), spec)[0]
 
 
 def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
-    """Returns named leaves of a tree as checked arrays with one axis per factor."""
+    """Returns the given leaves of a tree as checked arrays with one axis per factor."""
     leaves = checked_leaves(argument, tree, spec, paths)
     out = {path: factored(argument, path, x, spec) for path, x in leaves.items()}
     for path, x in out.items():
@@ -432,19 +432,18 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
 
 
 def check_finite(argument: str, path: str, x: Array) -> None:
-    """ValueError if a leaf is traced or has values that are not finite."""
+    """Raises a ValueError if a leaf is traced or has non-finite values."""
     largest = concrete(_largest(x))
     if largest is None:
-        raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
+        raise ValueError(f"{argument} leaf {path!r} is traced: match weights outside jit")
     if not np.isfinite(largest):
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
 
 
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
-    """Returns named leaves of a tree, once their shapes are checked against the spec.
+    """Checks the shapes of a tree's leaves against the spec, and returns the leaves by path.
 
-    Returns the leaves as they are, by path. ValueError for a leaf that is missing, not the spec's,
-    or not of its shape.
+    Raises a ValueError for a leaf that is missing, unknown to the spec, or of another shape.
     """
     leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
     for path in leaves:
@@ -460,44 +459,44 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
         if not fits:
             said = ", ".join("_" if n is None else str(n) for n in sizes)
             raise ValueError(
-                f"{argument} leaf {path!r} has shape {list(shape)}, but the spec says "
-                f"[{said}]: only networks of one shape can be matched"
+                f"{argument} leaf {path!r} has shape {list(shape)}, but the spec requires "
+                f"[{said}]: only networks of the same shape can be matched"
             )
     return {path: leaves[path] for path in paths}
 
 
 def factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
-    """Returns a leaf, or a part of it, with one axis per factor, in its own dtype.
+    """Reads a leaf or a part of it with one axis per factor, in its own dtype.
 
-    A part has fewer entries along the first axis. ValueError for a dtype that is not matched.
+    A part has fewer entries along the first axis. Raises a ValueError for an unsupported dtype.
     """
     values = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
         raise ValueError(
-            f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
-            "matched, cast it first"
+            f"{argument} leaf {path!r} is {values.dtype}: only real floats of 16 bits or more can "
+            "be matched, cast it first"
         )
     return factors(spec, path, as_array(values))
 
 
 def _part(x: Array, cut: slice | None) -> Array:
-    """A part of the first axis of an array in memory."""
-    # One program for all parts of a size, where an index would be a part of the program.
+    """Returns a part of the first axis of an array in memory."""
+    # One program serves all parts of a size. A Python index would be compiled into the program.
     return x if cut is None else jax.lax.dynamic_slice_in_dim(x, cut.start, cut.stop - cut.start)
 
 
 def cuts(
     shape: tuple[int, ...], axes: tuple[Axis, ...], matched: Container[str]
 ) -> list[slice | None]:
-    """Lists the parts of a leaf that are read one after another; [None] if it is read whole.
+    """Lists the parts in which a leaf is read; [None] if it is read at once.
 
-    A large leaf is cut along its first axis, if no matched space is on it. Products over all axes
-    but that of a space are then sums over parts.
+    A large leaf is cut along its first axis if this axis is in no matched space. Products over all
+    axes except one are then sums over parts.
 
     Args:
       shape: The shape of the leaf.
       axes: Its axes.
-      matched: The spaces that are matched.
+      matched: The matched spaces.
 
     Returns:
       Slices of the first axis.
@@ -510,7 +509,7 @@ def cuts(
 
 
 def _gained(m: SpaceMap, cost: Cost) -> float:
-    """sum_t w_t (<a, m b> - <a, b>) for an isometric map, in float64."""
+    """Computes sum_t w_t (<a, m b> - <a, b>) for an isometric map, in float64."""
     total = 0.0
     for part, product in cost.products.items():
         old = np.trace(product, axis1=-2, axis2=-1).sum()
@@ -527,27 +526,27 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
 
 
 def _wide(x: Array) -> Array:
-    """An array in float32 or wider, in which sums are taken."""
+    """Widens an array to float32 or wider, for sums."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @jax.jit
 def _largest(x: Array) -> Float[Array, ""]:
-    """The largest magnitude; a NaN if there is one."""
+    """Returns the largest magnitude, or NaN if there is one."""
     return jnp.max(jnp.abs(x), initial=0)
 
 
 def _over_unit(x: Array) -> tuple[Array, Float[Array, ""]]:
-    """An array, widened, over the power of two of its largest entry; and that power."""
+    """Widens an array, divides it by the power of two of its largest entry, and returns both."""
     wide = _wide(x)
     unit = unit_of(_largest(wide))
     return wide * (1 / unit), unit
 
 
 def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
-    """Makes a bilinear function of two arrays compute at their scales; the outcome is in float64.
+    """Makes a bilinear function of two arrays compute at their scales, with a result in float64.
 
-    There it fits, whatever the scale: products of numbers of float32 may not fit float32.
+    Products of float32 numbers may not fit float32. In float64 they fit at any scale.
     """
 
     @partial(jax.jit, static_argnums=(2, 3))
@@ -567,7 +566,7 @@ def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
 
 @_at_unit_scale
 def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
-    """The products a_i . b_j over all axes but one, for each index of a block axis."""
+    """Computes the products a_i . b_j over all axes but one, for each index of a block axis."""
     together = () if block is None else (block,)
     rest = tuple(k for k in range(a.ndim) if k not in (axis, *together))
     dimensions = ((rest, rest), (together, together))
@@ -576,7 +575,7 @@ def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "
 
 @_at_unit_scale
 def _squares(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
-    """The products a_j . b_j over all axes but one (and the block axis, which then comes first)."""
+    """Computes the products a_j . b_j over all axes but one, and the block axis if there is one."""
     keep = (axis,) if block is None else (block, axis)
     total = jnp.sum(a * b, axis=tuple(k for k in range(b.ndim) if k not in keep))
     return total if block is None or block < axis else total.T
@@ -585,10 +584,10 @@ def _squares(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "
 def _bound(
     a: Array, b: Array, axis: int, block: int | None, loose: tuple[int, ...]
 ) -> Float[np.ndarray, "... n n"]:
-    """An upper bound on a_i . b_j that holds whatever isometric map the loose axes get.
+    """Computes an upper bound on a_i . b_j for any isometric map of the loose axes.
 
-    max over isometries U of <a_i, U b_j> is the nuclear norm of a_i^T b_j. Where these matrices
-    would be too many, the bound is |a_i| |b_j|, which is no less.
+    max over isometries U of <a_i, U b_j> is the nuclear norm of a_i^T b_j. If these matrices would
+    be too many, the looser bound |a_i| |b_j| is used.
     """
     (left, first), (right, second) = (_split(x, axis, block, loose) for x in (a, b))
     *lead, n, rest, free = left.shape
@@ -607,7 +606,7 @@ def _bound(
 def _split(
     x: Array, axis: int, block: int | None, loose: tuple[int, ...]
 ) -> tuple[Float[Array, "... n rest free"], Float[Array, ""]]:
-    """An array over its unit, the loose axes merged into the last axis; and the unit."""
+    """Divides an array by its unit, merges the loose axes into the last one; returns both."""
     x, unit = _over_unit(x)
     front = (axis,) if block is None else (block, axis)
     back = tuple(range(-len(loose), 0))
@@ -621,7 +620,7 @@ def _lengths(x: Float[Array, "... n rest free"]) -> Float[Array, "... n"]:
 
 
 def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
-    """Where axes are once the loose ones have moved to the back."""
+    """Returns the positions of axes after the loose ones have moved to the back."""
     return tuple(k - sum(other < k for other in loose) for k in front)
 
 
@@ -632,7 +631,7 @@ def _square_of(a: Array, b: ArrayLike) -> tuple[Float[Array, ""], Float[Array, "
 
 
 def square(a: Array, b: ArrayLike = 0.0) -> float:
-    """Computes |a - b|^2, which may be more or less than float32 holds.
+    """Computes |a - b|^2, which may exceed the range of float32.
 
     >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160
     True

@@ -1,8 +1,8 @@
 """Repairs of the activations of merged networks.
 
-Averaging parameters shrinks the variances of activations and leaves the running statistics of
-BatchNorm stale. `repair` corrects the first by the endpoints' statistics, `reset_statistics` the
-second by data.
+Averaging parameters shrinks the variances of activations and makes the running statistics of
+BatchNorm wrong. `repair` restores the variances from the endpoints' statistics. `reset_statistics`
+recomputes the running statistics from data.
 """
 
 import math
@@ -33,61 +33,61 @@ def repair(
     *,
     weights: Float[Array, "models"] | Sequence[float] | None = None,
 ) -> PyTree:
-    """Gives units of a merge the mean and standard deviation that its endpoints have on average.
+    """Gives the units of a merge the average mean and standard deviation of its endpoints.
 
-    For each space, from the input to the output, preactivations are measured with the spaces before
-    it already repaired. Then every tensor that writes the space is scaled, and its bias shifted, so
-    that
+    For each space, from the input to the output, preactivations are measured after the repair of
+    the earlier spaces. Then every tensor that writes the space is scaled, and its bias shifted, to
+    reach
 
         mean = sum_k w_k mean_k,  std = sum_k w_k std_k
 
-    for endpoint k. Units that do not vary are only shifted. Each endpoint is measured once, the
-    merge once for each space, over all batches.
+    for endpoint k. Constant units are only shifted. Each endpoint is measured once and the merge
+    once for each space, over all batches.
 
     Args:
       params: The merge of the endpoints.
-      endpoints: The networks that were merged, aligned with one another.
+      endpoints: The merged networks, aligned with one another.
       spec: The spec of all of them.
-      preactivations: A function `(params, batch) -> {space: (..., size)}`: what all tensors that
-        write a space add up to, before its nonlinearity.
-      batches: Inputs. They are held in a list.
+      preactivations: A function `(params, batch) -> {space: (..., size)}`: the sum of all tensors'
+        outputs to a space, before its nonlinearity.
+      batches: Inputs. They are stored in a list.
       spaces: The spaces to repair, from the input to the output.
-      weights: The weights w_k, one for each endpoint, which sum to one. None: equal ones.
+      weights: The weights w_k, one for each endpoint, with sum one. None: equal weights.
 
     Returns:
       The repaired parameters, in their own dtypes.
 
     Raises:
-      ValueError: If the weights do not fit, `preactivations` lack a space or give another size, or
-        there are no batches. Also if a space has not exactly one bias, a leaf multiplies it (give a
-        normalised network to `reset_statistics` instead), or a tied leaf has it; messages name the
+      ValueError: If the weights do not fit, `preactivations` lack a space or have another size, or
+        there are no batches. Also if a space does not have exactly one bias, a leaf multiplies it
+        (use `reset_statistics` for normalised networks), or a tied leaf has it. Messages name the
         leaf.
 
     References:
       Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, 2023
       (arXiv 2211.08403).
     """
-    # An iterator would be empty after the first of several passes.
+    # A list, since an iterator would be empty after the first of several passes.
     inputs = list(batches)
     M = len(endpoints)
     w = [1 / M] * M if weights is None else [float(x) for x in weights]
     if len(w) != M or not math.isclose(sum(w), 1, rel_tol=1e-5):
-        raise ValueError(f"weights must be one for each of {M} endpoints and sum to one, got {w}")
+        raise ValueError(f"weights must be {M} numbers, one per endpoint, with sum one; got {w}")
     biases = {name: _bias(spec, name) for name in spaces}
     moments = [_measure(preactivations, p, inputs) for p in endpoints]
     for name in spaces:
-        # The merge is measured anew for each space, since the repair of those before it has changed
-        # its inputs.
+        # The merge is measured again for each space, since earlier repairs have changed the
+        # space's inputs.
         stats = _measure(preactivations, params, inputs)
         for measured in (stats, *moments):
             if name not in measured or measured[name].mean_x.shape != (spec.space(name).size,):
                 raise ValueError(
-                    f"preactivations give no [..., {spec.space(name).size}] of space {name!r}"
+                    f"preactivations have no [..., {spec.space(name).size}] of space {name!r}"
                 )
         mean = sum(wk * e[name].mean_x for wk, e in zip(w, moments, strict=True))
         std = sum(wk * jnp.sqrt(e[name].var_x) for wk, e in zip(w, moments, strict=True))
         own = jnp.sqrt(stats[name].var_x)
-        # A unit that does not vary cannot be given a deviation, and is only shifted.
+        # A constant unit cannot get a standard deviation; it is only shifted.
         scale = jnp.where(own > 0, std / jnp.where(own > 0, own, 1), 1)
         params = _affine(params, spec, name, biases[name], scale, mean - scale * stats[name].mean_x)
     return params
@@ -99,25 +99,25 @@ def reset_statistics(
     batches: Iterable[Any],
     leaves: Mapping[str, tuple[str, str]],
 ) -> PyTree:
-    """Sets running means and variances to those of data, as a merge of BatchNorm networks needs.
+    """Sets running means and variances to the statistics of data, for merges of BatchNorm networks.
 
-    Each normalisation is measured with those before it already set, so that the result does not
-    depend on the batch size.
+    Each normalisation is measured after the earlier ones have been set, which makes the result
+    independent of the batch size.
 
     Args:
-      params: The merged parameters, running statistics included.
-      inputs: A function `(params, batch) -> {name: (..., size)}`: what each normalisation
-        normalises, when it uses its running statistics.
-      batches: Inputs. They are held in a list.
-      leaves: For each name, from the input to the output, the paths of its running mean and of its
-        running variance, which is set to the biased one.
+      params: The merged parameters, including running statistics.
+      inputs: A function `(params, batch) -> {name: (..., size)}`: the inputs of each normalisation
+        when it uses its running statistics.
+      batches: Inputs. They are stored in a list.
+      leaves: The paths of the running mean and the running variance for each name, from the input
+        to the output. The variance is set to the biased one.
 
     Returns:
       New parameters, in their own dtypes.
 
     Raises:
-      ValueError: If a path names no leaf, `inputs` give nothing for a name or another size than the
-        leaf has, or there are no batches.
+      ValueError: If a path matches no leaf, `inputs` lack a name or have another size than the
+        leaf, or there are no batches.
 
     >>> net = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
     >>> data = [jnp.array([[0.0], [4.0]])]
@@ -125,29 +125,28 @@ def reset_statistics(
     >>> new["mean"].tolist(), new["var"].tolist()
     ([2.0], [4.0])
     """
-    # As in `repair`: every normalisation takes a pass of its own.
+    # As in `repair`, every normalisation takes a separate pass.
     data = list(batches)
     paths = leaf_paths(params)
     for name, where in leaves.items():
         for path in where:
             if path not in paths:
-                raise ValueError(f"leaves[{name!r}] is no leaf: {path!r}{nearest(path, paths)}")
+                raise ValueError(f"leaves[{name!r}]: no leaf {path!r}{nearest(path, paths)}")
     for name, (mean, var) in leaves.items():
-        # Everything is measured anew for each name, since its inputs depend on the statistics set
-        # so far.
+        # Measured again for each name, since the inputs depend on the statistics that have been
+        # set so far.
         measured = _measure(inputs, params, data)
         if name not in measured:
-            raise ValueError(f"inputs give nothing for {name!r}{nearest(name, measured)}")
+            raise ValueError(f"inputs have no entry {name!r}{nearest(name, measured)}")
         new = {mean: measured[name].mean_x, var: measured[name].var_x}
         params = _replace(params, lambda path, x, new=new: _as(path, new[path], x), new)
     return params
 
 
 def _measure(f: Activations, params: PyTree, batches: Sequence[Any]) -> dict[str, Moments]:
-    """The moments of each space over batches.
+    """Computes the moments of each space over batches.
 
-    `stream` wants two networks. The second is a constant here, so the moments of interest are those
-    of x.
+    `stream` needs two networks. The second is a constant here, and only the moments of x are used.
     """
     return stream(
         lambda batch: f(params, batch),
@@ -157,7 +156,7 @@ def _measure(f: Activations, params: PyTree, batches: Sequence[Any]) -> dict[str
 
 
 def _bias(spec: Spec, name: str) -> str:
-    """The path of the one bias of a space; ValueError if the space cannot be rescaled."""
+    """Returns the path of a space's only bias. Raises a ValueError if it cannot be rescaled."""
     paths = []
     for use in spec.uses(name):
         spaces = [f.space for axis in spec.axes(use.path) for f in axis]
@@ -171,7 +170,7 @@ def _bias(spec: Spec, name: str) -> str:
             paths.append(use.path)
     if len(paths) != 1:
         raise ValueError(
-            f"space {name!r} needs one bias to shift its mean, it has {paths or 'none'}: "
+            f"space {name!r} needs exactly one bias to shift its mean, it has {paths or 'none'}: "
             "add one, or leave the space out"
         )
     return paths[0]
@@ -179,7 +178,7 @@ def _bias(spec: Spec, name: str) -> str:
 
 def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shift: Array) -> PyTree:
     """Multiplies every tensor that writes a space by `scale`, and adds `shift` to its bias."""
-    # What reads the space stays as it is.
+    # Leaves that read the space stay unchanged.
     maps = {name: select(jnp.arange(len(scale)), len(scale), write=scale)}
 
     def move(path: str, x: Array) -> Array:
@@ -192,14 +191,14 @@ def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shif
 
 
 def _as(path: str, new: Array, old: Array) -> Array:
-    """What was measured, in the dtype of the leaf it replaces; ValueError if the shapes differ."""
+    """Casts measured values to the dtype of the old leaf. Raises a ValueError for other shapes."""
     if new.shape != old.shape:
-        raise ValueError(f"leaf {path!r} has shape {old.shape}, what was measured {new.shape}")
+        raise ValueError(f"leaf {path!r} has shape {old.shape}, but the measurement {new.shape}")
     return new.astype(old.dtype)
 
 
 def _replace(params: PyTree, f: Callable[[str, Array], Array], paths: Collection[str]) -> PyTree:
-    """The tree with `f(path, leaf)` in place of the leaves named by `paths`."""
+    """Replaces the leaves in `paths` by `f(path, leaf)`."""
 
     def at(path: tuple[Any, ...], x: Array) -> Array:
         named = path_str(path)

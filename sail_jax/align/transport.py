@@ -1,9 +1,9 @@
-"""Soft correspondences between networks of unequal width and depth, by transport of activations.
+"""Soft correspondences between networks of different width and depth, by optimal transport.
 
 `transport_units` couples the units of two layers of any widths that respond alike to the same
-inputs. `transport_layers` couples the layers of two networks of any depths, by what it costs to
-couple their units. `barycentric` makes a map of a coupling, for `change_basis`. A correspondence of
-layers is the `matrix` of `deepen`, and its logarithm the logits of `mix_layers`.
+inputs. `transport_layers` couples the layers of two networks of any depths, by the cost of coupling
+their units. `barycentric` converts a coupling to a map, for `change_basis`. A correspondence of
+layers can be the `matrix` of `deepen`, and its logarithm the logits of `mix_layers`.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from sail_jax.checks import as_array, concrete
 
 
 class LayerTransport(NamedTuple):
-    """What couples the layers of two networks, and the units of each pair of layers.
+    """Couplings of the layers of two networks, and of the units of each pair of layers.
 
     Attributes:
       layers: The share of each old layer in each new one, `(new layers, old layers)`. Rows sum to
         one.
-      costs: What it costs to couple the units of each pair of layers, in the same shape.
-      couplings: `couplings[k][i]` couples the units of new layer k with those of old layer i,
+      costs: The cost of coupling the units of each pair of layers, in the same shape.
+      couplings: `couplings[k][i]` couples the units of new layer k with the units of old layer i,
         `(new units, old units)`.
     """
 
@@ -47,24 +47,24 @@ def sinkhorn(
     balance: float = np.inf,
     steps: int = 300,
 ) -> Float[Array, "n m"]:
-    """Finds a coupling of rows and columns that costs little: entropic optimal transport.
+    """Finds a coupling of rows and columns with low cost: entropic optimal transport.
 
         min over P >= 0 with P 1 = rows of
           sum(P * cost) - entropy * H(P) + balance * KL(P^T 1 | columns)
 
-    The steps are those of Sinkhorn, on logarithms, with an entropy that falls to the one asked for
-    over the first half of them. It runs inside `jit`. With an infinite `balance` also P^T 1 =
-    columns. What is left of both conditions after the steps is put right as Altschuler et al. do.
-    Once the steps have converged, the cost exceeds the least one by no more than `entropy` times
-    the smaller entropy of the two marginals. A small entropy takes many steps if several couplings
-    cost nearly the least.
+    The algorithm is Sinkhorn's, in the log domain. During the first half of the steps the entropy
+    falls to the requested value. It runs inside `jit`. With an infinite `balance` also P^T 1 =
+    columns. The remaining violation of both conditions is corrected as in Altschuler et al. After
+    convergence, the cost exceeds the optimum by at most `entropy` times the smaller entropy of the
+    two marginals. With a small entropy many steps are needed if several couplings have nearly the
+    lowest cost.
 
     Args:
-      cost: What it costs to couple row i with column j, `(n, m)`, finite.
-      rows: The mass of each row, positive, with a sum of one; evenly by default.
-      columns: The same of each column.
-      entropy: The weight of the entropy, above 0, in the units of `cost`. The least one that
-        float32 resolves is near 1e-4 times the range of `cost`.
+      cost: The cost of coupling row i with column j, `(n, m)`, finite.
+      rows: The mass of each row, positive, with sum one; uniform by default.
+      columns: The same for the columns.
+      entropy: The weight of the entropy, above 0, in the units of `cost`. float32 resolves values
+        down to about 1e-4 times the range of `cost`.
       balance: The weight of the columns' masses, 0 or more. With 0 each row goes to its cheapest
         columns.
       steps: The number of steps, 1 or more.
@@ -73,9 +73,9 @@ def sinkhorn(
       The coupling P, `(n, m)`.
 
     Raises:
-      ValueError: If `cost` is no matrix or not finite, the masses have other shapes, are not
-        positive or do not sum to one, or `entropy`, `balance` or `steps` is out of range. Values
-        that are traced are not checked.
+      ValueError: If `cost` is not a finite matrix, the masses have the wrong shape, are not
+        positive or do not sum to one, or `entropy`, `balance` or `steps` is out of range. Traced
+        values are not checked.
 
     References:
       Cuturi, Sinkhorn Distances, 2013 (arXiv 1306.0895).
@@ -114,26 +114,26 @@ def transport_units(
     balance: float = np.inf,
     steps: int = 300,
 ) -> tuple[Float[Array, "n m"], Float[Array, ""]]:
-    """Couples the units of two layers of any widths by how they respond to the same inputs.
+    """Couples the units of two layers of any widths by their responses to the same inputs.
 
-    To couple unit j of the new layer with unit i of the old one costs 1 - (the correlation of their
-    activations). A unit that does not vary has correlation 0 with every unit. Where each old unit
-    has equally many copies in the new layer, in any order, the coupling is of copies alone as
-    `entropy` falls. Copies in unequal numbers need a smaller `balance`.
+    Coupling unit j of the new layer with unit i of the old one costs 1 - the correlation of their
+    activations. A constant unit has correlation 0 with every unit. If each old unit has the same
+    number of copies in the new layer, in any order, the coupling approaches a coupling of copies as
+    `entropy` falls. Unequal numbers of copies need a smaller `balance`.
 
     Args:
       old: Activations of one layer, `(..., m)`. All leading axes count as samples.
       new: Activations of the other layer on the same samples, `(..., n)`.
       entropy: See `sinkhorn`.
-      balance: How much the masses of the old units count, see `sinkhorn`.
+      balance: The weight of the old units' masses, see `sinkhorn`.
       steps: See `sinkhorn`.
 
     Returns:
-      The coupling, `(n, m)`, and what it costs, from 0 to 2.
+      The coupling, `(n, m)`, and its cost, from 0 to 2.
 
     Raises:
-      ValueError: If the activations have other leading axes or none or are not finite, or as
-        `sinkhorn`.
+      ValueError: If the activations have different leading axes or none, or are not finite; and as
+        `sinkhorn` does.
 
     References:
       Singh and Jaggi, Model Fusion via Optimal Transport, 2020 (arXiv 1910.05653).
@@ -151,7 +151,7 @@ def transport_units(
     cost = _unit_costs(x, y)
     values = concrete(cost)
     if values is not None and not np.isfinite(values).all():
-        raise ValueError("activations must be finite, and their variances too")
+        raise ValueError("activations and their variances must be finite")
     P = sinkhorn(cost, entropy=entropy, balance=balance, steps=steps)
     return P, jnp.sum(P * cost)
 
@@ -166,27 +166,26 @@ def transport_layers(
 ) -> LayerTransport:
     """Couples the layers of two networks of any depths and widths, and the units of their layers.
 
-    The units of each pair of layers are coupled first (`transport_units`). What that costs is the
-    cost at which the layers are coupled. Every new layer has the same mass.
+    The units of each pair of layers are coupled first (`transport_units`). The cost of this
+    coupling is then the cost of coupling the layers. Every new layer has the same mass.
 
-    Activations show what has been computed up to a layer. A new layer that computes the identity
-    corresponds to the old layer before it. `deepen` repeats that layer, and `overwrite` makes the
-    copy do nothing.
+    Activations show the result of all computation up to a layer. A new layer that computes the
+    identity therefore corresponds to the old layer before it. `deepen` repeats that layer, and
+    `overwrite` makes the copy do nothing.
 
     Args:
       old: Activations of each layer of one network, `(..., units)` in each.
-      new: The same of the other network, on the same inputs.
+      new: The same for the other network, on the same inputs.
       entropy: See `sinkhorn`; for units and for layers.
-      balance: How much it counts that every old layer has the same mass. By default it counts
-        nothing: each new layer goes to the old ones that are nearest. Old units always have equal
-        masses.
+      balance: The weight of equal masses of the old layers. The default is 0: each new layer goes
+        to the nearest old layers. Old units always have equal masses.
       steps: See `sinkhorn`.
 
     Returns:
       The correspondence of layers, and the coupling of units of each pair.
 
     Raises:
-      ValueError: If a network has no layers, or as `transport_units`. The message names the layers.
+      ValueError: If a network has no layers; and as `transport_units` does, with the layers' names.
 
     References:
       Cui et al., Transport and Merge, 2026 (arXiv 2602.05495).
@@ -216,20 +215,21 @@ def transport_layers(
 def barycentric(coupling: Float[ArrayLike, "new old"]) -> SpaceMap:
     """Makes the map of a coupling: each new unit is the mean of the old units coupled with it.
 
-    `write` is the coupling with rows that sum to one, and `read` its transpose with rows that sum
-    to one. A coupling of copies alone is a duplication with even readers, or from the larger
-    network to the smaller a mean of copies, and loses nothing. Else the map is LINEAR and lossy.
+    `write` is the coupling with rows normalised to sum one, and `read` is its transpose, normalised
+    in the same way. A coupling of copies only is a duplication with even readers (or, from the
+    larger to the smaller network, a mean of copies). It loses nothing. Other maps are LINEAR and
+    lossy.
 
     Args:
-      coupling: A coupling of new units with old ones, `(new, old)`, whose rows and columns have
+      coupling: A coupling of new units with old ones, `(new, old)`. Every row and column must have
         mass.
 
     Returns:
       The map of `old` units to `new` units, in dense form.
 
     Raises:
-      ValueError: If `coupling` is no matrix, or has negative entries or a row or column without
-        mass (not checked where it is traced).
+      ValueError: If `coupling` is not a matrix, has negative entries, or has a row or column
+        without mass (not checked for traced values).
 
     References:
       Singh and Jaggi, Model Fusion via Optimal Transport, 2020 (arXiv 1910.05653).
@@ -251,9 +251,9 @@ def barycentric(coupling: Float[ArrayLike, "new old"]) -> SpaceMap:
 
 @jax.jit
 def _unit_costs(x: Array, y: Array) -> Float[Array, "n m"]:
-    """1 - the correlation of each unit of y with each of x."""
+    """Returns 1 - the correlation of each unit of y with each of x."""
     m = moments(y, x)
-    # A unit that does not vary has covariance 0. Divided by 1, its gradient is finite.
+    # A constant unit has covariance 0. Dividing it by 1 keeps its gradient finite.
     sd_y, sd_x = (jnp.sqrt(jnp.where(var == 0, 1, var)) for var in (m.var_x, m.var_y))
     return 1 - m.cov / (sd_y[:, None] * sd_x)
 
@@ -262,10 +262,10 @@ def _unit_costs(x: Array, y: Array) -> Float[Array, "n m"]:
 def _sinkhorn(
     C: Array, a: Array, b: Array, entropy: ArrayLike, balance: ArrayLike, steps: int
 ) -> Float[Array, "n m"]:
-    """The coupling exp((f + g - C) / entropy), whose potentials f and g take turns."""
-    # A constant added to costs changes no coupling, and what is left of them rounds less.
+    """Computes exp((f + g - C) / entropy) with alternating updates of the potentials f and g."""
+    # A constant added to the costs changes no coupling. Smaller costs have smaller rounding errors.
     C = C - jnp.min(C)
-    # With a large entropy few steps suffice. Each smaller one starts from the potentials so far.
+    # A large entropy needs few steps. Each smaller one starts from the current potentials.
     start = jnp.maximum(jnp.max(C), entropy)
     falls = jnp.minimum(jnp.arange(steps) / max(steps // 2, 1), 1)
 
@@ -273,12 +273,12 @@ def _sinkhorn(
         eps = start * (entropy / start) ** fall
         f = eps * (jnp.log(a) - logsumexp((g - C) / eps, axis=1))
         g = eps * (jnp.log(b) - logsumexp((f[:, None] - C) / eps, axis=0))
-        # The penalty holds potentials of columns near 0: 1 for an infinite balance, 0 for none.
+        # The penalty keeps the columns' potentials near 0: 1 for an infinite balance, 0 for none.
         return g / (1 + eps / balance), None
 
     g, _ = lax.scan(update, jnp.zeros_like(b), falls)
     P = a[:, None] * jax.nn.softmax((g - C) / entropy, axis=1)
-    # What rows or columns have too much of is taken off, and put where they have too little.
+    # Excess mass of rows or columns is removed, and added where mass is missing.
     goal = jnp.where(jnp.isinf(balance), b, P.sum(axis=0))
     P = P * jnp.minimum(1, goal / jnp.maximum(P.sum(axis=0), jnp.finfo(P.dtype).tiny))
     lack = jnp.maximum(a - P.sum(axis=1), 0), jnp.maximum(goal - P.sum(axis=0), 0)
@@ -287,7 +287,7 @@ def _sinkhorn(
 
 
 def _mass(name: str, given: ArrayLike | None, size: int) -> Float[Array, "n"]:
-    """The masses of rows or columns, even ones where none are given."""
+    """Returns the masses of rows or columns, uniform by default."""
     if given is None:
         return jnp.full(size, 1 / size)
     mass = jnp.asarray(given, float)
@@ -295,5 +295,5 @@ def _mass(name: str, given: ArrayLike | None, size: int) -> Float[Array, "n"]:
         raise ValueError(f"{name} must have the shape ({size},), got {mass.shape}")
     values = concrete(mass)
     if values is not None and not (np.all(values > 0) and abs(values.sum() - 1) < 1e-5):
-        raise ValueError(f"{name} must be positive and sum to one, got a sum of {values.sum()}")
+        raise ValueError(f"{name} must be positive and sum to one, got the sum {values.sum()}")
     return mass

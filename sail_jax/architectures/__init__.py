@@ -1,10 +1,10 @@
-"""Architectures as data: in which feature space each tensor axis of a known model lives.
+"""Architectures as data: the feature space of each tensor axis in known models.
 
 `of(config)` finds the architecture of a configuration. Its `rules(config)` are `Rules`, and
-`rules.spec(params)` gives the spec that `change_basis`, `growth` and `align` need. Most tables
-stand in files (`files`), and were found by tracing forward passes. `of_tree(params)` finds the
-configuration of a tree of MaxText or Tunix.
-For a model that no table knows, `draft(params)` makes rules to start from.
+`rules.spec(params)` gives the spec that `change_basis`, `growth` and `align` need. Most tables are
+stored in files (`files`) and were found by tracing forward passes. `of_tree(params)` finds the
+configuration of a MaxText or Tunix tree. For a model without a table, `draft(params)` makes a first
+version of the rules.
 """
 
 from sail_jax.architectures import forward

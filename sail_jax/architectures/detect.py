@@ -1,4 +1,4 @@
-"""The registry of known architectures, and which of them a configuration asks for."""
+"""The registry of known architectures, and the lookup by configuration."""
 
 import re
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from sail_jax.checks import argument
 
 
 class Architecture(NamedTuple):
-    """A family of networks: its table, and how to run it.
+    """A family of networks: its table, and its forward pass.
 
     Attributes:
-      name: What errors and reports call it.
+      name: Its name in errors and reports.
       rules: A function from a configuration to its rules.
       outputs: A function `(params, config, inputs, see=...) -> outputs` of
-        `sail_jax.architectures.forward`, which returns a dictionary of arrays, the main one first;
-        None where no forward pass is known.
-      inputs: A function `(config, rng) -> inputs` that draws random inputs to run the network on.
+        `sail_jax.architectures.forward`. It returns a dictionary of arrays, the main one first.
+        None if the forward pass is unknown.
+      inputs: A function `(config, rng) -> inputs` that draws random inputs for the network.
       causal: Whether the outputs at a token predict the next token.
     """
 
@@ -31,17 +31,17 @@ class Architecture(NamedTuple):
 
     @property
     def logits(self) -> Callable[..., Any] | None:
-        """The forward pass that returns the main output alone; None where none is known."""
+        """Returns the forward pass of the main output, or None if it is unknown."""
         run = self.outputs
         return run and (lambda *args, **kwargs: next(iter(run(*args, **kwargs).values())))
 
 
 _BY_TYPE: dict[str, Architecture] = {}
 
-# Granite and mixtures of experts have the forward pass of Llama, and names of their own.
+# Granite and mixtures of experts have the forward pass of Llama, but names of their own.
 _LIKE_LLAMA = ("mixtral", "qwen2_moe", "qwen3_moe", "granite", "granitemoe", "granitemoeshared")
 
-# The forward passes of model types that have a table in a file: their family, what runs it, its
+# The forward passes of model types with a table in a file: their family, the forward pass, its
 # inputs, and whether a token's outputs predict the next.
 _FORWARD: dict[str, tuple[str, Callable[..., dict[str, Any]], Inputs, bool]] = {
     "gpt2": ("gpt2", forward.gpt2, tokens, True),
@@ -59,16 +59,16 @@ def architecture(
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
-    """Registers a table under its name, which configurations call their `model_type`.
+    """Registers a table under its name, the `model_type` of configurations.
 
     Args:
-      *others: Further model types that have the same table.
-      outputs: As the attribute of `Architecture`.
-      inputs: As the attribute of `Architecture`.
-      causal: As the attribute of `Architecture`.
+      *others: Further model types with the same table.
+      outputs: See the attribute of `Architecture`.
+      inputs: See the attribute of `Architecture`.
+      causal: See the attribute of `Architecture`.
 
     Returns:
-      A decorator of tables, which returns the table as it is.
+      A decorator of tables, which returns the table unchanged.
     """
 
     def register(rules: Callable[[Config], Rules]) -> Callable[[Config], Rules]:
@@ -80,20 +80,20 @@ def architecture(
 
 
 def of(config: Config) -> Architecture:
-    """Finds the architecture that a configuration asks for.
+    """Finds the architecture of a configuration.
 
-    It goes by the `model_type`, or else by the first of the `architectures`. A type that is spelt
-    nearly like a known one is another architecture, so no guess is made.
+    It reads the `model_type`, or else the first of the `architectures`. A type that is spelt almost
+    like a known one is another architecture, so the function never guesses.
 
     Args:
-      config: A configuration, as in a `config.json` of Hugging Face.
+      config: A configuration, as in a Hugging Face `config.json`.
 
     Returns:
       The architecture.
 
     Raises:
-      ValueError: If the configuration states neither entry, or one that is not text, or a type that
-        is not known; the message lists the known ones.
+      ValueError: If the configuration contains neither entry, or an entry that is not text, or an
+        unknown type; the message lists the known types.
 
     >>> of({"model_type": "mistral"}).name, of({"architectures": ["BertForMaskedLM"]}).name
     ('llama', 'bert')
@@ -104,13 +104,13 @@ def of(config: Config) -> Architecture:
     if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
         raise ValueError(f"the configuration's 'architectures' must be texts, got {classes!r}")
     if name is None:
-        # Names of classes begin with the model type and end with what the model is for, as in
+        # Class names begin with the model type and end with the model's purpose, as in
         # BertForMaskedLM.
         name = re.sub(r"(For\w+|LMHeadModel|Model)$", "", classes[0]).lower()
-        # XLM-RoBERTa alone has a hyphen in its model type, which class names cannot have.
+        # Only XLM-RoBERTa has a hyphen in its model type, which class names cannot contain.
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:
-        raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
+        raise ValueError("the configuration has neither 'model_type' nor 'architectures'")
     if name in files.model_types():
         table = files.read(name)
         table.check(config)
@@ -119,9 +119,9 @@ def of(config: Config) -> Architecture:
     if name not in _BY_TYPE:
         known = ", ".join([*_BY_TYPE, *files.model_types()])
         raise ValueError(
-            f"no table for the architecture {name!r} (known: {known}): let its "
-            "spaces be inferred (pip install 'sail-jax[torch]'), or draft a table "
-            f"({argument('draft', 'True')}, or architectures.draft), answer what it asks, and give "
-            f"it, {argument('rules', '...')}"
+            f"no table for the architecture {name!r} (known: {known}): let the spaces be inferred "
+            "(pip install 'sail-jax[torch]'), or draft a table "
+            f"({argument('draft', 'True')}, or architectures.draft), answer its questions, and "
+            f"pass it, {argument('rules', '...')}"
         )
     return _BY_TYPE[name]

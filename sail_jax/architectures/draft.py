@@ -1,8 +1,8 @@
-"""A first spec of a model that no table knows, from the names and shapes of its tensors.
+"""A first spec of a model without a table, from the names and shapes of its tensors.
 
-Where names and shapes leave a choice, a question is asked instead of a guess made. Until it is
-answered, the axes in doubt are in no space, and every space that they might belong to is "outer",
-so that no map of it is reported as exact.
+Where names and shapes are ambiguous, the draft asks a question instead of guessing. Until the
+question is answered, the axes in doubt are left without a space. Every space to which they may
+belong is "outer", so no map of it is reported as exact.
 """
 
 import math
@@ -23,13 +23,14 @@ from sail_jax.trees import leaf_paths
 
 
 class Question(NamedTuple):
-    """What names and shapes leave open about a leaf.
+    """An ambiguity of a leaf in names and shapes.
 
     Attributes:
-      path: The path of the leaf, or a pattern of paths for all layers alike; "settings" or "layers"
+      path: The path of the leaf, or a pattern of paths for all equal layers; "settings" or "layers"
         for a question about the configuration.
       text: The question.
-      options: Axes strings to answer with. For the configuration: an entry, and what it may state.
+      options: Axes strings as possible answers. For the configuration: an entry, and its possible
+        meanings.
     """
 
     path: str
@@ -38,11 +39,11 @@ class Question(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Rules that hold for now, and the questions they leave open; `print` shows both.
+    """Provisional rules with open questions; `print` shows both.
 
     Attributes:
       rules: The rules. They give a valid spec of the parameters, unless answers leave sizes open.
-      questions: What is left open; empty if nothing is.
+      questions: The open questions; empty if there are none.
     """
 
     rules: Rules
@@ -58,16 +59,16 @@ class Draft(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """What is known of a leaf from its path and shape.
+    """The information about a leaf in its path and shape.
 
     Attributes:
       path: Its path.
       module: The path without the last name.
       name: The last name.
-      layer: The path of the layer that it is in, "" outside of layers.
-      tag: What the names of the layer's spaces end with, to tell them from those of other layers.
+      layer: The path of its layer; "" outside layers.
+      tag: The suffix of the layer's space names, which distinguishes them from other layers'.
       shape: Its shape.
-      floating: Whether it holds floating numbers.
+      floating: Whether it holds floats.
     """
 
     path: str
@@ -84,8 +85,8 @@ class _Matrix(NamedTuple):
 
     Attributes:
       leaf: The leaf.
-      reads: The number of the axis that is read.
-      writes: The number of the axis that is written.
+      reads: The index of the axis that is read.
+      writes: The index of the axis that is written.
     """
 
     leaf: _Leaf
@@ -114,7 +115,7 @@ _PROJECTIONS = {
 }
 _FUSED = {"qkv", "c_attn", "in_proj", "qkv_proj", "query_key_value", "wqkv", "to_qkv"}
 _BIASES = {"bias", "b", "beta", "mean", "running_mean"}
-# How many leaves a question names.
+# How many leaves a question lists.
 _NAMED = 8
 _GAINS = {"scale", "gamma", "g", "weight", "var", "running_var"}
 
@@ -127,28 +128,28 @@ def draft(
     answers: Mapping[str, str] | None = None,
     config: Config | None = None,
 ) -> Draft:
-    """Drafts the rules of an unknown model, and asks about what its names and shapes leave open.
+    """Drafts the rules of an unknown model, and asks about ambiguous names and shapes.
 
     Spaces are named by their sizes. A size that every layer reads and writes is the width of their
-    stream, `resid`; one inside a layer belongs to that layer; one that is only read or only written
-    is an input or output of the network. Spaces of equal size are taken as one where structure does
-    not tell them apart, which is sound: a permutation of all of them at once is exact in any case.
-    Shapes do not show nonlinearities, so none is stated, and permutations alone are exact.
+    stream, `resid`. A size inside a layer belongs to that layer. A size that is only read or only
+    written is an input or output of the network. Spaces of equal size become one space if the
+    structure does not distinguish them. This is sound: permuting all of them at once is always
+    exact. Shapes do not show nonlinearities, so none is recorded, and only permutations are exact.
 
     Args:
       params: The parameters, arrays or ShapeDtypeStructs.
-      heads: How many heads of queries there are, to split attention projections. None: as `config`
-        says, or else it is asked.
-      stream: The width of the stream. None: as found, or else it is asked.
-      answers: Axes strings by patterns of paths, as in rules. They decide on these leaves.
-      config: The configuration. Entries that state the size of one space, or count the layers,
-        become `settings` and `layers` of the rules; those that may state several are asked.
+      heads: The number of query heads, for splitting attention projections. None: from `config`, or
+        else a question.
+      stream: The width of the stream. None: from the shapes, or else a question.
+      answers: Axes strings by patterns of paths, as in rules. They determine these leaves.
+      config: The configuration. Entries with the size of a single space, or with the number of
+        layers, become `settings` and `layers` of the rules. Ambiguous entries become questions.
 
     Returns:
       The rules, and the open questions.
 
     Raises:
-      ValueError: For an answer that matches no leaf, and heads that do not divide a projection.
+      ValueError: If an answer matches no leaf, or heads do not divide a projection.
 
     >>> net = {"fc1": {"kernel": np.zeros((3, 8)), "bias": np.zeros(8)}}
     >>> net["fc2"] = {"kernel": np.zeros((8, 2)), "bias": np.zeros(2)}
@@ -159,8 +160,8 @@ def draft(
     'fc2/kernel': 'units8* units2'
     spaces: {'units2': 'outer', 'units3': 'outer'}
     """
-    # Whole numbers that may be sizes, not names of tokens or of releases. `type(n) is int` leaves
-    # out true and false, which Python counts as whole numbers.
+    # Whole numbers that may be sizes, not names of tokens or of releases. `type(n) is int` excludes
+    # true and false, which are integers in Python.
     sizes = {
         key: n
         for key, n in (config or {}).items()
@@ -171,22 +172,22 @@ def draft(
     return _stated(drafted, params, sizes)
 
 
-# Entries of configurations that count the heads of queries.
+# Entries of configurations that count the query heads.
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 
 
 def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
     """Adds the configuration's entries to a draft.
 
-    Entries that are the size of one space, or the number of layers, become settings and layers of
-    the rules. Those that may be several become questions.
+    Entries that equal the size of one space, or the number of layers, become settings and layers of
+    the rules. Ambiguous entries become questions.
     """
     rules = drafted.rules
-    # Answers may leave the size of a space open that only a further answer could tell. Without
-    # entries to compare with, sizes are not needed, so that such a draft can still be printed.
+    # After some answers the size of a space is unknown until a further answer. Sizes are only
+    # needed for comparison with entries; without entries such a draft can still be printed.
     sized = rules.spec(params).spaces if entries else ()
-    # The sizes of every space, and those of heads times groups, by the names that rules use: one
-    # number where all layers agree.
+    # The sizes of every space, and of heads times groups, by their names in rules: one number if
+    # all layers agree.
     sizes: dict[str, set[int]] = {}
     texts = {name: 0 for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)}
     heads = [name.replace("head", "group", 1) for name in texts if name.startswith("head")]
@@ -205,22 +206,22 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     for key, n in entries.items():
         fits = [names for names in sizes if sizes[names] == {n} and _speaks_of(key, names)]
         if "head" in key and len(fits) > 1 and "dim" not in key:
-            # Heads of keys, and heads times groups, have one size if there are no groups. Then the
-            # entry counts the heads of queries.
+            # Without groups, key heads and heads times groups have one size. The entry then counts
+            # the query heads.
             fits = fits[-1:]
-        # Two entries of the same number, or two spaces of the same size, cannot be told apart.
+        # Two entries with one number, or two spaces with one size, cannot be distinguished.
         alike = [other for other in entries if entries[other] == n and "head" not in other]
         if fits and ("head" in key or len(fits) == len(alike) == 1):
             settings += [(key, names) for names in fits]
         elif fits:
             options = tuple(f"{key}: {names}" for names in fits)
-            asked.append(Question("settings", f"does {key} = {n} state the size of one?", options))
+            asked.append(Question("settings", f"is {key} = {n} the size of one space?", options))
     layers: dict[str, str] = {}
     for prefix in dict.fromkeys(p[: p.index("{i}") + 4] for p, _ in rules.axes if "{i}" in p):
         numbered = path_pattern(f"{prefix}**").fullmatch
         indices = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
-        # Without a configuration any name will do for the entry. With one, an entry that alone fits
-        # the tensors and speaks of layers is taken without a question.
+        # Without a configuration any name works for the entry. With one, a single entry that fits
+        # the tensors and has "layer" in its name is used without a question.
         counts = [k for k, n in entries.items() if n == len(indices) and _speaks_of_layers(k)]
         if len(counts) == 1 or not entries:
             layers[counts[0] if counts else "num_layers"] = prefix
@@ -233,7 +234,7 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
 
 
 def _speaks_of(key: str, names: str) -> bool:
-    """Whether an entry of this name may be about these spaces; those about heads say so."""
+    """Checks whether an entry may describe these spaces; keys about heads contain "head"."""
     if "head" not in key:
         return not re.match(r"(head|group|qk|v)(\.|$)", names)
     if "dim" in key or "size" in key:
@@ -243,14 +244,14 @@ def _speaks_of(key: str, names: str) -> bool:
 
 
 def _speaks_of_layers(key: str) -> bool:
-    """Whether an entry of this name may count layers."""
+    """Checks whether an entry of this name may count layers."""
     return bool(re.search("layer|block|depth", key))
 
 
 class _Drafter:
     """The state of a draft: the rules so far, the questions, and the spaces in doubt.
 
-    Spaces known by their size alone are written "@size" in the rules, until `_plain` names them.
+    Spaces known only by their size are written "@size" in the rules, until `_plain` names them.
     """
 
     def __init__(
@@ -268,8 +269,8 @@ class _Drafter:
         self.questions: list[Question] = []
         self.frozen: set[str] = set()
         self.sizes: dict[str, int] = {}
-        self.within: dict[str, set[str]] = {}  # the sizes of axes that a space is a factor of
-        self.tables: dict[str, int] = {}  # embeddings, and how many rows they have
+        self.within: dict[str, set[str]] = {}  # the sizes of axes with this space as a factor
+        self.tables: dict[str, int] = {}  # embeddings, and their numbers of rows
         for pattern, axes in answers.items():
             hits = {p: m.groupdict() for p in paths if (m := path_pattern(pattern).fullmatch(p))}
             if not hits:
@@ -277,7 +278,7 @@ class _Drafter:
             self.rules |= {p: fill(axes, captures) for p, captures in hits.items()}
         self.answered = set(self.rules)
         self.modules: dict[str, list[_Leaf]] = defaultdict(list)
-        # The vectors of each module that have no rule yet, by their sizes.
+        # The vectors of each module without a rule, by their sizes.
         self.vectors: dict[tuple[str, int], list[_Leaf]] = defaultdict(list)
         # The sizes of the biases of each module.
         self.biases: dict[str, list[int]] = defaultdict(list)
@@ -292,7 +293,7 @@ class _Drafter:
     def run(self) -> Draft:
         """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
-        Returns the draft, without what a configuration states.
+        Returns the draft without the configuration's entries.
         """
         open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
         matrices = []
@@ -303,7 +304,7 @@ class _Drafter:
                 matrices.append(matrix)
         self.stream = self.stream or self._find_stream(matrices)
         self._assign(self._attention(matrices))
-        # Vectors are of spaces that matrices have, and add none.
+        # Vectors belong to spaces of matrices, and add no spaces.
         spaces = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
         for leaf in open_leaves:
             if leaf.path not in self.rules:
@@ -311,19 +312,19 @@ class _Drafter:
         return self._finish()
 
     def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
-        """Asks about a leaf, and until the answer leaves it in no space and its sizes outer."""
+        """Asks about a leaf. Until the answer it has no space, and its sizes are outer."""
         self.questions.append(Question(leaf.path, text, tuple(options)))
         self._leave(leaf)
 
     def _leave(self, leaf: _Leaf) -> None:
-        """Leaves a leaf and its module's vectors in no space, and spaces of its sizes outer."""
+        """Gives a leaf and its module's vectors no space; spaces of its sizes become outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
         for n in leaf.shape if len(leaf.shape) > 1 else ():
             self._settle(leaf.module, n, "_")
 
     def _settle(self, module: str, n: int, axes: str) -> None:
-        """Gives the vectors of a module that have n entries these axes, unless they have others."""
+        """Gives these axes to a module's vectors with n entries that have no axes yet."""
         for leaf in self.vectors.pop((module, n), ()):
             self.rules.setdefault(leaf.path, axes)
 
@@ -331,7 +332,7 @@ class _Drafter:
         self.frozen |= {str(n) for n in sizes}
 
     def _orient(self, leaf: _Leaf) -> _Matrix | None:
-        """Which axis of a leaf is read and which written; None for embeddings and in doubt."""
+        """Finds which axis is read and which written; None for embeddings and ambiguous leaves."""
         shape, n = leaf.shape, len(leaf.shape)
         table = self._table(leaf)
         if table == "positions":
@@ -341,30 +342,30 @@ class _Drafter:
             self.rules[leaf.path] = f"@{shape[0]}* @{shape[1]}"
             self.tables[leaf.path] = shape[0]
             return None
-        # Kernels of convolutions have two or three axes more than channels.
+        # Kernels of convolutions have two or three axes besides channels.
         spatial = n - 2 if n in (4, 5) else 0
-        # Flax kernels end with (in, out), PyTorch weights begin with (out, in).
+        # Flax kernels end with (in, out); PyTorch weights begin with (out, in).
         last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
         bias = self.biases[leaf.module]
-        # A bias has as many entries as its matrix writes, which settles it for matrices that are
-        # not square, whatever the framework.
+        # A bias has as many entries as its matrix writes. This determines the axes of all matrices
+        # that are not square, in any framework.
         if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
             return last if bias[0] == shape[1] else first
         if leaf.name == "kernel" and (n == 2 or spatial):
             return last
-        # A weight with one input channel may be depthwise, which multiplies channels instead of
-        # mixing them.
+        # A weight with one input channel may be depthwise: it multiplies channels instead of mixing
+        # them.
         if leaf.name == "weight" and (n == 2 or (spatial and shape[1] > 1)):
             return first
         if n == 2:
             options = [f"units{shape[0]}* units{shape[1]}", f"units{shape[0]} units{shape[1]}*"]
-            self._ask(leaf, "which axis is read, which written?", options)
+            self._ask(leaf, "which axis is read, and which is written?", options)
         else:
             self._ask(leaf, f"what are the {n} axes of shape {list(shape)}?")
         return None
 
     def _table(self, leaf: _Leaf) -> str:
-        """Which kind of embedding the name speaks of: "positions", "tokens", or "" for none."""
+        """Classifies embeddings by name: "positions", "tokens", or "" for other leaves."""
         words = _words(re.split("[/.]", leaf.module)[-1]) | _words(leaf.name)
         biased = leaf.name == "weight" and len(self.modules[leaf.module]) > 1
         if leaf.name == "kernel" or biased or len(leaf.shape) < 2:
@@ -375,28 +376,28 @@ class _Drafter:
         return "tokens" if tokens and len(leaf.shape) == 2 else ""
 
     def _find_stream(self, matrices: list[_Matrix]) -> int | None:
-        """The size that every layer reads and writes; None without layers, or if it is asked."""
+        """Returns the size that every layer reads and writes; None without layers or in doubt."""
         closed = _closed(matrices)
         if not closed:
             return None
         shared = set.intersection(*closed.values())
         outside = {m.fan_out for m in matrices if not m.leaf.layer}
         outside |= {int(n) for axes in self.rules.values() for n in re.findall(r"@(\d+)", axes)}
-        # The layers' own hidden sizes are read and written in every layer too, but nothing outside
-        # of the layers writes them, as embeddings and a first matrix write the stream.
+        # Every layer also reads and writes its own hidden sizes. But embeddings and a first matrix
+        # outside the layers write only the stream.
         candidates = shared & outside
         if len(candidates) == 1:
             return candidates.pop()
         inside = [m for m in matrices if m.leaf.layer]
-        text = f"the layers share the sizes {sorted(shared)}: which is their stream? "
-        text += "say stream=..., or their axes"
+        text = f"the layers share the sizes {sorted(shared)}: which one is their stream? "
+        text += "give stream=..., or their axes"
         self._ask(inside[0].leaf, text)
         for m in inside[1:]:
             self._leave(m.leaf)
         return None
 
     def _attention(self, matrices: list[_Matrix]) -> list[_Matrix]:
-        """Writes rules for queries, keys, values and outputs, and returns the other matrices."""
+        """Writes rules for queries, keys, values and outputs; returns the other matrices."""
         rest = []
         groups: dict[str, dict[str, _Matrix]] = defaultdict(dict)
         for m in matrices:
@@ -411,7 +412,7 @@ class _Drafter:
             else:
                 rest.append(m)
         for group in groups.values():
-            # Names such as "out" and "dense" occur elsewhere too: only all four together mean
+            # Names such as "out" and "dense" also occur elsewhere: only all four together indicate
             # attention.
             if set(group) != set("qkvo"):
                 rest += group.values()
@@ -420,24 +421,24 @@ class _Drafter:
         return rest
 
     def _fused(self, m: _Matrix) -> None:
-        """Asks how queries, keys and values lie in one fused matrix."""
+        """Asks how a fused matrix arranges queries, keys and values."""
         i = m.leaf.tag
-        # Both ways have the same shape, so no rule is assumed until the answer.
+        # Both arrangements have the same shape, so no rule is assumed until the answer.
         apart = f"(head{i} qk{i} + head{i} qk{i}* + head{i} v{i})"
-        text = "queries, keys and values are fused: laid end to end, or head by head?"
+        text = "queries, keys and values are fused: end to end, or head by head?"
         options = [m.axes(f"@{m.fan_in}*", apart)]
         self._ask(m.leaf, text, options)
 
     def _heads(self, group: Mapping[str, _Matrix]) -> None:
-        """Writes the rules of one attention module, or asks how many heads it has."""
+        """Writes the rules of one attention module, or asks for its number of heads."""
         q, k, v, o = (group[name] for name in "qkvo")
         i = q.leaf.tag
         heads = self.heads
-        # A number that the caller gave is not doubted, and one that does not divide is an error
-        # below. A number that the configuration states is only taken where it fits.
+        # The caller's number is final; if it does not divide, this is an error below. The
+        # configuration's number is only used where it fits.
         if heads is None and self.stated and q.fan_out % self.stated == 0:
             size = q.fan_out // self.stated
-            # The configuration may speak of other heads: these must share keys evenly.
+            # The configuration may count other heads: they must divide evenly among the keys.
             even = k.fan_out % size == 0 and self.stated % (k.fan_out // size) == 0
             heads = self.stated if even else None
         if heads is None:
@@ -446,11 +447,11 @@ class _Drafter:
                 q.axes(f"@{q.fan_in}*", f"(head{i} group{i} qk{i})"),
             ]
             text = (
-                "how many heads? say heads=..., or the axes of query, key, value and output, and "
+                "how many heads? give heads=..., or the axes of query, key, value and output, and "
                 "the sizes of these spaces"
             )
-            # Until the heads are known, the stream around them is: only the axes inside stay in no
-            # space.
+            # Until the number of heads is known, only the stream's axes get a space. The inner axes
+            # get none.
             for m in group.values():
                 reads = m is not o
                 axes = m.axes(f"@{m.fan_in}*", "_") if reads else m.axes("_", f"@{m.fan_out}")
@@ -474,12 +475,12 @@ class _Drafter:
         self.sizes |= {f"{name}{i}": n for name, n in factors.items()}
         products = {str(m.fan_out) for m in (q, k, v)}
         self.within |= {f"{name}{i}": {str(n)} | products for name, n in factors.items()}
-        # Rotary positions turn pairs of units by angles of their own, which shapes do not show, so
-        # that no map inside a head may be reported as exact.
+        # Rotary positions turn pairs of units by different angles, which shapes do not show.
+        # Therefore no map inside a head may be reported as exact.
         self.frozen.add(f"qk{i}")
 
     def _bias(self, m: _Matrix, axes: str) -> None:
-        """Gives the bias of a matrix the axes of what the matrix writes."""
+        """Gives the bias of a matrix the axes of the matrix's output."""
         self._settle(m.leaf.module, m.fan_out, axes)
 
     def _assign(self, matrices: list[_Matrix]) -> None:
@@ -488,20 +489,20 @@ class _Drafter:
         matrices = [m for m in matrices if m.leaf.path not in self.rules]
         closed = _closed(matrices)
         for m in matrices:
-            # A square matrix may lead from the stream to itself, or be one half of a block whose
-            # hidden units are as many as the stream's.
+            # A square matrix may lead from the stream to itself, or be one half of a block with as
+            # many hidden units as the stream has.
             if m.fan_in == m.fan_out and stream is not None:
                 i = m.leaf.tag
                 options = [("resid*", "resid"), ("resid*", f"hidden{i}"), (f"hidden{i}*", "resid")]
-                text = f"it reads and writes {m.fan_in} units: the stream's, or others?"
+                text = f"it reads and writes {m.fan_in} units: the stream's, or other units?"
                 self._ask(m.leaf, text, [m.axes(*o) for o in options])
                 continue
             read, write = f"@{m.fan_in}", f"@{m.fan_out}"
             if stream is not None and m.leaf.layer:
-                # A hidden size of a layer is one that the layer both writes and reads.
+                # A layer both writes and reads its hidden sizes.
                 inside = [n for n in (m.fan_in, m.fan_out) if n != stream]
                 if not closed[m.leaf.layer].issuperset(inside) or len(inside) != 1:
-                    text = f"nothing in its layer matches its sizes {sorted(set(inside))}"
+                    text = f"its layer has nothing with the sizes {sorted(set(inside))}"
                     self._ask(
                         m.leaf, text, [m.axes("resid*", "hidden"), m.axes("hidden*", "resid")]
                     )
@@ -516,7 +517,7 @@ class _Drafter:
         self._ends(matrices)
 
     def _merged(self, matrices: list[_Matrix]) -> None:
-        """In a network without layers, ask where units of one size are written more than once."""
+        """In a network without layers, asks about sizes that several matrices write."""
         writers: dict[int, list[_Matrix]] = defaultdict(list)
         for m in matrices:
             writers[m.fan_out].append(m)
@@ -527,7 +528,7 @@ class _Drafter:
                 names += f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
                 last = group[-1]
                 options = [f"units{last.fan_in}*", f"units{last.fan_in}.before*"]
-                text = f"{names} write {n} units each: one space (sums), taken so here, or several?"
+                text = f"{names} write {n} units each: one space (a sum, as drafted), or several?"
                 self.questions.append(
                     Question(
                         last.leaf.path, text, tuple(last.axes(o, f"units{n}") for o in options)
@@ -535,7 +536,7 @@ class _Drafter:
                 )
 
     def _ends(self, matrices: list[_Matrix]) -> None:
-        """Asks what the input and output are where every size is both read and written."""
+        """Asks for the input and output if every size is both read and written."""
         embeds = any(self._table(leaf) == "tokens" for leaf in self.leaves)
         roles = list(_roles(map(self._plain, self.rules.values())).values())
         inner = sorted({m.fan_in for m in matrices} & {m.fan_out for m in matrices})
@@ -546,28 +547,30 @@ class _Drafter:
                 self._freeze(inner)
 
     def _vector(self, leaf: _Leaf, spaces: set[str]) -> None:
-        """Writes the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
+        """Writes the rule of a leaf other than a matrix: a bias, a gain, or a question."""
         if len(leaf.shape) > 1:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
             return
         n = math.prod(leaf.shape)
-        # A vector beside a matrix that was not its bias, and a norm of queries or keys, may be of a
-        # space whose size only happens to be this.
+        # A vector with a matrix that is not its bias, and a norm of queries or keys, may belong to
+        # another space of the same size.
         matrix = leaf.module in self.with_matrices
         kind = leaf.name in _GAINS or leaf.name in _BIASES
         inner = f"units{n}{leaf.tag}"
         options = [name for name in (f"@{n}", inner) if name in spaces]
         doubtful = matrix or _words(leaf.module) & {"q", "k", "query", "key"}
         if not kind or doubtful or len(options) != 1:
-            self._ask(leaf, f"which space has its {n} units?", ["diag(resid)", "resid", "_"])
+            self._ask(
+                leaf, f"to which space do its {n} units belong?", ["diag(resid)", "resid", "_"]
+            )
             return
         self.rules[leaf.path] = options[0] if leaf.name in _BIASES else f"diag({options[0]})"
 
     def _finish(self) -> Draft:
-        """Names the spaces, decides which are outer, and makes one rule for all layers alike."""
+        """Names the spaces, decides which are outer, and makes one rule for all equal layers."""
         rules = {path: self._plain(axes) for path, axes in self.rules.items()}
-        # A table of embeddings may be the head as well (tied), unless a matrix writes as many units
-        # as it has rows.
+        # A table of embeddings may also be the head (tied), unless a matrix writes as many units as
+        # the table has rows.
         matrices = {leaf.path for leaf in self.leaves if len(leaf.shape) > 1} - set(self.tables)
         written = {
             name for name, how in _roles(rules[p] for p in matrices).items() if "write" in how
@@ -576,17 +579,17 @@ class _Drafter:
             if f"units{rows}" not in written:
                 read, write = rules[path].split()
                 rules[path] = f"{read} {write} | {read[:-1]} {write}*"
-                text = "is it the output's table too (tied), as taken here?"
+                text = "is it also the output's table (tied), as drafted?"
                 self.questions.append(Question(path, text, (rules[path], f"{read} {write}")))
         roles = _roles(rules.values())
         self._freeze(self.tables.values())
-        # Where a size occurs both inside a layer and outside, there may be several streams, which
-        # sizes do not tell apart.
+        # If a size occurs both inside a layer and outside, there may be several streams. Sizes do
+        # not distinguish them.
         sized = [m for name in roles if (m := re.fullmatch(r"units(\d+)(\..*)?", name))]
         self._freeze(
             int(n) for n in {m[1] for m in sized if m[2]} & {m[1] for m in sized if not m[2]}
         )
-        # A space that is only read is an input of the network, one that is only written an output.
+        # A space that is only read is an input of the network; one that is only written, an output.
         ends = {name for name, how in roles.items() if not how >= {"read", "write"}}
         outer = {name for name in roles if self._is_frozen(name)} | ends
         sizes = {k: v for k, v in self.sizes.items() if k in roles}
@@ -594,32 +597,32 @@ class _Drafter:
         return _templates(self.leaves, rules, outer, sizes, asked)
 
     def _plain(self, axes: str) -> str:
-        """Axes with the names of spaces that were written "@size" so far."""
+        """Writes axes with the final names of spaces that were "@size" so far."""
         stream = str(self.stream)
         return re.sub(r"@(\d+)", lambda m: "resid" if m[1] == stream else f"units{m[1]}", axes)
 
     def _is_frozen(self, name: str) -> bool:
-        """Whether a space is in doubt, by its name or by a size that it may have."""
+        """Checks whether a space is in doubt, by its name or a possible size."""
         units = re.match(r"units(\d+)", name)
         size = str(self.stream) if name == "resid" else units[1] if units else name
         return bool({name, size, *self.within.get(name, ())} & self.frozen)
 
 
 def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
-    """What paths and shapes tell of each leaf.
+    """Collects the information in the path and shape of each leaf.
 
-    A layer is a numbered module with two matrices or more.
+    A layer is a numbered module with at least two matrices.
     """
     shapes = [tuple(np.shape(x)) for x in arrays]
     matrices = [path for path, shape in zip(paths, shapes, strict=True) if len(shape) > 1]
     inside = {p: [p[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", p)] for p in paths}
     held = Counter(prefix for path in matrices for prefix in inside[path])
-    # The outermost numbered module with two matrices is the layer: a numbered module inside it (of
-    # a Sequential) is part of it.
+    # The outermost numbered module with two matrices is the layer. A numbered module inside it (of
+    # a Sequential) belongs to it.
     layers = [next((x for x in inside[path] if held[x] > 1), "")[:-1] for path in paths]
     out = []
-    # If all layers differ in one number alone, that number names their spaces, as it does in `{i}`
-    # rules. Otherwise two stacks could have layers of the same number, so the whole path does.
+    # If all layers differ only in one number, that number names their spaces, as in `{i}` rules.
+    # Otherwise layers of two stacks could have one number, so the whole path names them.
     alike = len({_general(layer) for layer in layers if layer}) == 1
     for path, layer, shape, x in zip(paths, layers, shapes, arrays, strict=True):
         cut = max(path.rfind("/"), path.rfind("."))
@@ -633,7 +636,7 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
 
 
 def _closed(matrices: Iterable[_Matrix]) -> dict[str, set[int]]:
-    """The sizes that each layer both reads and writes."""
+    """Returns the sizes that each layer both reads and writes."""
     reads, writes = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
     for m in matrices:
         if m.leaf.layer:
@@ -643,19 +646,19 @@ def _closed(matrices: Iterable[_Matrix]) -> dict[str, set[int]]:
 
 
 def _parent(leaf: _Leaf) -> tuple[str, str]:
-    """The module around, and the name within it, of a matrix or its module."""
+    """Splits the name of a matrix (or its module) into the enclosing module and the rest."""
     path = leaf.module if leaf.name in {"kernel", "weight", "w"} else leaf.path
     cut = max(path.rfind("/"), path.rfind("."))
     return path[: max(cut, 0)], path[cut + 1 :]
 
 
 def _words(text: str) -> set[str]:
-    """The words of a name, in lower case."""
+    """Splits a name into words, in lower case."""
     return set(re.split(r"[/._\d]+", text.lower()))
 
 
 def _roles(axes: Iterable[str]) -> dict[str, set[str]]:
-    """What is done with each space."""
+    """Returns the roles of each space."""
     roles: dict[str, set[str]] = defaultdict(set)
     for text in axes:
         for axis in parse_axes(text):
@@ -665,15 +668,15 @@ def _roles(axes: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _general(layer: str) -> str:
-    """The path of a layer with its number open."""
+    """Replaces the number in a layer's path by a capture."""
     return re.sub(r"\d+(?=\D*$)", "{i}", layer)
 
 
 def _open(leaf: _Leaf, text: str) -> str:
-    """Axes with the number of the layer open, as in a rule for all layers."""
+    """Replaces the layer's number in axes by a capture, for a rule of all layers."""
     if not leaf.layer:
         return text
-    # Not one pattern for each layer: to compile them would take most of the time.
+    # A single pattern for all layers: compiling one per layer would take most of the time.
     first, *parts = text.split(leaf.tag)
     follow = [*(part or leaf.tag for part in parts[:-1]), *parts[-1:]]
     return first + "".join(
@@ -689,9 +692,9 @@ def _templates(
     sizes: Mapping[str, int],
     questions: list[Question],
 ) -> Draft:
-    """One rule, and one question, for layers that have it alike; each its own where they differ."""
-    # One rule for all layers must say of each what the literal rules say. Wherever it would not,
-    # the literal rules are the draft.
+    """Combines equal rules and questions of layers into one; different ones stay separate."""
+    # A combined rule must give every layer the same axes as its literal rule. Wherever it would
+    # not, the literal rules are the draft.
     literal = Rules(tuple(sorted(rules.items())), dict.fromkeys(sorted(outer), "outer"), sizes)
     tags = {leaf.tag: leaf for leaf in leaves if leaf.layer}
     if len({_general(leaf.layer) for leaf in tags.values()}) > 1:
@@ -706,11 +709,11 @@ def _templates(
             return Draft(literal, tuple(questions))
 
     def template(name: str) -> str:
-        # A tag begins with the only dot in it.
+        # A tag begins with its only dot.
         leaf = tags.get(name[max(name.rfind("."), 0) :])
         return _open(leaf, name) if leaf else name
 
-    # A space that is outer in one layer would be so in all.
+    # A space that is outer in one layer would become outer in all.
     closed = {template(name) for name in outer}
     if any(template(name) in closed and name not in outer for name in _roles(rules.values())):
         return Draft(literal, tuple(questions))

@@ -1,20 +1,20 @@
-"""Tables of architectures that stand in files: what was found by tracing forward passes, as data.
+"""Tables of architectures in files: the results of tracing forward passes, as data.
 
 `tables/TYPE.json` has the table of a model type of transformers. `.ci/tables` writes the files: it
-traces the classes of that type at many configurations, and states what all of them have in common.
-A file holds these parts; only `axes` has to be there.
+traces the classes of that type for many configurations, and writes what they have in common. A file
+has these parts; only `axes` is required.
 
 axes, spaces, optional, settings, layers, single, ends, folds, scales, post_norm: as in `Rules`
-tied: the axes of leaves while the head is the table of the embeddings
-ties: whether it is where the configuration does not say
+tied: the axes of leaves while the head is the embedding table
+ties: whether it is tied if the configuration has no such entry
 head: patterns of the head, which is required unless it is tied
-implied: whether a tied head has no tensor at all
-classes: axes of tensors that a class uses in another way
-sizes: for a space, what states its size: a quotient of entries of the configuration; of several
-  the first is taken all entries of which are known ("head_dim | hidden_size / num_attention_heads")
-words: for an entry and its value, or for a class, words of spaces that differ then
-defaults: what entries are where the configuration does not state them
-holds: values of entries for which the table was found to hold, where others give another one
+implied: whether a tied head lacks a tensor
+classes: axes of tensors that one class uses in another way
+sizes: the source of a space's size, a quotient of entries of the configuration. The first quotient
+  with known entries is used ("head_dim | hidden_size / num_attention_heads").
+words: for an entry and its value, or for a class, the words of spaces that differ
+defaults: the values of entries that a configuration omits
+holds: values of entries for which the table was confirmed; other values give another table
 """
 
 import json
@@ -31,28 +31,28 @@ from sail_jax.configurations import class_of
 
 
 class Table(NamedTuple):
-    """The table of an architecture for every configuration, as it stands in a file.
+    """The table of an architecture for every configuration, as stored in a file.
 
     Attributes:
       axes: The axes strings, by pattern.
-      spaces: What is applied to each space.
-      sizes: What states the size of a space.
-      settings: Pairs of an entry and the spaces the product of whose sizes it states.
+      spaces: The nonlinearities of each space.
+      sizes: The source of each space's size.
+      settings: Pairs of an entry and spaces. The product of the spaces' sizes is the entry.
       layers: The prefix of layers, by the entry that counts them.
       optional: Patterns that need not match.
-      single: Patterns under a prefix of layers that one layer alone has.
+      single: Patterns under a prefix of layers that only one layer has.
       tied: Axes strings of leaves while the head is tied.
-      ties: Whether the head is tied where the configuration does not state it.
+      ties: Whether the head is tied if the configuration has no such entry.
       head: The patterns of the head.
-      implied: Whether a tied head has no tensor.
-      classes: Axes strings that differ, by the name of a class and by pattern.
+      implied: Whether a tied head lacks a tensor.
+      classes: Axes strings that differ, by class name and pattern.
       ends: Spaces that are the output, unless one of these patterns matches.
       words: Words of spaces that differ, by entry, value and space.
-      defaults: The values of entries that are not stated.
+      defaults: The values of omitted entries.
       holds: The values of entries for which the table holds.
-      folds: As the attribute of `Rules`.
-      scales: As the attribute of `Rules`.
-      post_norm: As the attribute of `Rules`.
+      folds: See the attribute of `Rules`.
+      scales: See the attribute of `Rules`.
+      post_norm: See the attribute of `Rules`.
     """
 
     axes: Mapping[str, str]
@@ -92,7 +92,7 @@ class Table(NamedTuple):
             value = self._entry(config, key)
             if value is not None and value not in values:
                 raise ValueError(
-                    f"the configuration's {key!r} is {value!r}, and the table of this architecture "
+                    f"the configuration's {key!r} is {value!r}, but the table of this architecture "
                     f"holds for {' or '.join(map(repr, values))}: let the spaces be inferred "
                     "(pip install 'sail-jax[torch]')"
                 )
@@ -132,17 +132,17 @@ class Table(NamedTuple):
         ))  # fmt: skip
 
 
-# What transformers names the tensors of an expert, and the parts of a gated layer that they are.
+# The names of an expert's tensors in transformers, and the parts of a gated layer that they are.
 _GATES, _UPS, _DOWNS = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
 
 
 def _with_stacks(rules: Rules) -> Rules:
-    """Adds the tensors of mixtures whose experts lie in one tensor for each layer.
+    """Adds the tensors of mixtures with all experts of a layer in one tensor.
 
-    Releases from 5 on of transformers hold the experts of Mixtral, Qwen-MoE, OLMoE and Phi-MoE so,
-    and mergekit 0.1.5 writes them so: `mlp.experts.gate_up_proj`, `(expert, 2 hidden, width)`, and
-    `mlp.experts.down_proj`, `(expert, width, hidden)`. The tables were found from files in which
-    each expert has tensors of its own.
+    From release 5 on, transformers stores the experts of Mixtral, Qwen-MoE, OLMoE and Phi-MoE in
+    this form, and mergekit 0.1.5 writes it: `mlp.experts.gate_up_proj`, `(expert, 2 hidden,
+    width)`, and `mlp.experts.down_proj`, `(expert, width, hidden)`. The tables come from files with
+    separate tensors for each expert.
     """
     known = dict(rules.axes)
     experts: dict[str, dict[str, str]] = {}
@@ -162,7 +162,7 @@ def _with_stacks(rules: Rules) -> Rules:
         if len(parts) != 3 or not (gate and down) or router not in known:
             continue
         stack = f"{prefix.rpartition('.')[0].rpartition('.')[0]}.mlp."
-        # One space for the units of all experts: each expert may have a map of its own.
+        # One space for the units of all experts: each expert may have a separate map.
         units, expert = unit.replace(".{e}", ".experts"), "expert.{i}"
         both = f"{stack}experts.gate_up_proj"
         routers = f"{stack}{{gate,router}}.weight"
@@ -189,7 +189,7 @@ def _with_stacks(rules: Rules) -> Rules:
 
 
 def _size(text: str, entry: Callable[[str], Any]) -> int | None:
-    """The first of several quotients of entries that are all stated; None if there is none."""
+    """Returns the first of several quotients with known entries; None if there is none."""
     for choice in text.split(" | "):
         if any(not key.isdigit() and entry(key) is None for key in re.split(r" [*/] ", choice)):
             continue
@@ -208,7 +208,7 @@ def _value(key: str, entry: Callable[[str], Any]) -> int:
 
 @cache
 def model_types() -> tuple[str, ...]:
-    """Lists the model types that have a table in a file.
+    """Lists the model types with a table in a file.
 
     Returns:
       Their names, in order.
@@ -232,16 +232,16 @@ def read(model_type: str) -> Table:
 
 
 def parsed(text: str) -> Table:
-    """Reads a table from the text of its file, the inverse of `written`.
+    """Parses a table from the text of its file, the inverse of `written`.
 
     Args:
-      text: The text, which `written` made.
+      text: The output of `written`.
 
     Returns:
       The table.
 
     Raises:
-      ValueError: If it is another text.
+      ValueError: If the text has another form.
     """
     try:
         parts = json.loads(text)
@@ -251,7 +251,7 @@ def parsed(text: str) -> Table:
             parts[key] = {name: tuple(x) for name, x in parts.get(key, {}).items()}
         return Table(**parts)
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"not the text of a table: {error}") from error
+        raise ValueError(f"expected the text of a table: {error}") from error
 
 
 def written(table: Table) -> str:
@@ -269,7 +269,7 @@ def written(table: Table) -> str:
 
 
 def _lines(value: Any) -> str:
-    """A part of a file, with a line for each of its items."""
+    """Writes a part of a file, with a line for each of its items."""
     if isinstance(value, Mapping):
         items = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
         return "{\n  " + ",\n  ".join(items) + "\n}"

@@ -1,6 +1,6 @@
 """Tables for the parameter trees of Flax modules, such as those of `experiments.models`.
 
-Kernels are `(..., in, out)`. A tree may start at its collections ("params/...") or inside one.
+Kernels are `(..., in, out)`. A tree may begin with its collections ("params/...") or inside one.
 """
 
 from sail_jax.architectures import forward
@@ -70,28 +70,28 @@ def _mlp(config: Config, layer: str, last: str) -> Rules:
 def flax_resnet(config: Config) -> Rules:
     """Gives the rules of a ResNet with BatchNorm, its running statistics in `batch_stats`.
 
-    Each stage is one space, and the first block of every stage but the first projects into it. A
-    running variance is a gain: it stays beside its unit, with neither sign nor scale.
+    Each stage is one space. The first block of every stage but the first projects into it. A
+    running variance is a gain: it stays with its unit, without sign or scale.
 
     Args:
-      config: A configuration with `widths`, one for each stage, and `blocks`, how many of them each
-        stage has, one number or a list. It may have `inner`, the widths inside the blocks.
+      config: A configuration with `widths`, one for each stage, and `blocks`, the number of blocks
+        of each stage (one number or a list). It may have `inner`, the widths inside the blocks.
 
     Returns:
       The rules.
 
     Raises:
-      ValueError: If an entry is missing, not of its kind, or does not name every stage.
+      ValueError: If an entry is missing, has the wrong type, or does not cover every stage.
     """
     stages, listed = len(_widths(config)), setting(config, "blocks")
     per_stage = isinstance(listed, list | tuple)
     if per_stage and len(listed) != stages:
-        raise ValueError(f"the configuration's 'blocks' must name {stages} stages, got {listed!r}")
+        raise ValueError(f"the configuration's 'blocks' must list {stages} stages, got {listed!r}")
     blocks = [count({"blocks": n}, "blocks") for n in (listed if per_stage else [listed] * stages)]
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks[s]):
-            # The first block of a stage reads the stage before, and projects it.
+            # The first block of a stage reads the previous stage and projects it.
             x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
             hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
             table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"
@@ -113,7 +113,7 @@ def flax_resnet(config: Config) -> Rules:
 
 
 def _widths(config: Config) -> list[int] | tuple[int, ...]:
-    """The entry `widths` of a configuration, checked to be a list."""
+    """Returns the entry `widths` of a configuration, checked to be a list."""
     widths = setting(config, "widths")
     if not isinstance(widths, list | tuple):
         raise ValueError(f"the configuration's 'widths' must be a list of sizes, got {widths!r}")
@@ -125,8 +125,8 @@ def flax_gpt(config: Config) -> Rules:
     """Gives the rules of a decoder of pre-norm blocks.
 
     Args:
-      config: A configuration. `tied` says whether the embeddings are the output's table too, false
-        where not stated.
+      config: A configuration. `tied` states whether the embeddings are also the output's table
+        (default: false).
 
     Returns:
       The rules.
@@ -149,7 +149,7 @@ def flax_gpt(config: Config) -> Rules:
 def flax_llama(config: Config) -> Rules:
     """Gives the rules of a decoder with RMSNorm, SwiGLU and rotary positions.
 
-    Rotary positions tell the units of a query apart, so these cannot be permuted.
+    Rotary positions distinguish the units of a query, so these cannot be permuted.
 
     Args:
       config: A configuration with `heads` and `head_dim`. It may have `kv_heads` (each serves a
@@ -160,7 +160,7 @@ def flax_llama(config: Config) -> Rules:
       The rules.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind, or `kv_heads` do not divide `heads`.
+      ValueError: If an entry is missing or has the wrong type, or `kv_heads` do not divide `heads`.
     """
     tied, norm = flag(config, "tied", default=False), setting(config, "norm", default="rmsnorm")
     one_of("the configuration's 'norm'", norm, ("rmsnorm", "layernorm"))
@@ -198,7 +198,7 @@ def flax_vit(config: Config) -> Rules:
     """Gives the rules of a vision transformer that classifies the mean of its last norm.
 
     Args:
-      config: A configuration; nothing in it matters to the rules.
+      config: A configuration; the rules do not depend on it.
 
     Returns:
       The rules.
@@ -218,10 +218,10 @@ def flax_vit(config: Config) -> Rules:
 def flax_sit(config: Config) -> Rules:
     """Gives the rules of a diffusion transformer with conditional norms (SiT).
 
-    Its norms have no parameters of their own. Their shifts, scales and gates are read, layer by
-    layer, from one condition of time and class. A gate or a scale multiplies the stream unit by
-    unit, so the stream is "odd" beside "layernorm": no unit of it may become an average of others.
-    The condition is read through a nonlinearity.
+    Its norms have no parameters. Their shifts, scales and gates are read, layer by layer, from one
+    condition of time and class. A gate or a scale multiplies the stream unit by unit, so the stream
+    is "odd" in addition to "layernorm": units of it may not become averages of others. The
+    condition is read through a nonlinearity.
 
     Args:
       config: A configuration with `width`.
@@ -276,7 +276,7 @@ _LAYERS = {"layers": "**block_{i}/"}
 
 
 def _blocks() -> dict[str, str]:
-    """The rules of the transformer blocks and of the last norm."""
+    """Makes the rules of the transformer blocks and of the last norm."""
     x = "**block_{i}/"
     return {
         f"{x}ln_{{1,2}}/scale": "diag(resid)",
@@ -299,7 +299,7 @@ def _blocks() -> dict[str, str]:
 
 
 def _batchnorm(path: str, space: str) -> dict[str, str]:
-    """The rules of one BatchNorm; its running statistics are optional."""
+    """Makes the rules of one BatchNorm; its running statistics are optional."""
     return {
         f"{path}/scale": f"diag({space})",
         f"{path}/bias": space,
@@ -309,8 +309,8 @@ def _batchnorm(path: str, space: str) -> dict[str, str]:
 
 
 def _with(table: dict[str, str], spaces: dict[str, str]):
-    """Rules of a table as the first arguments of `Rules`."""
-    # The empty mapping is for sizes of spaces, which these trees tell by themselves: a kernel has
-    # one axis for heads and one for their units. Llama's, which fuse the two, state them.
+    """Converts a table to the first arguments of `Rules`."""
+    # The empty mapping is for sizes of spaces. These trees show them: a kernel has one axis for
+    # heads and one for their units. Llama's kernels fuse the two, so its table states the sizes.
     axes, optional = pairs(table)
     return axes, spaces, {}, optional

@@ -1,13 +1,13 @@
-"""Tables for the parameter trees of MaxText and Tunix: spaces of axes, and names at Hugging Face.
+"""Tables for the parameter trees of MaxText and Tunix: spaces of axes, and Hugging Face names.
 
-A row has one kind of leaf: its path in a layer, the tensors of Hugging Face that it holds, how the
-axes of one such tensor become those of the leaf, and the spaces of the leaf. Both the specs here
-and the conversions of `sail_jax.interop.layouts` are read from these rows.
+A row describes one kind of leaf: its path in a layer, its Hugging Face tensors, the rearrangement
+of a tensor's axes to the leaf's, and the spaces of the leaf. Both the specs here and the
+conversions of `sail_jax.interop.layouts` use these rows.
 
-Axes are letters, as in einops: `e` stream, `f` hidden units of the MLP, `h` heads of queries, `k`
-heads of keys and values, `d` units of a head, `v` vocabulary. The units of a rotated head are
-(p j) at Hugging Face, the first halves of all pairs and then the second halves, and (j p) where
-pairs lie side by side.
+Axes are letters, as in einops: `e` stream, `f` hidden units of the MLP, `h` query heads, `k` heads
+of keys and values, `d` units of a head, `v` vocabulary. The units of a rotated head are ordered
+(p j) at Hugging Face: the first halves of all pairs, then the second halves. Where pairs are
+adjacent, the order is (j p).
 """
 
 import re
@@ -27,12 +27,12 @@ class Row(NamedTuple):
     """One kind of leaf.
 
     Attributes:
-      leaf: Its path inside of a layer, or inside of the tree.
-      tensors: The names of the tensors that it holds, inside of a layer or of the model. Several
+      leaf: Its path inside a layer, or inside the tree.
+      tensors: The names of the tensors that it holds, inside a layer or the model. Several tensors
         are stacked on a new first axis.
-      layout: How the axes of each tensor become those of the leaf, as in "(h d) e -> e h d".
-      axes: The spaces of the leaf's axes, as `sail_jax.basis.axes` defines them.
-      optional: Whether trees may lack it.
+      layout: The rearrangement of each tensor's axes to the leaf's, as in "(h d) e -> e h d".
+      axes: The spaces of the leaf's axes, in the notation of `sail_jax.basis.axes`.
+      optional: Whether a tree may lack it.
     """
 
     leaf: str
@@ -43,12 +43,12 @@ class Row(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where some layers lie in a tree.
+    """The position of some layers in a tree.
 
     Attributes:
-      folder: The path of a layer, with `{i}` for what tells such layers apart.
-      suffix: What the first name of a leaf's path has at its end.
-      tag: What the names of inner spaces have at their end.
+      folder: The path of a layer, with `{i}` for the part that distinguishes such layers.
+      suffix: The suffix of the first name in a leaf's path.
+      tag: The suffix of the names of inner spaces.
       stacked: Whether several layers are stacked on one axis.
     """
 
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     stacked: bool
 
     def path(self, leaf: str) -> str:
-        """Writes the path of a leaf.
+        """Returns the path of a leaf.
 
         >>> Place("decoder/layers_{i}/", "_local", "", False).path("mlp/wo/kernel")
         'decoder/layers_{i}/mlp_local/wo/kernel'
@@ -67,7 +67,7 @@ class Place(NamedTuple):
         return f"{self.folder}{first}{self.suffix}/{rest}"
 
 
-# What each framework calls its decoders, by the model types of Hugging Face.
+# Each framework's names of its decoders, by the Hugging Face model types.
 DECODERS = {
     "maxtext": {
         **{"llama": "llama2", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"},
@@ -81,7 +81,7 @@ DECODERS = {
 
 
 def family_of(decoder: str) -> str:
-    """Returns which of the tables below a decoder of a framework has.
+    """Returns the table below that describes a framework's decoder.
 
     Args:
       decoder: One of the values of `DECODERS`.
@@ -93,9 +93,9 @@ def family_of(decoder: str) -> str:
 
 
 def _table(text: str) -> tuple[Row, ...]:
-    """Reads rows: a leaf (optional with "?" in front), its tensors, the layout, and the spaces.
+    """Parses rows: a leaf ("?" in front if optional), its tensors, the layout, and the spaces.
 
-    Names of tensors that do not end in "bias" end in ".weight".
+    Tensor names without the ending "bias" end in ".weight".
     """
     out = []
     for line in text.strip().splitlines():
@@ -145,8 +145,8 @@ _TUNIX_LLAMA = _table(
 """
     + _TUNIX_MLP.lstrip("\n")
 )
-# Keys and values share an array, with a space each on its last axis. What cannot be told from the
-# other is in no space.
+# Keys and values share an array, with one space each on its last axis. Axes that cannot be
+# distinguished get no space.
 _Q, _KV = "self_attn.q_proj", "self_attn.k_proj self_attn.v_proj"
 _TUNIX_GEMMA = _table(
     f"""
@@ -162,7 +162,7 @@ _TUNIX_GEMMA = _table(
 
 
 def _norms(names: str) -> tuple[Row, ...]:
-    """The rows of norms, from pairs of their names in a tree and at Hugging Face."""
+    """Makes the rows of norms, from pairs of their names in a tree and at Hugging Face."""
     words = names.split()
     both = zip(words[::2], words[1::2], strict=True)
     return _table("\n".join(f"{ours}/scale | {hf} | e -> e | diag(resid)" for ours, hf in both))
@@ -195,7 +195,7 @@ _LAYERS = {
     },
 }  # fmt: skip
 _LAYERS["maxtext"]["gemma3"] = _LAYERS["maxtext"]["gemma2"]
-# Gemma 3 has five layers that attend nearby for one that attends to everything.
+# Gemma 3 has five layers with local attention for each layer with global attention.
 GEMMA3_PATTERN = 6
 
 
@@ -204,10 +204,10 @@ def rows(framework: str, family: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]
 
     Args:
       framework: "maxtext" or "tunix".
-      family: What `family_of` returns.
+      family: The result of `family_of`.
 
     Returns:
-      The rows of a layer, and the rows of leaves outside of layers.
+      The rows of a layer, and the rows of leaves outside layers.
     """
     ends = _MAXTEXT_ENDS
     if framework == "tunix":
@@ -218,20 +218,20 @@ def rows(framework: str, family: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]
 
 
 def places(framework: str, family: str, scanned: bool) -> tuple[Place, ...]:
-    """Returns where the layers of a family of trees lie.
+    """Returns the positions of the layers in a family of trees.
 
     Args:
       framework: "maxtext" or "tunix".
-      family: What `family_of` returns.
+      family: The result of `family_of`.
       scanned: Whether layers are stacked.
 
     Returns:
-      The places.
+      The positions.
     """
     if framework == "tunix":
         return (Place("layers/{i}/", "", ".{i}", False),)
     if family == "gemma2":
-        # A layer of MaxText is two here: one attends nearby, one to everything.
+        # A MaxText layer is two layers here: one with local, one with global attention.
         kinds = "local", "global"
         if scanned:
             return tuple(Place("decoder/layers/", f"_{k}", f".{k}", True) for k in kinds)
@@ -249,7 +249,7 @@ def places(framework: str, family: str, scanned: bool) -> tuple[Place, ...]:
 _INNER = {
     "head": "odd",
     "group": "elementwise",
-    # Rotary positions tell the units of a query apart.
+    # Rotary positions distinguish the units of a query.
     "qk": "outer",
     "v": "linear",
     "hidden": "elementwise",
@@ -257,15 +257,15 @@ _INNER = {
 
 
 def _rules(framework: str, family: str, scanned: bool, axis: int, tied: bool) -> Rules:
-    """The rules of a family of trees."""
+    """Makes the rules of a family of trees."""
     block, (embedding, *ends) = rows(framework, family)
     table = {f"**{embedding.leaf}": f"{embedding.axes}{' | vocab resid*' if tied else ''}"}
     spaces = {"resid": "rmsnorm", "vocab": "outer", "layer": "stack", "layer.{i}": "stack"}
     for row in ends:
         table[f"{'?' if row.optional else ''}**{row.leaf}"] = row.axes
     for place in places(framework, family, scanned):
-        # The last layers of Gemma 3 are there only if its pattern does not divide their number, and
-        # the stack only if there are that many.
+        # The last layers of Gemma 3 exist only if its pattern does not divide their number, and the
+        # stack exists only if there are enough layers.
         rare = len(places(framework, family, scanned)) > 1 and family == "gemma3"
         spaces |= {f"{name}{place.tag}": word for name, word in _INNER.items()}
         for row in block:
@@ -284,21 +284,20 @@ def _rules(framework: str, family: str, scanned: bool, axis: int, tied: bool) ->
 def maxtext(config: Config) -> Rules:
     """Gives the rules of the trees of MaxText's decoders, with or without scanned layers.
 
-    Stacked layers share the spaces inside of them. `sail_jax.align` can match each layer by itself,
-    with `within={"hidden": "layer", ...}`.
+    Stacked layers share their inner spaces. `sail_jax.align` can match each layer separately, with
+    `within={"hidden": "layer", ...}`.
 
     Args:
-      config: A configuration with entries that MaxText's own has: `decoder_block` ("llama2", also
-        for Llama 3; "mistral", "qwen2", "qwen3", "gemma", "gemma2" or "gemma3"). It may have
-        `scan_layers` (true where not stated), `param_scan_axis` (1) and `logits_via_embedding`
-        (false).
+      config: A configuration with MaxText's own entries: `decoder_block` ("llama2", also for Llama
+        3; "mistral", "qwen2", "qwen3", "gemma", "gemma2" or "gemma3"). It may have `scan_layers`
+        (default: true), `param_scan_axis` (default: 1) and `logits_via_embedding` (default: false).
 
     Returns:
-      The rules. They state no entries of a configuration: growth takes new sizes by the names
-      of spaces.
+      The rules. They contain no entries of a configuration: growth takes new sizes by the names of
+      spaces.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind.
+      ValueError: If an entry is missing or has the wrong type.
 
     >>> rules = maxtext({"decoder_block": "llama2"})
     >>> dict(rules.axes)["**decoder/layers/mlp/wo/kernel"]
@@ -319,14 +318,14 @@ def tunix(config: Config) -> Rules:
 
     Args:
       config: A configuration with `decoder`: "llama3", "qwen2", "qwen3", "gemma", "gemma2" or
-        "gemma3". It may have `use_tied_embedding` (false where not stated; Gemma's is always tied).
+        "gemma3". It may have `use_tied_embedding` (default: false; Gemma's is always tied).
 
     Returns:
-      The rules. They state no entries of a configuration: growth takes new sizes by the names
-      of spaces.
+      The rules. They contain no entries of a configuration: growth takes new sizes by the names of
+      spaces.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind.
+      ValueError: If an entry is missing or has the wrong type.
 
     >>> rules = tunix({"decoder": "gemma"})
     >>> dict(rules.axes)["**embedder/input_embedding"]
@@ -338,7 +337,7 @@ def tunix(config: Config) -> Rules:
 
 
 def _decoder(config: Config, key: str, framework: str) -> str:
-    """The entry of a configuration that names a decoder, checked to be one that is known."""
+    """Returns the configuration's decoder, checked to be a known one."""
     name = setting(config, key)
     one_of(f"the configuration's {key!r}", name, tuple(DECODERS[framework].values()))
     return name
@@ -351,12 +350,12 @@ def of_tree(params: PyTree) -> dict[str, Any] | None:
       params: The parameters, as arrays or ShapeDtypeStructs.
 
     Returns:
-      The configuration of `maxtext` or `tunix` that fits the tree, with `model_type`; None if the
-      tree is another.
+      The configuration of `maxtext` or `tunix` that fits the tree, with `model_type`; None for
+      other trees.
 
     Raises:
-      ValueError: If layers are stacked and both of the first axes have as many entries as there are
-        units in the stream.
+      ValueError: If layers are stacked and both of the first axes have the size of the stream,
+        which is ambiguous.
 
     >>> tree = {"decoder": {"layers_0": {"mlp": {"wo": {"kernel": jax.numpy.ones((4, 2))}}}}}
     >>> of_tree(tree) is None
@@ -370,7 +369,7 @@ def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
     """Recognises the tree of a framework from shapes.
 
     Args:
-      shapes: The shapes of its leaves by path. The tree may lie inside of another.
+      shapes: The shapes of its leaves by path. The tree may be part of another.
 
     Returns:
       As `of_tree`.
@@ -420,8 +419,8 @@ def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
             return None
         if shape[0] == shape[1]:
             raise ValueError(
-                f"{norm!r} of shape {shape}: as many layers as units; give a configuration with "
-                "'param_scan_axis', 0 or 1"
+                f"{norm!r} has shape {shape}: the numbers of layers and units are equal; give a "
+                "configuration with 'param_scan_axis', 0 or 1"
             )
         config["param_scan_axis"] = int(shape[0] == width)
     return config

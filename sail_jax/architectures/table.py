@@ -1,4 +1,4 @@
-"""What the table of an architecture holds (`Rules`), and helpers that read configurations."""
+"""The table of an architecture (`Rules`), and helpers that read configurations."""
 
 import re
 import sys
@@ -20,32 +20,32 @@ Config = Mapping[str, Any]
 
 
 class Rules(NamedTuple):
-    """The table of one architecture at one configuration; `rules.spec(params)` applies it.
+    """The table of an architecture for one configuration; `rules.spec(params)` applies it.
 
     Attributes:
-      axes: For each tensor a pattern of its path, and its axes string (see `sail_jax.basis.axes`).
-      spaces: What is applied to each space, as `sail_jax.spec` takes it.
-      sizes: The sizes of spaces that tensors do not tell, as `sail_jax.spec` takes them.
+      axes: A pattern of paths and an axes string (see `sail_jax.basis.axes`) for each tensor.
+      spaces: The nonlinearities of each space, as in `sail_jax.spec`.
+      sizes: The sizes of spaces that tensors do not show, as in `sail_jax.spec`.
       optional: Patterns that need not match: biases, heads, buffers of some releases.
       ends: Spaces that are the network's output, unless one of these patterns (of a head) matches.
-        As outputs they grow only where a target states their size.
-      settings: Pairs of an entry of the configuration and the names of spaces, separated by blanks,
-        the product of whose sizes it states.
-      folds: For each norm scale, patterns of the tensors that read the norm.
-      layers: For an entry that counts layers, or lists something of each, the prefix of the layers'
-        tensors, with `{i}` for the number of the layer.
-      single: Patterns under such a prefix that one layer alone has.
+        Outputs grow only if a target gives their size.
+      settings: Pairs of an entry of the configuration and space names, separated by blanks. The
+        entry is the product of the spaces' sizes.
+      folds: Patterns of the tensors that read each norm, by the norm's scale.
+      layers: The prefix of the layers' tensors, with `{i}` for the number of the layer, for each
+        entry that counts layers or lists a value per layer.
+      single: Patterns under such a prefix that only one layer has.
       head_power: The network multiplies its outputs by this power of the width while its head is
         the tied table.
-      untied: What else the configuration states once the head is a tensor of its own, beside the
-        entry that tells so.
-      post_norm: Whether norms come after the sums, so that a layer of zero output is not the
+      untied: Further entries of the configuration after the head has become a separate tensor, in
+        addition to the entry for tying.
+      post_norm: Whether norms come after the sums. A layer with zero output is then not the
         identity.
-      scales: By pattern, a size and a power: the network multiplies what it makes of the tensor by
+      scales: A size and a power, by pattern: the network multiplies the tensor's result by
         size^power. The size is the name of a space, or an entry that counts layers.
-      either: Two groups of patterns, such as those of experts by themselves and of stacked ones. If
-        the first pattern of the second group matches, the first group is left out. Otherwise the
-        second one is.
+      either: Two groups of patterns, such as separate experts and stacked experts. If the first
+        pattern of the second group matches, the first group is ignored. Otherwise the second group
+        is ignored.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -68,10 +68,10 @@ class Rules(NamedTuple):
         """Makes the rules of one network from its spec.
 
         Args:
-          spec: The spec, such as that of `sail_jax.spec_of`.
+          spec: A spec, such as the result of `sail_jax.spec_of`.
 
         Returns:
-          Rules that give this spec again. They state no entries of a configuration, so that growth
+          Rules that reproduce this spec. They contain no entries of a configuration, so growth
           takes new sizes by the names of spaces.
         """
         return cls(
@@ -97,12 +97,13 @@ class Rules(NamedTuple):
         asked = [*self.optional, *heads, *other[:1]]
         patterns = Patterns(asked)
         there = {asked[k] for path in leaf_paths(params) for k, _ in patterns.matches(path)}
-        # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
+        # `spec` refuses rules without a matching leaf, so optional ones are only passed if they
+        # match.
         absent = self.optional - there | {*(other if there.isdisjoint(other) else one)}
         present = [(p, axes) for p, axes in self.axes if p not in absent]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
-        # Without a head the network hands out these spaces themselves, so they cannot change basis.
-        # What is applied to them inside of the network stays stated.
+        # Without a head these spaces are the network's outputs, so they cannot change basis. Their
+        # nonlinearities inside the network stay.
         unread = {name for name, heads in self.ends.items() if there.isdisjoint(heads)}
         names = {word.rstrip("*") for word in words}
         spaces = {k: f"outer {v}" if k in unread else v for k, v in self.spaces.items()}
@@ -116,18 +117,18 @@ class Rules(NamedTuple):
         return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
-        """States the sizes of a spec in a configuration.
+        """Writes the sizes of a spec into a configuration.
 
         Args:
-          config: The configuration of the network as it was.
-          spec: The spec as it is now, such as `spec.resized(maps)`.
+          config: The configuration of the original network.
+          spec: The new spec, such as `spec.resized(maps)`.
 
         Returns:
           The new configuration.
 
         Raises:
-          ValueError: If one entry would have to state two sizes: layers that differ, or a head size
-            that the architecture derives from the width.
+          ValueError: If one entry would need two sizes: unequal layers, or a head size that the
+            architecture derives from the width.
         """
         sizes: dict[str, tuple[int, str]] = {}
         for key, text in self.settings:
@@ -136,11 +137,11 @@ class Rules(NamedTuple):
                 for name in names:
                     n *= spec.space(name).size
                 said = " x ".join(names)
-                # One entry may state several products (n_embd is the stream's width, and heads
-                # times their size), and each of them for every layer: all must agree.
+                # One entry may equal several products (n_embd is the stream's width, and heads
+                # times their size), in every layer: all must agree.
                 if sizes.setdefault(key, (n, said))[0] != n:
                     raise ValueError(
-                        f"the configuration has one {key!r}, but the sizes ask for "
+                        f"the configuration has one {key!r}, but the sizes need "
                         f"{sizes[key][0]} ({sizes[key][1]}) and {n} ({said}): map them alike"
                     )
         out = dict(config)
@@ -151,8 +152,8 @@ class Rules(NamedTuple):
     def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
         """Multiplies norm scales into the tensors that read the norm, and sets them to one.
 
-        The function of the network stays the same, up to one rounding per entry. With the rules
-        returned, the normalised spaces may be rotated, as a scale of one is in no space.
+        The function of the network stays the same, up to one rounding per entry. With the returned
+        rules, the normalised spaces may be rotated, since scales of one have no space.
 
         Args:
           params: The parameters.
@@ -161,24 +162,24 @@ class Rules(NamedTuple):
           The new parameters, and their rules.
 
         Raises:
-          ValueError: If the table has no norms to fold, or nothing but a tied table reads a norm.
+          ValueError: If there are no norms to fold, or only a tied table reads a norm.
         """
         if not self.folds:
-            raise ValueError("only the scale of RMSNorm can be folded: this table has none")
+            raise ValueError("only scales of RMSNorm can be folded; this table has none")
         before = self.spec(params)
         paths = leaf_paths(params)
         leaves = dict(zip(paths, jax.tree.leaves(params), strict=True))
         for pattern, readers in self.folds.items():
             for path, captures in _matches(pattern, paths):
-                # The product is rounded once, to the dtype of the reader: a scale in bfloat16 is
+                # The product is rounded once, to the dtype of the reader: a bfloat16 scale is
                 # multiplied in float32.
                 scale = leaves[path].astype(jnp.promote_types(leaves[path].dtype, jnp.float32))
-                # The readers of the same layer, by what the pattern of the scale captured.
+                # The readers in the same layer, by the captures of the scale's pattern.
                 targets = [r for p in readers for r, _ in _matches(fill(p, captures), paths)]
                 if not targets:
                     raise ValueError(
-                        f"the scale {path!r} cannot be folded: nothing but a tied table reads "
-                        f"its norm (wanted {' or '.join(readers)}); untie the table first"
+                        f"the scale {path!r} cannot be folded: only a tied table reads its norm "
+                        f"(expected {' or '.join(readers)}); untie the table first"
                     )
                 (space,) = (f.space for f in before.axes(path)[0])
                 for target in targets:
@@ -192,76 +193,73 @@ class Rules(NamedTuple):
 def pairs(
     table: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Splits a table into its rules and the patterns that are optional."""
+    """Splits a table into its rules and the optional patterns."""
     optional = frozenset(p[1:] for p in table if p[0] == "?")
     return tuple((p.removeprefix("?"), text) for p, text in table.items()), optional
 
 
 def setting(config: Config, *keys: str, default: Any = None) -> Any:
-    """Returns the first of several entries that a configuration states.
+    """Returns the first of several entries that a configuration contains.
 
     Args:
       config: The configuration.
-      *keys: Names of entries. One that is null counts as not stated.
-      default: What is returned if none is stated. None: that is an error.
+      *keys: Names of entries. A null entry counts as missing.
+      default: The result if all are missing. None raises an error instead.
 
     Returns:
       The entry's value.
 
     Raises:
-      ValueError: If no entry is stated and there is no default.
+      ValueError: If all entries are missing and there is no default.
       TypeError: If `config` is not a mapping.
     """
     if not isinstance(config, Mapping):
-        raise TypeError(f"a configuration is a mapping (config.json), got {type(config).__name__}")
+        raise TypeError(f"config: expected a mapping (config.json), got {type(config).__name__}")
     for key in keys:
         if config.get(key) is not None:
             return config[key]
     if default is None:
-        raise ValueError(f"the configuration does not state {keys[0]!r}{nearest(keys[0], config)}")
+        raise ValueError(f"the configuration has no {keys[0]!r}{nearest(keys[0], config)}")
     return default
 
 
 def count(config: Config, *keys: str, default: int | None = None) -> int:
-    """Returns the first of several entries that a configuration states, a whole number from 1.
+    """Returns the first of several entries that a configuration contains, a positive integer.
 
     Args:
       config: The configuration.
       *keys: Names of entries.
-      default: What is returned if none is stated. None: that is an error.
+      default: The result if all are missing. None raises an error instead.
 
     Returns:
       The number.
 
     Raises:
-      ValueError: If no entry is stated and there is no default, or the value is something else.
+      ValueError: If all entries are missing and there is no default, or the value is invalid.
     """
     value = setting(config, *keys, default=default)
-    # The default itself may be outside of the range that the entry has: 0 stands for an entry that
-    # is not stated.
+    # The default may be outside the allowed range: 0 stands for a missing entry.
     if value is not default and (
         isinstance(value, bool) or not isinstance(value, int) or value < 1
     ):
         key = next(key for key in keys if config.get(key) is not None)
-        raise ValueError(
-            f"the configuration's {key!r} must be a whole number from 1, got {value!r}"
-        )
+        raise ValueError(f"the configuration's {key!r} must be a whole number >= 1, got {value!r}")
     return value
 
 
 def flag(config: Config, key: str, *, default: bool) -> bool:
-    """Returns an entry of a configuration that is true or false.
+    """Returns a boolean entry of a configuration.
 
     Args:
       config: The configuration.
       key: The name of the entry.
-      default: What is returned if it is not stated.
+      default: The result if it is missing.
 
     Returns:
       The value.
 
     Raises:
-      ValueError: If the value is something else.
+      ValueError: If the value is not a boolean.
     """
     value = setting(config, key, default=default)
     if not isinstance(value, bool):
@@ -270,31 +268,31 @@ def flag(config: Config, key: str, *, default: bool) -> bool:
 
 
 def _is_number(x: object) -> bool:
-    """Whether x is a number that fits a float and is not negative."""
+    """Checks whether x is a non-negative number that fits a float."""
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
 def _is_token(x: object) -> bool:
-    """Whether x numbers a token; old configurations state -1 where there is none."""
+    """Checks whether x is the number of a token; old configurations have -1 for no token."""
     return isinstance(x, int) and not isinstance(x, bool) and -1 <= x < 1 << 31
 
 
 def _is_whole(x: object) -> bool:
-    """Whether x is a whole number that fits 31 bits."""
+    """Checks whether x is a whole number that fits 31 bits."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
-# What tables and forward passes take the entries of a configuration to be, where they are stated. A
-# wrong kind would else be found far away, inside of a forward pass or by XLA.
+# The types of the configuration's entries in tables and forward passes, if they are present. A
+# wrong type would otherwise fail far away, inside a forward pass or in XLA.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (
             *(*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
             *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
         ),
-        (_is_number, "a finite number, not negative"),
+        (_is_number, "a finite number >= 0"),
     ),
-    "logits_scaling": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
+    "logits_scaling": (lambda x: _is_number(x) and x > 0, "a finite number > 0"),
     **dict.fromkeys(
         (
             *("vocab_size", "max_position_embeddings", "n_positions", "image_size", "patch_size"),
@@ -321,7 +319,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "pad_token_id": (_is_token, "a whole number below 2^31"),
     "eos_token_id": (
         lambda x: all(map(_is_token, x)) if isinstance(x, list | tuple) else _is_token(x),
-        "a whole number below 2^31, or a list of such",
+        "a whole number below 2^31, or a list of them",
     ),
     **dict.fromkeys(
         ("rope_scaling", "rope_parameters", "text_config", "vision_config"),
@@ -331,25 +329,25 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class _Stated(dict[str, Any]):
-    """A dictionary that answers for what is missing with a ValueError that users can read."""
+    """A dictionary that raises a readable ValueError for missing keys."""
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(f"the configuration does not state {key!r}{nearest(key, self)}")
+        raise ValueError(f"the configuration has no {key!r}{nearest(key, self)}")
 
 
 def stated(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Returns what a configuration states, checked, without entries that are null.
+    """Returns the checked entries of a configuration, without null entries.
 
     Args:
       config: The configuration.
-      prefix: What error messages put in front of the names of entries.
+      prefix: The prefix of entry names in error messages.
 
     Returns:
-      The entries. Numbers are floats where forward passes take them for real ones. Asking for an
-      entry that is missing raises a ValueError that names it.
+      The entries. Numbers are floats if forward passes use them as real numbers. Reading a missing
+      entry raises a ValueError with its name.
 
     Raises:
-      ValueError: If an entry is not of the kind that tables and forward passes take it for.
+      ValueError: If an entry has the wrong type for tables and forward passes.
 
     >>> stated({"vocab_size": 5, "head_dim": None})
     {'vocab_size': 5}
@@ -364,7 +362,7 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
                 f"the configuration's {prefix + key!r} must be {kind}, got {short(value)}"
             )
         if fits is _is_number:
-            # JSON's whole numbers have no bound, and XLA's do.
+            # JSON's whole numbers are unbounded, but XLA's are not.
             out[key] = float(value)
         else:
             out[key] = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
@@ -379,7 +377,7 @@ def look(config: Config, key: str) -> Any:
       key: Names joined by dots; a number is a position in a list.
 
     Returns:
-      The value, or None where it is not stated.
+      The value, or None if it is missing.
 
     >>> look({"text_config": {"hidden_size": 8}, "widths": [4, 6]}, "widths.1")
     6
@@ -395,15 +393,15 @@ def look(config: Config, key: str) -> Any:
 
 
 def put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """Returns a configuration with another value at a dotted key.
+    """Returns a configuration with a new value at a dotted key.
 
     Args:
-      config: The configuration, which is not changed.
+      config: The configuration, which stays unchanged.
       key: Names joined by dots; a number is a position in a list.
-      value: The value to state there.
+      value: The new value.
 
     Returns:
-      The new configuration; tuples on the way to the key become lists.
+      The new configuration; tuples on the path to the key become lists.
 
     >>> put({"widths": (4, 6)}, "widths.1", 12)
     {'widths': [4, 12]}
@@ -414,8 +412,8 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
     for part in outer:
         place: Any = part if isinstance(inside, dict) else int(part)
         old = look({"at": inside}, f"at.{part}")
-        # A list that is not stated is filled from its front, so that entries 0, 1, ... may be put
-        # one after the other.
+        # A missing list is filled from its front, so entries 0, 1, ... may be put one after the
+        # other.
         new = dict(old) if isinstance(old, Mapping) else list(old or ())
         inside[place] = inside = new
     if isinstance(inside, list):
@@ -429,9 +427,9 @@ def divided(whole: int, parts: int, what: str) -> int:
     """Divides two whole numbers without a remainder.
 
     Args:
-      whole: What is divided.
-      parts: What it is divided by.
-      what: What error messages say of the two.
+      whole: The dividend.
+      parts: The divisor.
+      what: The description of the two in error messages.
 
     Returns:
       The quotient.
@@ -445,7 +443,7 @@ def divided(whole: int, parts: int, what: str) -> int:
 
 
 def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The paths that match a pattern, each with what the pattern captured."""
+    """Returns the paths that match a pattern, each with its captures."""
     compiled = path_pattern(pattern)
     for path in paths:
         if match := compiled.fullmatch(path):
@@ -453,11 +451,11 @@ def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, st
 
 
 def fill(pattern: str, captures: Mapping[str, str]) -> str:
-    """Puts what was captured in its place in a pattern or an axes string.
+    """Inserts captures into a pattern or an axes string.
 
     Args:
       pattern: Text with names in braces, such as `{i}`.
-      captures: What stands for each name.
+      captures: The replacement of each name.
 
     Returns:
       The text with these names replaced.
@@ -468,7 +466,7 @@ def fill(pattern: str, captures: Mapping[str, str]) -> str:
 
 
 def _instances(templates: list[str], spec: Spec) -> Iterator[tuple[str, ...]]:
-    """The names of spaces that the templates stand for, captures alike."""
+    """Returns the names of spaces that the templates match, with equal captures."""
     names = [space.name for space in spec.spaces]
     for name, captures in _matches(templates[0], names):
         rest = tuple(fill(template, captures) for template in templates[1:])
@@ -477,7 +475,7 @@ def _instances(templates: list[str], spec: Spec) -> Iterator[tuple[str, ...]]:
 
 
 def _scaled(x: Array, spec: Spec, path: str, space: str, scale: Array) -> Array:
-    """x times the scale along the axis that reads the space."""
+    """Multiplies x by the scale along the axis that reads the space."""
     for k, axis in enumerate(spec.axes(path)):
         if any(f.space == space and f.role == "read" for f in axis):
             column = [1] * x.ndim

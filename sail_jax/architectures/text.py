@@ -1,7 +1,7 @@
 """The table of T5, for the tensor names of Hugging Face.
 
-Its class in transformers has no head of its own, although many checkpoints have one. So this table
-is written by hand, where those of other language models are found by tracing (`files`).
+Its class in transformers has no head, although many checkpoints have one. This table is therefore
+written by hand. Tables of other language models are found by tracing (`files`).
 """
 
 from sail_jax.architectures import forward
@@ -25,12 +25,12 @@ def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") ->
 
     Args:
       names: The four patterns of query, key, value and output, separated by blanks.
-      tag: What the names of the spaces inside the layer end with, such as ".{i}".
-      tower: What these names begin with, for networks of several towers.
+      tag: The suffix of the names of the layer's inner spaces, such as ".{i}".
+      tower: The prefix of these names, for networks of several towers.
       resid: The space that the layer reads and writes.
 
     Returns:
-      Axes strings by pattern, as `pairs` takes them.
+      Axes strings by pattern, for `pairs`.
     """
     head, qk, v = (f"{tower}{x}{tag}" for x in ("head", "qk", "v"))
     q, k, value, o = names.split()
@@ -40,36 +40,36 @@ def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") ->
         f"{value}.weight": f"({head} {v}) {resid}*",
         f"{o}.weight": f"{resid} ({head} {v})*",
     }
-    # The bias of keys has a starred factor: keys are contracted against queries, so they live in
-    # the dual of the units that queries write.
+    # The bias of keys has a starred factor: keys are contracted with queries, so they live in the
+    # dual of the units that queries write.
     biases = {q: f"({head} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 
 @architecture(outputs=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
-    """Gives the rules of T5, also of its version 1.1.
+    """Gives the rules of T5, including version 1.1.
 
-    Encoder and decoder live in the one space of their shared embeddings, with RMSNorm and without
-    biases. The first layer of each tower holds biases by relative position for the heads of all its
-    layers, so that these are one space.
+    Encoder and decoder share one space, the one of their embeddings, with RMSNorm and without
+    biases. The first layer of each tower holds the relative position biases for the heads of all
+    its layers, so these heads are one space.
 
     Args:
-      config: A configuration with `num_heads` and `d_kv`. It may have `feed_forward_proj` ("relu"
-        where not stated), `tie_word_embeddings`, `scale_decoder_outputs` and `architectures`.
+      config: A configuration with `num_heads` and `d_kv`. It may have `feed_forward_proj` (default:
+        "relu"), `tie_word_embeddings`, `scale_decoder_outputs` and `architectures`.
 
     Returns:
       The rules.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind.
+      ValueError: If an entry is missing or has the wrong type.
 
     References:
       Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
       Transformer, 2020 (arXiv 1910.10683).
     """
     tied = flag(config, "tie_word_embeddings", default=True) and has_vocabulary(config)
-    # Some classes call their body "transformer", and some have no decoder.
+    # Some classes name their body "transformer", and some lack a decoder.
     p, towers = "{transformer.,}", {"encoder": "sf", "decoder": "scf"}
     if encodes := class_of(config).endswith(("EncoderModel", "ForTokenClassification")):
         del towers["decoder"]
@@ -81,7 +81,8 @@ def t5(config: Config) -> Rules:
         **head_axes("t5", config),
     }
     last = readers("t5", config, tied)
-    # What reads the encoder's last norm are the keys and values of the decoder's attention to it.
+    # The readers of the encoder's last norm are the keys and values of the decoder's attention to
+    # it.
     crossed = (f"{p}decoder.block.*.layer.1.EncDecAttention.{{k,v}}.weight",)
     folds = {f"{p}encoder.final_layer_norm.weight": last if encodes else crossed}
     if not encodes:
@@ -108,7 +109,7 @@ def t5(config: Config) -> Rules:
             space = f"{tower}." if own else "cross."
             module = f"{x}{'SelfAttention' if own else 'EncDecAttention'}"
             names = " ".join(f"{module}.{one}" for one in "qkvo")
-            # The layers of T5 have no biases, which `attention` marks as optional.
+            # T5's layers lack biases, which `attention` marks as optional.
             for pattern, text in attention(names, tag=".{i}", tower=space).items():
                 if pattern[0] != "?":
                     text = text.replace(f"{space}head.{{i}}", f"{space}head") if own else text
@@ -118,11 +119,12 @@ def t5(config: Config) -> Rules:
                 bias = f"{p}{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
                 table[bias] = f"bucket* {head}"
                 single.add(bias)
-            # The bias by relative position is added to the logits. A sign of a head would cancel in
-            # queries and keys, but not there, so heads may only be selected ("elementwise").
+            # The relative position bias is added to the attention logits. The sign of a head would
+            # cancel in queries and keys, but not there, so heads may only be selected
+            # ("elementwise").
             spaces |= {head: "elementwise" if own else "odd"}
-            # T5 does not divide logits by the root of a head's size, so that units of queries may
-            # change in number too ("linear", where others have "dot").
+            # T5 does not divide attention logits by sqrt(size of a head), so the number of query
+            # units may also change ("linear" instead of "dot").
             spaces |= {f"{space}{name}.{{i}}": "linear" for name in ("qk", "v")}
             sizes |= {head: heads, f"{space}qk.{{i}}": size, f"{space}v.{{i}}": size}
             settings += [("num_heads", head)]
@@ -130,7 +132,7 @@ def t5(config: Config) -> Rules:
             folds[f"{x}layer_norm.weight"] = (
                 f"{module}.{{q,k,v}}.weight" if own else f"{module}.q.weight",
             )
-    # The old release of the format gave the decoder's second attention a bias that is not used.
+    # The old release of the format has an unused bias in the decoder's second attention.
     unused = f"{p}decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     table[f"?{unused}"] = "_ _"
     single.add(unused)
@@ -154,12 +156,12 @@ def t5(config: Config) -> Rules:
 
 
 def _lm_head(config: Config, tied: bool) -> str:
-    """The pattern of the head: required if it is not tied, else optional."""
+    """Returns the pattern of the head: required unless it is tied."""
     return "lm_head.weight" if has_vocabulary(config) and not tied else "?lm_head.weight"
 
 
 def _table(tied: bool) -> str:
-    """The axes of the embeddings, which if tied are the output's table too."""
+    """Returns the axes of the embeddings, which are also the output's table if tied."""
     return "vocab* resid | vocab resid*" if tied else "vocab* resid"
 
 

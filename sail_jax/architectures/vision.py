@@ -17,10 +17,10 @@ from sail_jax.configurations import class_of
     inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
 )
 def clip(config: Config) -> Rules:
-    """Gives the rules of CLIP: two towers whose projections meet in one space, normalised.
+    """Gives the rules of CLIP: two towers with projections into one normalised space.
 
-    The embeddings in that space are outputs beside the logits. The class with a classifier of
-    images has neither the projections nor the tower of texts.
+    The embeddings in that space are outputs, in addition to the logits. The class with an image
+    classifier has neither the projections nor the text tower.
 
     Args:
       config: A configuration with `text_config` and `vision_config`, each with `hidden_size` and
@@ -30,7 +30,7 @@ def clip(config: Config) -> Rules:
       The rules.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind, or heads do not divide a width.
+      ValueError: If an entry is missing or has the wrong type, or heads do not divide a width.
 
     References:
       Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021
@@ -48,7 +48,7 @@ def clip(config: Config) -> Rules:
 
 @architecture(outputs=forward.clip_text_model)
 def clip_text_model(config: Config) -> Rules:
-    """Gives the rules of CLIP's tower of texts alone, with its projection or without.
+    """Gives the rules of CLIP's text tower alone, with or without its projection.
 
     Args:
       config: The configuration of the tower, with `hidden_size` and `num_attention_heads`.
@@ -57,14 +57,14 @@ def clip_text_model(config: Config) -> Rules:
       The rules.
 
     Raises:
-      ValueError: As `clip`.
+      ValueError: As `clip` does.
     """
     return _clip(config, {"text": ""}, {"?text_projection.weight": "shared text.resid*"})
 
 
 @architecture(outputs=forward.clip_vision_model, inputs=images)
 def clip_vision_model(config: Config) -> Rules:
-    """Gives the rules of CLIP's tower of images alone, with its projection or without.
+    """Gives the rules of CLIP's image tower alone, with or without its projection.
 
     Args:
       config: The configuration of the tower, with `hidden_size` and `num_attention_heads`.
@@ -73,21 +73,21 @@ def clip_vision_model(config: Config) -> Rules:
       The rules.
 
     Raises:
-      ValueError: As `clip`.
+      ValueError: As `clip` does.
     """
     return _clip(config, {"vision": ""}, {"?visual_projection.weight": "shared vision.resid*"})
 
 
 def _clip(config: Config, towers: Mapping[str, str], table: dict[str, str]) -> Rules:
-    """The rules of towers, each with the key of its configuration, and of what reads them."""
+    """Makes the rules of towers, each with the key of its configuration, and of their readers."""
     spaces, sizes, layers = dict(LABELS), {}, {}
-    # Embeddings are stored and compared with others, so that their space is an output, although a
-    # rotation of both towers would keep the logits.
+    # Embeddings are stored and compared with others, so their space is an output. (Rotating both
+    # towers would preserve the logits.)
     handed: dict[str, tuple[str, ...]] = {"shared": ()}
     spaces |= {"vocab": "outer", "position": "outer", "channel": "outer", "shared": "rmsnorm"}
     settings: tuple[tuple[str, str], ...] = (("projection_dim", "shared"),)
     for tower, key in towers.items():
-        # A tower by itself may be saved without the prefix of its names.
+        # A separate tower may be saved without the prefix of its names.
         name = f"{tower}_model." if key else f"{{{tower}_model.,}}"
         x = f"{name}encoder.layers.{{i}}."
         resid, hidden = f"{tower}.resid", f"{tower}.hidden.{{i}}"
@@ -129,14 +129,14 @@ def _clip(config: Config, towers: Mapping[str, str], table: dict[str, str]) -> R
         projection = f"{'text' if tower == 'text' else 'visual'}_projection.weight"
         handed[resid] = (projection, *ends("clip", config, resid)[resid])
     # A norm before the first layer writes into the stream, and its scale multiplies the stream unit
-    # by unit: no unit of it may become an average of others.
+    # by unit, so units may not become averages of others.
     spaces["vision.resid"] = "layernorm odd"
     axes, optional = pairs(table)
     return Rules(axes, spaces, sizes, optional, handed, settings=settings, layers=layers)
 
 
 def _tower(config: Config, tower: str = "", key: str = "") -> tuple[Any, ...]:
-    """The spaces, the sizes and the settings of one stack of layers."""
+    """Makes the spaces, the sizes and the settings of one stack of layers."""
     width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     size = divided(width, heads, f"{key}num_attention_heads heads in hidden_size units")
     words = {"resid": "layernorm"} | {

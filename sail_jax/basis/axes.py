@@ -1,9 +1,9 @@
 """The two small languages of a spec: axes strings and path patterns.
 
-A `Spec` (`sail_jax.basis.spaces`) is made of rules. Each rule pairs a path pattern, which chooses
-leaves, with an axes string, which names the feature spaces of their axes.
+A `Spec` (`sail_jax.basis.spaces`) consists of rules. Each rule pairs a path pattern, which selects
+leaves, with an axes string, which assigns feature spaces to their axes.
 
-An *axes string* names the space of each array axis, in order, separated by spaces:
+An *axes string* gives the space of each array axis, in order, separated by spaces:
 
     "resid* hidden"      a matrix that reads `resid` (a star: the axis is contracted against the
                          activation) and writes `hidden`
@@ -13,25 +13,26 @@ An *axes string* names the space of each array axis, in order, separated by spac
     "resid* (head v)"    one array axis that is the row-major product of two spaces; each factor
                          may have its star, or the group has one: "(head v)* resid"
     "resid* (head qk + head qk* + head v)"
-                         fused matrices: one array axis that is several, laid end to end
+                         fused matrices: one array axis that holds several, end to end
     "resid* (diag(hidden) + hidden)"
-                         a gate, fused with what it multiplies
+                         a gate, fused with the matrix that it multiplies
     "resid* (head (qk + qk* + v))"
-                         blocks within a product: for each head its queries, keys and values; groups
-                         may be nested to any depth
-    "_ hidden"           an axis in no space
+                         blocks within a product: each head's queries, keys and values; groups may
+                         be nested to any depth
+    "_ hidden"           an axis without a space
     "vocab* resid | vocab resid*"
                          a tied leaf, used in both ways
     ""                   a scalar
 
-A group of blocks in front of a factor is multiplied out, as both mean the same entries in the same
-order: "((head + kv) v)" is read as "(head v + kv v)". So blocks within a product always come last.
+A group of blocks in front of a factor is multiplied out, since both forms mean the same entries in
+the same order: "((head + kv) v)" is read as "(head v + kv v)". Blocks within a product therefore
+always come last.
 
-A gain is not a writer. `g * x` keeps its meaning under a map of x only if g is gathered along, with
-neither sign nor scale. A map that mixes units cannot be expressed by a gain at all, unless the gain
-is constant. So a rotation of an "rmsnorm" space is exact only for a spec without a `diag` leaf on
-it: multiply the scale into the leaves that read the norm, and then leave it out of the tree (or
-keep it at one, and write "_"). A norm's bias writes its space like any other bias.
+A gain is not a writer. Under a map of x, `g * x` keeps its meaning only if g is gathered, without
+sign or scale. A gain cannot represent a map that mixes units, unless the gain is constant. A
+rotation of an "rmsnorm" space is therefore exact only for a spec without a `diag` leaf on it.
+Multiply the scale into the leaves that read the norm first. Then leave it out of the tree, or keep
+it at one and write "_". A norm's bias writes its space like any other bias.
 
 A *path pattern* must match the whole "/"-joined path of a leaf. `*` stands for one or more
 characters other than "/" and ".", `**` for anything, and `{q,k,v}` for alternatives. `{i}` matches
@@ -45,20 +46,20 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["write", "read", "gain"]
-"""What an axis does with a space: it writes it, it reads it (a star), or it multiplies it unit by
-unit (`diag`).
+"""The role of an axis for a space: it writes it, reads it (a star), or multiplies it unit by unit
+(`diag`).
 """
 
 
 class Factor(NamedTuple):
-    """A space and what one axis of a leaf does with it.
+    """A space and the role of one axis of a leaf for it.
 
     Attributes:
       space: The name of the space.
-      role: Whether the axis writes, reads or multiplies the space; of a tied leaf, its first use.
+      role: Whether the axis writes, reads or multiplies the space; for a tied leaf, its first use.
       tied: Whether the leaf is used a second time, with another role for this space.
-      block: The number of the block that the factor is in, for each group of blocks around it, the
-        outermost first; () where blocks are not laid end to end.
+      block: The number of the factor's block in each group of blocks around it, the outermost
+        first; () outside blocks.
     """
 
     space: str
@@ -68,10 +69,11 @@ class Factor(NamedTuple):
 
 
 Axis = tuple[Factor, ...]
-"""The factors of one array axis, row-major; empty for an axis in no space.
+"""The factors of one array axis, row-major; empty for an axis without a space.
 
-An axis is a small tree, a product of which the last factor may be several axes laid end to end. Its
-factors are listed from left to right, and `Factor.block` holds the place of each in the tree.
+An axis is a small tree: a product with several axes laid end to end as its last factor, if it has
+blocks. Its factors are listed from left to right, and `Factor.block` holds the position of each in
+the tree.
 """
 
 
@@ -82,8 +84,8 @@ def parts(axis: Axis) -> tuple[Axis, tuple[Axis, ...]]:
       axis: The factors of one array axis.
 
     Returns:
-      The factors that multiply all blocks, and each block as an axis of its own; no blocks for an
-      axis that is not fused.
+      The factors that multiply all blocks, and each block as a separate axis; no blocks for an axis
+      that is not fused.
 
     >>> lead, inner = parts(parse_axes("(head (qk + v))")[0])
     >>> format_axes([lead]), [format_axes([block]) for block in inner]
@@ -101,9 +103,8 @@ def blocks(axis: Axis) -> tuple[Axis, ...]:
       axis: The factors of one array axis.
 
     Returns:
-      One `Axis` per block, in order, none of them fused: of blocks within a product each has the
-      factors in front of it. An axis that is not fused is its own only block, an axis in no space
-      included.
+      One `Axis` per block, in order, none of them fused. Blocks within a product get the factors in
+      front of them. An axis that is not fused is its own only block, even without a space.
 
     >>> [[f.space for f in block] for block in blocks(parse_axes("(head qk + v)")[0])]
     [['head', 'qk'], ['v']]
@@ -118,10 +119,10 @@ def end_to_end(axes: Sequence[Axis]) -> Axis:
     """Lays axes end to end.
 
     Args:
-      axes: The axes, of which none is empty.
+      axes: The axes, none of them empty.
 
     Returns:
-      The fused axis; an axis that is fused already gives its blocks.
+      The fused axis. An already fused axis contributes its blocks.
 
     >>> format_axes([end_to_end(parse_axes("a (b + c d)"))])
     '(a + b + c d)'
@@ -137,10 +138,10 @@ def times(axes: Sequence[Axis]) -> Axis:
     """Multiplies axes, row-major.
 
     Args:
-      axes: The axes, the slowest first, of which none is empty.
+      axes: The axes, none of them empty, the slowest first.
 
     Returns:
-      The product; the blocks of an axis are multiplied out with the axes after it.
+      The product. The blocks of an axis are multiplied out with the axes after it.
 
     >>> format_axes([times(parse_axes("a (b + c) d"))])
     '(a (b d + c d))'
@@ -155,36 +156,37 @@ def times(axes: Sequence[Axis]) -> Axis:
 
 
 def _joined(inner: Sequence[Axis]) -> Axis:
-    """These blocks as one axis."""
+    """Makes one axis of these blocks."""
     return tuple(f._replace(block=(k, *f.block)) for k, block in enumerate(inner) for f in block)
 
 
-# A parenthesis, perhaps under diag or with a star, a plus, or a name; the lookahead refuses what is
-# glued to the end of one.
+# A parenthesis, perhaps under diag or with a star, a plus, or a name. The lookahead refuses text
+# that is glued to the end of one.
 _TOKEN = re.compile(r"\s*((?:diag)?\(|\+|(?:\)|[\w./:-]+)\*?(?=[\s()+]|$))")
-# The most wildcards between two separators, and the most that cross separators in all. A pattern
-# that does not match is tried with every way to share the text among its wildcards, which takes the
-# length of the path to the power of their number; patterns may come from files that others wrote.
+# The largest number of wildcards between two separators, and of wildcards that cross separators in
+# all. A pattern that does not match is tried with every distribution of the text over its
+# wildcards. The time is the length of the path to the power of their number, and patterns may come
+# from untrusted files.
 _WIDE, _DEEP = 3, 2
-# The most groups around a name, and the most factors of one axis: products of groups are multiplied
-# out, and a short text could ask for any number of factors.
+# The largest number of groups around a name, and of factors of one axis. Products of groups are
+# multiplied out, so a short text could otherwise produce any number of factors.
 _NESTED, _FACTORS = 8, 1000
 
 
 def parse_axes(text: str) -> tuple[Axis, ...]:
-    """Reads an axes string.
+    """Parses an axes string.
 
     Args:
       text: An axes string, such as "resid* (head v) _"; the module's docstring defines them.
 
     Returns:
-      The factors of each array axis, in order: one `Axis` per axis. Of a tied leaf, the factors of
-      its first use, with `tied` set where a later use has another role.
+      The factors of each array axis, in order: one `Axis` per axis. For a tied leaf, the factors of
+      its first use, with `tied` set if a later use has another role.
 
     Raises:
-      ValueError: If the text cannot be read, a group is empty, groups are nested too deep or make
-        too many factors, a factor has two roles, or the uses of a tied leaf name different spaces.
-        The message quotes the part at fault.
+      ValueError: If the text cannot be parsed, a group is empty, groups are nested too deep or give
+        too many factors, a factor has two roles, or the uses of a tied leaf have different spaces.
+        The message quotes the wrong part.
 
     >>> parse_axes("resid* (head v) _")[0]
     (Factor(space='resid', role='read', tied=False, block=()),)
@@ -193,7 +195,7 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
     for other in others:
         names = [[[(f.space, f.block) for f in axis] for axis in use] for use in (first, other)]
         if names[0] != names[1]:
-            raise ValueError(f"the uses of a tied leaf must name the same spaces: {text!r}")
+            raise ValueError(f"the uses of a tied leaf must have the same spaces: {text!r}")
         merged = [
             tuple(f._replace(tied=f.tied or f.role != g.role) for f, g in zip(a, b, strict=True))
             for a, b in zip(first, other, strict=True)
@@ -203,12 +205,12 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
 
 
 def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
-    """The axes of one use of a leaf; `rule` is the whole axes string, for messages."""
+    """Parses the axes of one use of a leaf; `rule` is the whole axes string, for messages."""
     axes, position, text = [], 0, text.rstrip()
     while position < len(text):
         axis, end = _parse_word(text, position, rule)
         if axis is None or (end < len(text) and not text[end].isspace()):
-            # A word is read as a whole: what is glued to its end is at fault as well.
+            # A word is read as a whole, since text that is glued to its end is also wrong.
             raise ValueError(f"cannot read {text[position:].strip()!r} in the axes {rule!r}")
         axes.append(axis)
         position = end
@@ -216,7 +218,7 @@ def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
 
 
 def _parse_word(text: str, at: int, rule: str, depth: int = 0) -> tuple[Axis | None, int]:
-    """A name or a group that starts at a position, and where it ends; None if there is neither."""
+    """Parses a name or a group at a position; returns it and its end, or None if there is none."""
     token = _TOKEN.match(text, at)
     word = token[1] if token else ""
     if token is None or word in ("+", ")", ")*"):
@@ -227,7 +229,7 @@ def _parse_word(text: str, at: int, rule: str, depth: int = 0) -> tuple[Axis | N
             return (), at
         return (_factor(word, rule),), at
     if depth == _NESTED:
-        raise ValueError(f"more than {_NESTED} groups within each other in the axes {rule!r}")
+        raise ValueError(f"more than {_NESTED} nested groups in the axes {rule!r}")
     rows: list[list[Axis]] = [[]]
     while (close := _TOKEN.match(text, at)) is not None and close[1] not in (")", ")*"):
         if close[1] == "+":
@@ -255,7 +257,7 @@ def _parse_word(text: str, at: int, rule: str, depth: int = 0) -> tuple[Axis | N
 
 
 def _factor(name: str, rule: str) -> Factor:
-    """The factor that a name stands for, alone or with a star."""
+    """Makes the factor of a name, with or without a star."""
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
     if space == "_":
         raise ValueError(f"{name!r} is not the name of a space, in the axes {rule!r}")
@@ -269,8 +271,8 @@ def format_axes(axes: Iterable[Axis]) -> str:
       axes: The factors of each array axis.
 
     Returns:
-      The axes string. The second use of a tied leaf reads what the first one writes, and writes
-      what that one reads.
+      The axes string. The second use of a tied leaf reads the spaces that the first one writes, and
+      writes the spaces that the first one reads.
 
     >>> format_axes(parse_axes("resid*   (head v)* _"))
     'resid* (head* v*) _'
@@ -301,7 +303,7 @@ def format_axes(axes: Iterable[Axis]) -> str:
 
 
 def _format_axis(axis: Axis, mixed: bool) -> str:
-    """An axis without the parentheses around it."""
+    """Writes an axis without the parentheses around it."""
     lead, inner = parts(axis)
     names = [_word(f, mixed) for f in lead]
     group = " + ".join(_format_axis(block, mixed) for block in inner)
@@ -309,7 +311,7 @@ def _format_axis(axis: Axis, mixed: bool) -> str:
 
 
 def _word(factor: Factor, mixed: bool) -> str:
-    """A factor as a word of an axes string; `mixed` if not all factors of its axis are gains."""
+    """Writes a factor; `mixed` if only some factors of its axis are gains."""
     if factor.role == "gain":
         return f"diag({factor.space})" if mixed else factor.space
     return factor.space + "*" * (factor.role == "read")
@@ -319,17 +321,17 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
     """Compiles a path pattern into a regular expression.
 
     Args:
-      text: A path pattern; the module's docstring defines the language. A capture that occurs twice
-        must match the same text both times.
-      stars: Whether `*` and `**` are allowed. They are not in patterns for names of spaces, where a
-        star would be taken for the dual role.
+      text: A path pattern; the module's docstring defines the language. A repeated capture must
+        match the same text each time.
+      stars: Whether `*` and `**` are allowed. They are not allowed in patterns of space names,
+        where a star would mean the dual role.
 
     Returns:
       The compiled pattern, for `fullmatch`; its named groups are the captures.
 
     Raises:
-      ValueError: If the pattern has too many wildcards, unbalanced or empty braces, a capture whose
-        name is no identifier, or a star without `stars`. The message quotes the pattern.
+      ValueError: If the pattern has too many wildcards, unbalanced or empty braces, a capture with
+        an invalid name, or a star without `stars`. The message quotes the pattern.
 
     >>> path_pattern("blocks/{i}/*").fullmatch("blocks/3/in").groupdict()
     {'i': '3'}
@@ -355,7 +357,7 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
         if part[0] == "*":
             if not stars:
                 raise ValueError(
-                    f"{text!r}: a star marks the dual role of an axis; for a family of spaces "
+                    f"{text!r}: a star marks the dual role of an axis; for several spaces "
                     f"write {text.replace('*', '{i}')!r}"
                 )
             out += ".*" if part == "**" else "[^/.]+"
@@ -366,7 +368,7 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
         elif not inner.isidentifier():
             raise ValueError(f"{part} in the pattern {text!r} is not the name of a capture")
         elif inner in seen:
-            # A capture that occurs again must match the same text again.
+            # A repeated capture must match the same text again.
             out += f"(?P={inner})"
         else:
             seen.add(inner)
@@ -379,17 +381,17 @@ _Node = tuple[dict[str | None, Any], list[tuple[int, re.Pattern[str]]]]
 
 
 class Patterns:
-    """Many path patterns at once: those that match a path are found without trying all of them.
+    """Many path patterns at once, with a fast search for those that match a path.
 
     Checkpoints may have 10^5 tensors, and as many rules.
     """
 
     def __init__(self, texts: Iterable[str], *, stars: bool = True) -> None:
-        """Reads the patterns.
+        """Compiles the patterns.
 
         Args:
           texts: The patterns; see `path_pattern`.
-          stars: As `path_pattern` takes it.
+          stars: See `path_pattern`.
 
         Raises:
           ValueError: As `path_pattern` does.
@@ -397,7 +399,7 @@ class Patterns:
         self._exact: dict[str, list[int]] = {}
         # Patterns by their parts between dots and slashes; None stands for a part with wildcards.
         self._tree: _Node = ({}, [])
-        # Those whose wildcards may cross dots and slashes.
+        # The patterns with wildcards that may cross dots and slashes.
         self._deep: list[tuple[int, re.Pattern[str]]] = []
         for number, text in enumerate(texts):
             if not _WILD.search(text):
@@ -418,7 +420,7 @@ class Patterns:
           path: The path.
 
         Returns:
-          The number of each, in order, with what it captured.
+          The number of each, in order, with its captures.
 
         >>> Patterns(["a/{i}", "a/0", "**/0"]).matches("a/0")
         [(0, {'i': '0'}), (1, {}), (2, {})]

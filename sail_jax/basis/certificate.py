@@ -1,10 +1,12 @@
-"""Is a network preserved? `certificate` runs it; `exactness` finds what axes and maps show lost.
+"""Checks whether a network's function is preserved: by running it, or from axes and maps.
 
-The two answer different questions. A map may lose nothing to a linear reader, with a defect at
-rounding error, and still change the network, because a ReLU does not commute with a rotation. And
-where axes and maps show no loss, the network may still compute with what they do not describe.
+`certificate` runs the network; `exactness` analyses axes and maps. They answer different questions.
+A map may be lossless for linear readers, with a defect at rounding error, and still change the
+network, because a ReLU does not commute with a rotation. And if axes and maps show no loss, the
+network may still compute something that they do not describe.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
@@ -23,13 +25,13 @@ from sail_jax.trees import leaf_paths
 
 
 class SpaceReport(NamedTuple):
-    """What `exactness` found of one mapped space.
+    """The result of `exactness` for one mapped space.
 
     Attributes:
       space: The name of the space.
       family: The family that its map claims.
-      defect: max |read @ write - I| of its map, see `measure`; None if the map is traced.
-      lost: Why the axes show that the function may change, "" if they show nothing.
+      defect: max |read @ write - I| of its map (`measure`), or None if the map is traced.
+      lost: The reason why the function may change, according to the axes; "" if there is none.
     """
 
     space: str
@@ -39,20 +41,20 @@ class SpaceReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the axes show a change of a network to lose; `print` shows a table.
+    """The losses of a change of a network that its axes show; `print` shows a table.
 
-    Axes describe tensors, not what a network computes with them. So a report without a loss does
-    not show that the function is preserved. A run does, see `certificate` and `Verdict`.
+    Axes describe tensors, not the computation of a network. A report without a loss is therefore
+    not a proof that the function is preserved. A run is, see `certificate` and `Verdict`.
 
     Attributes:
-      spaces: One entry per mapped space; in a report on growth, also one per count of layers.
+      spaces: One entry per mapped space; in a report on growth, also one per number of layers.
     """
 
     spaces: tuple[SpaceReport, ...]
 
     @property
     def lost(self) -> str:
-        """The losses of all spaces in one sentence, "" if the axes show none."""
+        """Lists the losses of all spaces in one sentence; "" if the axes show none."""
         return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
@@ -64,53 +66,63 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a change preserves what a network computes, as a run of both networks measured it.
+    """Whether a change preserves the function of a network, according to a run of both networks.
 
-    What the axes show is no part of it: a network may, for example, multiply its embeddings by the
-    root of their width, which no axis shows.
+    It does not depend on the axes: a network may, for example, multiply its embeddings by the root
+    of their width, which no axis shows.
 
     Attributes:
-      by: Which forward pass ran both networks on probe inputs, "" if none did.
-      agrees: Whether their outputs agreed to rounding.
+      by: The forward pass that ran both networks on probe inputs, "" without a run.
+      agrees: Whether their outputs agree within rounding.
+      largest: The largest difference of an output; None if it is unknown.
 
     >>> print(Verdict())
     not run
-    >>> print(Verdict("net:logits", agrees=True))
-    exact, as outputs on probe inputs agree to rounding (run by net:logits)
+    >>> print(Verdict("net:logits", agrees=True, largest=3.8e-6))
+    the function is preserved; both networks were run on probe inputs by net:logits, and the largest
+    difference is 3.8e-06, within rounding
     """
 
     by: str = ""
     agrees: bool = False
+    largest: float | None = None
 
     @property
     def exact(self) -> bool | None:
-        """Whether the function is preserved; None if nothing was run."""
+        """Whether the function is preserved; None without a run."""
         return self.agrees if self.by else None
 
     def __str__(self) -> str:
         if not self.by:
             return "not run"
-        said, how = ("exact", "agree to") if self.agrees else ("not exact", "differ by more than")
-        return f"{said}, as outputs on probe inputs {how} rounding (run by {self.by})"
+        kept, margin = ("is", "within") if self.agrees else ("is not", "more than")
+        found = "their outputs are not finite, or differ in shape"
+        if self.largest is None:
+            found = f"their outputs differ by {'at most' if self.agrees else margin} rounding"
+        elif math.isfinite(self.largest):
+            found = f"the largest difference is {self.largest:.2g}, {margin} rounding"
+        run = f"both networks were run on probe inputs by {self.by}"
+        return f"the function {kept} preserved; {run}, and {found}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
-    """Reports, for each mapped space, what its axes show its map to lose.
+    """Reports for each mapped space the loss that its axes show.
 
-    Nothing is found lost if all of this holds:
+    A map is lossless according to the axes if:
 
     - `read @ write == I`, up to rounding (`measure`);
     - its family lies within the family that the space's nonlinearity commutes with
-      (`NONLINEARITIES`; where several are stated, within each of them);
+      (`NONLINEARITIES`; if the spec states several, within each of them);
     - it is MONOMIAL, if a gain multiplies the space;
     - it is ORTHOGONAL, if a tied leaf both writes and reads the space.
 
-    A map that meets these conditions preserves the function of a network that is what its spec
-    states: each space written and read as the axes say, and nothing else computed with it. Whether
-    a network is that, only a run shows (`certificate`). One that computes with a size (1/sqrt(head
-    width), a mean over a linear space) must keep the number that it used before. The conditions
-    are not always necessary. Traced maps are judged by the family that they claim; of concrete
-    ones, it is also checked that they belong to it.
+    A map under these conditions preserves the function of a network that does exactly what its spec
+    states: each space is written and read as the axes show, and not used otherwise. Only a run
+      shows
+    whether this holds (`certificate`). A network that computes with a size (1/sqrt(head width), a
+    mean over a linear space) must keep the original number. The conditions are not always
+    necessary. For traced maps the claimed family is used. For concrete maps the claim is also
+    checked.
 
     Args:
       spec: The spaces of the parameters before the change of basis.
@@ -120,7 +132,7 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
       A report with one entry per map, in their order.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
       ValueError: If a map is for no space of the spec, has another size, or is batched.
 
     >>> from sail_jax import growth
@@ -129,7 +141,7 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
     >>> exactness(s, {"h": growth.permute(jnp.array([1, 0]))}).lost
     ''
-    >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # which a ReLU does not commute with
+    >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # a ReLU does not commute with it
     >>> print(exactness(s, {"h": growth.rotate(turn)}).lost)
     'h': its nonlinearity (relu) commutes with positive monomial maps, not with an orthogonal one
     """
@@ -143,10 +155,10 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
 
 def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | None) -> str:
-    """Why a map may change the function, "" if nothing shows it; `measured` as from `measure`."""
+    """Returns why a map may change the function, or ""; `measured` is the result of `measure`."""
     if measured is not None:
         lost, rounding = measured
-        # Not `lost > rounding`, which would take a NaN for lossless.
+        # `lost > rounding` would accept a NaN as lossless.
         if not lost <= rounding:
             return f"read @ write differs from the identity by {lost:.2g}: something is lost"
         if m.family and m.family not in classify(m):
@@ -156,14 +168,14 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
     words = spec.space(name).nonlinearity.split()
     if "outer" in words:
         return (
-            "the network's input or output itself is re-expressed, or units that it tells apart "
+            "the network's input or output itself is re-expressed, or units that it distinguishes "
             "(rotary pairs)"
         )
     if "stack" in words:
-        return "layers are duplicated, mixed or moved, which preserves no function in general"
+        return "layers are duplicated, mixed or moved, which does not preserve functions in general"
     commutes = reduce(or_, (NONLINEARITIES[word] for word in words or ["softmax"]))
     if commutes not in m.family:
-        said = " and ".join(words) or "not stated, so taken as softmax"
+        said = " and ".join(words) or "not stated, so treated as softmax"
         return (
             f"its nonlinearity ({said}) commutes with {commutes} maps, not with {_a(m.family)} one"
         )
@@ -175,22 +187,22 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
             )
         if use.tied and Family.ORTHOGONAL not in m.family:
             return (
-                f"the tied leaf {use.path!r} both writes and reads it, which only an orthogonal "
-                f"map allows, not {_a(m.family)} one: untie the leaf"
+                f"the tied leaf {use.path!r} both writes and reads it, which requires an "
+                f"orthogonal map, not {_a(m.family)} one: untie the leaf"
             )
     return ""
 
 
 def _a(family: Family) -> str:
-    """The name of a family after its article."""
+    """Returns the name of a family with its article."""
     return f"{'an' if str(family)[0] in 'aeiou' else 'a'} {family}"
 
 
 class Certificate(NamedTuple):
-    """What `certificate` measured on the outputs of two networks.
+    """The measurements of `certificate` on the outputs of two networks.
 
-    All fields but `preserved` describe one leaf of the output: the one whose change exceeds its
-    tolerance by most.
+    All fields except `preserved` describe one leaf of the output: the one with the largest change
+    relative to its tolerance.
 
     Attributes:
       preserved: Whether every output leaf is finite and changed by no more than its tolerance.
@@ -219,27 +231,27 @@ def certificate(
 ) -> Certificate:
     """Measures whether two sets of parameters give the same outputs on the same inputs.
 
-    Compares `f(params, inputs)` with `f(new_params, inputs)`, leaf by leaf, on the host. The
-    tolerance follows from how rounding enters: to re-express a network rounds each parameter and
-    each sum once more, which is as much as a relative perturbation of eps in every parameter. So
-    the tolerance of an output leaf is ten times its change when every parameter moves by +-eps (of
-    its own dtype), with signs from a fixed seed. It is at least ten eps of the output's dtype times
-    the largest output.
+    It compares `f(params, inputs)` with `f(new_params, inputs)`, leaf by leaf, on the host. The
+    tolerance follows from rounding. Re-expressing a network rounds each parameter and each sum once
+    more, which is equivalent to a relative perturbation of eps in every parameter. The tolerance of
+    an output leaf is therefore ten times its change when every parameter moves by +-eps (of its own
+    dtype), with signs from a fixed seed. It is at least ten eps of the output's dtype times the
+    largest output.
 
     Args:
       f: The network, called as `f(params, inputs)`; it may return any pytree of arrays.
       params: The parameters before.
       new_params: The parameters after; their shapes and structure may differ.
-      inputs: Probe inputs, given to both networks as they are.
-      dtype: The lowest precision inside `f`, where that is lower than the precision of the
-        parameters and the outputs.
+      inputs: Probe inputs for both networks.
+      dtype: The lowest precision inside `f`, if it is lower than the precision of the parameters
+        and the outputs.
 
     Returns:
-      The verdict, and the numbers behind it for the leaf that changed most. Outputs that are not
-      finite, or get another shape, count as not preserved.
+      The verdict, and the measurements of the leaf that changed most. Outputs that are not finite
+      or get another shape count as not preserved.
 
     Raises:
-      ValueError: If the outputs differ in structure, or have no leaves.
+      ValueError: If the outputs differ in structure or have no leaves.
       TypeError: If `f` is not a function of two arguments.
 
     >>> f = lambda params, x: jnp.maximum(x @ params["in"], 0) @ params["out"]
@@ -268,7 +280,7 @@ def certificate(
         )
         alike = a.shape == b.shape
         finite = bool(alike and np.isfinite(a).all() and np.isfinite(b).all())
-        # Both outputs may be infinite, and inf - inf is no number.
+        # Both outputs may be infinite, and inf - inf is NaN.
         with np.errstate(invalid="ignore"):
             absolute = _norm(b - a) if alike else np.inf
             scale, noise = _norm(a), _norm(c - a)
@@ -281,13 +293,13 @@ def certificate(
         if worst is None or rank > worst[0]:
             worst = rank, Certificate(False, absolute, relative, scale, tolerance, path)
     if worst is None:
-        raise ValueError("f has no outputs to compare")
+        raise ValueError("f returned no outputs to compare")
     return worst[1]._replace(preserved=preserved)
 
 
 def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
-    """Every floating entry times 1 + eps or 1 - eps, the signs drawn from a fixed seed."""
-    # Numbers are drawn on the host, where nothing is compiled for every shape.
+    """Multiplies every float by 1 + eps or 1 - eps, with signs from a fixed seed."""
+    # Signs are drawn on the host, without compiling a program for every shape.
     rng = np.random.default_rng(0)
 
     def noisy(x: Any) -> Any:
@@ -304,7 +316,7 @@ def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
 
 
 def _eps(x: Any) -> float:
-    """Machine epsilon of an array or dtype; 0 if it is None, or not floating."""
+    """Returns the machine epsilon of an array or dtype; 0 if it is None or not floating."""
     if x is None:
         return 0.0
     dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
@@ -312,6 +324,6 @@ def _eps(x: Any) -> float:
 
 
 def _norm(x: np.ndarray) -> float:
-    """max |x|, infinite where x is not finite; 0 of an empty array."""
+    """Returns max |x|, infinite if x is not finite; 0 for an empty array."""
     x = np.abs(x)
     return float(np.max(np.where(np.isfinite(x), x, np.inf), initial=0.0))

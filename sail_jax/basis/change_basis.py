@@ -1,8 +1,8 @@
-"""The primitive: re-express the spaces of a network, one contraction per axis that names one.
+"""The primitive: re-express the spaces of a network, with one contraction per axis.
 
-`change_basis` applies maps (`sail_jax.basis.maps`) to parameters whose spaces a `Spec` names
+`change_basis` applies maps (`sail_jax.basis.maps`) to parameters with a `Spec`
 (`sail_jax.basis.spaces`). `unfuse` and its relatives split fused matrices into their blocks, for
-code that looks at one space at a time.
+code that processes one space at a time.
 """
 
 import itertools
@@ -35,42 +35,42 @@ def change_basis(
     kind: Kind = "params",
     require_exact: bool = False,
 ) -> PyTree:
-    """Re-expresses each named space of a tree of parameters by its map.
+    """Re-expresses each space of a tree of parameters by its map.
 
-    A plain axis is contracted with `write`, a starred one with `read.T`. What the leaves hold
-    decides how they move (`kind`):
+    A plain axis is contracted with `write`, a starred one with `read.T`. The rule depends on the
+    content of the leaves (`kind`):
 
-    - "params": parameters, task vectors, averages of parameters. A gain g goes to the diagonal
+    - "params": parameters, task vectors, averages of parameters. A gain g becomes the diagonal
       operator that is closest to commuting with `write`, g'_j = sum_i write_ji^2 g_i / sum_i
-      write_ji^2: a gather for index forms, exact for dense ones where g is constant.
-    - "gradients": gradients, and Adam's first moments. They move dually: `read.T` on plain axes,
-      `write` on starred ones. Where the map is exact (and reads evenly in front of a norm) they are
+      write_ji^2. This is a gather for index forms, and exact for dense maps if g is constant.
+    - "gradients": gradients, and Adam's first moments. They are dual: `read.T` on plain axes,
+      `write` on starred ones. If the map is exact (and reads evenly in front of a norm), they are
       the gradients of the re-expressed network.
-    - "second_moments": Adam's `nu`. Squares of the factors for gradients, for index forms only: a
-      dense map mixes entries, whose second moments need covariances that `nu` does not keep.
+    - "second_moments": Adam's `nu`. Squares of the factors for gradients, for index forms only. A
+      dense map mixes entries, and then needs covariances that `nu` does not store.
 
     The function is pure, for use under jit (`spec`, `kind` and `require_exact` static), grad and
-    vmap; it is differentiable in `params` and in the maps.
+    vmap. It is differentiable in `params` and in the maps.
 
     Args:
       params: All or some of the leaves of `spec`, by the same paths.
       spec: The spaces of the leaves before the change.
       maps: A map for each space that changes, by name.
-      kind: What the leaves hold.
-      require_exact: Whether to refuse maps by which `exactness` finds something lost; of traced
-        maps, it judges the family alone.
+      kind: The content of the leaves.
+      require_exact: Whether to refuse maps with a loss according to `exactness`. For traced maps it
+        uses only the family.
 
     Returns:
-      A tree of the same structure. Leaves keep their dtype: sums run in float32 at least (HIGHEST
-      precision) and are cast once. Leaves without a mapped space are returned as they are. The spec
-      of the outcome is `spec.resized(maps)`.
+      A tree of the same structure. Leaves keep their dtype: sums use float32 at least (HIGHEST
+      precision) and are cast once. Leaves without a mapped space are returned unchanged. The spec
+      of the result is `spec.resized(maps)`.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`, or a leaf with a mapped space is not
+      TypeError: If an entry of `maps` is not a `SpaceMap`, or a leaf with a mapped space is not
         floating.
-      ValueError: If `kind` is unknown, a map is for no space of the spec, has another size or is
-        batched, a leaf is not one of the spec's or has another shape, or a map is dense and `kind`
-        is "second_moments". With `require_exact`, also if a map loses something, with the reasons.
+      ValueError: If `kind` is unknown. If a map is for an unknown space, has another size or is
+        batched. If a leaf is unknown to the spec or has another shape. If a map is dense and `kind`
+        is "second_moments". With `require_exact`, also if a map has a loss, with the reasons.
 
     >>> from sail_jax.growth import permute
     >>> from sail_jax.basis.spaces import spec
@@ -85,15 +85,15 @@ def change_basis(
     if require_exact:
         lost = exactness(spec, maps).lost
         if lost:
-            raise ValueError(f"the change of basis is not exact; {lost}")
+            raise ValueError(f"the change of basis is not exact: {lost}")
     if kind == "second_moments":
         for name, m in maps.items():
             if m.index is None:
                 raise ValueError(
                     f"second moments cannot change basis by the dense map of {name!r}: it mixes "
-                    "entries, whose covariances they do not hold; restart them at zero"
+                    "entries, and their covariances are not stored; restart the moments at zero"
                 )
-    # Known without a look at the values, so that leaves come back as the very same arrays.
+    # This is known from the spec alone, so unchanged leaves are returned as the same arrays.
     maps = {name: m for name, m in maps.items() if Family.IDENTITY not in m.family}
     return jax.tree.map_with_path(
         lambda path, leaf: _move(path_str(path), leaf, spec, maps, kind), params
@@ -101,12 +101,12 @@ def change_basis(
 
 
 class Block(NamedTuple):
-    """Where a leaf of an unfused spec lies in the fused tree.
+    """The position of a leaf of an unfused spec in the fused tree.
 
     Attributes:
-      path: The path of the leaf that holds it.
+      path: The path of the leaf that contains it.
       index: One entry per axis of that leaf: a slice, or the positions of a block within a product,
-        whose entries do not lie together.
+        whose entries are not contiguous.
     """
 
     path: str
@@ -116,12 +116,12 @@ class Block(NamedTuple):
         """Takes the block out of its leaf.
 
         Args:
-          x: The leaf, an array or anything that gives its parts by index.
+          x: The leaf, an array or an object that can be indexed.
 
         Returns:
           The entries of the block.
         """
-        # Two arrays in one index would be paired, entry by entry.
+        # Two arrays in one index would be paired entry by entry.
         for k, at in enumerate(self.index):
             if isinstance(at, np.ndarray) or at != slice(None):
                 x = x[(slice(None),) * k + (at,)]
@@ -132,15 +132,15 @@ class Block(NamedTuple):
 def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
     """Splits the fused leaves of a spec into one leaf per block.
 
-    Block k of leaf `path` is the leaf `path[k]` (`path[k,l]` where two axes are fused). Spaces keep
-    their names, so maps found for the unfused spec hold for the fused one. The outcome is cached:
-    do not change the dictionary.
+    Block k of leaf `path` is the leaf `path[k]` (`path[k,l]` if two axes are fused). Spaces keep
+    their names, so maps for the unfused spec are also valid for the fused one. The result is
+    cached: do not change the dictionary.
 
     Args:
       spec: The spec to split.
 
     Returns:
-      The spec with one leaf per block, and where each of its leaves lies, by its path.
+      The spec with one leaf per block, and the position of each of its leaves, by its path.
     """
     places: dict[str, Block] = {}
     leaves = []
@@ -155,18 +155,18 @@ def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
 def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Any], Spec]:
     """Splits the fused leaves of a parameter tree into one array per block.
 
-    For code that looks at parameters space by space; `unfused` does the same to the spec alone.
+    For code that processes parameters space by space; `unfused` does the same for the spec alone.
 
     Args:
       params: All or some of the leaves of `spec`.
       spec: The spaces of the leaves.
 
     Returns:
-      The arrays by path, a fused leaf as one array per block (block k of leaf `path` is called
-      `path[k]`), and the spec of these arrays.
+      The arrays by path, a fused leaf as one array per block (block k of leaf `path` is `path[k]`),
+      and the spec of these arrays.
 
     Raises:
-      ValueError: If a leaf is not one of the spec's or has another shape.
+      ValueError: If a leaf is unknown to the spec or has another shape.
 
     >>> from sail_jax.basis.spaces import spec
     >>> fused = {"qv": jnp.array([[1.0, 2.0, 3.0]])}
@@ -193,17 +193,17 @@ def by_block(
     f: Callable[[Array, tuple[Axis, ...]], Array],
     new: Spec | None = None,
 ) -> Array:
-    """Applies a function to each block of a fused array and joins the outcomes.
+    """Applies a function to each block of a fused array and joins the results.
 
     Args:
       x: An array, of shape [extent of each axis].
       axes: The factors of each of its axes.
-      spec: The spec that sizes the spaces.
-      f: Called with each block and its axes, of which none is fused, in the order of `unfused`.
-      new: The spec that sizes the spaces of the outcomes; None if `f` leaves shapes as they are.
+      spec: The spec with the sizes of the spaces.
+      f: Called with each block and its unfused axes, in the order of `unfused`.
+      new: The spec with the sizes of the results; None if `f` preserves shapes.
 
     Returns:
-      The outcomes, joined as the blocks were; `f(x, axes)` where no axis is fused.
+      The joined results; `f(x, axes)` if no axis is fused.
     """
     new = new or spec
     for k, axis in enumerate(axes):
@@ -224,7 +224,7 @@ def by_block(
 
 
 def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind) -> Array:
-    """One leaf after the change of basis; the leaf itself if no space of it has a map."""
+    """Re-expresses one leaf; returns the leaf itself if none of its spaces has a map."""
     axes = spec.axes(path)
     _check(path, x, spec, axes)
     if not any(f.space in maps for axis in axes for f in axis):
@@ -241,7 +241,7 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
 def _blocks(
     axes: tuple[Axis, ...], spec: Spec
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice | np.ndarray, ...], tuple[Axis, ...]]]:
-    """The number of each block of a leaf, where it lies, and its axes.
+    """Lists the number of each block of a leaf, its position, and its axes.
 
     The number has one entry per fused axis, and none for a leaf that is not fused.
     """
@@ -252,7 +252,7 @@ def _blocks(
 
 
 def _split(axis: Axis, spec: Spec) -> list[tuple[slice | np.ndarray, Axis]]:
-    """Where each block of an axis lies, and its factors; a full slice if it is not fused."""
+    """Lists the position and the factors of each block of an axis; a full slice if not fused."""
     every = blocks(axis)
     if len(every) < 2:
         return [(slice(None), axis)]
@@ -265,7 +265,7 @@ def _split(axis: Axis, spec: Spec) -> list[tuple[slice | np.ndarray, Axis]]:
 
 
 def _positions(axis: Axis, spec: Spec) -> list[np.ndarray]:
-    """The positions of each block along an axis."""
+    """Returns the positions of each block along an axis."""
     lead, inner = parts(axis)
     at = np.arange(spec.extent(axis)).reshape(spec.extent(lead), -1)
     if not inner:
@@ -280,9 +280,9 @@ def _positions(axis: Axis, spec: Spec) -> list[np.ndarray]:
 def _contract(
     x: Array, axes: tuple[Axis, ...], spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind
 ) -> Array:
-    """An array that is not fused, each axis of it contracted with the operator of its map."""
-    # An axis that is a product of spaces is split into one axis per factor, as each factor has its
-    # own map; the axes are merged again at the end.
+    """Contracts each axis of an unfused array with the operator of its map."""
+    # An axis that is a product of spaces is split into one axis per factor, since each factor has a
+    # map; the axes are merged again at the end.
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
     operators = {
         k: _operator(maps[f.space], f.role, kind)
@@ -290,11 +290,11 @@ def _contract(
         if f is not None and f.space in maps
     }
     y = x
-    # A gather without scales rounds nothing, so that its leaf stays in its own dtype.
+    # A gather without scales does not round, so its leaf stays in its own dtype.
     if scales := [leaf for leaf in jax.tree.leaves(operators) if _is_floating(leaf)]:
         y = y.astype(jnp.result_type(y, jnp.float32, *scales))
     y = y.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
-    # What shrinks goes first: the rest is then done on fewer numbers.
+    # Axes that shrink go first. The remaining work is then done on fewer numbers.
     for k, op in sorted(operators.items(), key=lambda item: item[1].shape[0] / item[1].shape[1]):
         y = along(op, y, k)
     shape = [1] * len(axes)
@@ -304,7 +304,7 @@ def _contract(
 
 
 def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:
-    """The operator [new, old] with which an axis in this role is contracted."""
+    """Returns the operator [new, old] that is contracted with an axis in this role."""
     write, read = m.entries
     # None stands for ones throughout: index forms without scales
     if kind == "params":
@@ -315,17 +315,17 @@ def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:
 
 
 def _gain(m: SpaceMap) -> Array | None:
-    """Entries of the operator on gains: rows of `write` squared, over their sum; zero rows zero."""
+    """Returns the operator on gains: rows of `write` squared, over their sum; zero rows stay 0."""
     write, _ = m.entries
     if write is None or m.index is not None:
-        # A gather: gains take neither scale nor sign, and a unit that is zero has gain zero.
+        # A gather: gains get neither scale nor sign, and a zero unit gets gain zero.
         return None if write is None else (write != 0).astype(write.dtype)
     total = jnp.sum(write**2, axis=1, keepdims=True)
     return jnp.where(total > 0, write**2 / jnp.where(total > 0, total, 1), 0)
 
 
 def _check(path: str, x: Any, spec: Spec, axes: tuple[Axis, ...]) -> None:
-    """Raises ValueError unless the leaf has the shape that the spec gives it."""
+    """Raises a ValueError unless the leaf has the shape in the spec."""
     sizes = spec.shape(path)
     shape = tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
     fits = len(shape) == len(sizes) and all(
@@ -334,7 +334,7 @@ def _check(path: str, x: Any, spec: Spec, axes: tuple[Axis, ...]) -> None:
     if not fits:
         expected = ", ".join("_" if n is None else str(n) for n in sizes)
         raise ValueError(
-            f"leaf {path!r} has shape {list(shape)}, but the spec says [{expected}] "
+            f"leaf {path!r} has shape {list(shape)}, but the spec has [{expected}] "
             f"({format_axes(axes) or 'a scalar'}); after a change of basis the spec is "
             "spec.resized(maps), and under a leading axis use jax.vmap"
         )

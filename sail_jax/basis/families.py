@@ -1,30 +1,32 @@
 """Families of maps, and the family that each nonlinearity commutes with.
 
-To re-express x as `write @ x` preserves a network whose nonlinearity f has
-`f(write @ x) == write @ f(x)`. Which maps those are is a property of f, and the answers are not
-ordered from more to less: a ReLU allows positive scales but no rotation, RMSNorm the reverse.
+Re-expressing x as `write @ x` preserves a network if its nonlinearity f satisfies
+`f(write @ x) == write @ f(x)`. The set of such maps depends on f, and these sets are not nested: a
+ReLU allows positive scales but no rotation, RMSNorm the reverse.
 """
 
 import enum
 
 
 class Family(enum.Flag):
-    """A set of maps, described by the properties that all its members share.
+    """A set of maps, described by properties that all its members have.
 
-    The properties are flags. More properties make a smaller family: `a in b` says that the family b
-    lies within the family a. `a & b` is the smallest family that holds both a and b. As every
-    property survives composition, it also holds the compositions of their members. The properties:
+    The properties are flags. More properties make a smaller family: `a in b` means that the family
+    b lies within the family a. `a & b` is the smallest family that contains both a and b. Every
+    property survives composition, so `a & b` also contains the compositions of their members. The
+    properties:
 
-    - MONOMIAL: a row of `write` has at most one nonzero entry, and a unit whose row is zero
-      is not read.
-    - NONNEGATIVE: no entry of `write` is negative.
+    - MONOMIAL: a row of `write` has at most one nonzero entry, and units with a zero row are not
+      read.
+    - NONNEGATIVE: `write` has only entries >= 0.
     - UNIT (of monomial maps): the entries of `write` are 0 or +-1.
-    - ISOMETRIC: `write.T @ write == new/old * I`, so that the mean square of the units is kept.
+    - ISOMETRIC: `write.T @ write == new/old * I`, which preserves the mean square of the units.
     - INVERTIBLE: `read` is the inverse of `write`.
-    - IDENTITY: nothing happens (this implies all others).
+    - IDENTITY: nothing changes (this implies all others).
 
-    LINEAR has no property: it holds all maps. The other names stand for several properties at once;
-    a SELECTION, for example, takes each new unit from one old unit, or makes it zero.
+    LINEAR is the family of all maps, without any property. The other names stand for several
+    properties at once. For example, a SELECTION takes each new unit from one old unit, or sets it
+    to zero.
 
     >>> str(Family.SELECTION & Family.SIGNED_PERMUTATION)
     'signed selection'
@@ -49,7 +51,7 @@ class Family(enum.Flag):
     IDENTITY = PERMUTATION | 32
 
     def __str__(self) -> str:
-        """The name of the smallest named family that holds this one, in lower case."""
+        """Returns the smallest named family that contains this one, in lower case."""
         named = [family for family in type(self).__members__.values() if family in self]
         best = max(named, key=lambda family: family.value.bit_count())
         return str(best.name).lower().replace("_", " ")
@@ -68,7 +70,7 @@ NONLINEARITIES: dict[str, Family] = {
     "outer": Family.IDENTITY,
     "stack": Family.IDENTITY,
 }
-"""The family that each nonlinearity commutes with: a map within it preserves the function.
+"""The family that each nonlinearity commutes with: its maps preserve the function.
 
 Each family is sufficient; a network may allow more.
 
@@ -76,15 +78,14 @@ Each family is sufficient; a network may allow more.
 - "rmsnorm", "layernorm": the bare normalisations; a learned scale is a gain, see
   `sail_jax.basis.axes`.
 - "relu": any positively homogeneous function, unit by unit.
-- "odd": any odd function, unit by unit (tanh). Also attention over its heads: with the sign of a
+- "odd": any odd function, unit by unit (tanh). Also attention over its heads: under the sign of a
   head, its logits stay and its values change sign.
-- "gated": a product unit by unit, of which the other factor is written by gains ("diag") alone: the
-  gates of gated units.
-- "elementwise": any function unit by unit, also one of several writers (gated units).
-- "dot": linear but for its size: queries and keys, whose product is divided by the root of their
-  number.
-- "softmax": any function that treats units alike.
-- "outer": the network's input or output, or units that are told apart by position (RoPE pairs,
-  pixels).
+- "gated": a product unit by unit in which only gains ("diag") write the other factor: the gates of
+  gated units.
+- "elementwise": any function unit by unit, also of several writers (gated units).
+- "dot": linear, but dependent on the size: queries and keys, with a product divided by the root of
+  their number.
+- "softmax": any function that treats all units equally.
+- "outer": the network's input or output, or units distinguished by position (RoPE pairs, pixels).
 - "stack": the axis of stacked layers.
 """

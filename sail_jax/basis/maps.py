@@ -1,8 +1,9 @@
 """Maps that re-express one feature space, in dense and in index form.
 
-A `SpaceMap` sends an activation x of a space to `write @ x`, and what reads x to a reader of
-that: `W -> W @ read`. No linear reader sees the difference if and only if `read @ write == I`. A
-network sees none if its nonlinearity also commutes with `write`, which is what a `Family` records.
+A `SpaceMap` sends an activation x of a space to `write @ x`, and a reader of x to a reader of the
+result: `W -> W @ read`. Linear readers give the same result if and only if `read @ write == I`. A
+network gives the same result if its nonlinearity also commutes with `write`. A `Family` records
+this property.
 """
 
 from dataclasses import dataclass
@@ -24,21 +25,21 @@ class Selection:
     """The matrix [new, old] with `scale[j]` at (j, `index[j]`), kept as a gather.
 
     Attributes:
-      index: For each new unit, the old unit that it takes: integers [new] in range(old), after
-        batch axes if there are any.
-      scale: What the new units are multiplied by, shaped like `index`; None stands for ones and
-        costs no multiplication.
+      index: The old unit for each new unit: integers [new] in range(old), after optional batch
+        axes.
+      scale: The factor of each new unit, shaped like `index`; None stands for ones and needs no
+        multiplication.
       old: The number of old units.
     """
 
-    # JAX puts placeholders of its own where the arrays are, which no narrower type would admit.
+    # JAX inserts its own placeholders for the arrays, which a narrower type would reject.
     index: Any
     scale: Any
     old: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix: (new, old), after batch axes if the index has any."""
+        """The shape of the matrix: (new, old), after the index's batch axes."""
         return (*self.index.shape, self.old)
 
     @jax.jit
@@ -59,23 +60,23 @@ Operator = Array | Selection
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False)
 class SpaceMap:
-    """One space of `old` units re-expressed in `new` units.
+    """One space of `old` units, re-expressed in `new` units.
 
     It has one of two forms. The dense form holds two arrays, `write` [new, old] and `read`
     [old, new]. The index form holds two `Selection`s with one index, each a gather onto the new
     units: new unit j is `write.scale[j]` times old unit `index[j]`, and is read with weight
-    `read.scale[j]`, so that `read` stands for the transpose of its selection. `dense()` turns the
-    second form into the first, and so defines it.
+    `read.scale[j]`. Here `read` stands for the transpose of its selection. `dense()` converts the
+    index form to the dense form, and so defines it.
 
-    A map is a pytree whose arrays are differentiable; leading batch axes are for use under vmap.
-    ValueError is raised if `write` and `read` are of different forms, if their shapes are not each
-    other's transpose, or if their indices differ; TypeError if they are complex arrays.
+    A map is a pytree with differentiable arrays; leading batch axes are for use under vmap. The
+    constructor raises a ValueError if `write` and `read` have different forms, shapes that are not
+    each other's transpose, or different indices. For complex arrays it raises a TypeError.
 
     Attributes:
-      write: How activations are re-expressed.
-      read: How what reads them makes up for it.
-      family: The claim, kept through jit, about which maps this one is among. Arrays of unknown
-        origin are LINEAR, which claims nothing (see `classify`).
+      write: The operator on activations.
+      read: The compensating operator on readers.
+      family: The family that the map claims to belong to; it survives jit. Arrays of unknown origin
+        are LINEAR, which claims nothing (see `classify`).
 
     >>> m = SpaceMap(jnp.array([[1.0], [1.0]]), jnp.array([[0.5, 0.5]]))
     >>> m.old, m.new, float(defect(m))
@@ -110,12 +111,12 @@ class SpaceMap:
 
     @property
     def new(self) -> int:
-        """The number of units after."""
+        """The number of units after the map."""
         return self.write.shape[-2]
 
     @property
     def old(self) -> int:
-        """The number of units before."""
+        """The number of units before the map."""
         return self.write.shape[-1]
 
     @property
@@ -125,21 +126,21 @@ class SpaceMap:
 
     @property
     def entries(self) -> tuple[Any, Any]:
-        """Those of `write` and of `read.T`: [new, old] if dense, else [new] (None for ones)."""
+        """The entries of `write` and of `read.T`: [new, old] if dense, else [new] (None: ones)."""
         write, read = self.write, self.read
         if isinstance(write, Selection) or isinstance(read, Selection):
             return cast(Selection, write).scale, cast(Selection, read).scale
         return write, jnp.swapaxes(read, -1, -2)
 
     def operator(self, entries: Array | None) -> Operator:
-        """Lays out entries as those of this map.
+        """Converts entries to an operator in the form of this map.
 
         Args:
           entries: Entries in the layout of `SpaceMap.entries`.
 
         Returns:
-          The operator [new, old] that has these entries, for `along`: a `Selection` with the index
-          of this map, or the entries themselves if the map is dense.
+          The operator [new, old] with these entries, for `along`: a `Selection` with this map's
+          index, or the entries themselves if the map is dense.
         """
         if isinstance(self.write, Selection):
             return Selection(self.write.index, entries, self.old)
@@ -157,26 +158,26 @@ class SpaceMap:
         return SpaceMap(write, jnp.swapaxes(read_t, -1, -2), self.family)
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """Lists the arrays of the map, as JAX asks of a pytree.
+        """Lists the arrays of the map, as JAX requires of a pytree.
 
         Returns:
-          The arrays with their keys, and what is static: the family and, of an index form, `old`.
+          The arrays with their keys, and the static part: the family and, for index forms, `old`.
         """
         write, read = self.write, self.read
         key = jax.tree_util.GetAttrKey
         if isinstance(write, Selection) and isinstance(read, Selection):
-            # One copy of the index, so that the two fields cannot come to disagree.
+            # One copy of the index keeps the two fields consistent.
             fields = {"index": write.index, "write": write.scale, "read": read.scale}
             return [(key(k), v) for k, v in fields.items()], (self.family, write.old)
         return [(key("write"), write), (key("read"), read)], (self.family, None)
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> "SpaceMap":
-        """Builds a map from what `tree_flatten_with_keys` returned.
+        """Builds a map from the output of `tree_flatten_with_keys`.
 
         Args:
-          static: The family and, of an index form, `old`.
-          leaves: The arrays, or what JAX has put in their places.
+          static: The family and, for index forms, `old`.
+          leaves: The arrays, or JAX's placeholders for them.
 
         Returns:
           The map, without checks.
@@ -185,7 +186,7 @@ class SpaceMap:
         if old is not None:
             index, write, read = leaves
             leaves = (Selection(index, write, old), Selection(index, read, old))
-        # JAX may put placeholders in place of leaves, so nothing is checked here.
+        # JAX may insert placeholders for leaves, so nothing is checked here.
         new = object.__new__(cls)
         for name, value in zip(("write", "read", "family"), (*leaves, family), strict=True):
             object.__setattr__(new, name, value)
@@ -205,7 +206,7 @@ def select(
     Args:
       index: Integers in range(old), of shape (new,).
       old: The number of old units.
-      write: What each new unit is multiplied by, of shape (new,); None for ones.
+      write: The factor of each new unit, of shape (new,); None for ones.
       read: The weight with which each new unit is read, of shape (new,); None for ones.
       family: The family that the map claims; it is not checked.
 
@@ -213,8 +214,8 @@ def select(
       The map of `old` units to `new` units.
 
     Raises:
-      TypeError: If `index` does not hold integers, or `write` or `read` is complex.
-      ValueError: If `index` is not a vector or leaves range(old) (unless it is traced), or `write`
+      TypeError: If `index` does not contain integers, or `write` or `read` is complex.
+      ValueError: If `index` is not a vector or exceeds range(old) (unless it is traced), or `write`
         or `read` has another shape.
 
     >>> m = select(jnp.array([0, 1, 0]), 2, read=jnp.array([0.5, 1.0, 0.5]))
@@ -224,7 +225,7 @@ def select(
     given = {"write": write, "read": read}
     index = as_array(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"index must hold integers, got {index.dtype}")
+        raise TypeError(f"index must contain integers, got {index.dtype}")
     if index.ndim != 1:
         raise ValueError(f"index must be a vector, got shape {index.shape}")
     values = concrete(index)
@@ -239,13 +240,13 @@ def select(
 
 
 def identity(n: int) -> SpaceMap:
-    """Builds the map that changes nothing.
+    """Builds the identity map.
 
     Args:
       n: The number of units.
 
     Returns:
-      The map in index form. IDENTITY.
+      The map in index form, of family IDENTITY.
 
     >>> identity(2).dense().write.tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -265,8 +266,8 @@ def along(operator: Operator, x: Array, axis: int) -> Array:
       The array with `new` entries along the axis, in the wider of the two dtypes.
     """
     if isinstance(operator, Selection):
-        # The axes before it are indexed as well, by their own numbers. With the one index alone,
-        # XLA on a CPU would put the gathered axis first and then transpose the outcome.
+        # The axes before it are indexed as well, by their own numbers. With a single index, XLA on
+        # a CPU would put the gathered axis first and then transpose the result.
         iota = partial(jax.lax.broadcasted_iota, jnp.int32, dimension=0)
         before = (iota(shape=(n, *[1] * (axis - k))) for k, n in enumerate(x.shape[:axis]))
         at = x.at[(*before, operator.index)]
@@ -291,22 +292,22 @@ def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
       first: The map that is applied first.
 
     Returns:
-      The composition, in index form if both are. Its family is the smallest that holds both.
+      The composition, in index form if both are. Its family is the smallest that contains both.
 
     Raises:
-      ValueError: If `second` starts from another number of units than `first` ends with.
+      ValueError: If the number of old units of `second` differs from `first`'s number of new units.
 
     >>> str(compose(identity(3), identity(3)).family)
     'identity'
     """
     if second.old != first.new:
         raise ValueError(
-            f"cannot compose: first has {first.new} new units, second re-expresses {second.old}"
+            f"cannot compose: first has {first.new} new units, but second takes {second.old}"
         )
     family = second.family & first.family
-    # Two gathers in a row are one gather: the composition stays in index form.
+    # Two gathers in a row are one gather, so the composition stays in index form.
     if first.index is not None and second.index is not None:
-        # New unit j takes unit second.index[j] of the middle, which is first.index of that.
+        # New unit j takes unit second.index[j] of the middle, which takes first.index there.
         take = partial(jnp.take, indices=second.index, axis=0, mode="clip")
         write, read = (
             b if a is None else _product(b, take(a))
@@ -327,8 +328,8 @@ def invert(m: SpaceMap) -> SpaceMap:
       m: The map from `old` to `new` units.
 
     Returns:
-      The map from `new` to `old` units. If `m` is INVERTIBLE, it has the form and the family of
-      `m`. Any other is dense and LINEAR: what undoes a duplication, for example, is an average.
+      The map from `new` to `old` units. If `m` is INVERTIBLE, the result has the form and family of
+      `m`. Otherwise it is dense and LINEAR: for example, an average undoes a duplication.
 
     >>> invert(select(jnp.array([2, 0, 1]), 3, family=Family.PERMUTATION)).index.tolist()
     [1, 2, 0]
@@ -339,26 +340,26 @@ def invert(m: SpaceMap) -> SpaceMap:
     if m.index is None:
         return SpaceMap(m.read, m.write, m.family)
     inverse = jnp.argsort(m.index)  # an invertible index form is a scaled permutation
-    # Of a scaled permutation the inverse scales are those of `read`: the two change places.
+    # The inverse scales of a scaled permutation are the scales of `read`: the two are swapped.
     read, write = (None if e is None else e[inverse] for e in m.entries)
     return _indexed(inverse, write, read, m.new, m.family)
 
 
 def defect(m: SpaceMap) -> Float[Array, ""]:
-    """Measures what a linear reader loses: max |read @ write - I|.
+    """Measures the loss of a linear reader, max |read @ write - I|.
 
     Args:
       m: The map, which may be traced.
 
     Returns:
-      The largest deviation, a scalar; 0 if and only if the map is lossless to linear readers.
+      The largest deviation, a scalar; 0 if and only if the map is lossless for linear readers.
 
-    >>> float(defect(identity(3))), float(defect(select(jnp.array([0]), 2)))  # which drops a unit
+    >>> float(defect(identity(3))), float(defect(select(jnp.array([0]), 2)))  # drops a unit
     (0.0, 1.0)
     """
     write, read = m.entries
     if m.index is not None or write is None:
-        # `read @ write` is diagonal: each new unit gives back its share of the old unit it took.
+        # `read @ write` is diagonal: each new unit returns its share of its old unit.
         weight = _product(write, read)
         diagonal = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
         return jnp.max(jnp.abs(diagonal - 1), initial=0)
@@ -369,10 +370,10 @@ def defect(m: SpaceMap) -> Float[Array, ""]:
 
 
 def measure(m: SpaceMap) -> tuple[float, float] | None:
-    """Measures the defect of a map, and how much of it rounding alone can explain.
+    """Measures the defect of a map, and the part of it that rounding alone can explain.
 
-    The latter is 4 eps sqrt(new) max(|read| @ |write|): a dot product of length `new` whose entries
-    carry independent relative errors of eps, at four standard deviations. Both are computed in
+    The bound on rounding is 4 eps sqrt(new) max(|read| @ |write|): four standard deviations of a
+    dot product of length `new` with independent relative errors of eps. Both are computed in
     float64 on the host.
 
     Args:
@@ -393,16 +394,16 @@ def measure(m: SpaceMap) -> tuple[float, float] | None:
 
 
 def classify(m: SpaceMap) -> Family:
-    """Finds the properties that hold for the entries of a map.
+    """Finds the properties of a map's entries.
 
-    Zeros, ones and signs must be exact; products must be right up to rounding (`measure`). Use it
-    to vouch for arrays: `SpaceMap(write, read, classify(SpaceMap(write, read)))`.
+    Zeros, ones and signs must be exact; products must be correct up to rounding (`measure`). Use it
+    to establish the family of arrays: `SpaceMap(write, read, classify(SpaceMap(write, read)))`.
 
     Args:
-      m: The map; the family that it claims is ignored.
+      m: The map; its claimed family is ignored.
 
     Returns:
-      The smallest family that holds the map.
+      The smallest family that contains the map.
 
     Raises:
       ValueError: If the map is traced.
@@ -413,11 +414,11 @@ def classify(m: SpaceMap) -> Family:
     """
     host, measured = _host(m), measure(m)
     if host is None or measured is None:
-        raise ValueError("a traced map cannot be classified: state its family")
+        raise ValueError("a traced map cannot be classified: give its family")
     (w, r), (lost, tolerance) = host, measured
     n, eye = m.old, _one(m)
-    # Of an index form, entries are ones where the map is the identity, as `_one` is, and the index
-    # must count from 0 as well.
+    # For index forms the entries alone are not enough: an identity's index must also count from 0,
+    # as in `_one`.
     index = np.arange(n) if m.index is None else np.asarray(m.index)
     if all(map(np.array_equal, (w, r, index), (eye, eye, np.arange(n)))):
         return Family.IDENTITY
@@ -440,12 +441,12 @@ def classify(m: SpaceMap) -> Family:
 
 
 def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:
-    """The entries of a map as float64 on the host, ones for None; None if the map is traced."""
+    """Returns the entries of a map as float64 on the host, ones for None; None if it is traced."""
     leaves = [concrete(leaf) for leaf in jax.tree.leaves(m)]
     if any(leaf is None for leaf in leaves):
         return None
-    # The map is rebuilt of host arrays. `m.entries` would transpose `read` in JAX, which under jit
-    # gives a tracer even where the map itself is a constant.
+    # The map is rebuilt from host arrays. `m.entries` would transpose `read` in JAX, which gives a
+    # tracer under jit even if the map itself is constant.
     m = jax.tree.unflatten(jax.tree.structure(m), leaves)
     write, read = (m.write, m.read) if m.index is None else m.entries
     ones = np.ones(m.new)
@@ -454,12 +455,12 @@ def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _one(m: SpaceMap) -> np.ndarray:
-    """The identity on the old units, in the layout of `_kept`."""
+    """Returns the identity on the old units, in the layout of `_kept`."""
     return np.eye(m.old) if m.index is None else np.ones(m.old)
 
 
 def _kept(m: SpaceMap, write: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """`read @ write` for entries in the layout of m; of an index form, its diagonal (all of it)."""
+    """Computes `read @ write` for entries in the layout of m; for index forms, its diagonal."""
     if m.index is None:
         return read.T @ write
     return np.bincount(np.asarray(m.index), write * read, m.old)
@@ -468,12 +469,12 @@ def _kept(m: SpaceMap, write: np.ndarray, read: np.ndarray) -> np.ndarray:
 def _indexed(
     index: Array, write: Array | None, read: Array | None, old: int, family: Family
 ) -> SpaceMap:
-    """The index form of entries that need no checks."""
+    """Makes the index form of entries without checks."""
     return SpaceMap(Selection(index, write, old), Selection(index, read, old), family)
 
 
 def _floating(x: Any) -> Array:
-    """A real floating array of x, converted from integers if need be."""
+    """Converts x to a real floating array."""
     x = as_array(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"a map must be real, got {x.dtype}")
@@ -481,5 +482,5 @@ def _floating(x: Any) -> Array:
 
 
 def _product(a: Array | None, b: Array | None) -> Array | None:
-    """Scales multiplied, None being ones."""
+    """Multiplies scales; None stands for ones."""
     return b if a is None else a if b is None else a * b

@@ -1,7 +1,7 @@
-"""Which feature space every axis of every parameter lives in: rules, checked into a `Spec`.
+"""The feature space of every axis of every parameter: rules, checked into a `Spec`.
 
-Rules give an axes string to each leaf by a pattern of its path, as partition rules give shardings
-(both are defined in `sail_jax.basis.axes`), so that one small table serves an architecture:
+Rules give an axes string to each leaf by a pattern of its path, as partition rules give shardings.
+`sail_jax.basis.axes` defines both. One small table serves a whole architecture:
 
     "embed":                        "vocab* resid"
     "blocks/{i}/mlp/in/kernel":     "resid* hidden{i}"
@@ -46,8 +46,8 @@ class Space(NamedTuple):
     Attributes:
       name: Its name, as in the axes strings.
       size: The number of its units.
-      nonlinearity: What is applied to it: words of `NONLINEARITIES`, separated by spaces, or ""
-        where nothing was stated.
+      nonlinearity: Its nonlinearities: words of `NONLINEARITIES`, separated by spaces, or "" if
+        unstated.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Space(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A place where a space occurs.
+    """An occurrence of a space.
 
     Attributes:
       path: The path of the leaf.
-      axis: The number of the array axis.
-      factor: The number of the factor within the axis.
-      role: What the axis does with the space.
+      axis: The index of the array axis.
+      factor: The index of the factor within the axis.
+      role: The axis's role for the space.
       tied: Whether the leaf is used a second time, with another role for the space.
     """
 
@@ -78,12 +78,12 @@ class Use(NamedTuple):
 class Spec:
     """The feature spaces of a parameter tree, as `spec` returns them.
 
-    A spec holds no parameters. It is immutable, hashable, and static under jit. `print` shows a
-    table of the spaces: who writes, reads and multiplies each.
+    A spec contains no parameters. It is immutable, hashable, and static under jit. `print` shows a
+    table of the spaces with their writers, readers and gains.
 
     Attributes:
       leaves: The leaves of the tree, in its order, with the spaces of their axes.
-      spaces: The spaces that occur in them, with their sizes.
+      spaces: The spaces in them, with their sizes.
     """
 
     leaves: tuple[Leaf, ...]
@@ -123,7 +123,7 @@ class Spec:
           The factors of each array axis, in order.
 
         Raises:
-          ValueError: If the spec has no such leaf; the message names the nearest paths.
+          ValueError: If the spec has no such leaf; the message suggests similar paths.
         """
         if path not in self._axes:
             raise ValueError(f"the spec has no leaf {path!r}{nearest(path, self._axes)}")
@@ -139,20 +139,20 @@ class Spec:
           The space.
 
         Raises:
-          ValueError: If the spec has no such space; the message names the nearest ones.
+          ValueError: If the spec has no such space; the message suggests similar names.
         """
         if name not in self._spaces:
             raise ValueError(f"the spec has no space {name!r}{nearest(name, self._spaces)}")
         return self._spaces[name]
 
     def shape(self, path: str) -> tuple[int | None, ...]:
-        """Computes the shape that the spec gives to a leaf.
+        """Computes the shape of a leaf from the spec.
 
         Args:
           path: The path of the leaf.
 
         Returns:
-          The extent of each axis; None for an axis in no space, which the spec does not size.
+          The extent of each axis; None for an axis without a space.
 
         Raises:
           ValueError: If the spec has no such leaf.
@@ -160,7 +160,7 @@ class Spec:
         return tuple(self.extent(axis) if axis else None for axis in self.axes(path))
 
     def extent(self, axis: Axis) -> int:
-        """Computes how many entries an axis has.
+        """Computes the number of entries of an axis.
 
         Args:
           axis: The factors of the axis.
@@ -174,7 +174,7 @@ class Spec:
         return sum(math.prod(self.space(f.space).size for f in block) for block in blocks(axis))
 
     def uses(self, name: str) -> tuple[Use, ...]:
-        """Lists every place where a space occurs.
+        """Lists every occurrence of a space.
 
         Args:
           name: The name of the space.
@@ -194,19 +194,19 @@ class Spec:
           maps: Maps by the name of their space.
 
         Raises:
-          TypeError: If an entry is no `SpaceMap`.
-          ValueError: If a map is for no space of the spec, has another size, or is batched.
+          TypeError: If an entry is not a `SpaceMap`.
+          ValueError: If a map is for an unknown space, has another size, or is batched.
         """
         for name, m in maps.items():
             if not isinstance(m, SpaceMap):
                 raise TypeError(f"maps[{name!r}] must be a SpaceMap, got {type(m).__name__}")
             if name not in self._spaces:
-                raise ValueError(f"maps name no space {name!r}{nearest(name, self._spaces)}")
+                raise ValueError(f"maps: no space {name!r}{nearest(name, self._spaces)}")
             size = self._spaces[name].size
             if m.old != size:
                 raise ValueError(
                     f"space {name!r} has {size} units (leaf {self.uses(name)[0].path!r}), "
-                    f"but its map re-expresses {m.old} as {m.new}"
+                    f"but its map takes {m.old} to {m.new}"
                 )
             if len(m.write.shape) != 2:
                 raise ValueError(
@@ -214,17 +214,17 @@ class Spec:
                 )
 
     def alone(self, path: str) -> tuple["Spec", dict[str, str]]:
-        """Builds the spec of one leaf by itself, with neutral names.
+        """Builds the spec of a single leaf, with neutral names.
 
-        Leaves that are used alike, such as those of a network's layers, get equal specs, and so
-        share one compiled program.
+        Leaves with equal use, such as those of a network's layers, get equal specs, and so share
+        one compiled program.
 
         Args:
           path: The path of the leaf.
 
         Returns:
-          The spec, in which the leaf is called "leaf" and its spaces "s0", "s1", ...; and the names
-          that the spaces of this spec have there.
+          The spec with the leaf name "leaf" and the spaces "s0", "s1", ...; and a mapping from this
+          spec's names of spaces to these.
 
         Raises:
           ValueError: If the spec has no such leaf.
@@ -247,8 +247,8 @@ class Spec:
           The same leaves and spaces, with the new sizes.
 
         Raises:
-          TypeError: If an entry is no `SpaceMap`.
-          ValueError: If a map is for no space of the spec, has another size, or is batched.
+          TypeError: If an entry is not a `SpaceMap`.
+          ValueError: If a map is for an unknown space, has another size, or is batched.
         """
         self.check(maps)
         sizes = {name: m.new for name, m in maps.items()}
@@ -275,12 +275,12 @@ def spec(
     spaces: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Spec:
-    """Names the feature space of every array axis of a parameter tree, and checks the names.
+    """Assigns a feature space to every array axis of a parameter tree, and checks the result.
 
-    A typing error in a rule must not become a new space. So every leaf must match exactly one rule;
-    every rule and every entry of `spaces` and `sizes` must be used; every axis must have a name;
-    every space must have one size, a writer and a reader (or be stated as "softmax" and occur
-    twice); and only floating leaves may have spaces.
+    A typing error in a rule must not create a new space. Therefore every leaf must match exactly
+    one rule; every rule and every entry of `spaces` and `sizes` must be used; every axis must have
+    a name; every space must have one size, a writer and a reader (or be "softmax" and occur twice);
+    and only floating leaves may have spaces.
 
     The keys of `spaces` and `sizes` are names of spaces as they appear in axes strings. In a key,
     `{i}` stands for any text without "/" and ".", and `{a,b}` for alternatives.
@@ -289,21 +289,21 @@ def spec(
       params: The parameters, as arrays or ShapeDtypeStructs.
       rules: An axes string for each path pattern, as a mapping or as pairs; `sail_jax.basis.axes`
         defines both languages.
-      spaces: What is applied to each space: one or more words, separated by blanks, of "linear",
+      spaces: The nonlinearity of each space: one or more words, separated by blanks, of "linear",
         "rmsnorm", "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the
-        network's input or output, which need not be both written and read) or "stack" (a stacked
-        layer axis, which nothing reads). `NONLINEARITIES` says what each means. A space that is not
-        stated is taken to commute with permutations only.
-      sizes: The sizes of those spaces that the shapes leave open: factors of a product, or blocks
-        of a fused axis, that occur nowhere alone.
+        network's input or output, which may lack a writer or reader) or "stack" (a stacked layer
+        axis without readers). `NONLINEARITIES` defines the words. An unstated space is assumed to
+        commute with permutations only.
+      sizes: The sizes of spaces that the shapes do not determine: factors of a product, or blocks
+        of a fused axis, that never occur alone.
 
     Returns:
       The spec, with the leaves in the order of the tree.
 
     Raises:
       TypeError: If a rule is not a pair of texts.
-      ValueError: If one of the conditions above does not hold, a pattern, an axes string or a word
-        cannot be read, or two leaves have one path. The message names the leaf and what to write.
+      ValueError: If one of the conditions above is violated, a pattern, an axes string or a word
+        cannot be parsed, or two leaves have one path. The message gives the leaf and a correction.
 
     >>> layer = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
     >>> rules = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
@@ -330,11 +330,11 @@ def spec(
 def _match(
     arrays: Mapping[str, jax.ShapeDtypeStruct], pairs: list[tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
-    """For each leaf its rule's pattern and the axes string with captures filled in."""
+    """Finds each leaf's rule: its pattern, and the axes string with captures filled in."""
     problems, out, used = [], {}, set()
     for pattern, axes in pairs:
         if not isinstance(pattern, str) or not isinstance(axes, str):
-            raise TypeError(f"a rule is a pattern and an axes string, got {(pattern, axes)!r}")
+            raise TypeError(f"expected a pattern and an axes string, got {(pattern, axes)!r}")
     patterns = Patterns(pattern for pattern, _ in pairs)
     for path, leaf in arrays.items():
         hits = patterns.matches(path)
@@ -343,7 +343,7 @@ def _match(
             near = _nearest(path, (pattern for pattern, _ in pairs), problems)
             problems.append(
                 f"no rule matches leaf {_show(path, leaf)}{near}; "
-                f"to leave it alone write {path!r}: {' '.join('_' * len(leaf.shape))!r}"
+                f"to leave it unchanged write {path!r}: {' '.join('_' * len(leaf.shape))!r}"
             )
         elif len(hits) > 1:
             rules = ", ".join(f"{pairs[k][0]!r}: {pairs[k][1]!r}" for k, _ in hits)
@@ -374,7 +374,7 @@ def _match(
 def _parse(
     arrays: Mapping[str, jax.ShapeDtypeStruct], matched: Mapping[str, tuple[str, str]]
 ) -> tuple[Leaf, ...]:
-    """The leaves with their axes strings read; ValueError where they do not fit the arrays."""
+    """Parses the leaves' axes strings. Raises a ValueError if they do not fit the arrays."""
     problems, leaves = [], []
     for path, leaf in arrays.items():
         pattern, text = matched[path]
@@ -387,7 +387,7 @@ def _parse(
         if len(axes) != ndim:
             padded = format_axes([*axes, *[()] * ndim][:ndim])
             problems.append(
-                f"leaf {_show(path, leaf)} has {ndim} axes, but rule {pattern!r} names "
+                f"leaf {_show(path, leaf)} has {ndim} axes, but rule {pattern!r} gives "
                 f"{len(axes)}: {text!r}; write one name per axis, such as {padded!r}"
             )
         elif any(axes) and not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -401,7 +401,7 @@ def _parse(
 
 
 def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Entries keyed by patterns of space names, as entries keyed by names."""
+    """Converts entries keyed by patterns of space names to entries keyed by names."""
     out: dict[str, Any] = {}
     owner: dict[str, str] = {}
     problems = []
@@ -412,11 +412,11 @@ def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict
     for (key, value), hits in zip(entries.items(), named, strict=True):
         if not hits:
             near = _nearest(key, names, problems)
-            problems.append(f"{argument}[{key!r}] names no space{near}")
+            problems.append(f"{argument}[{key!r}] matches no space{near}")
         for name in hits:
             if name in out:
                 problems.append(
-                    f"{argument}[{key!r}] and {argument}[{owner[name]!r}] both name {name!r}"
+                    f"{argument}[{key!r}] and {argument}[{owner[name]!r}] both match {name!r}"
                 )
             out[name], owner[name] = value, key
     _raise(problems)
@@ -424,7 +424,7 @@ def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict
 
 
 def _check_nonlinearities(stated: Mapping[str, str]) -> None:
-    """Raises ValueError for a word that `NONLINEARITIES` lacks."""
+    """Raises a ValueError for an unknown word."""
     problems = []
     for name, words in stated.items():
         for word in (isinstance(words, str) and words.split()) or [words]:
@@ -437,7 +437,7 @@ def _check_nonlinearities(stated: Mapping[str, str]) -> None:
 def _sizes(
     arrays: Mapping[str, jax.ShapeDtypeStruct], leaves: Iterable[Leaf], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """The size of every space: given, or deduced from the shapes of the leaves."""
+    """Returns the size of every space: given, or deduced from the shapes of the leaves."""
     size = {name: int(n) for name, n in given.items()}
     source = {name: f"sizes[{name!r}]" for name in size}
     pending = [
@@ -447,8 +447,8 @@ def _sizes(
         if axis
     ]
     problems, progress = [], True
-    # An axis can be solved once at most one of its spaces is unknown, and what it gives may solve
-    # another axis. So the rest is tried again until a round brings nothing new.
+    # An axis can be solved once at most one of its spaces is unknown. The result may make another
+    # axis solvable, so the loop repeats until a round finds nothing new.
     while pending and progress:
         progress, later = False, []
         for path, n, axis in pending:
@@ -470,7 +470,7 @@ def _sizes(
                     f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, "
                     f"but {', '.join(settled)}"
                 )
-                # These spaces count as known from here on, so that each is reported once.
+                # These spaces count as known from here on, to report each problem once.
                 size |= dict.fromkeys(unknown, 0)
                 source |= dict.fromkeys(unknown, f"leaf {path!r}")
         pending = later
@@ -485,10 +485,10 @@ def _sizes(
 
 
 def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | None:
-    """Splits the extent n of an axis into what its known and its one unknown space contribute.
+    """Splits the extent n of an axis between its known spaces and its one unknown space.
 
-    Returns n less the blocks whose spaces are all known, and the number that the unknown space is
-    multiplied by in the other blocks; None if two unknown factors multiply each other.
+    Returns n minus the blocks with only known spaces, and the factor of the unknown space in the
+    other blocks; None if two unknown factors multiply each other.
     """
     per = 0
     for block in blocks(axis):
@@ -501,7 +501,7 @@ def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | Non
 
 
 def _check_sides(out: Spec) -> None:
-    """ValueError for a space without a writer or a reader, unless it is "outer" or "stack"."""
+    """Raises a ValueError for a space without a writer or reader, except "outer" and "stack"."""
     problems = []
     names = [space.name for space in out.spaces]
     for name, _, words in out.spaces:
@@ -514,7 +514,7 @@ def _check_sides(out: Spec) -> None:
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
         elif permuted and several:
-            # Units that are only permuted need no roles: experts and the router that ranks them.
+            # Units that are only permuted need no roles, such as experts and their router.
             continue
         elif "outer" not in words.split() and not (writers and readers):
             near = _nearest(name, (other for other in names if other != name), problems)
@@ -529,13 +529,13 @@ def _check_sides(out: Spec) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lays out rows of cells as left-aligned columns, for printing.
+    """Formats rows of cells as left-aligned columns, for printing.
 
     Args:
       rows: The rows, all of the same length, the titles first.
 
     Returns:
-      One line per row, with two spaces between columns; what a terminal cannot show is escaped.
+      One line per row, with two spaces between columns and control characters escaped.
     """
     rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -544,13 +544,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _users(uses: Iterable[Use], role: str) -> list[str]:
-    """The paths of the leaves in that role, each once; a tied leaf both writes and reads."""
+    """Returns the paths of the leaves in that role, each once; a tied leaf writes and reads."""
     paths = (u.path for u in uses if u.role == role or (u.tied and role != "gain"))
     return list(dict.fromkeys(paths))
 
 
 def _some(paths: list[str]) -> str:
-    """The first three paths, and how many more there are; "-" for none."""
+    """Returns the first three paths and the number of further ones; "-" for none."""
     more = f", +{len(paths) - 3}" if len(paths) > 3 else ""
     return (", ".join(paths[:3]) or "-") + more
 
@@ -563,7 +563,7 @@ def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _show(path: str, leaf: jax.ShapeDtypeStruct) -> str:
-    """A leaf in a message: its path, dtype and shape."""
+    """Describes a leaf for a message: its path, dtype and shape."""
     return f"{path!r} {leaf.dtype}{list(leaf.shape)}"
 
 
@@ -571,7 +571,7 @@ _SHOWN = 8
 
 
 def _nearest(word: str, options: Iterable[str], problems: list[str]) -> str:
-    """The known words near an unknown one; "" if so many problems precede that none is shown."""
+    """Suggests similar words; "" if earlier problems fill the message."""
     return nearest(word, options) if len(problems) < _SHOWN else ""
 
 

@@ -1,4 +1,4 @@
-"""`sail-jax inspect A B [C ...]`: shows what merging some checkpoints will meet, beforehand."""
+"""`sail-jax inspect A B [C ...]`: predicts how well some checkpoints merge."""
 
 import itertools
 from argparse import Namespace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sail_jax.probe.tasks import Conflict
 
 FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
-FEW = 40  # rows of a table of layers, without --full
+FEW = 40  # rows of a table of layers without --full
 
 
 def run_pairs(args: Namespace) -> None:
@@ -38,11 +38,11 @@ def run_pairs(args: Namespace) -> None:
     saving.admit(args.json, SCHEMA)
     for option in ("spec", "draft"):
         if getattr(args, option):
-            raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
+            raise ValueError(f"--{option} takes one checkpoint, got {len(args.checkpoint)}")
     if args.linearity and args.data is None:
-        raise ValueError("--linearity runs the models on examples: give them by --data FILE")
+        raise ValueError("--linearity runs the models on examples: add --data FILE")
     if args.scales and not (args.linearity and args.base):
-        raise ValueError("--scales are of task vectors: give --base, --data and --linearity, too")
+        raise ValueError("--scales applies to task vectors: add --base, --data and --linearity")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
     run = run_options(args)
@@ -79,7 +79,7 @@ def run_pairs(args: Namespace) -> None:
 
 
 def _items(trial: "Trial") -> Iterator[tuple[str, Any]]:
-    """The parts of a trial that are known, by name."""
+    """Yields the name and value of each known field of a trial."""
     return ((k, v) for k, v in trial._asdict().items() if v is not None)
 
 
@@ -90,8 +90,8 @@ def described(found: Any) -> dict[str, Any]:
       found: A `Comparison` of checkpoints.
 
     Returns:
-      The record, as --json writes it. Its cosines are means over the pairs of models, but for those
-      under `pairs`. Task vectors and sign conflicts are in it if there is a base.
+      The record, as --json writes it. Cosines outside `pairs` are means over the pairs of models.
+      Task vectors and sign conflicts are included if there is a base.
     """
     from sail_jax.checkpoint.operations import comparing
 
@@ -139,7 +139,7 @@ def described(found: Any) -> dict[str, Any]:
         record["tasks"] = _said(tasks, True) | {
             "relative norms": [float(x) for x in norms],
             "heterogeneity": float(tasks.heterogeneity) / max(base, 1e-300),
-            # k independent fair signs are all alike with probability 2 * 2^-k
+            # k independent fair signs all agree with probability 2 * 2^-k
             "unrelated sign conflict": 1 - 2.0 ** (1 - k),
         }
         for pair in record["pairs"]:
@@ -170,8 +170,8 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
     """Formats a record as text: models, pairs, layers, data, and the verdict.
 
     Args:
-      record: What `described` returns, with "verdict" and, after a trial, "data" and "linearity".
-      full: Whether all layers and differences are shown, however many.
+      record: The output of `described` with "verdict" and, after a trial, "data" and "linearity".
+      full: Whether to show every layer and difference.
 
     Returns:
       Several lines.
@@ -200,7 +200,7 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
             f"(unrelated: 0); heterogeneity {tasks['heterogeneity']:.3g} of the base's square"
         )
     else:
-        lines += ["", "no --base: no task vectors, sign conflict or heterogeneity"]
+        lines += ["", "without --base there are no task vectors, sign conflicts or heterogeneity"]
     shown = record["layers"] if full else record["layers"][:FEW]
     rows = [("layer", "parameters", "cosine", *(["sign conflict"] if tasks else []))]
     for row in shown:
@@ -225,7 +225,7 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
 
 
 def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:
-    """Formats what a trial on examples found."""
+    """Formats the result of a trial on examples."""
     lines = [f"{data['file']}, {data['examples']} examples:"]
     if "losses" in data:
         losses = ", ".join(f"{n} {x:.4f}" for n, x in zip(letters, data["losses"], strict=True))
@@ -234,9 +234,9 @@ def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:
             f"  barrier between them {data['barrier']:.4f} nats",
         ]
     else:
-        lines.append("  no labels: no losses")
+        lines.append("  no labels, so no losses")
     lines.append(
-        f"  the average's outputs beside the mean of the models': cosine {data['cosine']:.4f}, "
+        f"  the average's outputs compared with the models' mean: cosine {data['cosine']:.4f}, "
         f"coefficient {data['coefficient']:.4f}, gap {data['gap']:.2%}"
     )
     return lines

@@ -17,7 +17,7 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
 
     Args:
       groups: The groups of a record of `sail_jax.cli.compare`, one for each module of each layer.
-      models: How many models there are; what unrelated signs would do depends on it.
+      models: The number of models. The expected conflict of unrelated signs depends on it.
 
     Returns:
       The figure.
@@ -39,10 +39,10 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
             else {"vmin": 0, "vmax": 1}
         )
         style.heatmap(ax, values, **scale)
-        ax.set_facecolor("#F2F2F2")
+        ax.set_facecolor(style.NOTHING)  # unlike 0, which is nearly white
         few = range(0, len(layers), max(1, len(layers) // 16))
         ax.set_xticks(list(few), [style.literal(layers[i] or "-", 20) for i in few])
-        ax.set_xlabel("layer (-: outside of layers)")
+        ax.set_xlabel("layer (-: outside the layers)")
         ax.set_yticks(range(len(modules)), names if ax is axes[0, 0] else [])
         ax.tick_params(axis="y", labelsize=8)
         ax.invert_yaxis()

@@ -1,4 +1,4 @@
-"""What `sail-jax inspect A B --data FILE --linearity` found: as JSON data, as text, and drawn."""
+"""Shows the result of `sail-jax inspect A B --data FILE --linearity`: JSON, text and figure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from sail_jax.drawing import style
 
 FIGURE = "linearity.png"
-FEW = 40  # rows of a table, without --full
+FEW = 40  # rows of a table without --full
 
 TITLES = {
-    "interpolation": "f(a A + (1 - a) B) beside a f(A) + (1 - a) f(B)",
-    "average": "f(mean of all) beside the mean of all f",
-    "addition": "f(base + s (tA + tB)) beside the mean of f(base + 2 s tA), f(base + 2 s tB)",
-    "midpoint": "f(base) beside the mean of f(base + s t) and f(base - s t)",
-    "reflection": "f(base - s t) beside 2 f(base) - f(base + s t)",
+    "interpolation": "f(a A + (1 - a) B) against a f(A) + (1 - a) f(B)",
+    "average": "f(mean of all) against the mean of all f",
+    "addition": "f(base + s (tA + tB)) against the mean of f(base + 2 s tA), f(base + 2 s tB)",
+    "midpoint": "f(base) against the mean of f(base + s t) and f(base - s t)",
+    "reflection": "f(base - s t) against 2 f(base) - f(base + s t)",
 }
 STITCHED = {
     "plain": "one model's features in another",
@@ -31,15 +31,15 @@ STITCHED = {
 
 
 def described(found: Any) -> dict[str, Any]:
-    """Describes what was measured as JSON data.
+    """Describes the measurements as JSON data.
 
     Args:
       found: A `LayerwiseLinearity` of checkpoints.
 
     Returns:
-      The record: under "identities" a row for each identity, set of models, point and layer; under
-      "averaging" a row for each set; under "stitching" a row for each network and layer. "stderr"
-      stands for standard errors over examples.
+      The record. "identities" has a row for each identity, set of models, point and layer.
+      "averaging" has a row for each set. "stitching" has a row for each network and layer. "stderr"
+      is the standard error over examples.
     """
     rows = []
     for it in found.identities:
@@ -93,7 +93,7 @@ def _grid(a: Sequence[Any], b: Sequence[Any]) -> Iterable[tuple[tuple[int, Any],
 
 
 def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
-    """Pearson's, of averages and ensembles over the sets of three (Figure 4)."""
+    """Correlates averages and ensembles over the sets of three (Pearson; Figure 4)."""
     threes = [row for row in sets if len(row["models"]) == 3]
     x, y = ([row[name] for row in threes] for name in ("average", "ensemble"))
     if len(threes) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -102,7 +102,7 @@ def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _middle(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The tables that are shown: interpolation in its middle, other identities at every point."""
+    """Selects the tables to show: interpolation at its midpoint, the others at every point."""
     kinds = list(dict.fromkeys((row["identity"], row["point"]) for row in rows))
     alphas = [point for name, point in kinds if name == "interpolation"]
     nearest = min(alphas, key=lambda a: abs(a - 0.5))
@@ -112,9 +112,9 @@ def _middle(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
 def _by_layer(
     record: Mapping[str, Any], name: str, point: float
 ) -> tuple[int, dict[str, np.ndarray]]:
-    """How many pairs or models there are, and what is measured of each layer, a mean over them.
+    """Counts the pairs or models, and averages each layer's measurements over them.
 
-    All are of the same examples, so that their errors are averaged, too.
+    All use the same examples, so their standard errors are averaged, too.
     """
     rows = [r for r in record["identities"] if (r["identity"], r["point"]) == (name, point)]
     count = len(rows) // len(record["layers"])
@@ -128,9 +128,9 @@ def render(record: Mapping[str, Any], letters: list[str], full: bool = False) ->
     """Formats a record as text.
 
     Args:
-      record: What `described` returns.
-      letters: What each model is called.
-      full: Whether all rows are shown, however many.
+      record: The output of `described`.
+      letters: The label of each model.
+      full: Whether to show all rows.
 
     Returns:
       Lines: a table for each identity, one of averages and one of stitched networks.
@@ -160,11 +160,11 @@ def render(record: Mapping[str, Any], letters: list[str], full: bool = False) ->
         lines.append(table(rows[:1] + rows[1:][:most]))
         lines += _more(len(rows) - 1, most)
     if not full and len(kinds) > len(first):
-        lines += ["", "other scales: --full"]
+        lines += ["", "--full shows the other scales"]
     if "metric" not in record:
-        return [*lines, "", "no labels: no averages beside ensembles, no stitching"]
+        return [*lines, "", "no labels, so averages, ensembles and stitching are not compared"]
     alone = zip(letters, record["members"], strict=True)
-    lines += ["", f"{record['metric']} of averaged weights beside averaged logits"]
+    lines += ["", f"{record['metric']} of averaged weights against averaged logits"]
     lines.append("alone: " + ", ".join(f"{n} {_pm(x['value'], x['stderr'])}" for n, x in alone))
     rows = [("models", "average", "ensemble", "same class")]
     rows += [
@@ -198,7 +198,7 @@ def _more(rows: int, most: int | None) -> list[str]:
 
 
 def _pm(value: float, error: float) -> str:
-    """A number with its standard error, to two digits of the latter.
+    """Formats a number with its standard error, to two digits of the error.
 
     >>> _pm(0.98765, 0.0123), _pm(1.0000023, 0.0000071), _pm(0.0000123, 0.0000045)
     ('0.988 ± 0.012', '1.0000023 ± 7.1e-06', '1.2e-05 ± 4.5e-06')
@@ -212,16 +212,16 @@ def _pm(value: float, error: float) -> str:
 
 
 def draw(record: Mapping[str, Any]) -> Figure:
-    """Draws cosines and coefficients by layer, and what averages and stitched networks achieve.
+    """Draws cosines and coefficients by layer, and the accuracy of averages and stitched networks.
 
     Args:
       record: What `described` returns.
 
     Returns:
-      The figure: a column for each identity, and one for averages and stitched networks where there
-      are labels.
+      The figure. It has a column for each identity and, with labels, one for averages and stitched
+      networks.
     """
-    first = dict(reversed(_middle(record["identities"])))  # of several scales the first
+    first = dict(reversed(_middle(record["identities"])))  # the first of several scales
     kinds = list(reversed(first.items()))
     scored = "metric" in record
     fig, axes = style.figure(2, len(kinds) + scored, width=3.3, height=2.7)
@@ -233,7 +233,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
             ("cosine", "both sides", style.PALETTE[1], "-o"),
             ("baseline", "the models", style.INK, "--D"),
         ):
-            # Rounding alone leaves some 1e-7; a log axis shows no 0.
+            # Rounding alone leaves about 1e-7; a log axis cannot show 0.
             y = np.maximum(1 - of[key], 1e-8)
             top.errorbar(x, y, of[f"{key} stderr"], fmt=ls, color=color, label=label, **look)
         top.set_yscale("log")
@@ -259,7 +259,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
 
 
 def _scored(record: Mapping[str, Any], top: Axes, low: Axes) -> tuple[list[Any], list[str]]:
-    """Draws averages beside ensembles, and stitched networks by layer."""
+    """Draws averages against ensembles, and stitched networks by layer."""
     sets, metric = record["averaging"], record["metric"]
     x, y = (np.array([row[k] for row in sets]) for k in ("average", "ensemble"))
     errors = [[row[f"{k} stderr"] for row in sets] for k in ("average", "ensemble")]
@@ -278,7 +278,7 @@ def _scored(record: Mapping[str, Any], top: Axes, low: Axes) -> tuple[list[Any],
         if not rows or (len(scales) > 1 and name == "plain"):
             continue
         look = {"fmt": f"-{'oDs^vP'[k]}", "color": style.PALETTE[k], "capsize": 2, "ms": 3.5}
-        # Along the layers; of several scales along these, at the last of the layers (Figure 10).
+        # Along the layers or, with several scales, along the scales at the last layer (Figure 10).
         key, along = ("scale", scales) if len(scales) > 1 else ("layer", layers)
         rows = [r for r in rows if key == "layer" or r["layer"] == layers[-1]]
         means = np.array(

@@ -1,4 +1,4 @@
-"""Runs a command: finds it by name, and turns errors and interrupts into one line."""
+"""Runs a command: finds it by name, and prints errors and interrupts as one line."""
 
 import contextlib
 import errno
@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
-# on few cores each waits for the other. Read when NumPy is first imported.
+# JAX uses OpenBLAS for factorisations on a CPU. OpenBLAS's spinning threads compete with XLA's:
+# on few cores each waits for the other. The variable is read when NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest, spelled
@@ -28,26 +28,26 @@ def _help() -> str:
     )
     return (
         "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
-        "Merge, grow and transfer neural networks in JAX, with the theory that says when it works."
-        f"\n\n{groups}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
-        "a run failed,\n2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
+        "Merge, grow and transfer neural networks in JAX, and check the theory of when this works."
+        f"\n\n{groups}\n\nsail-jax COMMAND --help describes a command. Exit codes: 0 success, "
+        "1 a claim or\na run failed, 2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
     )
 
 
 def _listed(found: Mapping[str, Command]) -> str:
-    """A line for each command."""
+    """Formats one line per command."""
     return "\n".join(f"  {name:11} {command.about}" for name, command in found.items())
 
 
 def _dispatch(argv: Sequence[str], alone: bool) -> int:
-    """Runs the command that the arguments name, and returns its exit code."""
+    """Runs the command in the arguments, and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
         return 0 if argv else 2
-    # No system passes on a word with a null character, but a caller in this process may.
+    # The system rejects arguments with null characters, but a caller in this process may pass one.
     for word in argv:
         if "\0" in word:
-            raise UsageError(f"'{word}' holds a null character, which no argument can")
+            raise UsageError(f"'{word}' contains a null character")
     name, *rest = argv
     if name == "--version":
         from importlib.metadata import version
@@ -70,31 +70,31 @@ def _dispatch(argv: Sequence[str], alone: bool) -> int:
 
 
 def _named(name: str, known: Mapping[str, Command]) -> Command:
-    """The command of a name."""
+    """Returns the command with this name."""
     if name not in known:
         raise UsageError(f"unknown command '{name}'{nearest(name, known)}")
     return known[name]
 
 
 def _choose(name: str, about: str, inner: Mapping[str, Command], asked: bool) -> int:
-    """Lists the commands of a package, where it was asked to."""
+    """Lists the commands of a package, if asked to."""
     if not asked:
-        raise UsageError(f"name a command: {', '.join(inner)}; see sail-jax {name} --help")
+        raise UsageError(f"expected a command: {', '.join(inner)}; see sail-jax {name} --help")
     show(f"usage: sail-jax {name} {{{','.join(inner)}}} ...\n\n{about}\n\n{_listed(inner)}")
     return 0
 
 
 def _pin_packages(own: bool) -> None:
-    """Imports the packages that were installed beside this one, or refuses others of their names.
+    """Imports the packages of this installation, or refuses other packages of the same names.
 
-    Python takes the first that it finds: in the working directory for `python -m`, in PYTHONPATH,
-    and in folders that are added for functions of the user.
+    Python takes the first match: in the working directory for `python -m`, in PYTHONPATH, and in
+    folders that are added for the user's functions.
 
     Args:
-      own: Whether ours are to be found all the same.
+      own: Whether to use our packages even if another match comes first.
 
     Raises:
-      UsageError: If another is found, and ours are not to be preferred.
+      UsageError: If another package comes first and `own` is false.
     """
     import importlib.util
 
@@ -115,37 +115,37 @@ def _pin_packages(own: bool) -> None:
             there = Path(found).parent if Path(found).name == "__init__.py" else found
             raise UsageError(
                 f"{there} shadows the package '{name}' of sail-jax, {ours.parent}; run the command "
-                "sail-jax, or run this in another folder and without PYTHONPATH"
+                "sail-jax, or change the working directory and unset PYTHONPATH"
             )
 
 
 def _interrupted(argv: Sequence[str]) -> None:
-    """Says that the command was interrupted and how to continue it, unless the terminal is gone."""
+    """Prints that the command was interrupted and how to continue it, if the terminal exists."""
     with contextlib.suppress(OSError):
         say("sail-jax: interrupted")
         if Parser.latest is not None and Parser.latest.takes("--resume"):
             again = argv if "--resume" in argv else [*argv, "--resume"]
-            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
+            say(f"finished work is kept; continue with: {shlex.join(['sail-jax', *again])}")
         sys.stdout.flush()
 
 
 def _leave(argv: Sequence[str]) -> None:
-    """Ends the process at once: XLA may still be computing, and an orderly exit can then crash."""
+    """Ends the process at once, because XLA may still compute and a normal exit can then crash."""
     try:
         taken_leave()
         _interrupted(argv)
-    finally:  # it may be in the middle of a line that it prints
+    finally:  # it may interrupt a print
         os._exit(130)
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Runs one command. `sail_jax.cli.main.main` calls it, once signals are handled.
+    """Runs one command. `sail_jax.cli.main.main` calls it after it has set up signal handling.
 
     Args:
       argv: The command and its arguments, as for `main`.
 
     Returns:
-      The exit code, as `main` has it.
+      The exit code, as in `main`.
     """
     alone = argv is None
     argv, Parser.latest = list(sys.argv[1:] if argv is None else argv), None
@@ -159,12 +159,12 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _settle(leave: Callable[[], None]) -> None:
-    """Prepares the process for a command that it runs alone."""
+    """Prepares the process for running one command."""
     collect_rarely()
     reuse_freed_memory()
 
     def lost(what: "sys.UnraisableHookArgs") -> None:
-        """An interrupt that lands where none can be raised, in a finaliser or in a callback of the
+        """Handles an interrupt in a place that cannot raise: a finaliser or a callback of the
         garbage collector (JAX has one)."""
         leave() if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
 
@@ -173,7 +173,7 @@ def _settle(leave: Callable[[], None]) -> None:
 
 
 def _reported(argv: Sequence[str], alone: bool) -> int:
-    """Runs a command and makes one line of an error that the user can put right."""
+    """Runs a command, and prints an error that the user can fix as one line."""
     try:
         with spelled(flag):
             return _dispatch(argv, alone)
@@ -182,7 +182,7 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
     except (UsageError, StoreError) as exc:
         say(fitted(f"sail-jax: error: {exc}"))
         return exc.code
-    # What reads our output has seen enough, as `head` has.
+    # The reader of our output has closed its end, as `head` does.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -190,4 +190,4 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         what = "" if exc.filename is None else f" {os.fsdecode(exc.filename)}"
         why = exc.strerror or exc
         say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
-        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # no path at all
+        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # not a usable path

@@ -1,4 +1,4 @@
-"""What the commands of `sail-jax lora` share: options of factors, and what is printed of them."""
+"""Common parts of the `sail-jax lora` commands: options of the factors, and printing."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.adapting import FactorRow
     from sail_jax.checkpoint.operations.results import Result
 
-FEW = 40  # rows of a table that are printed without --full
+FEW = 40  # rows of a table without --full
 
 
 def add_factors(parser: Parser, rank: str) -> None:
-    """Adds the options of the factors that are written, and of the run.
+    """Adds the options of the output factors and of the run.
 
     Args:
       parser: The parser of the command.
-      rank: What its help says of --rank.
+      rank: The end of the help text of --rank.
     """
     add = parser.add_argument
     add("--rank", metavar="R", type=natural, help=f"the largest rank of a module{rank}")
@@ -28,17 +28,17 @@ def add_factors(parser: Parser, rank: str) -> None:
         choices=("float32", "bfloat16", "float16"),
         help="the dtype of the factors: float32, bfloat16 or float16; default: float32",
     )
-    add_seed(parser, "what is drawn")
-    add("--full", action="store_true", help="print a row for every module, however many there are")
+    add_seed(parser, "the random draws")
+    add("--full", action="store_true", help="print a row for every module")
     add_copying(parser)
 
 
 def table(rows: Sequence["FactorRow"], full: bool) -> None:
-    """Prints the error of each module, or of those with the largest errors.
+    """Prints the error of each module, or only of the modules with the largest errors.
 
     Args:
       rows: The modules.
-      full: Whether all are printed, however many there are.
+      full: Whether to print all modules.
     """
     shown = list(rows)
     if not full and len(shown) > FEW:
@@ -61,10 +61,10 @@ def table(rows: Sequence["FactorRow"], full: bool) -> None:
 
 
 def tell(done: "Result") -> None:
-    """Prints the notes on an output, and that it is written.
+    """Prints the notes on an output, and its path.
 
     Args:
-      done: What the operation returned.
+      done: The result of the operation.
     """
     for note in done.notes:
         say(fitted(f"note: {note}"))

@@ -1,9 +1,9 @@
-"""Finds commands: a command is a module, and its name is the name of the module.
+"""Finds commands: a command is a module, and its name is the module's name.
 
-A folder of commands is a command of its own, such as `lora`: its first argument names one of them.
-The first line of a docstring is what `--help` prints about the command, and its first line that
-begins with "$ sail-jax" is the example at the end. They are read without importing anything, as
-to start one command may not import the others.
+A folder of commands is also a command, such as `lora`; its first argument selects one of them.
+The first line of a module's docstring is the description that `--help` prints. The docstring's
+first line that begins with "$ sail-jax" is the example at the end. Docstrings are read without an
+import, because starting one command must not import the others.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ GROUPS = {
     "sail_jax.cli.commands": "checkpoints",
     "experiments.commands": "experiments and theory",
 }
-"""The packages of commands, and what those of each are about."""
+"""The packages of commands, and the subject of each."""
 
 
 class Command(NamedTuple):
@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
     Attributes:
       module: The module, or the package of several commands.
-      file: Where it lies: the file of a module, the folder of a package.
+      file: The file of the module, or the folder of the package.
     """
 
     module: str
@@ -31,20 +31,20 @@ class Command(NamedTuple):
 
     @property
     def about(self) -> str:
-        """What the command does, in one line."""
+        """Describes the command in one line."""
         source = self.file / "__init__.py" if self.file.is_dir() else self.file
         with open(source, encoding="utf-8") as lines:
             return lines.readline().strip().strip('"')
 
     @property
     def example(self) -> str:
-        """A line that runs it: the first that begins with "$ sail-jax"."""
+        """Returns the example: the first line that begins with "$ sail-jax"."""
         source = self.file / "__init__.py" if self.file.is_dir() else self.file
         with open(source, encoding="utf-8") as lines:
             return next((x.strip("$ \n") for x in lines if x.startswith("$ sail-jax ")), "")
 
     def inner(self) -> "dict[str, Command]":
-        """The commands of a package, by name; none for a module."""
+        """Returns the commands of a package by name; empty for a module."""
         return dict(_within(self.module, self.file)) if self.file.is_dir() else {}
 
 
@@ -52,10 +52,10 @@ def commands(package: str | None = None) -> dict[str, Command]:
     """Lists the commands.
 
     Args:
-      package: One of `GROUPS`; None for all of them.
+      package: One of `GROUPS`, or None for all of them.
 
     Returns:
-      The commands by name, those of each group in the order of their names.
+      The commands by name, sorted by name within each group.
     """
     packages = GROUPS if package is None else [package]
     return {
@@ -66,7 +66,7 @@ def commands(package: str | None = None) -> dict[str, Command]:
 
 
 def _within(package: str, folder: Path) -> Iterator[tuple[str, Command]]:
-    """The commands in the folder of a package."""
+    """Returns the commands in a package's folder."""
     for file in sorted(folder.glob("[!_]*")):
         if file.suffix == ".py" or (file / "__init__.py").exists():
             yield file.stem, Command(f"{package}.{file.stem}", file)

@@ -1,4 +1,4 @@
-"""Draws which tensors share which spaces: a table of marks, with repeated layers drawn once."""
+"""Draws which tensors share which spaces, as a table of marks. Equal layers are drawn once."""
 
 import itertools
 import re
@@ -26,10 +26,10 @@ class Row(NamedTuple):
     """The tensors of one module, as a row of the picture.
 
     Attributes:
-      label: What the row is called.
+      label: The label of the row.
       paths: The tensors.
       shape: The shape of the first tensor.
-      marks: What the tensors do to which space, as (space, role).
+      marks: The use of each space by the tensors, as (space, role).
       groups: The spaces that share one array axis.
     """
 
@@ -45,7 +45,7 @@ class Band(NamedTuple):
 
     Attributes:
       heading: The heading; "" outside the layers.
-      repeats: How many layers are like this one, itself included.
+      repeats: How many layers are equal to this one, including itself.
       rows: The rows.
     """
 
@@ -59,8 +59,8 @@ class Layout(NamedTuple):
 
     Attributes:
       bands: The rows, under their headings.
-      spaces: The columns, in the order of their first mark: the name of a space, its label, and how
-        many layers have one like it.
+      spaces: The columns, in the order of their first mark. Each has a space's name, its label, and
+        the number of layers with a space like it.
     """
 
     bands: tuple[Band, ...]
@@ -68,12 +68,12 @@ class Layout(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """Layers that are alike.
+    """Layers that are equal except for their number.
 
     Attributes:
-      start: The name up to and including the number of the first of them.
-      index: The numbers of all of them.
-      paths: The tensors of the first of them.
+      start: The name up to and including the number of the first layer.
+      index: The numbers of all layers.
+      paths: The tensors of the first layer.
     """
 
     start: str
@@ -82,15 +82,14 @@ class _Layer(NamedTuple):
 
 
 def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """Arranges the tensors of a spec in rows; layers that are alike but for their number share
-    them.
+    """Arranges the tensors of a spec in rows. Layers that differ only in their number share rows.
 
     Args:
       spec: The spaces of the tensors.
       shapes: The shape of each tensor, by its path.
 
     Returns:
-      The rows and columns of the picture: what comes before the layers first, what follows them
+      The rows and columns of the picture. Tensors before the layers come first, tensors after them
       last.
     """
     layers, alone = _layers(spec, shapes)
@@ -113,18 +112,18 @@ def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
 
 
 def _plain(path: str) -> str:
-    """Returns a path without the Flax collection that it starts with."""
+    """Removes the Flax collection from the start of a path."""
     return re.sub(r"^(params|batch_stats)/", "", path)
 
 
 def _numberless(name: str, number: str, mark: str) -> str:
-    """Replaces a number in a name by a mark, in the last place where it stands."""
+    """Replaces the last occurrence of a number in a name by a mark."""
     places = [match for match in re.finditer(r"\d+", name) if match[0] == number]
     return name[: places[-1].start()] + mark + name[places[-1].end() :] if places else name
 
 
 def _heading(layer: _Layer) -> str:
-    """Names the layers of a band, as "model.layers.{0..11}"."""
+    """Labels the layers of a band, such as "model.layers.{0..11}"."""
     plain = layer.start.strip("./_")
     if len(layer.index) < 2:
         return plain
@@ -140,14 +139,14 @@ def _range(numbers: Sequence[str]) -> str:
 
 
 def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_Layer], list[str]]:
-    """Finds layers, those that are alike together, and the paths outside them."""
+    """Groups equal layers, and returns them with the paths outside the layers."""
     paths = list(shapes)
     numbered: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
         plain = _plain(path)
         for match in re.finditer(r"\d+(?=[./_])", plain):
             numbered[plain[: match.start()]][match[0]].append(path)
-    # A layer has several modules: not the numbers of a pair of norms.
+    # A layer has several modules. This excludes the numbers of a pair of norms.
     numbered = {
         prefix: members
         for prefix, members in numbered.items()
@@ -156,14 +155,14 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
     layers: list[_Layer] = []
     done: set[str] = set()
     in_order = sorted(numbered)
-    # In this order, those that begin with a prefix follow it.
+    # In this order, the names that begin with a prefix follow it.
     within = {a for a, b in itertools.pairwise(in_order) if b.startswith(a)}
     for prefix in sorted(numbered, key=len):
         members = {n: leaves for n, leaves in numbered[prefix].items() if done.isdisjoint(leaves)}
         alike: dict[Any, list[str]] = defaultdict(list)
         for number, leaves in members.items():
             alike[_signature(spec, shapes, leaves, prefix + number, number)].append(number)
-        # Blocks that are numbered twice (block 2 of stage 1) repeat at the inner number.
+        # Blocks with two numbers (block 2 of stage 1) repeat at the inner number.
         if prefix in within and max(map(len, alike.values()), default=0) < 2:
             continue
         for numbers in alike.values():
@@ -175,7 +174,7 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
 
 
 def _tower(start: str) -> str:
-    """Returns what precedes the first number in a name, which layers of one tower share."""
+    """Returns the part of a name before its first number, which layers of one tower share."""
     return re.split(r"\d", start)[0]
 
 
@@ -186,7 +185,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _signature(
     spec: Spec, shapes: Mapping[str, Any], paths: list[str], start: str, number: str
 ) -> Any:
-    """What layers must share to be drawn as one: names, shapes and axes, but for the number."""
+    """Returns what equal layers must share: names, shapes and axes, without the number."""
     private = _private(spec, paths)
     rows = []
     for path in paths:
@@ -202,21 +201,21 @@ def _signature(
 
 
 def _private(spec: Spec, paths: Iterable[str]) -> set[str]:
-    """Returns the spaces that no other tensors have."""
+    """Returns the spaces that only these tensors use."""
     own = set(paths)
     names = {f.space for path in own for axis in spec.axes(path) for f in axis}
     return {name for name in names if all(use.path in own for use in spec.uses(name))}
 
 
 def _module(path: str) -> str:
-    """Returns the path of the module that a tensor belongs to."""
+    """Returns the path of a tensor's module."""
     return re.split(r"[./](?=[^./]*$)", path)[0]
 
 
 def _rows(
     spec: Spec, shapes: Mapping[str, tuple[int, ...]], paths: Sequence[str], start: str
 ) -> tuple[Row, ...]:
-    """Makes a row for each module of these tensors, in the order in which data pass them."""
+    """Makes a row for each module of these tensors, in the order of the computation."""
     modules: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         modules[_module(_plain(path))].append(path)
@@ -250,12 +249,12 @@ def _rows(
 
 
 def _several(axis: Axis) -> bool:
-    """Tells whether an axis is made of more than one space."""
+    """Checks whether an axis consists of more than one space."""
     return len({f.space for f in axis}) > 1
 
 
-# The parts of a transformer layer or a residual block in the order of the computation, by the names
-# that releases give them; the place in this list orders the rows.
+# The parts of a transformer layer or a residual block in the order of the computation, by their
+# usual names in releases. The position in this list orders the rows.
 _ORDER = (
     r"^(layer\.\d+\.)?layer_norm$|input_layernorm|ln_1|norm1|layernorm_before|layer_norm1|^bn0",
     r"(?<![a-z])(q|query|q_proj|c_attn|qkv)(?![a-z])",
@@ -274,9 +273,9 @@ _ORDER = (
 
 
 def _place(label: str) -> tuple[int, int]:
-    """Tells where in a layer a module stands, in the order in which data pass it.
+    """Returns a sort key: a module's position in the order of the computation within a layer.
 
-    First by the number that its name starts with, then by what it is; unknown ones come last.
+    The number at the start of the name comes first, then the kind of module; unknown kinds last.
     """
     part = re.match(r"[a-z]+\.(\d+)\.", label)
     kinds = (k for k, pattern in enumerate(_ORDER) if re.search(pattern, label))
@@ -284,8 +283,7 @@ def _place(label: str) -> tuple[int, int]:
 
 
 def draw(found: Layout, spec: Spec, title: str) -> "Figure":
-    """Draws the picture: a row for each module, a column for each space, marks for what is done to
-    it.
+    """Draws the picture. Rows are modules, columns are spaces, marks are uses.
 
     Args:
       found: The rows and columns.
@@ -295,7 +293,7 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     Returns:
       The Matplotlib figure.
     """
-    # Not above: the layout, which is always printed, needs no Matplotlib, which imports slowly.
+    # Imported here: `layout` is always printed and needs no Matplotlib, which imports slowly.
     from matplotlib.patches import Rectangle
 
     from sail_jax.drawing import style
@@ -307,7 +305,7 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     left, right = 0.3 + 0.075 * longest, 2.1
     head, foot = 1.5, 0.55
     wide = max(0.5, min(0.62, 9 / max(1, len(columns)))) * max(1, len(columns))
-    # The legend and the title ask for some width.
+    # The legend and the title need some width.
     wide = max(wide, 4.5 - left)
     width, height = left + wide + right, head + 0.23 * n + foot
     fig, axes = style.figure(width=width, height=height)

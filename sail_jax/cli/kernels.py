@@ -1,4 +1,4 @@
-"""How a command compiles: programs are kept for the next one, and short ones are not optimised."""
+"""Compilation for commands: programs are cached, and short commands skip optimisation."""
 
 import contextlib
 import hashlib
@@ -11,47 +11,46 @@ from pathlib import Path
 
 from sail_jax import disk
 
-# XLA ends a process whose flags it does not know: only versions that were tried are given these.
-# For every program, however small, the emitters that are turned off set up a compiler of their own.
-# Compiled in one part, a program does without what is done anew for each part; else there are as
-# many as processors.
+# XLA ends a process that passes unknown flags, so only tested versions get these flags.
+# Fusion emitters set up a compiler of their own for every program, however small; the first flag
+# turns them off. Parallel code generation splits a program into as many parts as there are
+# processors and repeats some work for each part; the second flag sets one part.
 SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-TRIED = ("0.10.",)  # 0.12 no longer knows the first
+TRIED = ("0.10.",)  # 0.12 rejects the first flag
 
-# Bytes of inputs up to which optimised programs save less time than it takes to optimise them.
+# For inputs up to this many bytes, optimised programs save less time than optimising them takes.
 FEW = 1 << 20
-# How many folders of an input are looked into.
+# How many folders of an input are searched.
 FOLDERS = 10_000
 
-# The most bytes of programs that are kept. One has some 15 kB, and the whole test suite some 4,000.
+# The largest size of the cache in bytes. A program has about 15 kB; the test suite has about 4,000.
 MOST = 256 << 20
 
 
 def remember_kernels() -> None:
-    """Makes JAX keep what it compiles, for the next command: most of a small command is
-    compilation.
+    """Makes JAX keep compiled programs for the next command; small commands mostly compile.
 
     Programs are kept in $XDG_CACHE_HOME/sail-jax/kernels (~/.cache without that variable), each for
-    one version of JAX and kind of processor. They have at most `MOST` bytes in all. Nothing is done
-    if JAX_COMPILATION_CACHE_DIR names another folder, or if the folder cannot be written.
+    one version of JAX and kind of processor. The folder holds at most `MOST` bytes. The function
+    does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the folder cannot be written.
     """
     import jax
     from jax._src import compilation_cache
 
     kept = None if os.environ.get("JAX_COMPILATION_CACHE_DIR") else disk.cache("kernels", MOST)
-    # JAX's own files are cut short where it is killed, or the disk is full, and it has no bound on
-    # them without another package. This is where it makes what reads and writes them.
+    # JAX's own cache truncates files when the process is killed or the disk is full, and needs
+    # another package to bound its size. This hook replaces the cache that JAX would create.
     if kept is not None and hasattr(compilation_cache, "get_file_cache"):
         programs = _Programs(kept)
         compilation_cache.get_file_cache = lambda path: (programs, path)  # pyright: ignore
         jax.config.update("jax_compilation_cache_dir", str(kept.folder))
-        # By default JAX keeps only what took a second to compile: here, next to nothing.
+        # By default JAX keeps only programs that took a second to compile: here, almost none.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class _Programs:
-    """What JAX reads compiled programs from, and writes them to: the entries of a cache."""
+    """The cache through which JAX reads and writes compiled programs."""
 
     def __init__(self, kept: disk.Cache) -> None:
         import jax
@@ -76,19 +75,18 @@ def _small_programs() -> str:
 
 
 def quick_flags() -> str:
-    """Names the flags of XLA with which a process compiles without optimising from start to end."""
+    """Returns the XLA flags with which a process never optimises its programs."""
     unoptimised = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     return f"{unoptimised} {_small_programs()}"
 
 
 @contextlib.contextmanager
 def compiled_quickly() -> Iterator[None]:
-    """Makes JAX compile without optimising while the block lasts, on a CPU.
+    """Makes JAX compile without optimisation during the block, on a CPU.
 
-    This is for commands most of whose programs run once: compiling without optimisations takes
-    about half of the time, and what a program then loses is less than that. XLA reads its flags
-    when JAX first computes, which should not have happened yet; flags that the user has set are
-    left alone.
+    Use it for commands that run most of their programs once. Compilation then takes about half the
+    time, and the programs lose less than that. XLA reads its flags when JAX first computes, so the
+    block must begin before that. Flags that the user has set stay.
 
     Yields:
       Nothing.
@@ -111,15 +109,15 @@ def compiled_quickly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiled_for(inputs: Iterable[str | Path], *, offline: bool = False) -> Iterator[None]:
-    """Makes JAX compile without optimising while the block lasts, if the inputs are small.
+    """Makes JAX compile without optimisation during the block, if the inputs are small.
 
-    Values may then differ by their rounding from those that the same inputs would have in a larger
-    checkpoint. The same inputs are always compiled for alike.
+    Values may then differ by rounding from the values that the same tensors would have in a larger
+    checkpoint. Equal inputs are always compiled in the same way.
 
     Args:
-      inputs: Files, folders of files, and models on the Hub, which are downloaded if need be. What
-        cannot be looked at counts nothing: whoever opens it says why.
-      offline: Whether models on the Hub are not downloaded.
+      inputs: Files, folders of files, and models on the Hub, which are downloaded if necessary. An
+        input that cannot be read counts as 0 bytes; opening it raises the error.
+      offline: Whether downloads from the Hub are disabled.
 
     Yields:
       Nothing.
@@ -135,7 +133,7 @@ def compiled_for(inputs: Iterable[str | Path], *, offline: bool = False) -> Iter
 
 
 def _files(path: str | Path, offline: bool) -> Iterator[str | Path]:
-    """Yields a path that is no folder, and all files below one that is."""
+    """Yields the path itself if it is a file, otherwise all files below it."""
     from sail_jax.checkpoint.formats import hub
 
     if (model := hub.resolved(path, offline=offline)) is not None:
@@ -143,6 +141,6 @@ def _files(path: str | Path, offline: bool) -> Iterator[str | Path]:
     if not os.path.isdir(path):
         yield path
         return
-    # No checkpoint has so many: something else was named, such as "/".
+    # No checkpoint has so many. The user gave something else, such as "/".
     for folder, _, names in itertools.islice(os.walk(path), FOLDERS):
         yield from (Path(folder, name) for name in names)

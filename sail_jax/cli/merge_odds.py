@@ -1,9 +1,9 @@
-"""Knows how earlier merges turned out: what `sail-jax inspect A B` compares a new one with.
+"""Statistics of earlier merges, with which `sail-jax inspect A B` compares a new one.
 
-The merges are those of the study `merge_prediction`, in bands of 1 - the mean cosine of the models'
-weights. Of all predictors that the study measures without running a network, this one was within
-its error of the best, and it needs no base. The networks are small and the tasks of two kinds,
-counted apart since they differ more than the bands do.
+The merges come from the study `merge_prediction`. They are grouped in bands of 1 - the mean cosine
+of the models' weights. The study measures several predictors without running a network. This one
+was within its error of the best, and it works without a base. The networks are small. The tasks are
+of two kinds, which are counted apart since they differ more than the bands do.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 KEPT = 0.9  # of the experts' accuracy
 EDGES = (1e-3, 1e-2, 1e-1)
-UNRELATED = 0.1  # a cosine of weights below which models share no ancestor in the same basis
+UNRELATED = 0.1  # models with a smaller cosine of weights share no ancestor in the same basis
 
 
 class Band(NamedTuple):
-    """Counts of merges whose 1 - mean cosine of weights lies in one band.
+    """Counts of merges in one band of 1 - mean cosine of weights.
 
     A band begins where the one before it ends. Every count is given for each family of tasks.
 
     Attributes:
       below: The upper edge of the band.
-      merges: How many merges there were.
+      merges: The number of merges.
       averaging: How many of them kept 90 % of the experts' accuracy when averaged.
       task_arithmetic: The same for task arithmetic.
       ties: The same for TIES.
@@ -37,8 +37,8 @@ class Band(NamedTuple):
     ties: tuple[int, ...]
 
 
-# `measured` of a run of `sail-jax run merge_prediction` (seed 0; 336 merges; jax 0.10, x86-64), and
-# Spearman's correlations with the loss added, with 95 % intervals.
+# `measured` on a run of `sail-jax run merge_prediction` (seed 0; 336 merges; jax 0.10, x86-64).
+# Below: Spearman's correlations with the added loss, with 95 % intervals.
 FAMILIES = ("digits", "text")
 TABLE = (
     Band(1e-3, (18, 44), (9, 44), (8, 44), (10, 44)),
@@ -50,7 +50,7 @@ WEIGHTS, SIGNS, SAMPLE = (0.73, 0.65, 0.79), (0.23, 0.13, 0.34), (0.99, 0.99, 1.
 
 
 def measured(dataset: "xr.Dataset") -> tuple[Band, ...]:
-    """Counts the merges of a finished run of `merge_prediction`, as `TABLE` has them.
+    """Counts the merges of a finished run of `merge_prediction`, in the form of `TABLE`.
 
     Args:
       dataset: The labelled dataset of the run.
@@ -72,14 +72,14 @@ def measured(dataset: "xr.Dataset") -> tuple[Band, ...]:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """Says what to expect of merging models, in words.
+    """Describes the expected result of merging some models.
 
     Args:
-      record: The record of a comparison, as `sail_jax.cli.compare.described` makes it, with "data"
-        if the models were run on examples.
+      record: The record of a comparison from `sail_jax.cli.compare.described`, with "data" if the
+        models were run on examples.
 
     Returns:
-      A sentence or two for each thing worth knowing.
+      One or two sentences per fact.
     """
     lines = []
     names = record["models"]
@@ -87,7 +87,7 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
         if pair["equal"]:
             first, second = (names[i] for i in pair["models"])
             lines.append(
-                f"{first} and {second} hold the same values: to merge them changes nothing."
+                f"{first} and {second} hold the same values: merging them changes nothing."
             )
     cosine = record["weights"]["cosine"]
     band = next((b for b in TABLE if 1 - cosine < b.below), TABLE[-1])
@@ -97,34 +97,34 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
         for name, n, k in zip(FAMILIES, band.merges, band.averaging, strict=True)
     )
     lines.append(
-        f"Of {of} merges of small networks whose weights were as near as these (mean cosine "
-        f"{cosine:.4f}), averaging kept {KEPT:.0%} of the experts' accuracy in {kept} ({counts}), "
-        f"task arithmetic (0.7 of the sum) in {sum(band.task_arithmetic)}, TIES (density 0.2) in "
-        f"{sum(band.ties)}."
+        f"The mean cosine of the models' weights is {cosine:.4f}. {of} earlier merges of small "
+        f"networks were in the same range. Averaging kept {KEPT:.0%} of the experts' accuracy in "
+        f"{kept} of them ({counts}), task arithmetic (0.7 of the sum) in "
+        f"{sum(band.task_arithmetic)}, TIES (density 0.2) in {sum(band.ties)}."
     )
     if record["differences"]:
         lines.append(
-            "The models differ in more than their weights (above): those merges did not, and a "
-            "merge may fail for that alone."
+            "These models also differ in more than their weights (see above), unlike those merges. "
+            "This alone can make a merge fail."
         )
     if cosine < UNRELATED:
         lines.append(
-            "Their weights have next to nothing in common, as those of models trained apart, or of "
-            "one model in another order of its units: run `sail-jax align` first, then inspect "
+            "The weights have almost nothing in common. Models trained separately look like this, "
+            "and so does one model with permuted units: run `sail-jax align`, then inspect "
             "again."
         )
     elif band.below > EDGES[1]:
         lines.append(
-            "To try: a smaller scale of the task vectors, a merge of fewer models, or experts "
-            "tuned for fewer steps; which of them helps was not measured. On other networks, held-"
-            "out examples decide."
+            "To try: a smaller scale of the task vectors, fewer models, or experts fine-tuned for "
+            "fewer steps. Which of them helps was not measured. On other networks, held-out "
+            "examples decide."
         )
-    told = [f"cosine of weights {_interval(WEIGHTS)}"]
+    trust = [f"cosine of weights {_interval(WEIGHTS)}"]
     if "tasks" in record:
-        told.append(f"sign conflict {_interval(SIGNS)}, which says little")
+        trust.append(f"sign conflict {_interval(SIGNS)} (a weak predictor)")
     lines.append(
-        f"How far to trust this: rank correlation with the loss added was for the "
-        f"{' and for the '.join(told)}."
+        f"Reliability of these predictors (rank correlation with the added loss): "
+        f"{', '.join(trust)}."
     )
     data = record.get("data", {})
     if "losses" in data:
@@ -133,12 +133,12 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
         margins = more, data["average"] - max(data["losses"])
         side, worst = ("above" if x > 0 else "below" for x in margins)
         lines.append(
-            f"Your examples tell more ({_interval(SAMPLE)} for 32 of each "
-            "task): the average's loss is "
-            f"{abs(more):.4f} {side} the models' mean there, {worst} the worst."
+            f"Your examples predict more ({_interval(SAMPLE)} with 32 per task): the average's "
+            "loss there is "
+            f"{abs(more):.4f} {side} the models' mean and {worst} the worst model's."
         )
     else:
-        lines.append("To run the merge on a few examples tells more than any of this: --data.")
+        lines.append("--data predicts better than this: it runs the merge on a few examples.")
     return lines
 
 

@@ -1,7 +1,7 @@
-"""The options of `mergekit-yaml`: the effect of each in `sail-jax merge`, or why it has none.
+"""The options of `mergekit-yaml`: the effect of each in `sail-jax merge`, or why it is ignored.
 
-A command line from a tutorial runs as it is. The table `OPTIONS` has a row for each option: the
-argument that it sets, or the line that answers it.
+A command line from a mergekit tutorial runs unchanged. The table `OPTIONS` has a row for each
+option: the argument that it sets, or the note that is printed.
 """
 
 import argparse
@@ -23,9 +23,9 @@ class Answer(NamedTuple):
     """The effect of an option.
 
     Attributes:
-      sets: The argument that it sets, and its value; `...` for the value that was given.
-      note: The line that is printed; "" for none.
-      refused: Why it is refused; "" if it is not.
+      sets: The argument that it sets, and its value; `...` stands for the given value.
+      note: The line to print; "" for none.
+      refused: The reason for refusing it; "" if it is accepted.
     """
 
     sets: tuple[str, Any] | None = None
@@ -40,8 +40,8 @@ class Option(NamedTuple):
       flags: Its spellings.
       help: Its effect here.
       given: The effect of the option.
-      without: The effect of its counterpart `--no-...`; None without one.
-      type: Reads its value; None without a value.
+      without: The effect of its counterpart `--no-...`; None if there is none.
+      type: The reader of its value; None for flags.
       metavar: The name of the value in the help.
     """
 
@@ -54,9 +54,9 @@ class Option(NamedTuple):
 
 
 def _parameters(text: str) -> int:
-    """A whole number, with k, m or b for its thousands; for 0 what no file reaches.
+    """Parses a whole number with k, m or b for thousands; 0 returns a limit that no file reaches.
 
-    mergekit's help calls them parameters, but its writer counts bytes, and so they are read here.
+    mergekit's help calls the unit parameters, but its writer counts bytes. So does this function.
 
     >>> _parameters("1B"), _parameters("500m"), _parameters("20000")
     (1000000000, 500000000, 20000)
@@ -73,7 +73,7 @@ parameters = reader(
 
 
 _DONE = Answer()
-_PLACE = "tensors are read into main memory piece by piece, and --max-memory bounds it"
+_PLACE = "tensors are read into main memory piece by piece, within --max-memory"
 _WRITES = "each of --threads writes its tensors while others are read"
 
 
@@ -98,9 +98,9 @@ def _value(
 def _idle(
     flag: str, why: str, type: Callable[[str], Any] | None = None, metavar: str | None = None
 ) -> Option:
-    """An option without effect here, and why."""
+    """An option without effect here, with the reason."""
     note = Answer(note=f"has no effect: {why}")
-    # A flag of two dashes has a counterpart, which asks for what is so in any case.
+    # A flag with two dashes has a counterpart, which asks for the default behaviour.
     without = _DONE if type is None and flag.startswith("--") else None
     return Option((flag,), f"no effect: {why}", note, without, type, metavar)
 
@@ -114,40 +114,40 @@ OPTIONS = (
         "unsafe-truncate-embeddings",
         "refused: the recipe's tokenizer matches rows by their tokens",
         Answer(
-            refused="rows are not cut off by number; 'tokenizer: {source: base}' or "
+            refused="rows cannot be cut off by number; 'tokenizer: {source: base}' or "
             "'{source: union}' in the recipe matches them by their tokens"
         ),
     ),
-    _idle("--trust-remote-code", "code that comes with a checkpoint is never run"),
+    _idle("--trust-remote-code", "code in a checkpoint is never run"),
     _value(
         "--transformers-cache",
         "hub_cache",
-        "the folder of models from the Hub, as the variable HF_HUB_CACHE",
+        "the folder of models from the Hub, like the variable HF_HUB_CACHE",
         metavar="DIR",
     ),
     _idle(
         "--lora-merge-cache",
-        "adapters are added while tensors are read, and nothing is stored",
+        "adapters are merged while tensors are read, and not stored",
         str,
         "DIR",
     ),
     _idle(
         "--lora-merge-dtype",
-        "adapters are added in float32 or better, and nothing is rounded in between",
+        "adapters are merged in float32 or better, without rounding in between",
         str,
         "NAME",
     ),
     _value(
         "--random-seed",
         "random_seed",
-        "the seed of methods that draw, in place of the recipe's seed",
+        "the seed of random methods, instead of the recipe's seed",
         seed,
     ),
-    _idle("-v", "--plan prints what is done to every tensor"),
-    _switch("quiet", "show progress, as by default"),
+    _idle("-v", "--plan prints what happens to every tensor"),
+    _switch("quiet", "show progress (the default)"),
     _pair(
         "cuda",
-        "compute on the first CUDA device; without it on JAX's default device",
+        "compute on the first CUDA device; by default on JAX's default device",
         Answer(("device", "cuda")),
     ),
     _value(
@@ -159,44 +159,44 @@ OPTIONS = (
     _idle("--low-cpu-memory", _PLACE),
     _pair(
         "lazy-unpickle",
-        "always so; --allow-pickle reads PyTorch's files, and runs nothing in them",
+        "always on; --allow-pickle reads PyTorch's files and never runs code in them",
         without=Answer(note="has no effect: pickles are parsed tensor by tensor, and never run"),
     ),
     _idle("--read-to-gpu", _PLACE),
-    _idle("--multi-gpu", "one device computes, and --threads workers read and write"),
+    _idle("--multi-gpu", "one device computes; the --threads workers read and write"),
     _value("--num-threads -j", "threads", "the same as --threads", natural),
     Option(
         ("--gpu-rich",),
         "the same as --cuda",
-        Answer(("device", "cuda"), note=f"is --cuda here, as {_PLACE}"),
+        Answer(("device", "cuda"), note=f"works as --cuda here, because {_PLACE}"),
     ),
     _idle("--async-write", _WRITES),
     _idle("--write-threads", _WRITES, natural, "N"),
     _value(
         "--out-shard-size",
         "shard_bytes",
-        "--shard-size in mergekit's notation: 1B is 1GB, and 0 is no limit",
+        "--shard-size in mergekit's notation: 1B is 1GB, and 0 is unlimited",
         parameters,
         "SIZE",
     ),
     _switch(
         "copy-tokenizer",
-        "copy the tokenizer's files, as by default; what the recipe's tokenizer makes is written "
+        "copy the tokenizer's files (the default); files from the recipe's tokenizer are written "
         "regardless",
     ),
-    _pair("clone-tensors", "always so: a tensor that is used twice is written twice"),
-    _switch("write-model-card", "write README.md and recipe.yaml, as by default"),
+    _pair("clone-tensors", "always on: a tensor that is used twice is written twice"),
+    _switch("write-model-card", "write README.md and recipe.yaml (the default)"),
     _pair(
         "safe-serialization",
-        "always so: no pickle is ever written",
-        without=Answer(refused="no pickle is ever written; leave it out, or choose a --format"),
+        "always on: pickles are never written",
+        without=Answer(refused="pickles are never written; leave it out, or choose a --format"),
     ),
 )
 """The options of `mergekit-yaml` 0.1.5, in the order of its help."""
 
 
 class _Given(argparse.Action):
-    """Does what the table says of an option."""
+    """Applies a row of the table."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, option: Option) -> None:
         nargs = None if option.type else 0
@@ -227,10 +227,10 @@ class _Given(argparse.Action):
 
 
 def add_options(parser: Parser) -> None:
-    """Adds the options of `mergekit-yaml` to those that a command has already.
+    """Adds the options of `mergekit-yaml` to a command's options.
 
     Args:
-      parser: The parser of the command. Flags that it knows already stay.
+      parser: The parser of the command. Its existing flags stay.
     """
     parser.set_defaults(
         answers={}, allow_crimes=False, random_seed=None, device=None, hub_cache=None,
@@ -252,7 +252,7 @@ def answering(
       run: Runs the command.
 
     Returns:
-      The function that prints and then runs it, with the folder of the Hub that was given.
+      A function that prints these lines, sets the folder of the Hub, and runs the command.
     """
 
     def answered(args: argparse.Namespace) -> None:
@@ -262,7 +262,7 @@ def answering(
             run(args)
             return
         before = os.environ.get("HF_HUB_CACHE")
-        # huggingface_hub reads it when it is imported, which is when it is first needed.
+        # huggingface_hub reads the variable when it is first imported, which is later.
         os.environ["HF_HUB_CACHE"] = args.hub_cache
         try:
             run(args)
@@ -275,35 +275,35 @@ def answering(
 
 
 def seeded(recipe: "Recipe", seed: int | None) -> "Recipe":
-    """Puts the seed of the command line in the place of a recipe's.
+    """Replaces the seed of a recipe by the seed on the command line.
 
     Args:
       recipe: The recipe.
-      seed: The seed; None to leave the recipe as it is.
+      seed: The seed; None leaves the recipe unchanged.
 
     Returns:
-      The recipe with that seed. A comment at the top of its text has the seed.
+      The recipe with that seed. A comment at the top of its text states the seed.
     """
     if seed is None or seed == recipe.seed:
         return recipe
     if "seed" in recipe.node.value:
-        say(f"note: --random-seed {seed} is used in place of seed {recipe.seed} in the recipe")
+        say(f"note: --random-seed {seed} replaces seed {recipe.seed} of the recipe")
     text = f"# merged with --random-seed {seed}\n{recipe.text}"
     return recipe.model_copy(update={"seed": seed, "text": text})
 
 
 @contextlib.contextmanager
 def on_device(name: str | None) -> Iterator[None]:
-    """Makes JAX compute on a device while the block lasts.
+    """Makes JAX compute on a device during the block.
 
     Args:
-      name: A platform and perhaps a number, such as cpu or cuda:1; None or auto for JAX's default.
+      name: A platform with an optional number, such as cpu or cuda:1; None or auto for the default.
 
     Yields:
       Nothing.
 
     Raises:
-      ValueError: If JAX has no such device.
+      ValueError: If JAX does not have this device.
     """
     if name in (None, "auto"):
         yield
@@ -315,12 +315,12 @@ def on_device(name: str | None) -> Iterator[None]:
         if match is None:
             raise ValueError(name)
         device = jax.local_devices(backend=match[1])[int(match[2] or 0)]
-    # JAX raises a RuntimeError for a platform that it lacks.
+    # JAX raises a RuntimeError for an unknown platform.
     except (RuntimeError, IndexError, ValueError) as error:
         there = ", ".join(f"{device.platform}:{device.id}" for device in jax.local_devices())
         raise ValueError(
-            f"no device {name}: JAX has {there} here; install JAX for another, and let "
-            "JAX_PLATFORMS name it if it is set"
+            f"no device {name}: JAX has {there} here; install JAX for the other device, and add "
+            "it to JAX_PLATFORMS if that variable is set"
         ) from error
     before = jax.config.values["jax_default_device"]
     try:

@@ -1,4 +1,4 @@
-"""What all command lines have in common: the parser, types of arguments, options and errors."""
+"""Common parts of all command lines: the parser, types of arguments, options and errors."""
 
 import argparse
 import contextlib
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """The command line asks for something that does not exist or does not fit."""
+    """The command line contains something that does not exist or does not fit."""
 
     code = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest known option.
+    """An argument parser with one-line errors that suggest the closest option.
 
     Args:
       command: The name of the command, after "sail-jax".
-      about: What `--help` prints that it does.
-      example: A line that runs it, at the end of `--help`.
+      about: The description in `--help`.
+      example: The example at the end of `--help`, a command line.
       **options: Options of `argparse.ArgumentParser`.
 
     Attributes:
-      latest: The parser that read arguments last, that of the command that runs; None before.
+      latest: The parser that last read arguments (of the running command); None before.
     """
 
     latest: "ClassVar[Parser | None]" = None
@@ -56,15 +56,15 @@ class Parser(argparse.ArgumentParser):
         self.example = example
 
     def format_help(self) -> str:
-        """The help, with the example at its end."""
+        """Formats the help, with the example at its end."""
         return super().format_help() + (f"\nexample:\n  {self.example}\n" if self.example else "")
 
     def error(self, message: str) -> NoReturn:
-        # `argparse` itself would print the usage and end the process.
+        # `argparse` itself would print the usage and exit.
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def takes(self, option: str) -> bool:
-        """Whether the command has this option."""
+        """Checks whether the command has this option."""
         return option in self._option_string_actions
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
           UsageError: If an argument or an option is unknown or missing, or a value does not fit.
         """
         Parser.latest = self
-        # An option may stand between the input and the output.
+        # Options may stand between the input and the output.
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return args
@@ -92,11 +92,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def flag(name: str, value: str) -> str:
-    """Spells an argument of the library as an option of the command line.
+    """Spells an argument of a Python function as an option of the command line.
 
     Args:
       name: The name of the argument.
-      value: Its value, which is left out.
+      value: Its value, which is ignored.
 
     Returns:
       The option.
@@ -113,9 +113,9 @@ def flag(name: str, value: str) -> str:
 def on_inputs(
     add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], None]
 ) -> Callable[[Parser, Sequence[str]], int]:
-    """Makes the `main` of a command whose ValueErrors are all about what the user gave.
+    """Makes the `main` of a command that raises ValueErrors only for wrong input of the user.
 
-    Such an error becomes a `UsageError`. A `StoreError` passes as it is.
+    A ValueError becomes a `UsageError`. A `StoreError` passes unchanged.
 
     Args:
       add_arguments: Adds the command's arguments to the parser.
@@ -146,12 +146,12 @@ def reader(
     """Makes the reader of an option's value.
 
     Args:
-      parse: Makes the value of a text; a ValueError if it cannot.
-      holds: What has to be true of the value.
-      expected: What the message says was expected.
+      parse: Converts the text; raises a ValueError if it cannot.
+      holds: Checks the value.
+      expected: The description of valid values in the error message.
 
     Returns:
-      The function that `argparse` calls with the text.
+      The function from text to value, for `argparse`.
 
     >>> reader(float, lambda x: 0 < x <= 1, "a number above 0, up to 1")("0.9")
     0.9
@@ -167,14 +167,14 @@ def reader(
 
 
 def _decimal(text: str) -> int:
-    """A whole number in decimal digits alone."""
+    """Parses a whole number that consists of decimal digits only."""
     if not text.isdecimal():
         raise ValueError
     return int(text)
 
 
 def _several(text: str) -> tuple[float, ...]:
-    """Numbers with commas between them."""
+    """Parses numbers separated by commas."""
     return tuple(float(part) for part in text.split(","))
 
 
@@ -182,12 +182,12 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20
 
 
 def _bytes(text: str) -> int:
-    """A number with its unit: k, M, G or Ki, Mi, Gi, in upper or lower case, with or without B.
+    """Parses a size with its unit: k, M, G, Ki, Mi or Gi in either case, with or without B.
 
     >>> _bytes("1.5GB"), _bytes("2 GiB"), _bytes("4096")
     (1500000000, 2147483648, 4096)
     """
-    # Fifteen digits are enough for any memory, and can be converted whatever they are.
+    # Fifteen digits are enough for any memory and convert safely.
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise ValueError
@@ -195,7 +195,7 @@ def _bytes(text: str) -> int:
 
 
 size = reader(_bytes, lambda n: n >= 0, "a size such as 500MB or 2GiB")
-natural = reader(_decimal, lambda n: n >= 1, "a whole number from 1")
+natural = reader(_decimal, lambda n: n >= 1, "a whole number >= 1")
 seed = reader(_decimal, lambda n: n < 2**31, "an integer from 0 to 2^31 - 1")
 positive = reader(float, lambda x: 0 < x < 1e6, "a positive number")
 numbers = reader(
@@ -209,7 +209,7 @@ weights = reader(
 
 
 def entry(text: str) -> tuple[str, object]:
-    """Reads KEY=VALUE with the value in YAML; "2x" stays text.
+    """Reads KEY=VALUE. The value is YAML; "2x" stays text.
 
     Args:
       text: The value of the option.
@@ -218,7 +218,7 @@ def entry(text: str) -> tuple[str, object]:
       The key and the value.
 
     Raises:
-      ArgumentTypeError: If there is no key, or the value is not YAML.
+      ArgumentTypeError: If the key is missing, or the value is not valid YAML.
 
     >>> entry("snr_db=20"), entry("hidden_size=2x")
     (('snr_db', 20), ('hidden_size', '2x'))
@@ -236,9 +236,9 @@ def entry(text: str) -> tuple[str, object]:
 
 
 def function(text: str) -> Callable[..., Any]:
-    """Imports the function that MODULE:FUNCTION names.
+    """Imports the function in MODULE:FUNCTION.
 
-    The module is run. Modules may lie in the working directory, as for `python -m`.
+    Importing runs the module. It may lie in the working directory, as for `python -m`.
 
     Args:
       text: The module and the name in it.
@@ -247,25 +247,25 @@ def function(text: str) -> Callable[..., Any]:
       The function.
 
     Raises:
-      ArgumentTypeError: If the text has another form, the module cannot be imported, or what it
-        names is not callable.
+      ArgumentTypeError: If the text has another form, the import fails, or the object is not
+        callable.
     """
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
-        raise ArgumentTypeError(f"expected MODULE:FUNCTION, or nothing at the end, got '{text}'")
+        raise ArgumentTypeError(f"expected MODULE:FUNCTION, or no value at the end, got '{text}'")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         value = pkgutil.resolve_name(text)
-    # The module is the user's, and may raise anything when it is imported.
+    # The user's module may raise any exception during its import.
     except Exception as error:
         raise ArgumentTypeError(f"{text}: {type(error).__name__}: {error}") from error
     if not callable(value):
-        raise ArgumentTypeError(f"{text} is no function, but {type(value).__name__}")
+        raise ArgumentTypeError(f"{text} is not a function, but {type(value).__name__}")
     return value
 
 
 def file(text: str) -> Path:
-    """Reads the path of a file that is to be read.
+    """Reads the path of an input file.
 
     Args:
       text: The path.
@@ -274,24 +274,24 @@ def file(text: str) -> Path:
       The path.
 
     Raises:
-      ArgumentTypeError: If no plain file is there.
+      ArgumentTypeError: If the path is not a plain file.
     """
     if os.path.isdir(text):
         raise ArgumentTypeError(f"expected a file; {text} is a folder")
-    # pathlib would raise an error for what is too long to be a path.
+    # pathlib would raise an error for texts that are too long to be a path.
     if not os.path.isfile(text):
         raise ArgumentTypeError(f"{text} is missing or not a plain file")
     return Path(text)
 
 
 def add_input(parser: Parser, name: str, metavar: str, what: str, **options: Any) -> None:
-    """Adds the argument that names a checkpoint to read.
+    """Adds an argument for an input checkpoint.
 
     Args:
       parser: The parser of the command.
       name: The argument of the command's function in Python.
-      metavar: What the usage calls it.
-      what: What its help calls it, such as "the checkpoint to grow".
+      metavar: Its label in the usage line.
+      what: Its description in the help, such as "the checkpoint to grow".
       **options: Further options of `add_argument`.
     """
     where = "a folder, a file of tensors, or a name on the Hub"
@@ -303,12 +303,12 @@ def add_output(parser: Parser, what: str, **options: Any) -> None:
 
     Args:
       parser: The parser of the command.
-      what: What its help calls the output, such as "the merge".
+      what: The output's description in the help, such as "the merge".
       **options: Further options of `add_argument`.
     """
     where = "a folder, or a .safetensors or .npz file"
     parser.add_argument(
-        "out", metavar="OUT", type=Path, help=f"where {what} is written: {where}", **options
+        "out", metavar="OUT", type=Path, help=f"output path of {what}: {where}", **options
     )
 
 
@@ -317,8 +317,8 @@ def add_seed(parser: Parser, what: str, default: int | None = None) -> None:
 
     Args:
       parser: The parser of the command.
-      what: What is drawn under it.
-      default: The value without the option; None where the function that is called has 0 itself.
+      what: What the seed determines.
+      default: The value without the option; None if the called function itself defaults to 0.
     """
     about = f"seed of {what}; default: 0"
     parser.add_argument("--seed", metavar="N", type=seed, default=default, help=about)
@@ -341,32 +341,32 @@ def add_set(parser: Parser) -> None:
 
 
 def add_tables(parser: Parser, checkpoint: str) -> None:
-    """Adds --config and --spec, which say what spaces the tensors of a checkpoint live in.
+    """Adds --config and --spec, which define the spaces of a checkpoint's tensors.
 
     Args:
       parser: The parser of the command.
-      checkpoint: What its help calls the checkpoint, such as "CKPT".
+      checkpoint: The checkpoint's label in the help, such as "CKPT".
     """
     add = parser.add_argument
     add(
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"the configuration to use instead of {checkpoint}/config.json",
+        help=f"a configuration that replaces {checkpoint}/config.json",
     )
     add(
         "--spec",
         metavar="FILE",
         type=file,
-        help="a YAML or JSON file that says in which spaces the axes of the tensors live",
+        help="a YAML or JSON file with the spaces of the tensors' axes",
     )
 
 
 def add_certify(parser: Parser) -> None:
-    """Adds --certify and --no-certify: whether outputs are compared before and after, and how.
+    """Adds --certify and --no-certify: whether and how to compare outputs before and after.
 
-    The code that --certify names is run. It can be named on the command line alone, so that no file
-    that is read can name it.
+    --certify MODULE:FUNCTION runs code. It is accepted only on the command line, never from a file
+    that is read.
 
     Args:
       parser: The parser of the command.
@@ -374,14 +374,14 @@ def add_certify(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--certify", metavar="MODULE:FUNCTION", nargs="?", const=True, type=function,
-        help="run both networks on probe inputs and compare their outputs; by the forward pass of "
-        "a known architecture, or by your FUNCTION(tensors, config)",
+        help="run both networks on probe inputs and compare their outputs, with the forward pass "
+        "of a known architecture or with your FUNCTION(tensors, config)",
     )  # fmt: skip
     add(
         "--no-certify",
         dest="certify",
         action="store_false",
-        help="do not run the networks; by default they are run if both are small",
+        help="do not run the networks; by default they run if both are small",
     )
 
 
@@ -392,29 +392,29 @@ def add_copying(parser: Parser) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("--resume", action="store_true", help="continue this command where it was interrupted")
+    add("--resume", action="store_true", help="continue this command after an interruption")
     add(
         "--force",
         action="store_true",
-        help="replace an output folder that sail-jax wrote and nobody changed; the old one stays "
-        "until the new one is whole",
+        help="replace an output folder that sail-jax wrote and nobody changed; the old folder "
+        "stays until the new one is complete",
     )
     add(
         "--max-memory",
         metavar="SIZE",
         type=size,
-        help="keep the memory of the process below this, such as 2GB",
+        help="limit the memory of the process, for example to 2GB",
     )
     add(
         "--threads",
         metavar="N",
         type=natural,
-        help="worker threads; default: one for each core, at most 8",
+        help="worker threads; default: one per core, at most 8",
     )
     add(
         "--format",
         metavar="NAME",
-        help="format of the output, such as orbax or npz; default: told from the name OUT",
+        help="format of the output, such as orbax or npz; default: from the name OUT",
     )
     add(
         "--shard-size",
@@ -428,20 +428,20 @@ def add_copying(parser: Parser) -> None:
     add(
         "--requantize",
         choices=("fp8",),
-        help="write weights in FP8 again, in the scheme of the input that config.json comes from",
+        help="write FP8 weights, in the scheme of the input that provides config.json",
     )
-    add("--allow-nonfinite", action="store_true", help="do not stop at NaN and infinities")
+    add("--allow-nonfinite", action="store_true", help="accept NaN and infinities")
     add(
         "--allow-pickle",
         action="store_true",
         help="read PyTorch's .bin files; their pickles are parsed, never run",
     )
     add_offline(parser)
-    add("--quiet", action="store_true", help="show no progress")
+    add("--quiet", action="store_true", help="hide the progress")
 
 
 def _part(text: str) -> tuple[int, int]:
-    """A part as I/N.
+    """Parses a part in the form I/N.
 
     >>> _part("2/4")
     (2, 4)
@@ -455,34 +455,34 @@ seconds = reader(float, lambda x: 0 <= x < 1e9, "a number of seconds")
 
 
 def add_parts(parser: Parser) -> None:
-    """Adds the options by which several processes make one output, such as --part.
+    """Adds the options for several processes that make one output together, such as --part.
 
     Args:
       parser: The parser of the command, which also has --plan.
     """
-    group = parser.add_argument_group("several processes, in a file system that all of them see")
+    group = parser.add_argument_group("several processes, on a shared file system")
     add = group.add_argument
     add(
         "--part",
         metavar="I/N",
         type=part,
-        help="make part I of N, some of the files of OUT; each part is a process of its own, "
-        "perhaps on a host of its own, and --resume continues it",
+        help="make part I of N, some of the files of OUT; each part is a separate process, on the "
+        "same host or another; --resume continues it",
     )
-    add("--join", action="store_true", help="make OUT of its parts, when all of them are whole")
+    add("--join", action="store_true", help="make OUT from its parts, once all are complete")
     add(
         "--wait",
         metavar="SECONDS",
         type=seconds,
         default=argparse.SUPPRESS,
-        help="how long a part waits for others that give no sign of life, where it needs their "
-        "statistics; default: 600",
+        help="how long a part that needs statistics of other parts waits for them without a sign "
+        "of life; default: 600",
     )
     add(
         "--processes",
         metavar="HOW",
-        help="make a part in each of several processes, and join them: auto (SLURM, TPU pods), or "
-        "HOST:PORT,COUNT,RANK",
+        help="make one part in each of several processes, and join the parts: auto (SLURM, TPU "
+        "pods), or HOST:PORT,COUNT,RANK",
     )
 
 
@@ -497,8 +497,8 @@ def show_shares(
     Args:
       args: The arguments of the command line.
       ready: The operation.
-      visits: How often the inputs of a tensor are read, by name; once for those not named.
-      codes: What is written in codes.
+      visits: How often each tensor's inputs are read, by name; once for missing names.
+      codes: The scheme of tensors that are written in codes.
 
     Raises:
       CheckpointError: If the output has fewer files than parts.
@@ -518,7 +518,7 @@ def show_shares(
 
 
 def add_offline(parser: Parser) -> None:
-    """Adds --offline, with which models on the Hub are read from the cache alone.
+    """Adds --offline, which reads models on the Hub only from the cache.
 
     Args:
       parser: The parser of the command.
@@ -526,12 +526,12 @@ def add_offline(parser: Parser) -> None:
     parser.add_argument(
         "--offline",
         action="store_true",
-        help="read org/name[@revision] from the cache of the Hub only; nothing is downloaded",
+        help="read org/name[@revision] only from the Hub's cache, without downloads",
     )
 
 
 def add_params(parser: Parser) -> None:
-    """Adds --params, which says which tensors of a checkpoint are worked on.
+    """Adds --params, which selects tensors of a checkpoint.
 
     Args:
       parser: The parser of the command.
@@ -540,30 +540,30 @@ def add_params(parser: Parser) -> None:
         "--params",
         dest="select",
         metavar="GLOB",
-        help="take only the tensors that these patterns fit, such as 'params/*,batch_stats/*'; "
-        "default: the weights of a state of training, and all tensors of anything else",
+        help="use only the tensors that match these patterns, such as 'params/*,batch_stats/*'; "
+        "default: the weights of a training state, and all tensors of other checkpoints",
     )
 
 
 def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:
-    """Writes the line about the output that merging, growing and aligning end with.
+    """Formats the last line of merging, growing and aligning, about the output.
 
     Args:
-      done: What the operation returned.
-      where: What the line begins with; None for the place of the output.
-      part: Which part of it was made; None for all of it.
+      done: The result of the operation.
+      where: The start of the line; None for the output path.
+      part: The part that was made; None for the whole output.
 
     Returns:
-      One line, also about whether an earlier call had finished the output.
+      One line. It also states whether an earlier call had finished the output.
     """
     where = done.out if where is None else where
     if part is not None:
         number, count = part
-        how = f"in {done.seconds:.1f} s; --join makes the output when all are"
-        how = "as the output has it, which was finished before" if done.unchanged else how
-        return f"{where}: part {number} of {count} is whole, {how}"
+        how = f"in {done.seconds:.1f} s; when all are, --join makes the output"
+        how = "as part of an output that was finished before" if done.unchanged else how
+        return f"{where}: part {number} of {count} is complete, {how}"
     if done.unchanged:
-        return f"{where}: finished before, and holds these {done.tensors} tensors"
+        return f"{where}: already finished, with these {done.tensors} tensors"
     from sail_jax.checkpoint.sources.requantised import summary
 
     coded = summary(done.requantized)
@@ -571,11 +571,11 @@ def outcome(done: "Result", where: object = None, part: tuple[int, int] | None =
 
 
 def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "RunOptions":
-    """Makes the `RunOptions` of a command line: options are called as its fields are.
+    """Makes the `RunOptions` of a command line. The options have the names of its fields.
 
     Args:
       args: The arguments of the command line.
-      progress: Told about progress; None for nobody.
+      progress: The display of progress; None for none.
 
     Returns:
       The options of the run.
@@ -590,16 +590,16 @@ def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "Run
 
 
 def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
-    """Collects the arguments of a command's function in Python: options are called as these are.
+    """Collects the arguments for a command's Python function. Options have the arguments' names.
 
     Args:
       args: The arguments of the command line.
-      *own: What only the command itself knows. So is --quiet.
+      *own: Options that only the command itself uses. --quiet is one of them.
 
     Returns:
-      The values that were given, by name, without those of `run_options`.
+      The given values by name, without the values for `run_options`.
     """
-    from dataclasses import fields  # not above: it imports slowly, and `--help` needs none
+    from dataclasses import fields  # imported here: it is slow, and `--help` needs none
 
     from sail_jax.checkpoint import RunOptions
 

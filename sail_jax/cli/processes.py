@@ -1,9 +1,9 @@
-"""Several processes that run one command together: which of them writes, and when others go on.
+"""Runs one command in several processes: which process writes, and when the others continue.
 
-The processes of a study compute the same. What only one may do, such as writing a file, the first
-process does while the others wait. Processes that merge each make a part of the output, and the
-first joins the parts. The folder that is written must be one that all of them see. Processes end
-together: when one is told to stop, all are, and when one is gone, the others say so and end.
+The processes of a study compute the same values. Work for one process, such as writing a file, is
+done by the first process while the others wait. In a merge each process makes a part of the output,
+and the first process joins the parts. All processes must see the output folder. They end together:
+when one is stopped, all stop; when one is lost, the others print this and end.
 """
 
 import atexit
@@ -26,24 +26,24 @@ from sail_jax.disk import StoreError
 
 T = TypeVar("T")
 AUTO = "auto"
-# Under this key the processes learn where to hear of each other.
+# The key under which the processes find the address of the relay.
 KEY = "sail-jax/relay"
-LOST = "another of the processes has ended, and this one ends with it"
+LOST = "another of the processes has ended, so this one ends, too"
 
 
 def join(how: str) -> None:
     """Connects this process with the others that run the same command.
 
-    Call it before JAX computes anything. It is not needed where there is one process.
+    Call it before JAX computes anything. A single process does not need it.
 
     Args:
-      how: "auto" where SLURM, a TPU pod, Kubernetes or Open MPI tells each process its place. Else
-        "HOST:PORT,COUNT,RANK": the address of the process of rank 0, the number of processes, and
-        the rank of this one, from 0.
+      how: "auto" under SLURM, on a TPU pod, in Kubernetes or with Open MPI, which give each process
+        its rank. Otherwise "HOST:PORT,COUNT,RANK": the address of the process of rank 0, the number
+        of processes, and the rank of this one, from 0.
 
     Raises:
-      ValueError: If `how` is neither, the rank is not below the count, or "auto" finds nothing that
-        tells this process its place.
+      ValueError: If `how` is neither, the rank is not below the count, or "auto" finds no
+        environment that gives this process a rank.
     """
     import jax
 
@@ -51,7 +51,7 @@ def join(how: str) -> None:
         try:
             _linked(jax.distributed.initialize)
         except ValueError as exc:
-            why = "nothing here tells this process which of several it is"
+            why = "auto found no environment that gives this process a rank"
             raise ValueError(f"--processes: {why}; give HOST:PORT,COUNT,RANK") from exc
         return
     address, *numbers = how.split(",")
@@ -64,12 +64,12 @@ def join(how: str) -> None:
 
 
 def _linked(initialize: Callable[[], None]) -> None:
-    """Connects the processes. From then on all end when one of them is stopped or lost."""
+    """Connects the processes. From then on all end when one is stopped or lost."""
     import jax
     from jax._src import distributed as of_jax
 
     distributed: Any = of_jax
-    # It would take SIGTERM away from the handler that stops a command.
+    # Otherwise JAX would replace our handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     real = distributed._jax.get_distributed_runtime_service
     distributed._jax.get_distributed_runtime_service = _Service
@@ -85,19 +85,19 @@ def _linked(initialize: Callable[[], None]) -> None:
     try:
         link = socket.create_connection((host, port), 10)
     except OSError:
-        return  # JAX, too, sees that a process is gone, after 100 s
+        return  # JAX also notices a lost process, after 100 s
     link.settimeout(None)
     link.sendall(relay.HELLO)
     stopped = threading.Event()
 
     def tell() -> None:
-        """Has the others stopped."""
+        """Stops the other processes."""
         stopped.set()
         with contextlib.suppress(OSError):
             link.sendall(relay.STOP)
 
     def listen() -> None:
-        """Ends this process when the relay says so."""
+        """Ends this process when the relay sends "stop" or "lost"."""
         with contextlib.suppress(OSError):
             line = link.makefile("rb").readline(64)
             if line == relay.STOP and not stopped.is_set():
@@ -107,7 +107,7 @@ def _linked(initialize: Callable[[], None]) -> None:
                 os._exit(1)
 
     def leave() -> None:
-        """Waits for the others at the end, and has it known that this process is not lost."""
+        """Waits for the others at the end, and reports that this process is not lost."""
         jax.distributed.shutdown()
         with contextlib.suppress(OSError):
             link.sendall(relay.BYE)
@@ -118,12 +118,12 @@ def _linked(initialize: Callable[[], None]) -> None:
 
 
 class _Service:
-    """JAX's service of the first process, in a process of its own; see `relay`."""
+    """Runs JAX's service of the first process in a separate process; see `relay`."""
 
     def __init__(self, address: str, *given: Any, **options: Any) -> None:
         _wait_for(int(address.rsplit(":", 1)[1]))
         command = [sys.executable, "-P", relay.__file__, repr(((address, *given), options))]
-        # A session of its own: a terminal's interrupt is not for it.
+        # A session of its own protects it from the terminal's interrupt.
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -150,28 +150,28 @@ def _wait_for(port: int) -> None:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Ends this process soon if its block fails in a way of its own, as others wait for it.
+    """Ends this process soon if its block fails in this process only, since the others wait for it.
 
     Yields:
       Nothing.
 
     Raises:
-      Exception: What the block raises. If that is because another process has ended, this one has
-        ended before, with one sentence.
+      Exception: The exception of the block. If another process has ended first, this process ends
+        with one sentence instead.
     """
     try:
         yield
-    except StoreError:  # raised in all of them
+    except StoreError:  # every process raises it
         raise
     except Exception:
         if not is_alone():
-            time.sleep(2)  # it may be another process that has ended: then this one says so
+            time.sleep(2)  # if another process has ended, this one prints so and ends meanwhile
             atexit.register(_end)
         raise
 
 
 def _end() -> None:
-    """Ends the process without the others, for which JAX would wait here."""
+    """Ends the process without the JAX shutdown, which would wait for the others."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -181,11 +181,11 @@ def is_first() -> bool:
     """Checks whether this is the process that writes.
 
     Returns:
-      True in the process of rank 0, and so wherever there is only one.
+      True in the process of rank 0, and in every single process.
     """
     if "jax" not in sys.modules:
-        # Without JAX this process computes nothing and has joined no others, as when a run is drawn
-        # again. Importing it would only cost time.
+        # Without JAX this process computes nothing and has not joined others, for example when it
+        # only redraws a run. Importing JAX would waste time.
         return True
     import jax
 
@@ -193,13 +193,13 @@ def is_first() -> bool:
 
 
 def by_first(do: Callable[[], T]) -> T | None:
-    """Calls a function in the first process only, and lets the others wait until it is done.
+    """Calls a function in the first process only, while the others wait.
 
     Args:
       do: The function, such as one that writes a file.
 
     Returns:
-      What `do` returns in the first process; None in the others.
+      The result of `do` in the first process; None in the others.
 
     Raises:
       StoreError: In all processes but the first, if `do` raised an exception there. The first
@@ -213,23 +213,23 @@ def by_first(do: Callable[[], T]) -> T | None:
             result = do()
         except Exception as exc:
             error = exc
-    # An exception must not keep the first from this broadcast: the others wait in it.
+    # The first process must reach this broadcast even after an exception: the others wait in it.
     failed = agreed(error is not None)
     if error is not None:
         raise error
-    # The others learn from the first that it failed; they have no error of their own to show.
+    # The first process reports its failure. The others have no error of their own to show.
     if failed:
-        raise StoreError("the first of the processes failed; it says why")
+        raise StoreError("the first of the processes failed; see its error")
     return result
 
 
 def agreed(flag: bool) -> bool:
-    """Gives every process the flag of the first one.
+    """Sends the flag of the first process to all processes.
 
     All processes must call it. They wait for one another.
 
     Args:
-      flag: What this process would say.
+      flag: The flag of this process.
 
     Returns:
       The flag of the first process, in all of them.
@@ -243,15 +243,15 @@ def agreed(flag: bool) -> bool:
 
 
 def any_of(flag: bool) -> bool:
-    """Finds out whether the flag of at least one process is true.
+    """Checks whether the flag of at least one process is true.
 
     All processes must call it. They wait for one another.
 
     Args:
-      flag: What this process says.
+      flag: The flag of this process.
 
     Returns:
-      Whether the flag of any process is true, in all of them.
+      True in all processes if any flag is true.
     """
     if is_alone():
         return flag
@@ -262,16 +262,16 @@ def any_of(flag: bool) -> bool:
 
 
 def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespace], None]:
-    """Lets several processes carry out a command, where its options say so (`--processes`).
+    """Lets several processes run a command together if it has the option `--processes`.
 
-    Each makes a part of the output. When all are whole, the first process joins them.
+    Each makes a part of the output. When all parts are complete, the first process joins them.
 
     Args:
-      carry_out: Carries out the command: all of it, or what `part` and `join` of its arguments say.
-        Of a part it returns whether the output was finished before: then nothing is joined.
+      carry_out: Runs the command: all of it, or the `part` or `join` in its arguments. For a part,
+        it returns whether the output was finished before; then nothing is joined.
 
     Returns:
-      The function of the arguments that does so.
+      The function that runs the command in this way.
     """
 
     def run(args: Namespace) -> None:
@@ -279,7 +279,7 @@ def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespa
             carry_out(args)
             return
         if args.part is not None or args.join:
-            raise ValueError("--processes makes all parts and joins them: give no --part, --join")
+            raise ValueError("--processes makes and joins all parts: remove --part and --join")
         join(args.processes)
         import jax
 
@@ -294,7 +294,7 @@ def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespa
                 if is_first() and not unchanged:
                     carry_out(Namespace(**{**vars(args), "join": True}))
             except (StoreError, ValueError):
-                # It is raised here alone, and the others would wait for this process.
+                # Only this process raises it, and the others would wait for this process.
                 atexit.register(_end)
                 raise
             _wait_for_all("joined")
@@ -303,7 +303,7 @@ def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespa
 
 
 def _wait_for_all(what: str) -> None:
-    """Waits until all processes have come so far, which may take days."""
+    """Waits until all processes reach this point, which may take days."""
     from jax._src import distributed as of_jax
 
     distributed: Any = of_jax
@@ -311,10 +311,10 @@ def _wait_for_all(what: str) -> None:
 
 
 def is_alone() -> bool:
-    """Checks whether this process runs the command by itself.
+    """Checks whether this process runs the command alone.
 
     Returns:
-      True if JAX knows of no other process.
+      True if JAX has no other process.
     """
     import jax
 

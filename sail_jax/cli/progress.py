@@ -1,6 +1,6 @@
-"""Writes what the terminal shows: progress and errors on stderr, results on stdout.
+"""Writes to the terminal: progress and errors on stderr, results on stdout.
 
-All text is escaped, as names that come from files may hold what a terminal would obey.
+All text is escaped, since names in files may contain control sequences.
 """
 
 import re
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.status import Status
 
-# The most characters of a message.
+# The largest length of a message in characters.
 LONGEST = 300
 
 
@@ -23,8 +23,8 @@ def say(line: str = "", *, stream: TextIO | None = None, end: str = "\n") -> Non
 
     Args:
       line: The text.
-      stream: Where it goes; None for stderr.
-      end: What follows it.
+      stream: The output stream; None for stderr.
+      end: The text after the line.
     """
     print(_lines(line), file=stream or sys.stderr, end=end, flush=True)
 
@@ -34,7 +34,7 @@ def show(text: object, *, end: str = "\n") -> None:
 
     Args:
       text: One line or several.
-      end: What follows them.
+      end: The text after them.
     """
     print(_lines(str(text)), end=end)
 
@@ -42,14 +42,14 @@ def show(text: object, *, end: str = "\n") -> None:
 def fitted(message: str, longest: int = LONGEST) -> str:
     """Shortens a message to one line of limited length.
 
-    The longest words lose their middle first, then the message as a whole does.
+    The longest words are shortened in their middle first, then the whole message.
 
     Args:
       message: The message.
-      longest: How many characters it may have.
+      longest: The largest length in characters.
 
     Returns:
-      The line, with what a terminal would obey escaped.
+      The line, with control characters escaped.
 
     >>> fitted("no tensor '\\x1b[31m" + 90 * "b" + "' here", 60)
     "no tensor '\\\\x1b[31mbbbbbbbbbb...bbbbbbbbbbbbbbbbb' here"
@@ -62,17 +62,17 @@ def fitted(message: str, longest: int = LONGEST) -> str:
 
 
 def _lines(text: str) -> str:
-    """Escapes a text line by line, and keeps its line breaks."""
+    """Escapes a text line by line. Line breaks stay."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 class Meter:
-    """Shows how far long work is: live in a terminal, elsewhere as a line now and then.
+    """Shows the progress of long work: a live bar in a terminal, elsewhere some lines.
 
-    Used with `with`, so that what is shown live is removed at the end.
+    Use it in a `with` statement, which removes the live bar at the end.
 
     Args:
-      quiet: Whether nothing is shown.
+      quiet: Whether to show nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -94,7 +94,7 @@ class Meter:
                 shown.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Shows how many bytes of all are done, and which tensor was finished last."""
+        """Shows the bytes done, the total, and the last finished tensor."""
         if self._live:
             if self._bar is None:
                 self._stop()
@@ -108,11 +108,11 @@ class Meter:
             say(f"  {done / total:4.0%} of {total / 1e9:.2f} GB  {fitted(what, 70)}")
 
     def tell(self, what: str, detail: str) -> None:
-        """Shows work that cannot be counted.
+        """Shows work without a count.
 
         Args:
-          what: The step that the work is in; without a terminal, a line is printed when it changes.
-          detail: What the step is at, shown live only.
+          what: The current step. Without a terminal, a line is printed when it changes.
+          detail: The current item of the step, shown only in the live bar.
         """
         if self._live:
             from rich.console import Console
@@ -128,13 +128,13 @@ class Meter:
 
 
 def _bar() -> "Progress":
-    """Makes the bar that is shown live, as wide as the terminal."""
+    """Makes the live bar, as wide as the terminal."""
     from rich import progress
     from rich.console import Console
     from rich.table import Column
 
     fixed = Column(no_wrap=True)
-    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # the remaining width
     return progress.Progress(
         progress.BarColumn(bar_width=20),
         progress.DownloadColumn(table_column=fixed),

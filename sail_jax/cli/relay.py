@@ -1,8 +1,8 @@
-"""The process through which several that run one study hear of each other; run as a program.
+"""Connects the processes of one run; started as a program of its own.
 
-It serves JAX, in the place of the first of them: XLA ends each process with its stack as soon as
-the one that serves it is gone. And it passes on what they write, a line at a time: "stop" from one
-of them goes to the others, and "lost" does where one is gone that has not written "bye".
+It runs JAX's service instead of the first process, because XLA ends each process with a stack trace
+as soon as the service's process is gone. It also passes on lines between the processes: a "stop"
+from one of them goes to the others, and "lost" goes out when one is gone without a "bye".
 """
 
 import ast
@@ -14,13 +14,13 @@ import threading
 import time
 
 STOP, LOST, BYE, HELLO = b"stop\n", b"lost\n", b"bye\n", b"hello\n"
-# Seconds without an answer after which a machine counts as gone, and those that are left to the
-# others to end when the first process has.
+# Seconds without an answer after which a machine counts as gone, and seconds that the others have
+# to end after the first process has ended.
 SILENCE = LINGER = 5
 
 
 class Relay:
-    """Passes on lines between processes that are connected with it."""
+    """Passes on lines between the connected processes."""
 
     def __init__(self) -> None:
         self._connected: set[socket.socket] = set()
@@ -28,23 +28,23 @@ class Relay:
         self._ending = False
 
     def serve(self, listener: socket.socket) -> None:
-        """Accepts processes, for ever."""
+        """Accepts processes in an endless loop."""
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
 
     def wait(self, seconds: float) -> None:
-        """Waits until no process is connected any more."""
+        """Waits until all processes have disconnected."""
         end = time.monotonic() + seconds
         while self._connected and time.monotonic() < end:
             time.sleep(0.05)
 
     def _follow(self, connection: socket.socket) -> None:
-        """Reads what one process writes, until it is gone."""
+        """Reads the lines of one process until it is gone."""
         _watched(connection)
         lines, line = connection.makefile("rb"), b""
         with connection, contextlib.suppress(OSError):
-            if lines.readline(64) != HELLO:  # a stranger
+            if lines.readline(64) != HELLO:  # an unrelated program
                 return
             with self._lock:
                 self._connected.add(connection)
@@ -56,7 +56,7 @@ class Relay:
             self._tell(LOST, connection)
 
     def _tell(self, line: bytes, but: socket.socket) -> None:
-        """Writes a line to all processes but one, unless they are ending already."""
+        """Sends a line to all processes but one, unless they are already ending."""
         with self._lock:
             if self._ending:
                 return
@@ -67,7 +67,7 @@ class Relay:
 
 
 def _watched(connection: socket.socket) -> None:
-    """Lets the system ask for signs of life: of a machine that is gone, nothing comes."""
+    """Makes the system probe idle connections, since a lost machine sends nothing."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", SILENCE - 2)):
         if hasattr(socket, name):
@@ -75,7 +75,7 @@ def _watched(connection: socket.socket) -> None:
 
 
 def main(how: str) -> None:
-    """Serves until standard input ends, as it does with the process that started this one.
+    """Serves until standard input ends, which happens when the parent process ends.
 
     Args:
       how: The arguments of JAX's service, and its options, as a tuple in Python's notation.

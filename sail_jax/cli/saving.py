@@ -1,4 +1,4 @@
-"""What `sail-jax inspect` writes: a record, and figures."""
+"""Writes the files of `sail-jax inspect`: a record and figures."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def admit(file: Path | None, schema: str) -> None:
-    """Checks that a record may be written, before what it describes is computed.
+    """Checks that a record can be written, before it is computed.
 
     Args:
-      file: Where it goes, which may only be another such record; None for nowhere.
-      schema: The value of its entry "schema".
+      file: The path, which may only hold an earlier record of this kind; None to write nothing.
+      schema: The value of the record's entry "schema".
     """
     if file is not None:
         disk.admit(file, schema, "a record of inspect")
@@ -27,9 +27,9 @@ def write(file: Path | None, schema: str, record: Mapping[str, Any]) -> None:
     """Writes a record as JSON.
 
     Args:
-      file: Where it goes; None for nowhere.
-      schema: The value of its entry "schema".
-      record: What JSON can hold, without NaN and infinities.
+      file: The path; None to write nothing.
+      schema: The value of the record's entry "schema".
+      record: JSON data without NaN and infinities.
     """
     if file is not None:
         text = json.dumps({"schema": schema, **record}, indent=2, allow_nan=False)
@@ -37,11 +37,11 @@ def write(file: Path | None, schema: str, record: Mapping[str, Any]) -> None:
 
 
 def draw(folder: Path, figures: "Mapping[str, Figure]") -> None:
-    """Writes figures into a folder, and prints where.
+    """Writes figures to a folder, and prints their paths.
 
     Args:
-      folder: The folder, which is made if need be.
-      figures: The figures by the names of their files.
+      folder: The folder, which is made if necessary.
+      figures: The figures by file name.
     """
     from sail_jax.drawing import style
 

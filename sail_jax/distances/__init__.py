@@ -1,11 +1,11 @@
-"""Distances between tasks: of samples, of Gaussians and of token streams.
+"""Distances between tasks: between samples, Gaussians and token streams.
 
-Exact for the samples given are `wasserstein1` and `dudley` (by matchings). Estimates for the
-distributions behind the samples, with a standard error (`Distance`), are `mmd` and `energy`
-(squared Hilbert distances, in JAX), `sliced_wasserstein` (in JAX), `wasserstein` (one dimension,
-weights), `total_variation_histogram`, `total_variation_classifier`, `total_variation_tokens` and
-`jensen_shannon_tokens`. Closed forms are `total_variation_gaussian`, its inverse
-`gaussian_separation`, and `kl_gaussian`.
+- Exact for the given samples: `wasserstein1` and `dudley` (by matchings).
+- Estimates for the distributions behind the samples, with a standard error (`Distance`): `mmd` and
+  `energy` (squared Hilbert distances, in JAX), `sliced_wasserstein` (in JAX), `wasserstein` (one
+  dimension, weights), `total_variation_histogram`, `total_variation_classifier`,
+  `total_variation_tokens` and `jensen_shannon_tokens`.
+- Closed forms: `total_variation_gaussian`, its inverse `gaussian_separation`, and `kl_gaussian`.
 """
 
 from sail_jax.distances.estimates import Distance

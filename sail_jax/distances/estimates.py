@@ -1,4 +1,4 @@
-"""What all estimates of distances share: a value with its standard error, and checked samples."""
+"""Common parts of all estimates of distances: a value with its standard error, and checks."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from sail_jax.checks import concrete
 class Distance(NamedTuple):
     """An estimate of a distance with its standard error.
 
-    Both are JAX arrays from estimators that can be differentiated, and floats from the others.
+    Both fields are JAX arrays for differentiable estimators, and floats for the others.
 
     Attributes:
       value: The estimate.
@@ -30,9 +30,9 @@ def samples(
     """Checks two samples and returns them as floating arrays.
 
     Args:
-      x: Points `[m, dim]`, real numbers, finite where their values are known.
+      x: Points `[m, dim]`, real numbers, finite if their values are known.
       y: Points `[n, dim]`, likewise.
-      least: How many points each must have at least.
+      least: The smallest allowed number of points.
 
     Returns:
       Both samples, in one dtype: float32, or float64 where one has it.
@@ -52,8 +52,8 @@ def host_samples(
 ) -> tuple[Float[np.ndarray, "m dim"], Float[np.ndarray, "n dim"]]:
     """Checks two samples and returns them as NumPy arrays in float64.
 
-    `x` is points `[m, dim]`, real numbers, finite. `y` is points `[n, dim]`, likewise. ValueError
-    as `samples` does. TypeError as `samples` does, and for traced arrays.
+    `x` has points `[m, dim]`, finite real numbers. `y` has points `[n, dim]`, likewise. Raises a
+    ValueError as `samples` does, and a TypeError as `samples` does and for traced arrays.
     """
     for name, value in (("x", x), ("y", y)):
         if concrete(value) is None:
@@ -63,10 +63,10 @@ def host_samples(
 
 
 def _checked(x: Any, y: Any, least: int) -> list[Any]:
-    """Both samples as arrays, checked as `samples` says."""
+    """Converts both samples to arrays, with the checks of `samples`."""
     pair = []
     for name, value in (("x", x), ("y", y)):
-        if not isinstance(value, jax.Array):  # of which traced ones are
+        if not isinstance(value, jax.Array):  # traced arrays are JAX arrays
             value = np.asarray(value)
         if value.ndim != 2 or 0 in value.shape:
             raise ValueError(f"{name} must be a sample [n, dim], not empty; got {value.shape}")

@@ -40,9 +40,9 @@ def total_variation_gaussian(
         raise ValueError("gap must be a vector [..., dim]; got a scalar")
     white = _whiten(gap, _factor("covariance", covariance, gap.shape[-1]))
     squared = jnp.sum(white**2, -1)
-    # A root of 1 in place of 0 keeps the gradient at equal means from being NaN.
+    # A root of 1 instead of 0 avoids a NaN gradient at equal means.
     length = jnp.sqrt(jnp.where(squared > 0, squared, 1))
-    # 2 Phi(t) - 1 = erf(t / sqrt(2)), which keeps its digits for small t, where Phi is near 1/2.
+    # 2 Phi(t) - 1 = erf(t / sqrt(2)), which is accurate for small t, where Phi is near 1/2.
     return erf(jnp.where(squared > 0, length, 0) / (2 * math.sqrt(2)))
 
 
@@ -50,8 +50,8 @@ def gaussian_separation(total_variation: Float[ArrayLike, "*batch"]) -> Float[Ar
     """Computes the Mahalanobis length at which Gaussians have a given total variation distance.
 
     It is 2 Phi^-1((1 + TV)/2), the inverse of `total_variation_gaussian`. SAIL's Theorem 3 needs
-    squared Mahalanobis lengths in place of TV^2. The condition number grows as TV nears 1, where
-    the length is infinite.
+    squared Mahalanobis lengths instead of TV^2. The condition number grows as TV approaches 1,
+    where the length is infinite.
 
     Args:
       total_variation: Distances in [0, 1].
@@ -121,7 +121,7 @@ def kl_gaussian(
 
 
 def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
-    """A lower Cholesky factor `[dim, dim]`, or the standard deviation of a scalar variance."""
+    """Returns a lower Cholesky factor `[dim, dim]`, or a scalar standard deviation."""
     S = _floating(name, covariance)
     if S.shape not in ((), (dim, dim)):
         raise ValueError(f"{name} must be a variance or of shape {(dim, dim)}; got {S.shape}")
@@ -141,7 +141,7 @@ def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
 
 
 def _whiten(rows: Array, factor: Array) -> Array:
-    """Each row multiplied by the inverse of the factor."""
+    """Multiplies each row by the inverse of the factor."""
     if factor.ndim == 0:
         return rows / factor
     flat = rows.reshape(-1, rows.shape[-1]).T
@@ -149,7 +149,7 @@ def _whiten(rows: Array, factor: Array) -> Array:
 
 
 def _floating(name: str, x: ArrayLike) -> Array:
-    """x as a floating array, checked to be real and finite."""
+    """Converts x to a floating array, checked to be real and finite."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be real numbers; got {x.dtype}")

@@ -1,6 +1,6 @@
 """Maximum mean discrepancy and energy distance: squared distances of means in a Hilbert space.
 
-The estimates are U-statistics. These are unbiased, hence negative now and then where the
+The estimates are U-statistics. They are unbiased, and therefore sometimes negative if the
 distributions are close. They can be differentiated, compiled and mapped.
 """
 
@@ -21,9 +21,9 @@ from sail_jax.distances.estimates import Distance, samples
 Kernel = Callable[[Float[Array, "dim"], Float[Array, "dim"]], Float[Array, ""]]
 Estimator = Literal["quadratic", "linear", "features"]
 
-# How many rows of the kernel matrix are held at once.
+# The number of rows of the kernel matrix that are held at once.
 BLOCK = 128
-# How many points stand for all in the median of distances.
+# The number of points that represent all in the median of distances.
 SOME = 1024
 
 
@@ -39,33 +39,33 @@ def mmd(
 ) -> Distance:
     """Estimates the SQUARED maximum mean discrepancy (MMD) of two distributions, without bias.
 
-    MMD^2 = E k(X, X') + E k(Y, Y') - 2 E k(X, Y). The kernel is
-    k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)), unless another is given. Squares are what
-    `proximal.pair_weight(..., squared=True)` takes.
+    MMD^2 = E k(X, X') + E k(Y, Y') - 2 E k(X, Y). The default kernel is
+    k(x, y) = exp(-|x - y|^2 / (2 bandwidth^2)). `proximal.pair_weight(..., squared=True)` takes
+    squares.
 
     There are three estimators, each with its own standard error:
 
     - "quadratic" uses all pairs, O((m + n)^2), and needs m, n >= 3. Its standard error is the
-      jackknife over the points of both samples. That is conservative: sqrt(2) too large where the
-      distributions are equal, exact to first order elsewhere.
-    - "linear" uses disjoint pairs (x_1, x_2), (y_1, y_2), O(n), and needs m = n >= 4. Of an odd
-      number of points the last is left out. Its standard error is the standard deviation over
-      pairs.
+      jackknife over the points of both samples. It is conservative: sqrt(2) too large for equal
+      distributions, exact to first order otherwise.
+    - "linear" uses disjoint pairs (x_1, x_2), (y_1, y_2), O(n), and needs m = n >= 4. The last of
+    an
+      odd number of points is ignored. Its standard error is the standard deviation over pairs.
     - "features" uses random Fourier features, O((m + n) features), and needs m, n >= 3. It is
       unbiased over both points and frequencies. Its standard error adds the jackknife over points
-      and the spread over frequencies, which overstates it.
+      and the spread over frequencies, which is too large.
 
     Args:
       x: Points `[m, dim]` of one distribution.
       y: Points `[n, dim]` of the other.
       bandwidth: The width of the Gaussian kernel, > 0, or "median" for `median_distance(x, y)`. The
-        median depends on the samples, so the estimate is unbiased only for a bandwidth given
-        beforehand. No gradient flows through the median.
-      kernel: `kernel(x, y)` of two points `[dim]`, in place of the Gaussian one. It must be
-        symmetric and positive semi-definite, which is checked on a few of the points. To reuse
-        compiled code, give the same function object in each call.
+        median depends on the samples, so only estimates with a fixed bandwidth are unbiased. No
+        gradient flows through the median.
+      kernel: A function `kernel(x, y)` of two points `[dim]` that replaces the Gaussian kernel. It
+        must be symmetric and positive semi-definite, which is checked on a few of the points. To
+        reuse compiled code, pass the same function object in each call.
       estimator: "quadratic", "linear" or "features", see above.
-      features: How many frequencies "features" draws, at least 2.
+      features: The number of frequencies for "features", at least 2.
       key: The PRNG key of "features".
 
     Returns:
@@ -91,7 +91,7 @@ def mmd(
     if estimator == "linear" and a.shape != b.shape:
         raise ValueError(f"y must have as many points as x, {len(a)}; got {len(b)}")
     if kernel is not None and (estimator == "features" or not isinstance(bandwidth, str)):
-        raise ValueError('kernel: give no bandwidth and no estimator="features" with it')
+        raise ValueError('kernel: it excludes a bandwidth and estimator="features"')
     if estimator == "features":
         if key is None or features < 2:
             raise ValueError(f"features: expected a key and features >= 2; got {key}, {features}")
@@ -107,8 +107,9 @@ def mmd(
 def energy(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Distance:
     """Estimates the energy distance of two distributions, without bias.
 
-    It is 2 E|X - Y| - E|X - X'| - E|Y - Y'| with the Euclidean norm. This is the squared MMD of the
-    kernel -|x - y|, which has no bandwidth. It is 0 only for equal distributions (of finite mean).
+    It is `2 E|X - Y| - E|X - X'| - E|Y - Y'|` with the Euclidean norm. This is the squared MMD of
+    the kernel `-|x - y|`, without a bandwidth. It is 0 only for equal distributions (of finite
+    mean).
     In one dimension it is Cramer's 2 int (F - G)^2.
 
     Args:
@@ -116,7 +117,7 @@ def energy(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Distan
       y: At least 3 points `[n, dim]` of the other.
 
     Returns:
-      The estimate and its standard error, as JAX scalars; the error as of `mmd` with "quadratic".
+      The estimate and its standard error (as in `mmd` with "quadratic"), as JAX scalars.
 
     Raises:
       ValueError: For samples that do not fit.
@@ -134,8 +135,8 @@ def energy(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Distan
 def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Array:
     """Computes the median Euclidean distance between points of two samples, a usual bandwidth.
 
-    All pairs of the pooled samples count. Of samples with more than 1024 points together, evenly
-    spaced ones stand for all. Gradients take the median as a constant.
+    All pairs of the pooled samples count. If there are more than 1024 points in total, evenly
+    spaced ones represent all. Gradients treat the median as a constant.
 
     Args:
       x: Points `[m, dim]`.
@@ -145,15 +146,15 @@ def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) 
       The median, a scalar.
 
     Raises:
-      ValueError: If it is 0, as when at least half of the pairs coincide; and for samples that do
-        not fit.
+      ValueError: If it is 0, for example because at least half of the pairs coincide; and for
+        samples that do not fit.
       TypeError: For samples that are not real numbers.
 
     >>> float(median_distance(np.array([[0.0], [1.0]]), np.array([[3.0]])))  # of 1, 2 and 3
     2.0
     """
     z = jnp.concatenate(samples(x, y, 1))
-    # The median needs all pairs at once: that many points are affordable.
+    # The median needs all pairs at once, which is affordable for this many points.
     z = lax.stop_gradient(z[:: math.ceil(len(z) / SOME)])
     i, j = np.triu_indices(len(z), 1)
     median = _median(z, i, j)
@@ -165,13 +166,13 @@ def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) 
 
 @jax.jit
 def _median(z: Array, i: Array, j: Array) -> Array:
-    """The median of the distances between points i and j of z."""
+    """Computes the median of the distances between points i and j of z."""
     squared = lax.map(lambda p: jnp.sum((p - z) ** 2, -1), z, batch_size=BLOCK)
     return jnp.sqrt(jnp.median(squared[i, j]))
 
 
 def _bandwidth(x: Array, y: Array, given: ArrayLike | str) -> Array:
-    """The bandwidth as an array, checked."""
+    """Returns the checked bandwidth as an array."""
     if isinstance(given, str):
         if given != "median":
             raise ValueError(f'bandwidth must be "median" or a number > 0; got {given!r}')
@@ -183,12 +184,12 @@ def _bandwidth(x: Array, y: Array, given: ArrayLike | str) -> Array:
 
 
 def _gaussian(x: Array, y: Array, bandwidth: Array) -> Array:
-    """The Gaussian kernel of two points."""
+    """Computes the Gaussian kernel of two points."""
     return jnp.exp(-0.5 * jnp.sum(((x - y) / bandwidth) ** 2))
 
 
 def _minus_distance(x: Array, y: Array) -> Array:
-    """Minus the distance of two points, with the gradient 0 where they coincide."""
+    """Computes minus the distance of two points, with gradient 0 if they coincide."""
     squared = jnp.sum((x - y) ** 2)
     return -jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
 
@@ -201,7 +202,7 @@ def _check_kernel(kernel: Kernel, x: Array, y: Array) -> None:
         return
     if gram.shape != (len(z), len(z)) or not np.isfinite(gram).all():
         raise ValueError("kernel must map two points [dim] to one finite number")
-    # Eigenvalues of a rounded n x n matrix are off by up to about n eps times its size.
+    # Eigenvalues of a rounded n x n matrix have errors up to about n eps times its size.
     slack = len(z) * np.finfo(gram.dtype).eps * np.abs(gram).max()
     least = np.linalg.eigvalsh(gram.astype(np.float64))[0]
     if np.abs(gram - gram.T).max() > slack or least < -slack:
@@ -213,15 +214,15 @@ def _check_kernel(kernel: Kernel, x: Array, y: Array) -> None:
 
 @functools.partial(jax.jit, static_argnames="kernel")
 def _quadratic(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
-    """The estimator from all pairs."""
+    """Estimates from all pairs."""
     m, z = len(x), jnp.concatenate([x, y])
     index = jnp.arange(len(z))
 
-    # Otherwise the gradient would hold the kernel matrix, and every difference of points.
+    # Without this the gradient would store the kernel matrix and every difference of points.
     @jax.checkpoint
     def sums(i: Array, point: Array) -> tuple[Array, Array]:
         row = jax.vmap(lambda other: kernel(point, other, *args))(z)
-        # A U-statistic leaves out the pairs of a point with itself, which makes it unbiased.
+        # A U-statistic excludes the pairs of a point with itself, which makes it unbiased.
         row = jnp.where(index == i, 0, row)
         return row[:m].sum(), row[m:].sum()
 
@@ -239,7 +240,7 @@ def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Arr
     value = within_x.mean() / (m - 1) + within_y.mean() / (n - 1) - 2 * across_x.mean() / n
 
     def spread(within: Array, across: Array, m: int, n: int) -> Array:
-        # What leaving out a point changes, less the mean of that over the points.
+        # The effect of leaving out a point, minus its mean over the points.
         change = (within - within.mean()) / (m - 2) - (across - across.mean()) / n
         return 4 / (m * (m - 1)) * jnp.sum(change**2)
 
@@ -250,7 +251,7 @@ def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Arr
 
 @functools.partial(jax.jit, static_argnames="kernel")
 def _linear(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
-    """The estimator from disjoint pairs."""
+    """Estimates from disjoint pairs."""
     pairs = len(x) // 2
     k = jax.vmap(lambda p, q: kernel(p, q, *args))
     (x1, x2), (y1, y2) = (z[: 2 * pairs].reshape(pairs, 2, -1).swapaxes(0, 1) for z in (x, y))
@@ -260,13 +261,13 @@ def _linear(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
 
 @functools.partial(jax.jit, static_argnames="features")
 def _features(x: Array, y: Array, bandwidth: Array, key: Array, features: int) -> Distance:
-    """The estimator from random Fourier features of the Gaussian kernel."""
+    """Estimates from random Fourier features of the Gaussian kernel."""
     w = jax.random.normal(key, (features, x.shape[1]), x.dtype) / bandwidth
-    m, n, centre = len(x), len(y), lax.stop_gradient(x.mean(0))  # phases lose no digits to it
+    m, n, centre = len(x), len(y), lax.stop_gradient(x.mean(0))  # centring keeps phases accurate
     phases = (jnp.matmul(z - centre, w.T, precision="highest") for z in (x, y))
     a, b = (jnp.stack([jnp.cos(t), jnp.sin(t)], 1) for t in phases)  # [n, 2, features]
     of_x, of_y = a.sum(0), b.sum(0)
-    # cos^2 + sin^2 = 1 for each point with itself: m of the m^2 pairs, taken off as in a
+    # cos^2 + sin^2 = 1 for each point with itself: m of the m^2 pairs, subtracted as in a
     # U-statistic.
     gaps = (jnp.sum(of_x**2, 0) - m) / (m * (m - 1)) + (jnp.sum(of_y**2, 0) - n) / (n * (n - 1))
     gaps -= 2 * jnp.sum(of_x * of_y, 0) / (m * n)
@@ -274,6 +275,6 @@ def _features(x: Array, y: Array, bandwidth: Array, key: Array, features: int) -
     def to(z: Array, total: Array) -> Array:
         return jnp.einsum("nsf,sf->n", z, total, precision="highest") / features
 
-    # Less the kernel of a point with itself, which is 1.
+    # Minus the kernel of a point with itself, which is 1.
     points = _two_sample(to(a, of_x) - 1, to(a, of_y), to(b, of_y) - 1, to(b, of_x))
     return Distance(gaps.mean(), jnp.sqrt(points.stderr**2 + gaps.var(ddof=1) / features))

@@ -1,8 +1,8 @@
 """Distances between samples by matching their points, on the host and in float64.
 
-Samples are arrays `[n, dim]`, one point per row, each of weight 1/n. Everything here is exact for
-the samples given. How well samples stand for their distributions is another matter: between two
-samples of ONE distribution in many dimensions these distances are far from 0.
+Samples are arrays `[n, dim]`, one point per row, each of weight 1/n. All results are exact for the
+given samples. Samples represent their distributions only roughly: in many dimensions, two samples
+of ONE distribution have distances far from 0.
 """
 
 import math
@@ -20,15 +20,15 @@ METRICS: dict[float, Literal["cityblock", "euclidean", "chebyshev"]] = {
     math.inf: "chebyshev",
 }
 
-# A matching of n points holds n^2 float64 costs (512 MiB at 8192) and takes up to n^3 time.
+# A matching of n points stores n^2 float64 costs (512 MiB at 8192) and takes up to n^3 time.
 LARGEST = 8192
 
 
 def wasserstein1(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> float:
     """Computes the Wasserstein-1 distance of two samples, the mean cost of their best matching.
 
-    In one dimension it sorts. Otherwise it solves an assignment problem, which takes up to n^3 time
-    and holds n^2 costs.
+    In one dimension it sorts. Otherwise it solves an assignment problem, with up to n^3 time and
+    n^2 costs in memory.
 
     Args:
       x: Points `[n, dim]`, at most `LARGEST` of them.
@@ -76,9 +76,9 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     It is the largest mean h(x) - mean h(y) over functions h with |h|_L + |h|_inf <= 1 (Lipschitz
     constant plus largest size), and never more than 2.
 
-    For a given Lipschitz constant L it is a Wasserstein distance under the metric min(L |x - y|, 2
-    (1 - L)), which is concave in L. Cutting planes, with one matching for each, find the best L to
-    1e-12 in a handful of steps.
+    For a given Lipschitz constant L it is a Wasserstein distance. Its metric is min(L |x - y|, 2
+    (1 - L)), which is concave in L. Cutting planes, with one matching each, find the best L to
+    1e-12 in a few steps.
 
     Args:
       x: Points `[n, dim]`, at most `LARGEST` of them.
@@ -97,9 +97,9 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     >>> dudley(np.zeros((2, 1)), np.full((2, 1), 2.0)).value  # h falls from 1/2 to -1/2
     1.0
     """
-    # At any L the best matching costs least, so each matching found is an upper bound there. The
-    # peak over L of the least of these bounds is the next L to try, until its best matching
-    # attains the bound.
+    # At any L the best matching costs least, so each matching gives an upper bound there. The next
+    # L is the maximum over L of the minimum of these bounds, until the best matching attains the
+    # bound.
     distance = _costs(*_samples(x, y, norm), norm)
     pairs = _match(distance)
     matched = [distance[pairs]]
@@ -109,7 +109,7 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     while cost[pairs].mean() < bound - 1e-12:
         matched.append(distance[pairs])
         lipschitz, below = _peak(np.stack(matched))
-        # The cut took nothing away: the bound is as good as rounding allows.
+        # The cut did not lower the bound, which is as accurate as rounding allows.
         if below >= bound:
             break
         bound = below
@@ -120,7 +120,7 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
 
 
 def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.ndarray]:
-    """Both samples in float64, checked."""
+    """Returns both checked samples in float64."""
     if norm not in METRICS:
         raise ValueError(f"norm must be 1, 2 or inf; got {norm}")
     a, b = host_samples(x, y, 1)
@@ -133,28 +133,28 @@ def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.nd
 
 
 def _costs(x: np.ndarray, y: np.ndarray, norm: float) -> np.ndarray:
-    """The distances from each point of x to each of y."""
+    """Computes the distances from each point of x to each of y."""
     from scipy.spatial.distance import cdist
 
     return cdist(x, y, METRICS[norm])
 
 
 def _match(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and columns of an assignment of least cost."""
+    """Returns the rows and columns of the cheapest assignment."""
     from scipy.optimize import linear_sum_assignment
 
     return linear_sum_assignment(cost)
 
 
 def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
-    """The L in [0, 1] where the least over cuts of mean min(L d, 2 (1 - L)) peaks; the peak."""
+    """Maximises the minimum over cuts of mean min(L d, 2 (1 - L)) over L in [0, 1]."""
     low, high = 0.0, 1.0
-    # Bisection goes on to the last bit, as L is about 1/d for points that are far apart.
+    # Bisection continues to the last bit, since L is about 1/d for points that are far apart.
     while low < (L := (low + high) / 2) < high:
         rising = L * matched < 2 * (1 - L)
         lowest = np.where(rising, L * matched, 2 * (1 - L)).mean(1).argmin()
-        # The least of concave functions is concave: the sign of the slope of the lowest one at L
-        # says on which side the peak lies.
+        # The minimum of concave functions is concave. The slope of the lowest one at L shows on
+        # which side the maximum lies.
         slope = np.where(rising[lowest], matched[lowest], -2.0).mean()
         low, high = (L, high) if slope >= 0 else (low, L)
     return L, float(np.minimum(L * matched, 2 * (1 - L)).mean(1).min())
@@ -163,7 +163,7 @@ def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
 def _potentials(
     cost: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dual values of a best matching, h_x[i] - h_y[j] <= cost[i, j], centred on 0.
+    """Computes dual values of a best matching, h_x[i] - h_y[j] <= cost[i, j], centred on 0.
 
     They are shortest paths (Bellman-Ford) along
     h_y[m(i)] <= h_y[m(j)] + cost[i, m(j)] - cost[i, m(i)], where m(i) is the match of i.
@@ -171,7 +171,7 @@ def _potentials(
     paid = cost[pairs]
     steps = cost[:, pairs[1]] - paid[:, None]
     h = np.zeros(len(paid))
-    # A shortest path visits no point twice, so n rounds are enough.
+    # A shortest path visits each point at most once, so n rounds are enough.
     for _ in range(len(paid)):
         shorter = (steps + h).min(1)
         if (shorter >= h - 1e-15).all():
@@ -179,7 +179,7 @@ def _potentials(
         h = shorter
     h_x, h_y = h + paid, np.empty_like(h)
     h_y[pairs[1]] = h
-    # The infimum extension is as Lipschitz as the cost on all of both samples, and loses nothing.
+    # The infimum extension is as Lipschitz as the cost on both samples, and loses nothing.
     h_x, h_y = (cost + h_y).min(1), h_y
     centre = (max(h_x.max(), h_y.max()) + min(h_x.min(), h_y.min())) / 2
     return h_x - centre, h_y - centre

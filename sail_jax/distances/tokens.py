@@ -17,12 +17,12 @@ Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
 
 
 class Ngrams(NamedTuple):
-    """The n-grams that occur in two streams, with their counts.
+    """The n-grams of two streams, with their counts.
 
     Attributes:
       grams: The n-grams, `[gram, n]`, in lexicographic order.
-      x: How often each occurs in the first stream, `[gram]`.
-      y: How often each occurs in the second.
+      x: The count of each in the first stream, `[gram]`.
+      y: The count of each in the second.
     """
 
     grams: Int[np.ndarray, "gram n"]
@@ -31,7 +31,7 @@ class Ngrams(NamedTuple):
 
 
 def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
-    """Counts the n-grams of two streams of tokens. None crosses the end of a sequence.
+    """Counts the n-grams of two token streams. N-grams do not cross the end of a sequence.
 
     Args:
       x: Integers `[sequence, position]`, or several sequences of any lengths.
@@ -39,7 +39,7 @@ def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
       n: Tokens in a gram, at least 1.
 
     Returns:
-      The n-grams that occur in either stream, with their counts.
+      The n-grams of both streams, with their counts.
 
     Raises:
       ValueError: For another n, and for a stream without n-grams.
@@ -55,13 +55,14 @@ def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
 def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
     """Estimates the total variation distance of the n-gram frequencies of two streams.
 
-    The estimate is biased upwards: of two samples of one distribution it is positive, near 1 where
-    most n-grams are rare, and the more so the larger n.
+    The estimate is biased upwards: for two samples of one distribution it is positive, and near 1
+      if
+    most n-grams are rare. The bias grows with n.
 
-    The standard error takes sequences as independent, but not tokens within one. It is linearised:
-    call the n-grams that are more frequent in x positive. For each sequence the number of positive
-    n-grams departs from what their share in the whole stream predicts. The standard error is the
-    spread of these departures over sequences.
+    The standard error treats sequences as independent, but not the tokens within one. It is
+    linearised: n-grams that are more frequent in x are called positive. The number of positive
+    n-grams in a sequence deviates from the prediction by their share in the whole stream. The
+    standard error is the spread of these deviations over sequences.
 
     Args:
       x: Integers `[sequence, position]`, or several sequences of any lengths. At least 2 sequences
@@ -85,8 +86,8 @@ def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
 def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
     """Estimates the Jensen-Shannon divergence of the n-gram frequencies of two streams, in nats.
 
-    It is at most log 2, and its square root is a metric. Bias and standard error are as of
-    `total_variation_tokens`.
+    It is at most log 2, and its square root is a metric. See `total_variation_tokens` for its bias
+    and standard error.
 
     Args:
       x: Integers `[sequence, position]`, or several sequences of any lengths. At least 2 sequences
@@ -108,17 +109,17 @@ def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
 
 
 def _total_variation(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """The value and its derivatives by p and q."""
-    # Sum |p - q| / 2 = sum sign (p - q) / 2: the derivative is the sign, away from p = q.
+    """Computes the value and its derivatives by p and q."""
+    # Sum |p - q| / 2 = sum sign (p - q) / 2: the derivative is the sign if p != q.
     sign = np.sign(p - q) / 2
     return float(sign @ (p - q)), sign, -sign
 
 
 def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """The value and its derivatives by p and q."""
+    """Computes the value and its derivatives by p and q."""
     middle = (p + q) / 2
 
-    def slope(r: np.ndarray) -> np.ndarray:  # 0 where r is 0: no sequence of its stream has those
+    def slope(r: np.ndarray) -> np.ndarray:  # 0 if r is 0: no sequence of its stream has it
         return 0.5 * np.log(np.where(r > 0, r, middle) / middle)
 
     by_p, by_q = slope(p), slope(q)
@@ -126,37 +127,37 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np
 
 
 def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
-    """A divergence of two streams, with the error that `total_variation_tokens` describes."""
+    """Computes a divergence of two streams, with the error of `total_variation_tokens`."""
     (a, of_a), (b, of_b), grams = _indexed(x, y, n)
     p, q = (np.bincount(g, minlength=len(grams)) / len(g) for g in (a, b))
     value, by_p, by_q = divergence(p, q)
     variance = 0.0
     for name, gram, sequence, slope in (("x", a, of_a, by_p), ("y", b, of_b, by_q)):
         influence = slope[gram]
-        # The influence of a sequence is the sum of what its n-grams contribute, each less the mean.
+        # The influence of a sequence is the sum over its n-grams, each minus the mean.
         totals = np.bincount(sequence, influence - influence.mean())
         count = len(np.unique(sequence))
         if count < 2:
             raise ValueError(f"{name} must have at least 2 sequences with {n}-grams; got {count}")
-        # Sequences are the independent units; count / (count - 1) is Bessel's correction for them.
+        # Sequences are the independent units. Bessel's correction for them is count / (count - 1).
         variance += float(totals @ totals) / len(gram) ** 2 * count / (count - 1)
     return Distance(value, math.sqrt(variance))
 
 
 Indexed = tuple[
     np.ndarray, np.ndarray
-]  # of every n-gram in the stream: which, and in which sequence
+]  # for every n-gram in the stream: its index, and its sequence
 
 
 def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
-    """Which n-gram each one in either stream is, and in which sequence; all distinct n-grams."""
+    """Returns the index and the sequence of each n-gram in either stream; all distinct n-grams."""
     integer("n", n)
     a, of_a = _windows("x", x, n)
     b, of_b = _windows("y", y, n)
     grams = np.concatenate([a, b])
-    # Each gram gets one number: that of its first tokens, times the number of tokens, plus its next
-    # token, numbered anew and in order after each step. So no product is above len(grams)^2, where
-    # powers of the vocabulary would overflow.
+    # Each gram gets one number: the number of its first tokens, times the number of tokens, plus
+    # its next token. Numbers are reassigned in order after each step. No product then exceeds
+    # len(grams)^2, while powers of the vocabulary would overflow.
     tokens, digit = np.unique(grams, return_inverse=True)
     digit = digit.reshape(grams.shape)
     code = digit[:, 0]
@@ -167,8 +168,8 @@ def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray
 
 
 def _windows(name: str, stream: Tokens, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n-grams of a stream, `[place, n]`, and the sequence that each is in."""
-    # An array is brought over at once, unless it is traced.
+    """Returns the n-grams of a stream, `[place, n]`, and the sequence of each."""
+    # An array is copied to the host at once, unless it is traced.
     if isinstance(stream, jax.Array):
         array = concrete(stream)
         stream = stream if array is None else array

@@ -1,4 +1,4 @@
-"""Wasserstein distances in one dimension, where the best plan is monotone, and sliced ones."""
+"""Wasserstein distances in one dimension, with its monotone optimal plan, and sliced distances."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax.checks import integer, one_key
 from sail_jax.distances.estimates import Distance, host_samples, samples
 
-# How many projections are sorted at once.
+# The number of projections that are sorted at once.
 BLOCK = 16
 
 
@@ -26,17 +26,17 @@ def wasserstein(
 ) -> Distance:
     """Computes the p-Wasserstein distance of two weighted samples of numbers, with an error.
 
-    The distance of the samples is exact; on the host, in float64. The standard error is that of the
-    distance as an estimate for the distributions. By the delta method with the Kantorovich
+    The distance of the samples is exact, computed on the host in float64. The standard error is for
+    the distance as an estimate for the distributions. By the delta method with the Kantorovich
     potentials f and g it is the root of the variance of mean f(x) + mean g(y), over p W^(p-1). It
-    holds where the distributions differ. Where they are equal it means nothing, and the value is
-    biased upwards, of order n^(-1/2p) to n^(-1/2).
+    is valid if the distributions differ. If they are equal, the error is meaningless, and the value
+    is biased upwards, of order n^(-1/2p) to n^(-1/2).
 
     Args:
       x: At least 2 numbers, `[m]`.
       y: At least 2 numbers, `[n]`.
       p: The order, a finite number >= 1.
-      x_weights: Not negative, `[m]`, not all 0; divided by their sum. Equal by default.
+      x_weights: Numbers >= 0, `[m]`, not all 0; they are normalised. Equal by default.
       y_weights: Likewise, `[n]`.
 
     Returns:
@@ -60,7 +60,7 @@ def wasserstein(
     to_a, to_b = np.cumsum(u), np.cumsum(v)
     levels = np.unique(np.concatenate([to_a[:-1], to_b[:-1], [0.0]]))
     levels = levels[levels < 1]
-    # Without the last cumulative weight, which rounding may leave below 1.
+    # The last cumulative weight is excluded, since rounding may leave it below 1.
     i = np.minimum(np.searchsorted(to_a[:-1], levels, "right"), len(a) - 1)
     j = np.minimum(np.searchsorted(to_b[:-1], levels, "right"), len(b) - 1)
     cost = np.abs(a[i] - b[j]) ** p
@@ -82,19 +82,19 @@ def sliced_wasserstein(
 ) -> Distance:
     """Estimates the sliced Wasserstein distance of two samples, from random projections to lines.
 
-    It is (E_u W_p(u.x, u.y)^p)^(1/p) over uniform unit vectors u. Along each projection the
-    distance is exact, for any m and n. It is computed in JAX, and can be differentiated.
+    It is (E_u W_p(u.x, u.y)^p)^(1/p) over uniform unit vectors u. The distance along each
+    projection is exact, for any m and n. It is computed in JAX and differentiable.
 
-    The standard error is over projections alone (delta method through the p-th root). It says how
-    far the value is from the sliced distance of these samples. As an estimate of the distance of
-    their distributions, the value is also biased upwards.
+    The standard error is over projections only (delta method through the p-th root). It measures
+    the error relative to the sliced distance of these samples. As an estimate for the
+    distributions, the value is also biased upwards.
 
     Args:
       key: The PRNG key of the projections.
       x: Points `[m, dim]`.
       y: Points `[n, dim]`.
       p: The order, a finite number >= 1.
-      projections: How many, at least 2.
+      projections: Their number, at least 2.
 
     Returns:
       The distance and its standard error, as JAX scalars.
@@ -119,9 +119,9 @@ def sliced_wasserstein(
 
 @functools.partial(jax.jit, static_argnames=("p", "projections"))
 def _sliced(key: Array, x: Array, y: Array, p: float, projections: int) -> Distance:
-    """`sliced_wasserstein` of checked arguments."""
+    """Runs `sliced_wasserstein` on checked arguments."""
     u = jax.random.normal(key, (projections, x.shape[1]), x.dtype)
-    # A Gaussian vector has no preferred direction: divided by its length it is uniform on the
+    # A Gaussian vector has no preferred direction: its normalised direction is uniform on the
     # sphere.
     u /= jnp.linalg.norm(u, axis=1, keepdims=True)
     m, n = len(x), len(y)
@@ -144,12 +144,13 @@ def _sliced(key: Array, x: Array, y: Array, p: float, projections: int) -> Dista
 
 
 def _potential(a: np.ndarray, b: np.ndarray, i: np.ndarray, j: np.ndarray, p: float) -> np.ndarray:
-    """The Kantorovich potential at the points of `a`, up to a constant, along the monotone plan.
+    """Computes the Kantorovich potential at the points of `a`, up to a constant.
 
-    Where both points move at once there are two dual solutions, of which this is the mean.
+    It follows the monotone plan. If both points move at once, there are two dual solutions, and
+    this is their mean.
     """
     then, now, other, same = i[:-1], i[1:], j[:-1], j[1:]
-    # Along the plan f(a_i) + g(b_j) = |a_i - b_j|^p. As i moves on with j fixed, f changes by the
+    # Along the plan f(a_i) + g(b_j) = |a_i - b_j|^p. As i advances with j fixed, f changes by the
     # change of the cost.
     step = np.abs(a[now] - b[other]) ** p - np.abs(a[then] - b[other]) ** p
     step += np.abs(a[now] - b[same]) ** p - np.abs(a[then] - b[same]) ** p
@@ -159,14 +160,14 @@ def _potential(a: np.ndarray, b: np.ndarray, i: np.ndarray, j: np.ndarray, p: fl
 
 
 def _spread(potential: np.ndarray, weights: np.ndarray) -> float:
-    """The variance of a weighted mean of potentials; points of weight 0 do not count."""
+    """Computes the variance of a weighted mean of potentials; points of weight 0 do not count."""
     centred = weights * (potential - weights @ potential)
     n = np.count_nonzero(weights)
     return float(centred @ centred) * n / max(n - 1, 1)
 
 
 def _column(name: str, z: ArrayLike) -> ArrayLike:
-    """A sample of numbers `[n]` as points `[n, 1]`."""
+    """Converts a sample of numbers `[n]` to points `[n, 1]`."""
     if not isinstance(z, jax.Array):
         z = np.asarray(z)
     if z.ndim != 1:
@@ -178,7 +179,7 @@ def _column(name: str, z: ArrayLike) -> ArrayLike:
 
 
 def _sorted(name: str, z: np.ndarray, weights: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers in ascending order, and their weights divided by the sum."""
+    """Sorts the numbers, and normalises their weights."""
     w = np.ones(len(z)) if weights is None else np.asarray(weights, np.float64)
     if w.shape != z.shape or not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
         raise ValueError(

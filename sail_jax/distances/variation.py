@@ -1,4 +1,4 @@
-"""Total variation of samples: by the cells of a histogram, and by a classifier; on the host."""
+"""Total variation of samples, by a histogram and by a classifier; on the host."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,17 +22,17 @@ def total_variation_histogram(
     """Estimates the total variation distance of two samples by a histogram, for few dimensions.
 
     It is half the sum of |share of x - share of y| over the cells of a grid. Two biases have
-    opposite signs. Cells merge points, which lowers the value. Chance differences between cells
-    count as distance, which raises it (to 1 if every point has a cell of its own).
+    opposite signs. Cells merge points, which lowers the value. Random differences between cells
+    count as distance, which raises it (to 1 if every point has a separate cell).
 
-    The standard error is the multinomial one, for the set of cells in which x has the larger share,
-    taken as fixed. Where the distributions are equal it is too large.
+    The standard error is multinomial, for the set of cells in which x has the larger share, treated
+    as fixed. For equal distributions it is too large.
 
     Args:
       x: At least 2 points `[m, dim]`.
       y: At least 2 points `[n, dim]`.
-      bins: How many cells of equal width along each axis, over the range of both samples; or for
-        each axis the increasing inner edges of its cells, of which the outer ones are unbounded.
+      bins: The number of cells of equal width along each axis, over the range of both samples; or
+        the increasing inner edges of the cells for each axis. The outer cells are then unbounded.
 
     Returns:
       The distance in [0, 1] and its standard error, as floats.
@@ -64,11 +64,11 @@ def total_variation_histogram(
         np.stack([np.searchsorted(e, z[:, k], "right") for k, e in enumerate(edges)], 1)
         for z in (a, b)
     ]
-    # Only cells with points are counted: a full grid would have bins^dim of them.
+    # Only cells with points are counted: a full grid would have bins^dim cells.
     used, cell = np.unique(np.concatenate(cells), axis=0, return_inverse=True)
     cell = cell.ravel()
     share = [np.bincount(c, minlength=len(used)) / len(c) for c in (cell[: len(a)], cell[len(a) :])]
-    # The total variation is the difference of the two probabilities of this set, whose errors are
+    # The total variation is the difference of the two probabilities of this set. Their errors are
     # binomial.
     more = share[0] > share[1]
     value = 0.5 * float(np.abs(share[0] - share[1]).sum())
@@ -85,31 +85,31 @@ def total_variation_classifier(
 ) -> Distance:
     """Estimates a lower bound of the total variation distance of two samples, by a classifier.
 
-    The value is how much more often a classifier says "x" of held-out points of x than of those of
-    y. The best classifier (x where its density is larger) attains the total variation distance, and
-    any other stays below it. So the only bias is downwards, by the regret of the classifier, in any
-    number of dimensions. Each fold of the data is judged by a classifier that was fitted to the
-    other folds. By chance the value may be slightly negative.
+    The value is the share of held-out points of x that a classifier calls "x", minus the same share
+    for y. The best classifier ("x" where its density is larger) attains the total variation
+    distance, and any other stays below it. The only bias is therefore downwards, by the regret of
+    the classifier, in any number of dimensions. Each fold of the data is judged by a classifier
+    that was fitted to the other folds. By chance the value may be slightly negative.
 
-    The standard error is binomial over held-out points, as if the classifiers of all folds were one
-    and fixed.
+    The standard error is binomial over held-out points. It treats the classifiers of all folds as
+    one fixed classifier.
 
     Args:
       x: Points `[m, dim]`, at least 2 for each fold.
       y: Points `[n, dim]`, likewise.
-      fit: `fit(points [n, dim], is_x [n])` returns a classifier, which takes points and returns
-        bools: whether each is of x. By default it is logistic regression on the standardised
+      fit: `fit(points [n, dim], is_x [n])` returns a classifier, a function from points to bools:
+        whether each belongs to x. The default is logistic regression on the standardised
         coordinates and their products, with balanced classes. That family contains the best
         classifier of two Gaussians.
-      folds: How many, at least 2.
+      folds: The number of folds, at least 2.
       seed: The seed of the random folds.
 
     Returns:
       The estimate and its standard error, as floats.
 
     Raises:
-      ValueError: For fewer than 2 folds, samples that are smaller than 2 folds, do not fit or are
-        not finite, and a `fit` whose classifiers do not give one bool per point.
+      ValueError: For fewer than 2 folds; samples that are smaller than 2 folds, do not fit or are
+        not finite; and a `fit` with classifiers that do not return one bool per point.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> fit = lambda points, is_x: lambda new: new[:, 0] < 0.5  # a classifier that learns nothing
@@ -121,7 +121,7 @@ def total_variation_classifier(
     fit = _logistic if fit is None else fit
     rng = np.random.default_rng(seed)
     points, is_x = np.concatenate([a, b]), np.arange(len(a) + len(b)) < len(a)
-    # Each sample is divided by itself, so that every fold has points of both.
+    # Each sample is divided separately, so every fold has points of both.
     fold = np.concatenate([rng.permutation(np.arange(len(z)) % folds) for z in (a, b)])
     said = np.zeros(len(points), bool)
     for k in range(folds):
@@ -138,7 +138,7 @@ def total_variation_classifier(
 
 
 def _binomial(p: float, m: int, q: float, n: int) -> float:
-    """The standard error of the difference of two shares, p of m points and q of n."""
+    """Computes the standard error of the difference of two shares, p of m points and q of n."""
     p, q = (min(max(float(r), 0.0), 1.0) for r in (p, q))
     return math.sqrt(p * (1 - p) / m + q * (1 - q) / n)
 

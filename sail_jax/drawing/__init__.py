@@ -1,1 +1,1 @@
-"""How figures and pages look."""
+"""The look of figures and pages."""

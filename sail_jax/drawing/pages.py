@@ -1,4 +1,4 @@
-"""HTML pages that stand alone: pictures are inside, nothing is fetched, light and dark."""
+"""Self-contained HTML pages with embedded pictures and a light and a dark theme."""
 
 import base64
 import hashlib
@@ -8,34 +8,42 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-# What a page would hide, reverse or fail to encode: control characters, directions, surrogates.
+# Characters that a page would hide, reverse or fail to encode: controls, directions, surrogates.
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 class Section(NamedTuple):
-    """One question of a page, with its answer and what was computed for it.
+    """One question of a page, with its answer and the computed material.
 
     Attributes:
       heading: Its title.
-      question: What was asked.
+      question: The question.
       answer: The computed answer.
-      pictures: Pairs of an alternative text and a PNG.
-      tables: Rows of cells; the first row of each table is its header.
-      details: What was run, in detail, by name. It is folded away.
-      about: What the section is about, in a sentence for a newcomer.
+      pictures: Pairs of an alternative text and a PNG or SVG.
+      tables: Rows of cells; the first row of each table is its header. A table of more than
+        `FOLDED` rows is folded away.
+      details: The settings and versions of the run, by name. They are folded away.
+      about: The subject of the section, in a sentence for a newcomer.
       more: The command that shows more of it.
+      verdict: The answer in one or two sentences. It comes first, and the answer is then folded
+        away with the tables.
     """
 
     heading: str
     question: str
     answer: str
-    pictures: Sequence[tuple[str, bytes]] = ()  # (alternative text, PNG)
-    tables: Sequence[Sequence[Sequence[str]]] = ()  # the first row of each is its header
-    details: Mapping[str, str] = MappingProxyType({})  # folded away
+    pictures: Sequence[tuple[str, bytes]] = ()
+    tables: Sequence[Sequence[Sequence[str]]] = ()
+    details: Mapping[str, str] = MappingProxyType({})
     about: str = ""
     more: str = ""
+    verdict: str = ""
+
+
+FOLDED = 8
+"""The most rows of a table that a page shows unfolded."""
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
@@ -43,13 +51,14 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
 
     Args:
       title: The title of the document.
-      sections: One for each question. A page with more than 3 begins with a list of them.
+      sections: One for each question. A page with more than 3 sections begins with a list of their
+        headings, with the verdict or the question of each.
       about: Names and values that the foot of the page shows.
 
     Returns:
       The whole HTML document.
     """
-    return render("runs", title=title, sections=sections, about=about)
+    return render("runs", title=title, sections=sections, about=about, folded=FOLDED)
 
 
 def render(
@@ -61,18 +70,18 @@ def render(
     scripts: Sequence[str] = (),
     **values: object,
 ) -> str:
-    """Renders a template as one HTML document, in which every text is escaped.
+    """Renders a template as one HTML document with all texts escaped.
 
-    Characters that control something, or turn the direction of a line, are written as `repr` does.
+    Control characters and direction marks are written as in `repr`.
 
     Args:
-      template: The name of the template in the folder `templates`, without its ending.
+      template: The name of the template in the folder `templates`, without its extension.
       title: The title of the document.
-      generator: What tells pages of this kind from other files.
-      styles: Names of style sheets in that folder, which are put one after the other.
+      generator: The mark that distinguishes pages of this kind from other files.
+      styles: Names of style sheets in that folder, which are concatenated.
       scripts: Names of scripts, likewise. The page's security policy allows no other styles or
         scripts.
-      values: What the template shows, by name.
+      values: The values for the template, by name.
 
     Returns:
       The whole HTML document.
@@ -85,7 +94,7 @@ def render(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
-    environment.filters |= {"base64": _base64, "exact": _exact}
+    environment.filters |= {"base64": _base64, "exact": _exact, "kind": _kind}
 
     def joined(names: Sequence[str], kind: str) -> Markup:
         return Markup("".join(loader.get_source(environment, f"{n}.{kind}")[0] for n in names))
@@ -102,25 +111,30 @@ def render(
 
 
 def _visible(value: object) -> object:
-    """Makes visible what a page would not show of a text; what is no plain text stays."""
+    """Escapes characters that a page would not show; values other than text stay unchanged."""
     return HIDDEN.sub(_spelt, value) if type(value) is str else value
 
 
 def _spelt(found: re.Match[str]) -> str:
-    """Writes a character as `repr` does."""
+    """Writes a character as in `repr`."""
     return repr(found[0])[1:-1]
 
 
 def _digest(text: str) -> str:
-    """How a security policy names an inline style or script, or 'none' for an empty one."""
+    """Returns an inline style's or script's name in a security policy; 'none' for an empty one."""
     return f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" if text else "'none'"
 
 
 def _base64(data: bytes) -> str:
-    """Bytes as text in base64."""
+    """Encodes bytes as text in base64."""
     return base64.b64encode(data).decode()
 
 
+def _kind(image: bytes) -> str:
+    """The kind of a picture, as a page's links name it."""
+    return "svg+xml" if image.lstrip().startswith(b"<") else "png"
+
+
 def _exact(x: float | None) -> str:
-    """A number with 9 significant digits; nothing for None, NaN and infinities."""
+    """Formats a number with 9 significant digits; empty for None, NaN and infinities."""
     return "" if x is None or not math.isfinite(x) else f"{x:.9g}"

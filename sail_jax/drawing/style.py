@@ -1,4 +1,4 @@
-"""One look for all figures: a palette that is safe for colour blindness, no global state."""
+"""A common style for all figures, with a palette that is safe for colour blindness."""
 
 import io
 import math
@@ -6,24 +6,33 @@ import re
 import warnings
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
 
 from sail_jax.checks import escaped, shortened
 
-# Okabe and Ito's palette, darkest first: told apart by every common form of colour blindness.
+# Okabe and Ito's palette, darkest first: distinguishable with every common colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-INK, FAINT = "#222222", "#8C8C8C"
+INK, FAINT, GRID = "#222222", "#8C8C8C", "#E4E4E4"
+# Cells without a value: neutral grey, because the middle of `DIVERGING` is white.
+NOTHING = "#C4C4C4"
 
-# Perceptually even maps: magnitudes, and values with a meaningful zero (give vmin = -vmax).
+# Perceptually uniform maps: for magnitudes, and for values with a meaningful zero (set vmin =
+# -vmax).
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 
 DPI = 150
-# The most pixels of a picture: along one side (Agg draws no more than 65,535), and in all.
+# The largest number of pixels of a picture: along one side (Agg's limit is 65,535), and in total.
 SIDE, AREA = 50_000, 100_000_000
 
 
@@ -33,8 +42,8 @@ def figure(
     """Makes a figure of styled axes, without touching global state (pyplot, rcParams).
 
     Args:
-      rows: Rows of axes.
-      columns: Columns of axes.
+      rows: The number of rows of axes.
+      columns: The number of columns of axes.
       width: The width of each axes, in inches.
       height: The height of each axes, in inches.
       subplots: Further arguments of `Figure.subplots` (`sharex=`, `width_ratios=`, ...).
@@ -52,7 +61,7 @@ def figure(
 
 
 class Panel(Axes):
-    """Axes whose titles keep one font size: `Axes.set_title` would reset it to the global one."""
+    """Axes with a fixed font size of titles: `Axes.set_title` would reset it to the global one."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
         """Sets the title, in size 10 unless another `fontsize` is given."""
@@ -63,7 +72,7 @@ def dress(ax: Axes) -> Axes:
     """Gives axes the common style: palette, faint grid, open frame, font sizes.
 
     Args:
-      ax: The axes, which are changed.
+      ax: The axes, which are modified.
 
     Returns:
       The same axes.
@@ -72,7 +81,7 @@ def dress(ax: Axes) -> Axes:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
     ax.tick_params(labelsize=9, color=FAINT)
-    ax.grid(color="#E4E4E4", linewidth=0.6)
+    ax.grid(color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
     ax.xaxis.label.set_fontsize(10)
     ax.yaxis.label.set_fontsize(10)
@@ -82,10 +91,10 @@ def dress(ax: Axes) -> Axes:
 def logarithmic(ax: Axes, *which: str) -> None:
     """Makes axes logarithmic, with plain numbers at 1, 2 and 5 times powers of ten.
 
-    Matplotlib's own labels overlap where an axis spans little more than a decade.
+    Matplotlib's own labels overlap if an axis spans little more than a decade.
 
     Args:
-      ax: The axes, which are changed.
+      ax: The axes, which are modified.
       which: "x", "y" or both.
     """
     for name in which:
@@ -97,20 +106,20 @@ def logarithmic(ax: Axes, *which: str) -> None:
 
 
 def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
-    """Draws a matrix as a map of colours, with a colour bar.
+    """Draws a matrix as a heat map, with a colour bar.
 
-    An end of the bar is pointed where values lie beyond it, which have the colour of the end.
+    The bar has a pointed end if values lie beyond it. These values have the colour of that end.
 
     Args:
       ax: The axes to draw on.
-      values: Shape `[y, x]`.
-      label: The name of the colour bar. None draws no bar: another map beside it has one for both.
+      values: An array of shape `[y, x]`.
+      label: The name of the colour bar. None draws no bar, for maps that share another map's bar.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
-        `also=` has the values of other maps that the bar stands for. Others go to `pcolormesh`;
-        `cmap` is `SEQUENTIAL` by default.
+        `also=` has the values of other maps that share the bar. Others go to `pcolormesh`; `cmap`
+        is `SEQUENTIAL` by default.
 
     Returns:
-      The mesh that `pcolormesh` drew.
+      The mesh from `pcolormesh`.
     """
     x = options.pop("x", np.arange(values.shape[1]))
     y = options.pop("y", np.arange(values.shape[0]))
@@ -129,24 +138,23 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
 
 
 def _beyond(values: np.ndarray, norm) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how far values lie below and above the range of a norm, but for rounding."""
+    """Returns how far values lie below and above the range of a norm, ignoring rounding."""
     finite = values[np.isfinite(values)]
     slack = 1e-6 * (norm.vmax - norm.vmin)
     return norm.vmin - finite - slack, finite - norm.vmax - slack
 
 
 def literal(text: str, longest: int = 60) -> str:
-    r"""Makes text that others wrote, such as names in files, fit for figures.
+    r"""Prepares text from users, such as names in files, for figures.
 
-    Matplotlib takes what stands between two dollar signs for mathematics.
+    Matplotlib reads text between two dollar signs as mathematics.
 
     Args:
       text: Any text.
-      longest: How many characters are drawn; of longer text, the middle is left out.
+      longest: The largest number of characters; longer text is shortened in its middle.
 
     Returns:
-      What is to be drawn in its place: one line, in which characters that cannot be printed are
-      escaped, as are dollar signs.
+      One line, with unprintable characters and dollar signs escaped.
 
     >>> literal("a$x$")
     'a\\$x\\$'
@@ -161,26 +169,89 @@ def png(fig: Figure) -> bytes:
       fig: The figure.
 
     Returns:
-      The file's bytes. They hold no date or version: equal figures give equal bytes. A figure of
+      The file's bytes, without a date or version: equal figures give equal bytes. A figure with
       more than `SIDE` or `AREA` pixels is drawn smaller.
     """
     buffer = io.BytesIO()
     width, height = (float(inches) * DPI for inches in fig.get_size_inches())
     fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
-    # `savefig` would draw twice: once only to know the layout, which is known when this has drawn.
+    # `savefig` would draw twice, the first time for the layout. This drawing already gives it.
     fig.set_dpi(fits * DPI)
-    for text in fig.findobj(Text):
-        if isinstance(text, Text) and not _is_mathematics(text.get_text()):
-            text.set_parse_math(False)
+    _read_mathematics(fig)
     with warnings.catch_warnings():
-        # Names may be in any script; what the font lacks is drawn as a box.
+        # Names may use any script; a box replaces characters that the font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
+# Colours that follow the page's theme, by their name in the SVG: a placeholder that Matplotlib
+# draws, the colour on a light page, and the colour on a dark page.
+_THEME = {"ink": ("#222221", INK, "#E6E9EE"), "grid": ("#E4E4E3", GRID, "#323A45")}
+
+
+def svg(fig: Figure) -> bytes:
+    """Renders a figure as SVG without a background, for pages with a light and a dark theme.
+
+    Text, and lines in black or `INK`, become light on a dark page. A map of colours keeps its
+    colours, and so do lines and text on it.
+
+    Args:
+      fig: The figure. Its colours are changed.
+
+    Returns:
+      The file's bytes. Text is drawn as outlines. Equal figures give equal bytes.
+    """
+    _follow_theme(fig)
+    _read_mathematics(fig)
+    buffer = io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "sail-jax"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        FigureCanvasSVG(fig).print_svg(buffer, metadata=metadata)
+    text = buffer.getvalue()
+    for name, (drawn, _, _) in _THEME.items():
+        text = text.replace(drawn.lower(), f"var(--{name})")
+    light, dark = (
+        "".join(f"--{name}: {colours[k]};" for name, colours in _THEME.items()) for k in (1, 2)
+    )
+    rules = f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
+    return text.replace("<defs>", f"<defs><style>{rules}</style>", 1).encode()
+
+
+def _follow_theme(fig: Figure) -> None:
+    """Sets the placeholders of `_THEME`, and removes white backgrounds."""
+    fig.patch.set_facecolor("none")
+    _inked([*fig.texts, *(part for legend in fig.legends for part in legend.findobj())])
+    for ax in fig.axes:
+        if to_hex(ax.get_facecolor()) == "#ffffff":
+            ax.set_facecolor("none")
+        ax.tick_params(which="both", labelcolor=_THEME["ink"][0], grid_color=_THEME["grid"][0])
+        if any(isinstance(part, QuadMesh | AxesImage) for part in ax.get_children()):
+            _inked([ax.title, ax.xaxis.label, ax.yaxis.label])
+        else:
+            _inked([part for part in ax.findobj() if part is not ax.patch])
+
+
+def _inked(artists: list[Artist]) -> None:
+    """Replaces black and `INK` by the placeholder of the theme's ink."""
+    for artist in artists:
+        colour = getattr(artist, "get_color", lambda: "white")()
+        # Collections have a list of colours, [item, channel].
+        rows = [colour] if isinstance(colour, str) or np.ndim(colour) == 1 else list(colour)
+        if len(rows) == 1 and to_hex(rows[0]).upper() in {"#000000", INK}:
+            artist.set(color=_THEME["ink"][0])
+
+
+def _read_mathematics(fig: Figure) -> None:
+    """Turns mathematics off for texts that Matplotlib cannot parse."""
+    for text in fig.findobj(Text):
+        if isinstance(text, Text) and not _is_mathematics(text.get_text()):
+            text.set_parse_math(False)
+
+
 def _is_mathematics(text: str) -> bool:
-    """Finds out whether Matplotlib can draw a text, if it takes any of it for mathematics."""
+    """Checks whether Matplotlib can draw a text, if any part of it is read as mathematics."""
     if text.count("$") - text.count(r"\$") < 2:
         return True
     try:
@@ -192,13 +263,13 @@ def _is_mathematics(text: str) -> bool:
 
 
 def describe(fig: Figure) -> str:
-    """Describes a figure in words, from its own titles and axis labels, for an alternative text.
+    """Makes an alternative text for a figure from its titles and axis labels.
 
     Args:
       fig: The figure.
 
     Returns:
-      For each panel its title and axes, without repetitions.
+      The title and axes of each panel, without repetitions.
     """
     panels = []
     for ax in fig.axes:
@@ -210,5 +281,5 @@ def describe(fig: Figure) -> str:
 
 
 def _dollar(found: re.Match[str]) -> str:
-    """Reads a dollar sign as Matplotlib does: one with a backslash is meant, one without is not."""
+    """Renders a dollar sign as Matplotlib does: with a backslash it is shown, without it is not."""
     return "$" if len(found[0]) > 1 else ""

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from sail_jax.checks import as_array
+from sail_jax.checks import as_array, nearest
 
 
 @pytest.mark.parametrize("shift", [0, 16])
@@ -23,3 +23,25 @@ def test_arrays_are_what_jax_makes_of_them():
     for x in (1.5, [1, 2], np.float64(3), np.arange(3), np.ones(2), np.zeros((0, 2), np.float16)):
         jax.tree.map(np.testing.assert_array_equal, as_array(x), jax.numpy.asarray(x))
         assert as_array(x).dtype == jax.numpy.asarray(x).dtype
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "suggested"),
+    [
+        ("tise", ["dare", "ties"], ["ties"]),  # two letters swapped
+        ("--foldr", ["--format", "--folder"], ["--folder"]),
+        ("hiden.1", ["head", "hidden.0", "hidden.1"], ["hidden.1", "hidden.0"]),
+        ("cifar", ["digits", "cifar-10", "cifar-100"], ["cifar-10", "cifar-100"]),
+        ("head", ["ahead", "lm_head"], ["ahead", "lm_head"]),
+        # Of these, `difflib` calls each near.
+        ("dense", ["ties", "dare"], []),
+        ("sharpness", ["sparseness", "happiness"], []),
+        ("--rank", ["--random-seed", "--plan", "--threads"], []),
+        ("at", ["data", "format"], []),
+        ("w", ["v"], []),
+        ("a" * 10**6, ["a" * 10**6], ["a" * 10**6]),
+    ],
+)
+def test_only_a_typo_away_is_near(word, options, suggested):
+    listed = f"nearest: {', '.join(map(repr, suggested))}"
+    assert nearest(word, options) == f" ({listed if suggested else 'known: ' + ', '.join(options)})"

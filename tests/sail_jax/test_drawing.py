@@ -73,6 +73,30 @@ def test_a_figure_of_a_thousand_rows_is_drawn_smaller(monkeypatch):
         assert 1000 < width * height <= 5000 or max(width, height) == 100
 
 
+def _themed():
+    fig, ((plain, mapped),) = style.figure(1, 2, width=2, height=2)
+    plain.set(title="black", xlabel="$x$")
+    plain.plot([0, 1], color=style.INK)
+    plain.errorbar([0], [0], [1], color=style.PALETTE[0])
+    style.heatmap(mapped, VALUES)
+    mapped.text(0, 0, "in a cell", color="black")
+    mapped.plot([0, 1], color=style.INK)
+    return fig
+
+
+def test_a_drawing_for_pages_follows_the_theme_but_for_what_lies_on_a_map():
+    drawn = style.svg(_themed()).decode()
+    assert drawn == style.svg(_themed()).decode()
+    # the ink on the map; the black of its text is the default, which is not written
+    assert drawn.count(style.INK) == 1 + 1
+    assert drawn.lower().count(style.PALETTE[0].lower()) >= 1
+    assert drawn.count("var(--ink)") > 10
+    assert "var(--grid)" in drawn
+    assert "#e4e4e3" not in drawn
+    assert "#ffffff" not in drawn
+    assert "prefers-color-scheme: dark" in drawn
+
+
 def test_a_page_shows_what_others_wrote():
     """No markup, nothing that is hidden or turns a line, and always what can be written."""
     odd = "<b>\"'&$x$\x1b[31m\u202e\x00\ud800 日本"

@@ -1,4 +1,4 @@
-"""One page on which two theories can be explored: it evaluates Python's formulas in the browser."""
+"""One page to explore two theories: it evaluates Python's formulas in the browser."""
 
 from pathlib import Path
 
@@ -22,18 +22,18 @@ MISSING = (
 
 
 def main(out: str | Path, *, seed: int, quick: bool) -> int:
-    """Averages estimators over data sets and writes the page.
+    """Simulates estimators on data sets and writes the page.
 
     Args:
-      out: The file; it may replace an earlier explorer, nothing else.
-      seed: Seed of the simulated data sets.
-      quick: Whether there are few settings and few data sets.
+      out: The file. It may replace an earlier explorer, but no other file.
+      seed: The seed of the simulated data sets.
+      quick: Whether to use few settings and few data sets.
 
     Returns:
       0, the exit code.
 
     Raises:
-      RefusedError: If Bokeh is missing or the file cannot be written; before any work.
+      RefusedError: If Bokeh is missing or the file cannot be written. It is raised before any work.
     """
     try:
         from experiments.pages.explorer import view
@@ -52,9 +52,9 @@ def main(out: str | Path, *, seed: int, quick: bool) -> int:
 
 
 def _admit(out: Path, mark: bytes) -> None:
-    """A page may replace one of its kind, nothing else."""
+    """Raises unless `out` is new or an earlier explorer."""
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:4000]):
-        raise disk.RefusedError(f"{out} exists and is no explorer; choose another --out")
+        raise disk.RefusedError(f"{out} exists and is not an explorer; choose another --out")
     if not out.parent.is_dir():
         raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
     disk.probe(out.parent)

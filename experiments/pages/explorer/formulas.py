@@ -1,7 +1,6 @@
-"""What the explorer's page computes: functions of theory, put together for its two sections.
+"""The functions that the explorer's page computes, composed from `theory` for its two sections.
 
-The page evaluates these very functions, translated by `javascript`; its "copy as Python" calls
-them here.
+`javascript` translates these functions for the page. The page's "copy as Python" calls them here.
 """
 
 import math
@@ -21,10 +20,10 @@ WAYS = (
 )  # fmt: skip
 WIDTH = 12  # of all layers, in pre-training
 LARGEST = 2.0  # singular value of the pre-training task
-TIMES = 2401  # of a curve: the least loss is sought among them
+TIMES = 2401  # points of a curve; the least loss is one of them
 
-# The rows of the ledger that each way's numbers rest on, where they matter: "" everywhere, below or
-# beyond n = d, with a source of finitely many samples, stopped early.
+# The claims of the ledger that support each strategy's numbers, and where they apply: ""
+# everywhere, below or beyond n = d, with a source of finitely many samples, or with early stopping.
 TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
     ("scratch", "below", "features-are-fate/T3.6-under/ours"),
     ("scratch", "beyond", "features-are-fate/T3.6-over/ours"),
@@ -41,7 +40,7 @@ TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
     ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/ours"),
     ("fine-tuning", "stopped", "features-are-fate/covariance-time/ours"),
 )
-# And those of each of the two curves of pre-training.
+# The claims that support the two curves of pre-training.
 PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(
     (curve, "", f"overtrained/{row}")
     for curve, rows in {
@@ -65,23 +64,24 @@ def transfer(
     ridge: ArrayLike | None = None,
     time: ArrayLike | None = None,
 ) -> dict[str, Array]:
-    """Computes the risk of every way to use a source, and its gain over training from scratch.
+    """Computes the risk of each strategy that uses a source, and its gain over training from
+    scratch.
 
     Args:
       n: Number of target samples, >= 1.
       d: Dimension, >= 1.
       theta: Angle between the tasks in radians, in [0, pi].
-      sigma: Standard deviation of the label noise, of the source's labels, too.
-      depth: Number of layers of the network that is fine-tuned, >= 1, inf allowed.
+      sigma: Standard deviation of the label noise, for the target and the source.
+      depth: Number of layers of the fine-tuned network, >= 1, inf allowed.
       source: Samples of pre-training over d, > 0; inf is the population.
       ridge: Penalty of ridge transfer; None for the best one.
-      time: Time at which scratch training, linear transfer and fine-tuning are stopped; None for
-        training to the end. Only a linear model has such a closed form: depth must be 1, and
-        ridge transfer has none, NaN.
+      time: Time at which scratch training, linear transfer and fine-tuning stop; None for training
+        to the end. Only a linear model has such a closed form, so depth must be 1. Ridge transfer
+        is then NaN.
 
     Returns:
-      Risks by the names in `WAYS`, gains by "gain of ..."; inf where a mean is infinite, NaN where
-      the gain is a difference of two infinite means.
+      Risks by the names in `WAYS`, gains by "gain of ...". A risk is inf where a mean is infinite.
+      A gain is NaN where it is a difference of two infinite means.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -90,10 +90,9 @@ def transfer(
     0.54...
     """
     seen = dl.source_limit(load=source, theta=theta, sigma=sigma)
-    size = dl.source_limit(
-        load=source, theta=0.0, sigma=sigma
-    ).size  # no angle in it: one number for many angles
-    # With noise and as many source samples as dimensions the source is infinitely long.
+    # One number for many angles, because the size does not depend on the angle.
+    size = dl.source_limit(load=source, theta=0.0, sigma=sigma).size
+    # With noise and as many source samples as dimensions, the source is infinitely long.
     endless = jnp.isinf(size)
     size = jnp.where(endless, 1e6, size)
     risks = dl.transfer_risks(n=n, d=d, theta=seen.theta, sigma=sigma, depth=depth, size=size)
@@ -122,13 +121,13 @@ def transfer(
             "ridge transfer": jnp.nan * apart2,
             "fine-tuning": apart2 * bias + sigma**2 * variance,
         }
-    # From n = d on the source is forgotten; of infinite depth, its direction alone matters.
+    # From n = d on, training forgets the source. At infinite depth only its direction matters.
     kept = (jnp.asarray(n) < d) & jnp.isfinite(depth)
     lost = endless & (kept if time is None else True)
     risks["fine-tuning"] = jnp.where(lost, jnp.inf, risks["fine-tuning"])
     risks["L2-SP"] = jnp.where(endless & (jnp.asarray(n) <= d), jnp.inf, risks["L2-SP"])
     gains = {f"gain of {way}": risks["scratch"] - risks[way] for way in WAYS[1:]}
-    if time is None:  # where both means are infinite, at n = d, the difference is not
+    if time is None:  # at n = d both means are infinite, but their difference is finite
         gains["gain of fine-tuning"] = jnp.where(lost, -jnp.inf, gain)
     found = {way: risks[way] for way in WAYS} | gains
     shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in found.values()))
@@ -145,7 +144,7 @@ def pretraining(
     anchor: ArrayLike,
     duration: ArrayLike,
 ) -> dict[str, Array]:
-    """Computes the losses of a two-layer network along pre-training, and when they are least.
+    """Computes the losses of a two-layer network along pre-training, and when they are smallest.
 
     The singular values of its task are `LARGEST` i^-decay, i = 1, ..., `WIDTH`.
 
@@ -153,15 +152,16 @@ def pretraining(
       gamma: Standard deviation of the noise on the weights.
       decay: Exponent by which the singular values fall, >= 0.
       tau: The initial weights are e^-tau I.
-      ratio: Singular values of the fine-tuning task, as multiples of those of pre-training.
+      ratio: Singular values of the fine-tuning task over the pre-training task's.
       anchor: Strength lambda of the anchor in fine-tuning.
       duration: Time of fine-tuning.
 
     Returns:
       Along "time", `(TIMES,)`: the losses "not perturbed" and "perturbed", and after fine-tuning
-      "old task" and "new task". As numbers: the "turn of perturbed", the time where that loss is
-      least, "least perturbed", and the same of "old task", NaN where the loss never rises again;
-      "learned", the modes after which learning one more raises the perturbed loss (Definition 4.2).
+      "old task" and "new task". As numbers: "turn of perturbed", the time of that loss's minimum,
+      and "least perturbed", its value; the same for "old task". They are NaN where the loss never
+      rises again. "learned" is the number of modes after which learning one more raises the
+      perturbed loss (Definition 4.2).
 
     Raises:
       ValueError: If an argument is out of range.
@@ -189,11 +189,11 @@ def path(decay: ArrayLike, tau: ArrayLike) -> tuple[Array, Callable[[Array], Arr
       tau: The initial weights are e^-tau I.
 
     Returns:
-      The singular values `(WIDTH,)`, the time by place from 0 to `TIMES` - 1, and the modes
+      The singular values `(WIDTH,)`, the time at each position from 0 to `TIMES` - 1, and the modes
       `(TIMES, WIDTH)`.
     """
     sigma = LARGEST * jnp.arange(1.0, WIDTH + 1) ** -jnp.asarray(decay, float)
-    # From before the first mode is learned to after the last, evenly in the logarithm.
+    # From before the first mode is learned to after the last, evenly spaced in the logarithm.
     first, last = 0.25 * tau / sigma[0], 1.5 * tau / sigma[-1]
 
     def at(place: Array) -> Array:
@@ -204,14 +204,14 @@ def path(decay: ArrayLike, tau: ArrayLike) -> tuple[Array, Callable[[Array], Arr
 
 
 def turn(loss: Array, at: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Finds the time at which a loss is least, if it rises again.
+    """Finds the time at which a loss is smallest, if it rises again.
 
     Args:
       loss: Losses along a path.
-      at: The time by place.
+      at: The time at each position.
 
     Returns:
-      The time and the least loss; NaN where the loss does not visibly rise again.
+      The time and the smallest loss; NaN where the loss does not visibly rise again.
     """
     least = jnp.min(loss)
     rises = loss[-1] - least > 1e-6 * loss[0]

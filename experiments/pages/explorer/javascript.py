@@ -1,8 +1,8 @@
-"""Functions of JAX in JavaScript: a page computes what Python does, from one formula.
+"""Translates functions of JAX into JavaScript, so a page computes the same formulas as Python.
 
-A function is traced; calls inside of it are inlined and complex numbers become pairs of real ones.
-Each step that is left becomes part of a loop over Float64Arrays. Arrays are views, as NumPy's are:
-what is broadcast, sliced or transposed is not copied, and is computed once for all of its places.
+The translation traces a function, inlines its calls, and turns complex numbers into pairs of real
+ones. Each remaining step becomes part of a loop over Float64Arrays. Arrays are views, as in NumPy:
+broadcast, sliced or transposed arrays are not copied, and repeated entries are computed once.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from sail_jax.checks import concrete
 
-# Elementwise steps: what JavaScript has for them. Truth values are the numbers 0 and 1.
+# Elementwise steps in JavaScript. Truth values are the numbers 0 and 1.
 ELEMENTWISE = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "max": "Math.max({0}, {1})", "min": "Math.min({0}, {1})", "square": "{0} * {0}",
@@ -33,8 +33,8 @@ ELEMENTWISE = {
         "sign", "sin", "sqrt", "tan", "tanh",
     )},
 }  # fmt: skip
-TRUTHS = {"and", "or", "not"}  # of integers they would mean their bits
-# Where a reduction starts, and what it does with each entry v at the place i.
+TRUTHS = {"and", "or", "not"}  # for integers they would mean bits
+# The initial value of a reduction, and its step for each entry v at position i.
 REDUCTIONS = {
     "reduce_sum": ("let s = 0", "s += v"),
     "reduce_max": ("let s = -Infinity", "s = Math.max(s, v)"),
@@ -42,7 +42,7 @@ REDUCTIONS = {
     # The first NaN wins, as in NumPy.
     "argmin": ("let s = 0, b = Infinity", "if (v < b || (v !== v && b === b)) { b = v; s = i }"),
 }
-# Steps that only look at an array in another way, as NumPy does.
+# Steps that only view an array differently, as NumPy does.
 VIEWS: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
     "broadcast_in_dim": lambda m, p: np.broadcast_to(
         np.expand_dims(m, [*{*range(len(p["shape"]))} - {*p["broadcast_dimensions"]}]), p["shape"]
@@ -56,7 +56,7 @@ VIEWS: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
     "reshape": lambda m, p: m.reshape(p["new_sizes"]),
 }
 CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
-# JavaScript's power of 1 to infinity is NaN.
+# In JavaScript, 1 to the power of infinity is NaN.
 PRELUDE = "const pow = (x, y) => x === 1 ? 1 : Math.pow(x, y)\n"
 
 
@@ -64,15 +64,15 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
     """Translates a function of arrays into JavaScript.
 
     Args:
-      function: A function that JAX can trace; it returns arrays by name.
+      function: A function that JAX can trace. It returns arrays by name.
       *shapes: The shape of each argument, `()` for a number.
 
     Returns:
-      An expression: a function of numbers and Float64Arrays, flat in C's order, which returns an
-      object of them. The code that contains it begins with `PRELUDE`.
+      An expression: a function of numbers and Float64Arrays (flat, in C order). It returns an
+      object of them. The code that contains it must begin with `PRELUDE`.
 
     Raises:
-      NotImplementedError: If the function has a step that is not translated; the message names it.
+      NotImplementedError: If a step of the function has no translation. The message has its name.
 
     >>> print(javascript(lambda x: {"twice": 2 * x}, ()))
     (() => {
@@ -114,7 +114,7 @@ def _times(x: _Pair, y: _Pair, **_: object) -> _Pair:
 
 
 def _over(x: _Pair, y: _Pair, **_: object) -> _Pair:
-    # Scaled, since the square of a large number could overflow.
+    # Scaled, because the square of a large number could overflow.
     scale = jnp.maximum(jnp.abs(y.re), jnp.abs(y.im))
     re, im = y.re / scale, y.im / scale
     found, size = _times(x, _Pair(re, -im)), (re * re + im * im) * scale
@@ -123,7 +123,7 @@ def _over(x: _Pair, y: _Pair, **_: object) -> _Pair:
 
 def _power(x: _Pair, y: int) -> _Pair:
     if y < 1:
-        raise NotImplementedError(f"complex integer_pow of {y} has no translation into JavaScript")
+        raise NotImplementedError(f"complex integer_pow of {y} cannot be translated to JavaScript")
     return x if y == 1 else _times(x, _power(x, y - 1))
 
 
@@ -141,7 +141,7 @@ COMPLEX: dict[str, Callable[..., Any]] = {
     "real": lambda x: x.re,
     "abs": lambda x: jnp.hypot(x.re, x.im),
 }
-# These do to a pair what they do to each of its halves.
+# These steps act on each half of a pair separately.
 HALVED = {"add", "sub", "concatenate", "reduce_sum", *VIEWS}
 
 
@@ -150,7 +150,7 @@ def _is_complex(kind: Any) -> bool:
 
 
 def _pair(x: Any) -> _Pair:
-    """Halves a complex array; a pair stays as it is."""
+    """Splits a complex array into halves; a pair is returned as it is."""
     if isinstance(x, _Pair):
         return x
     known: Any = concrete(x)
@@ -158,7 +158,7 @@ def _pair(x: Any) -> _Pair:
 
 
 def _real(jaxpr: Any, consts: Any, *values: Any) -> list[Any]:
-    """Computes what a jaxpr does, without calls and without complex numbers."""
+    """Evaluates a jaxpr without calls and without complex numbers."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
@@ -179,17 +179,17 @@ def _real(jaxpr: Any, consts: Any, *values: Any) -> list[Any]:
         elif name in COMPLEX:
             found = COMPLEX[name](*map(_pair, given), **params)
         else:
-            raise NotImplementedError(f"complex {name} has no translation into JavaScript")
+            raise NotImplementedError(f"complex {name} cannot be translated to JavaScript")
         several = eqn.primitive.multiple_results
         env.update(zip(eqn.outvars, found if several else [found], strict=True))
     return [v.val if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars]
 
 
 def _scanned(params: Mapping[str, Any], given: list[Any]) -> list[Any]:
-    """A loop whose state may hold pairs."""
+    """Evaluates a loop with a state that may hold pairs."""
     inner, fixed = params["jaxpr"], params["num_consts"]
     if len(given) > fixed + params["num_carry"] or len(inner.out_avals) > params["num_carry"]:
-        raise NotImplementedError("scan over rows has no translation into JavaScript")
+        raise NotImplementedError("scan over rows cannot be translated to JavaScript")
     state = [
         _pair(x) if _is_complex(kind) else x
         for x, kind in zip(given[fixed:], inner.in_avals[fixed:], strict=True)
@@ -202,12 +202,12 @@ def _scanned(params: Mapping[str, Any], given: list[Any]) -> list[Any]:
 
 
 class _View(NamedTuple):
-    """An array in JavaScript, or a part of one; a number if it has one entry in all."""
+    """An array in JavaScript, or a part of one. A single entry is a number."""
 
     name: str
     memory: (
         np.ndarray
-    )  # of bytes, as many as `base` has: its strides and offset are those of `name`
+    )  # as many bytes as `base` has: its strides and offset are equal to the strides of `name`
     base: np.ndarray
 
     @classmethod
@@ -253,7 +253,7 @@ def _loops(sizes: Iterable[tuple[str, int]], body: list[str]) -> str:
 
 
 class _Loop(NamedTuple):
-    """A loop of steps, each the definition of a number, which is stored where others need it."""
+    """A loop of steps. Each step defines a number, which is stored if other loops need it."""
 
     sizes: tuple[int, ...]
     steps: dict[str, str]
@@ -273,7 +273,7 @@ def _local(name: str) -> str:
 
 
 class _Code:
-    """Lines of JavaScript, and the arrays that they use, made once for all calls."""
+    """Lines of JavaScript, and their arrays, which are created once for all calls."""
 
     def __init__(self) -> None:
         self.lines: list[str | _Loop] = []
@@ -289,7 +289,7 @@ class _Code:
         return [text for name, text in self.buffers.items() if name in used], lines
 
     def array(self, shape: tuple[int, ...], values: str = "") -> _View:
-        """A new array; or a new number, which is not yet declared."""
+        """Creates an array, or a number, which is not yet declared."""
         view = _View.whole(f"x{next(self.count)}", shape)
         if view.size > 1:
             self.buffers[view.name] = f"const {view.name} = new Float64Array({values or view.size})"
@@ -314,7 +314,7 @@ class _Code:
         out = self.array(sizes)
         still = [k for k in range(len(shape)) if k not in moving]
         found = out._replace(memory=np.expand_dims(out.memory, still)).to(shape)
-        # What was computed in the loop that is still open need not be stored and read again.
+        # Results of the loop that is still open need not be stored and read again.
         loop = self.lines[-1] if self.lines and isinstance(self.lines[-1], _Loop) else None
         inside = [loop is not None and v.name in loop.steps for v in views]
         same = [(v.offset, v.strides) == (0, found.strides) for v in views]
@@ -334,20 +334,20 @@ class _Code:
         return found
 
     def copy(self, view: _View, out: _View) -> None:
-        """Copies entries into what exists already."""
+        """Copies entries into an existing array or number."""
         places = [f"j{k}" for k in range(view.memory.ndim)]
         body = [f"{out.at(places)} = {view.at(places)}"]
         self.lines.append(_loops(zip(places, view.memory.shape, strict=True), body))
 
     def copied(self, view: _View) -> _View:
-        """Returns a copy, in C's order."""
+        """Returns a copy in C order."""
         out = self.array(view.memory.shape)
         self.lines += [f"let {out.name}"] if out.size == 1 else []
         self.copy(view, out)
         return out
 
     def block(self, jaxpr: Any, consts: Any, inputs: list[_View]) -> list[_View]:
-        """Translates all steps that matter for the results."""
+        """Translates all steps that affect the results."""
         env: dict[Any, _View] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             env[var] = self.constant(value, var.aval.shape)
@@ -360,7 +360,9 @@ class _Code:
             if needed.intersection(eqn.outvars):
                 steps.append(eqn)
                 needed.update(v for v in eqn.invars if not isinstance(v, core.Literal))
-        done: dict[Any, list[_View]] = {}  # what is computed twice, as both sides of a difference
+        done: dict[
+            Any, list[_View]
+        ] = {}  # values that are computed twice, as both sides of a difference
         for eqn in reversed(steps):
             views = [read(v) for v in eqn.invars]
             key = eqn.primitive.name, str(eqn.params), *(v.key for v in views)
@@ -394,7 +396,7 @@ class _Code:
             for k in range(2, len(views)):
                 text = f"({{0}} === {k - 1} ? {{{k}}} : {text})"
         elif name not in ELEMENTWISE or (name in TRUTHS and eqn.invars[0].aval.dtype != bool):
-            raise NotImplementedError(f"{name} has no translation into JavaScript: {eqn}")
+            raise NotImplementedError(f"{name} cannot be translated to JavaScript: {eqn}")
         else:
             squared = name == "integer_pow" and params["y"] == 2
             text = ELEMENTWISE["square" if squared else name].replace("{y}", str(params.get("y")))
@@ -431,7 +433,7 @@ class _Code:
             [k for k in range(m.ndim) if k not in {*gone, *batch}]
             for m, gone, batch in ((a, left, one), (b, right, two))
         ]
-        # Both get the axes: batch, free ones of the left, free ones of the right, summed.
+        # Both sides get the axes: batch, free ones of the left, free ones of the right, summed.
         start, middle = len(one), len(one) + len(free[0])
         end = middle + len(free[1])
         a = np.expand_dims(a.transpose(*one, *free[0], *left), [*range(middle, end)])
@@ -454,7 +456,7 @@ class _Code:
         count = f"k{next(self.count)}"
         self.lines.append(f"for (let {count} = 0; {count} < {length}; {count}++) {{")
         results = self.block(inner.jaxpr, inner.consts, [*views[:fixed], *state])
-        # First all are copied, since one part of the state may become what another was.
+        # All parts are copied first, because a part may become the old value of another.
         for x, new in zip(state, [self.copied(v) for v in results], strict=True):
             self.copy(new, x)
         self.lines.append("}")

@@ -7,7 +7,7 @@ const angles = Float64Array.from({length: data.angles}, (_, i) => i * 180 / (dat
 const radians = (degrees) => degrees * (Math.PI / 180)  // as Python's
 const special = {source: "inf", time: "inf", ridge: "best", depth: "inf"}
 
-// Controls: what is set is in `state`; null stands for what is special, such as all samples.
+// Controls: `state` holds their values; null is the special value, such as all samples.
 const state = {}, controls = {}
 const between = (x, low, high) => Math.min(Math.max(x, low), high)
 for (const box of document.querySelectorAll(".control[data-key]")) {
@@ -21,7 +21,7 @@ for (const box of document.querySelectorAll(".control[data-key]")) {
   control.rise = control.step ? null : Math.log(control.high / control.low)  // a logarithmic scale
   controls[key] = control
   state[key] = value === "" ? null : Number(value)
-  control.last = state[key] ?? Number(other)  // what comes back when the box is no longer checked
+  control.last = state[key] ?? Number(other)  // the value when the box is unchecked again
   const to = (text) => set({[key]: read(key, text)})
   control.range.addEventListener("input", () => to(control.rise
     ? (control.low * Math.exp(control.rise * control.range.value / 200)).toPrecision(3) : control.range.value))
@@ -35,7 +35,7 @@ for (const [key, select] of Object.entries(chosen)) {
   select.addEventListener("change", () => set({[key]: read(key, select.value)}))
 }
 
-// What a text means as the value of a control; undefined if nothing.
+// Reads text as the value of a control; undefined if the text is not valid.
 function read(key, text) {
   if (Object.hasOwn(chosen, key)) {
     text = text === special[key] ? "∞" : text
@@ -60,7 +60,7 @@ function set(changes) {
   schedule()
 }
 
-// The controls show the state; a field in which the reader types is left alone.
+// The controls show the state, except a field in which the reader types.
 function show(typing) {
   for (const [key, {low, high, step, rise, range, field, box, last}] of Object.entries(controls)) {
     const value = state[key] ?? last, max = key === "n" ? 2 * state.d : high
@@ -94,7 +94,7 @@ const remember = () => {
 }
 addEventListener("hashchange", () => { if (location.hash !== spelled()) load() })
 
-// Risks of all ways, and gains over scratch, at one n and the angles of the map.
+// Risks of all strategies, and gains over scratch, at one n and the angles of the map.
 const isStopped = () => state.depth === 1 && state.time !== null
 const needs_ridge = () => ["ridge transfer", "all", "paper"].includes(state.view)
 function risks(n, degrees, with_ridge = true) {
@@ -107,7 +107,7 @@ function risks(n, degrees, with_ridge = true) {
 }
 const first = (found) => Object.fromEntries(Object.entries(found).map(([name, values]) => [name, values[0]]))
 const kept = {key: null, columns: new Map()}
-function column(n) {  // kept until a setting changes that matters to all of them
+function column(n) {  // cached until a setting changes that affects all of them
   const key = [...["d", "sigma", "depth", "source", "ridge", "time"].map((name) => state[name]), needs_ridge()].join()
   if (key !== kept.key) Object.assign(kept, {key, columns: new Map()})
   if (!kept.columns.has(n)) kept.columns.set(n, risks(n, angles, needs_ridge()))
@@ -115,7 +115,7 @@ function column(n) {  // kept until a setting changes that matters to all of the
 }
 const compared = () => state.view === "all" ? ways : state.view === "paper" ? ways.slice(0, 4) : null
 
-// The ways are in the order of their simplicity: the first within 1 % of the least risk is best.
+// The strategies are in order of simplicity: the first within 1 % of the least risk is best.
 const known = (x) => Number.isNaN(x) ? Infinity : x
 const bound = (values) => 1.01 * values.reduce((least, v) => v < least ? v : least, Infinity) + 1e-6
 const best = (values) => values.findIndex((v) => v <= bound(values))
@@ -156,7 +156,7 @@ function zeros(xs, ys, cell) {
   return {xs: lines.map((line) => line.map(([x]) => x)), ys: lines.map((line) => line.map(([, y]) => y))}
 }
 
-// Estimators were averaged at some settings. `apart` leaves out the point's own place.
+// Estimators were averaged at some settings. `apart` ignores the coordinates of the point.
 const simulated = (apart = false) => {
   if (state.d !== grid.d) return null
   const time = isStopped() ? state.time : null
@@ -190,8 +190,8 @@ function nearest() {
 }
 $("nearest").addEventListener("click", nearest)
 
-// Borders between regions: those of way k towards the ways after it. In between two points, a border is
-// where the way leaves the bound that the other ways near by set.
+// Borders between regions: from strategy k to the strategies after it. Between two points, the border is
+// where the strategy leaves the bound that the other strategies near by set.
 function borders(among, found, winners) {
   return among.map((_, k) => (corners) => {
     const here = corners.map(([i, j]) => winners[i][j]), near = [...new Set(here)]
@@ -200,7 +200,7 @@ function borders(among, found, winners) {
       const risk = (way) => known(found[i][among[way]][j])
       const excess = near.filter((way) => way <= k).map(
         (way) => risk(way) - bound(near.filter((other) => other !== way).map(risk)))
-      const value = Math.min(...excess)  // with the sign of what is best, also where a third way matters
+      const value = Math.min(...excess)  // its sign is the best strategy's, also where a third strategy matters
       return here[corner] <= k ? Math.min(value, -1e-12) : Math.max(value, 1e-12)
     })
   })
@@ -263,10 +263,10 @@ function drawMap() {
   const gainless = (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain")
     + (isExact ? " (at this n and d)" : " (limit of large n and d)")
   if (among) parts.push(...among.map((way) => `<i style="background:${data.colors[way]}"></i>${way}`))
-  parts.push(stroke(ink, "7 5") + (among ? "theory: another way is best from here" : gainless))
+  parts.push(stroke(ink, "7 5") + (among ? "theory: another strategy is best from here" : gainless))
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
   if (marks.x.length) parts.push(`<b class="ring"></b>estimator, averaged over ${grid.draws} data sets`)
-  if (!among) parts.push("gain: orange helps, purple hurts; beyond ±1 as at the ends")
+  if (!among) parts.push("gain: orange helps, purple hurts; the colours end at ±1")
   if (image.some(Number.isNaN)) parts.push(`grey: ${isStopped() ? "no closed form in time" : "both means are infinite"}`)
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }
@@ -275,7 +275,7 @@ const number = (x) => x === null || Number.isNaN(x) ? "–" : Math.abs(x) === In
   : x.toFixed(4).replace(/^-(?=0\.0*$)/, "").replace("-", "−")
 const listed = (notes) => [...new Set(notes.map(([part]) => part))].map((part) => `<h3>${part}</h3><ul>`
   + notes.filter((note) => note[0] === part).map(([, , id, text]) => `<li><code>${id}</code><br>${text}</li>`).join("")
-  + "</ul>").join("") + `<p class="soft">Check a row: <code>sail-jax verify --claims '${notes[0]?.[2]}'</code></p>`
+  + "</ul>").join("") + `<p class="soft">Check a claim: <code>sail-jax verify --claims '${notes[0]?.[2]}'</code></p>`
 const python = (name, given, names, module = "formulas") => `import math
 
 import jax
@@ -300,16 +300,16 @@ function drawPoint() {
   const summary = `n/d = ${(n / d).toFixed(3)} (n = ${n}, d = ${d}), θ = ${Number(theta.toFixed(2))}°`
   $("map").setAttribute("aria-label", `Map: ${chosen.view.selectedOptions[0].text}, over load and angle. The point is at ${summary}.`)
   const notes = []
-  if (!stopped && sigma > 0 && Math.abs(n - d) <= 1) notes.push("Within 1 of n = d the mean risk of training from scratch without a penalty is infinite, and that of fine-tuning, too.")
+  if (!stopped && sigma > 0 && Math.abs(n - d) <= 1) notes.push("Within 1 of n = d the mean risk of training from scratch without a penalty is infinite. So is the mean risk of fine-tuning.")
   if (!stopped && found["linear transfer"] === Infinity) notes.push("Up to n = 2 the mean risk of linear transfer is infinite.")
-  if (state.time !== null && depth !== 1) notes.push("Training time is not used: a closed form for stopped training exists for depth 1 only. Shown: trained to the end.")
-  if (stopped) notes.push("Ridge transfer has no closed form in time. A penalty's fit is one to the end.")
-  if (state.source === 1 && sigma > 0) notes.push("With as many source samples as dimensions the source is infinitely long, and what starts at it has an infinite risk.")
+  if (state.time !== null && depth !== 1) notes.push("The training time is ignored, because only depth 1 has a closed form for stopped training. The numbers are for training to the end.")
+  if (stopped) notes.push("Ridge transfer lacks a closed form in time. Fits with a penalty are trained to the end.")
+  if (state.source === 1 && sigma > 0) notes.push("With as many source samples as dimensions the source is infinitely long, and training that starts from it has an infinite risk.")
   if (state.source !== null) notes.push("The source is fitted to a finite sample, and its labels are as noisy as the target's.")
   $("summary").innerHTML = `<b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
-    + `Of the paper's four ways, without a penalty from scratch, it is ${ways[paper]} with ${number(values[paper])}.`
+    + `Among the paper's four strategies (no penalty when training from scratch), ${ways[paper]} is best, with ${number(values[paper])}.`
   $("details").innerHTML = notes.map((note) => `<p>${note}</p>`).join("")
-    + `<div class="wide"><table>${averaged}<thead><tr><th scope="col">way</th><th scope="col">risk</th><th scope="col">gain</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
+    + `<div class="wide"><table>${averaged}<thead><tr><th scope="col">strategy</th><th scope="col">risk</th><th scope="col">gain</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
   const given = {n, d, theta: `math.radians(${theta})`, sigma, depth: depth === Infinity ? "math.inf" : depth}
   for (const key of ["source", "ridge", ...stopped ? ["time"] : []]) given[key] = state[key] ?? controls[key].python
   $("transfer-python").textContent = python("transfer", given, "found")
@@ -329,7 +329,7 @@ function drawPretraining() {
     find(`${plot} turn`).data = rises ? {x: [turn], y: [least]} : {x: [], y: []}
   }
   const told = (what, name) => Number.isNaN(found[`turn of ${name}`])
-    ? `${what}: more pre-training never hurts here, the loss does not rise again.`
+    ? `${what}: more pre-training never hurts here, because the loss does not rise again.`
     : `${what}: pre-training hurts from <b>t = <data value="${found[`turn of ${name}`]}">${found[`turn of ${name}`].toPrecision(2)}</data></b> on, where the loss is least, <b><data value="${found[`least ${name}`]}">${number(found[`least ${name}`])}</data></b>.`
   $("losses").innerHTML = `<p>${told("After noise", "perturbed")}`
     + (found.learned === data.width ? "" : ` Counted in modes: after ${found.learned} of ${data.width} learned modes (Definition 4.2), since 2dγ² exceeds the next σ.`) + "</p>"
@@ -339,7 +339,7 @@ function drawPretraining() {
   $("pretraining-notes").lastElementChild.innerHTML = listed(data.notes.pretraining)
 }
 
-// Panels: lines over one axis, of sliders of their own.
+// Panels: lines over one axis, with their own sliders.
 function drawPanel({name, x, lines, numbers, keys, notes}) {
   const found = formulas[name](...keys.map(({key, angle}) => angle ? radians(state[key]) : state[key]))
   find(`${name} curves`).data = Object.fromEntries([x, ...lines].map((line) => [line, Array.from(found[line])]))
@@ -354,7 +354,7 @@ const sections = [[PARAMETERS, drawPretraining],
   ...data.panels.map((panel) => [panel.keys.map(({key}) => key), () => drawPanel(panel)])]
 const apart = new Set(sections.flatMap(([keys]) => keys))  // from the map
 
-// Drawn once for all events that wait, and only what has changed.
+// One drawing serves all waiting events, and covers only the changes.
 let waiting = false, drawn = {}
 function schedule() {
   if (!waiting) setTimeout(draw)

@@ -1,7 +1,7 @@
-"""What the explorer's page draws as lines over one axis: panels, their formulas and their controls.
+"""The explorer's panels, which draw lines over one axis: their formulas and controls.
 
-Each panel evaluates one function of this module, translated by `javascript`. Its "copy as Python"
-calls it here. What only a solver in NumPy computes has no panel.
+Each panel evaluates one function of this module, which `javascript` translates. The page's "copy as
+Python" calls the function here. Quantities that need a solver in NumPy get no panel.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from theory.two_layer import fine_tuning, low_rank
 
 POINTS = 241  # of a line
 MOST = 6.0  # imbalance of the two layers, of either sign
-LONGEST = 1e6  # of a source that has no finite length
+LONGEST = 1e6  # of a source with infinite length
 FAR = 32  # tasks that are merged
 LARGE = 1000.0  # dimension
 
@@ -30,15 +30,15 @@ class Control(NamedTuple):
     """A number that the reader sets.
 
     Attributes:
-      key: Its name, in the address, too.
-      label: What it is.
-      value: Where it starts; None is the special value.
-      low: The least.
-      high: The largest.
-      step: Between the values that the slider has; 0 for a logarithmic scale.
-      special: What None means, such as "∞"; "" if it may not be None.
-      python: How Python spells None.
-      other: The value instead, at first.
+      key: Its name, also in the page's address.
+      label: Its label on the page.
+      value: The initial value; None is the special value.
+      low: The smallest value.
+      high: The largest value.
+      step: The distance between the slider's values; 0 for a logarithmic scale.
+      special: The meaning of None, such as "∞"; "" if None is not allowed.
+      python: Python's spelling of None.
+      other: The first value after None is switched off.
     """
 
     key: str
@@ -56,20 +56,21 @@ class Panel(NamedTuple):
     """A section of the page: sliders, lines over one axis, and some numbers.
 
     Attributes:
-      function: What computes the lines and the numbers, by name; it has the panel's name.
+      function: The function that computes the lines and the numbers, by name. It has the panel's
+        name.
       title: The question.
-      text: What is compared, in a sentence or two.
-      heading: What the picture shows.
+      text: The comparison, in a sentence or two.
+      heading: The heading of the picture.
       x: Name of the values along the axis, among the results.
-      x_label: The axis, with its unit.
-      y_label: The other one.
-      logarithmic: Whether the axis is.
+      x_label: The label of that axis, with its unit.
+      y_label: The label of the other axis.
+      logarithmic: Whether the x axis is logarithmic.
       lines: Names of the lines, among the results.
-      numbers: What each number is, by its name among the results.
-      note: What the formulas assume, and how exact they are.
-      rows: For each line, rows of the ledger that it rests on.
-      controls: One for each argument of the function, in their order. A key that ends in "theta" is
-        an angle, which the page has in degrees and the function in radians.
+      numbers: The meaning of each number, by its name among the results.
+      note: The assumptions of the formulas, and their precision.
+      rows: For each line, the claims of the ledger that support it.
+      controls: One for each argument of the function, in order. A key that ends in "theta" is an
+        angle. The page has it in degrees and the function in radians.
     """
 
     function: Callable[..., dict[str, Array]]
@@ -88,7 +89,7 @@ class Panel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its function, which begins the keys of its controls in the address."""
+        """The name of its function, which begins its controls' keys in the address."""
         return self.function.__name__
 
 
@@ -103,21 +104,21 @@ def adapter(
 ) -> dict[str, Array]:
     """Computes the pre-training loss after fine-tuning with an adapter, and with all weights.
 
-    `formulas.pretraining` has the pre-training, here from e^-6 I. The adapter is on the first
-    layer. Its B starts at 0, and its A at one number in each of the first modes.
+    The pre-training is `formulas.pretraining`'s, from e^-6 I. The adapter is on the first layer.
+    Its B is initially 0. Its A is initially one number in each of the first modes.
 
     Args:
       rank: Number of these modes.
       scale: The adapter's scale s, >= 0.
-      start: The number at which A starts.
-      ratio: Singular values of the fine-tuning task, as multiples of those of pre-training.
+      start: The initial value of A.
+      ratio: Singular values of the fine-tuning task over the pre-training task's.
       duration: Time of fine-tuning.
       decay: Exponent by which the singular values fall, >= 0.
 
     Returns:
       Along "time", the time of pre-training: the losses "pre-trained", "adapter" and "all weights".
-      As numbers, "turn of adapter" and "turn of all weights", where that loss is least; NaN where
-      it never rises again.
+      As numbers, "turn of adapter" and "turn of all weights", the times where these losses are
+      smallest; NaN where the loss never rises again.
     """
     sigma, at, y = formulas.path(decay, 6.0)
     target = ratio * sigma
@@ -140,7 +141,7 @@ def adapter(
 
 @problems.unchecked_in_float64
 def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
-    """Computes what the relative size of two layers does to fine-tuning, in the limit n, d -> inf.
+    """Computes how the relative size of two layers affects fine-tuning, in the limit n, d -> inf.
 
     Args:
       load: Target samples over dimension, in [0, 1).
@@ -149,9 +150,9 @@ def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Arr
 
     Returns:
       Along "imbalance" r, as in `theory.deep_linear.scales`: the risks "fine-tuning", "frozen
-      features", where that ends as r -> inf, and "scratch". As numbers: "risk of balanced", the
-      risk at r = 0, and the angles in degrees up to which fine-tuning helps there, "balanced", and
-      at the ends of the line, "rich" and "lazy".
+      features" (the limit r -> inf) and "scratch". As numbers: "risk of balanced", the risk at r =
+      0, and the angles in degrees up to which fine-tuning helps: "balanced" at r = 0, "rich" and
+      "lazy" at the ends of the line.
     """
     imbalance = MOST * jnp.linspace(-1.0, 1.0, POINTS)
 
@@ -178,11 +179,11 @@ def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Arr
 
 @problems.unchecked_in_float64
 def pull(sigma: ArrayLike, scale: ArrayLike, source: ArrayLike) -> dict[str, Array]:
-    """Computes beyond which angle a pull towards the source hurts who has ridge regression.
+    """Computes the angle beyond which a pull towards the source makes ridge regression worse.
 
     Args:
       sigma: Standard deviation of the noise on the source's labels.
-      scale: What the source is multiplied by, > 0.
+      scale: The factor on the source, > 0.
       source: Samples of the source over dimension, for the numbers.
 
     Returns:
@@ -197,7 +198,7 @@ def pull(sigma: ArrayLike, scale: ArrayLike, source: ArrayLike) -> dict[str, Arr
         return jnp.degrees(regularised.l2sp_boundary(Learned(times * overlap, times**2 * size2)))
 
     def shrunk(load: Array) -> Array:
-        # Of these two, n / d alone matters; but n may not be a part of a sample.
+        # Only n / d matters for these two, but the number of samples n must be whole.
         learned = 1 - penalised.best_risk(n=LARGE * load, d=LARGE, distance=1.0, sigma=sigma)
         return angle(learned, learned)
 
@@ -221,8 +222,8 @@ def mixture(
 ) -> dict[str, Array]:
     """Computes the risk of the best mixture of two sources, in the limit n, d -> inf.
 
-    All tasks are in one plane, and the second source may be on either side of the target. The
-    sources are fits of least norm. Before fine-tuning and after it the best weights are the same.
+    All tasks are in one plane. The second source may be on either side of the target. The sources
+    are least-norm fits. The best weights are the same before and after fine-tuning.
 
     Args:
       first: Samples of the first source over dimension.
@@ -232,15 +233,16 @@ def mixture(
       sigma: Standard deviation of the noise on the sources' labels, > 0.
 
     Returns:
-      Along "angle", the second source's in degrees: the risks "best weights", "weights of
-      sum 1", "first alone" and "second alone", each alone at its best weight. As numbers, the best
-      "first weight" and "second weight" at `second_theta`, and the "risk there".
+      Along "angle", the angle of the second source in degrees: the risks "best weights", "weights
+      of sum 1", "first alone" and "second alone", where one source alone has its best weight. As
+      numbers, the best "first weight" and "second weight" at `second_theta`, and the "risk there".
     """
     degrees = 180 * jnp.linspace(-1.0, 1.0, POINTS)
     (m_1, v_1), (m_2, v_2) = (_learned(load, sigma) for load in (first, second))
 
     def solved(theta: ArrayLike) -> tuple[Array, ...]:
-        # G a = g, for weights in units that make the diagonal of G 1: a source may be very long.
+        # G a = g, for weights in units that make the diagonal of G 1, because a source may be very
+        # long.
         one = m_1 / jnp.sqrt(v_1) * jnp.cos(first_theta)
         two = m_2 / jnp.sqrt(v_2) * jnp.cos(theta)
         both = m_1 * m_2 / jnp.sqrt(v_1 * v_2) * jnp.cos(jnp.subtract(first_theta, theta))
@@ -272,17 +274,17 @@ def mixture(
 def merges(
     heterogeneity: ArrayLike, noise: ArrayLike, density: ArrayLike, tasks: ArrayLike
 ) -> dict[str, Array]:
-    """Computes what merges of Gaussian task vectors risk, as shares of what the base risks.
+    """Computes the risks of merges of Gaussian task vectors, as shares of the base's risk.
 
     Args:
-      heterogeneity: Standard deviation of what is a task's own; what tasks share has 1.
-      noise: Standard deviation of an expert about its optimum.
+      heterogeneity: Standard deviation of each task's own part; the shared part has 1.
+      noise: Standard deviation of an expert around its optimum.
       density: The share of entries that DARE keeps.
       tasks: Number of tasks, for the numbers.
 
     Returns:
-      Along "tasks", their number: the excess risks of "average" and "DARE" at the scale 1, and
-      the same at their best scales. As numbers, the "scale of average" and the "scale of DARE".
+      Along "tasks", their number: the excess risks of "average" and "DARE" at scale 1, and at their
+      best scales. As numbers, the "scale of average" and the "scale of DARE".
     """
     count = jnp.linspace(1.0, FAR, POINTS)
 
@@ -304,7 +306,7 @@ def _level(value: Array) -> Array:
 
 
 def _learned(load: ArrayLike, sigma: ArrayLike) -> tuple[Array, Array]:
-    """What a fit of least norm learns of its task in the limit: the overlap, and |w|^2."""
+    """Returns how much a least-norm fit learns of its task in the limit: the overlap, and |w|^2."""
     seen = dl.source_limit(load=load, theta=0.0, sigma=sigma)
     size = jnp.where(jnp.isinf(seen.size), LONGEST, seen.size)
     return jnp.minimum(jnp.asarray(load, float), 1.0), size**2
@@ -314,8 +316,8 @@ PANELS = (
     Panel(
         adapter,
         "Does a low-rank adapter spare pre-training?",
-        "The network above is fine-tuned by an adapter of low rank on its first layer, or in all "
-        "weights. Both raise the pre-training loss. The adapter moves only the modes that it has.",
+        "Fine-tuning changes the network above by an adapter of low rank on its first layer, or in "
+        "all weights. Both raise the pre-training loss. The adapter moves only the modes it has.",
         "Pre-training loss after fine-tuning",
         "time",
         "pre-training time t (gradient flow)",
@@ -326,8 +328,8 @@ PANELS = (
             "turn of adapter": "With the adapter, more pre-training hurts from t",
             "turn of all weights": "With all weights, it hurts from t",
         },
-        "Exact for gradient flow. Tasks share their singular vectors, and pre-training starts at "
-        "e⁻⁶ I. B starts at 0, and A at one number in each of the first r modes. – means never.",
+        "Exact for gradient flow. Tasks share their singular vectors, and pre-training starts from "
+        "e⁻⁶ I. B is initially 0; A is one number in each of the first r modes. – means never.",
         (
             ("adapter", "overtrained/LoRA-mode-zero/ours"),
             ("adapter", "overtrained/LoRA-real/ours"),
@@ -346,9 +348,9 @@ PANELS = (
     Panel(
         layers,
         "From rich to lazy: what does the size of the layers do?",
-        "Both layers of the source are rescaled before fine-tuning, and the network computes the "
-        "same. A first layer that is large freezes the features. With a large last layer they "
-        "grow faster than they turn.",
+        "Both layers of the source are rescaled before fine-tuning, and the network still computes "
+        "the same function. A large first layer freezes the features. With a large last layer, "
+        "the features grow faster than they turn.",
         "Risk after fine-tuning",
         "imbalance",
         "imbalance r of the layers (of |βₛ|)",
@@ -378,7 +380,7 @@ PANELS = (
         pull,
         "When does a pull towards the source help?",
         "L2-SP is ridge regression with a penalty on the distance from the source. It helps below "
-        "this angle, at any common penalty, whatever the target's samples and noise are.",
+        "this angle, at any common penalty, for any number of target samples and any noise.",
         "Largest angle at which the pull helps",
         "samples",
         "source samples nₛ/d",
@@ -389,8 +391,8 @@ PANELS = (
             "without": "Angle for a source without a penalty, degrees",
             "with": "Angle for one with its best penalty, degrees",
         },
-        "The law is exact at any n and d. What the source has learned is a limit of large nₛ and "
-        "d. With its best penalty a source that is not rescaled gives 60° for any number of its "
+        "The law is exact at any n and d. How much the source has learned is a limit of large nₛ "
+        "and d. A source with its best penalty and without rescaling gives 60° for any number of "
         "samples.",
         (
             ("no penalty", "features-are-fate/L2-SP-boundary-few/ours"),
@@ -406,10 +408,10 @@ PANELS = (
     ),
     Panel(
         mixture,
-        "How should two sources be weighed?",
-        "Fine-tuning starts at a sum of two sources. Sources on both sides of the target correct "
-        "each other, and two on one side repeat each other.",
-        "Risk of the start",
+        "How should two sources be weighted?",
+        "Fine-tuning begins from a weighted sum of two sources. Sources on both sides of the "
+        "target correct each other, and two on one side repeat each other.",
+        "Risk of the initial weights",
         "angle",
         "angle of the second source (degrees)",
         "risk (of |βₜ|²)",
@@ -420,7 +422,7 @@ PANELS = (
             "second weight": "Best weight of the second source",
             "risk there": "Risk with both",
         },
-        "Limits of large nₛ and d, for sources of least norm. Weights of sum 1 are SAIL's. With n "
+        "Limits of large nₛ and d, for least-norm sources. Weights of sum 1 are SAIL's. With n "
         "target samples fine-tuning multiplies all risks by 1 - n/d and adds one number.",
         (
             ("best weights", "features-are-fate/sources-risk/ours"),
@@ -442,8 +444,8 @@ PANELS = (
         merges,
         "How far may a merge be scaled?",
         "Task vectors are normal, and all tasks use all entries. DARE drops entries of each "
-        "expert at random and rescales the rest. Its own scale is too large by the noise that "
-        "this adds.",
+        "expert at random and rescales the rest. The noise that this adds makes DARE's own scale "
+        "too large.",
         "Excess risk of a merge",
         "tasks",
         "number of tasks T",
@@ -454,16 +456,16 @@ PANELS = (
             "scale of average": "Best scale of the average",
             "scale of DARE": "Best scale of DARE",
         },
-        "Exact for entries that are drawn alike, between whole numbers of tasks, too. Above 1 the "
-        "base is better. TIES and trimming need sums that a page does not compute.",
+        "Exact for entries with equal distributions, also between whole numbers of tasks. Above 1 "
+        "the base is better. TIES and trimming need sums that a page does not compute.",
         (
             ("average", "unified-merging/merge-dense-average/ours"),
             ("average", "unified-merging/merge-bayes/ours"),
             ("DARE", "unified-merging/merge-dense-dare/ours"),
         ),
         (
-            Control("heterogeneity", "heterogeneity, of what tasks share", 1, 0, 3),
-            Control("noise", "noise of the experts, of what tasks share", 0.5, 0, 3),
+            Control("heterogeneity", "heterogeneity, relative to the shared part", 1, 0, 3),
+            Control("noise", "noise of the experts, relative to the shared part", 0.5, 0, 3),
             Control("density", "density of DARE", 0.5, 0.05, 1),
             Control("tasks", "tasks T, for the numbers", 8, 1, FAR, 1),
         ),

@@ -1,8 +1,8 @@
 """Estimators on simulated data sets, at some settings of the explorer's first section.
 
-What is averaged is the closed form of the estimator on one data set: `Overlaps` for training to the
-end, `linear_flow` for a linear model that is stopped. The axis "course" joins the depths, trained
-to the end, and the times at which a linear model (depth 1) is stopped.
+The simulation averages an estimator's closed form on one data set: `Overlaps` for training to the
+end, `linear_flow` for a linear model with early stopping. The axis "course" first has the depths
+(trained to the end), then the stopping times of a linear model (depth 1).
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from theory import deep_linear as dl
 
 
 class Grid(NamedTuple):
-    """Where estimators are simulated: all combinations, by the names of the page's controls.
+    """The settings of the simulation: all combinations, by the names of the page's controls.
 
     Attributes:
       d: Dimension of the inputs.
       draws: Number of data sets.
-      n: Numbers of samples; none within 1 of d, where a mean may be infinite.
+      n: Numbers of samples; none is within 1 of d, where a mean may be infinite.
       theta: Angles between the tasks in degrees.
       sigma: Standard deviations of the label noise.
-      depth: Numbers of layers of the network that is fine-tuned; 1 comes first.
+      depth: Numbers of layers of the fine-tuned network; 1 comes first.
       ridge: Penalties of ridge transfer; the first is None, the best one at each point.
       source: Samples of pre-training over d; the first is inf, the population.
-      time: Times at which a linear model is stopped; the last is None, training to the end.
+      time: Stopping times of a linear model; the last is None, training to the end.
     """
 
     d: int = 200
@@ -50,7 +50,7 @@ TINY = Grid(
     ridge=(None, 0.1), source=(np.inf, 2.0), time=(3.0, None),
 )  # fmt: skip
 
-# Of each way: settings that it depends on, in the order of its numbers.
+# For each strategy: the settings that it depends on, in the order of its numbers.
 AXES = {
     "scratch": "source time sigma theta n",
     "linear transfer": "source time sigma theta n",
@@ -63,18 +63,18 @@ def compute(grid: Grid, key: Array, stage: Stage) -> dict[str, np.ndarray]:
     """Computes means and standard errors of risks and gains.
 
     Args:
-      grid: Where.
+      grid: The settings.
       key: Random key of the data sets.
-      stage: Where the part is computed.
+      stage: The stage function that computes or reads back the simulation.
 
     Returns:
-      Means of risks over the axes `AXES` by way, and their standard errors by "error of ..."; means
-      of gains by "gain of ..." and their errors by "error of gain of ...".
+      Means of risks over the axes `AXES` by strategy, and their standard errors as "error of ...";
+      means of gains as "gain of ..." and their errors as "error of gain of ...".
     """
     with jax.enable_x64(True):
         draws = stage("estimators on simulated data sets", partial(simulate, grid, key))
     scratch, last = draws["scratch"], len(grid.time) - 1
-    # Paired with scratch training that is stopped when the way is.
+    # Paired with scratch training that stops at the same time.
     courses = [last] * len(grid.depth) + [*range(last)]
     peers = {"ridge transfer": scratch[:, :, [last]], "fine-tuning": scratch[:, :, courses]}
     found = {}
@@ -87,14 +87,14 @@ def compute(grid: Grid, key: Array, stage: Stage) -> dict[str, np.ndarray]:
 
 
 def simulate(grid: Grid, key: Array) -> dict[str, np.ndarray]:
-    """Computes every way on the same data sets, and the source on data sets of its own.
+    """Computes every strategy on the same data sets, and the source on other data sets.
 
     Args:
-      grid: Where.
+      grid: The settings.
       key: Random key.
 
     Returns:
-      Risks by way, over draws and the axes `AXES`.
+      Risks by strategy, over draws and the axes `AXES`.
     """
     n, theta = np.array(grid.n), np.radians(grid.theta)
     sigma, times = np.array(grid.sigma), np.array(grid.time[:-1])
@@ -116,13 +116,16 @@ def simulate(grid: Grid, key: Array) -> dict[str, np.ndarray]:
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _early(keys: Array, n: Array, d: int, most: int, times: Array) -> tuple[Array, Array]:
-    """What is left of both tasks, and what is learned of the noise, when a linear model and the
-    refitted scale are stopped: Gram matrices and scales, [draw, load, time, ...]."""
+    """Returns Gram matrices and scales for early stopping, [draw, load, time, ...].
+
+    They hold the parts of both tasks that remain, and the learned part of the noise, when a linear
+    model and the refitted scale stop.
+    """
     plane = jnp.eye(d, 2)
 
     def one(key: Array, n: Array) -> tuple[Array, Array]:
         key_x, key_noise = jax.random.split(key)
-        # As many rows at every load, those beyond n empty: time then counts n / most as fast.
+        # Each load has equally many rows; rows beyond n are empty. Time then runs n / most as fast.
         rows = (jnp.arange(most) < n)[:, None]
         x = jnp.where(rows, jax.random.normal(key_x, (most, d)), 0.0)
         noise = jnp.where(rows[:, 0], jax.random.normal(key_noise, (most,)), 0.0)

@@ -30,8 +30,8 @@ from sail_jax.drawing import style
 from theory.claims import all_claims
 
 GENERATOR = "sail-jax explore"
-ANGLES = 92  # rows of the map, from 0 to 180 degrees: no other multiple of 30 is one of them
-# Okabe and Ito's, by way: their lightness differs, too.
+ANGLES = 92  # rows of the map from 0 to 180 degrees, so other multiples of 30 fall between rows
+# Okabe and Ito's colours, by strategy. Their lightness differs, too.
 COLORS = dict(
     zip(
         formulas.WAYS,
@@ -59,7 +59,7 @@ DEPTHS = (*range(1, 11), math.inf)
 PRETRAINING = (
     Control("gamma", "noise γ on the weights", 0.2, 0, 0.5, 0.005),
     Control("decay", "decay of the spectrum", 1, 0, 2),
-    Control("tau", "small start: τ, of e^−τ", 6, 2, 12, 0.1),
+    Control("tau", "initial scale: τ, of e^−τ", 6, 2, 12, 0.1),
     Control("ratio", "new task over old, σ_ft/σ_pre", 3, 0.5, 6),
     Control("anchor", "anchor λ of fine-tuning", 0, 0, 4),
     Control("duration", "time of fine-tuning", 0.6, 0, 3),
@@ -70,9 +70,9 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
     """Draws the page.
 
     Args:
-      grid: Where estimators were simulated.
+      grid: The settings of the simulated estimators.
       estimates: Their means and standard errors.
-      about: Names and values that the foot of the page shows.
+      about: Names and values for the foot of the page.
 
     Returns:
       The whole HTML document. It needs no other file and no network.
@@ -95,7 +95,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
     maps = {
         way: f"gain of {way}" for way in ("fine-tuning", *formulas.WAYS[1:3], *formulas.WAYS[4:])
     }
-    maps |= {"all": "which way is best", "paper": "which way is best, of the paper's four"}
+    maps |= {"all": "best strategy", "paper": "best strategy, of the paper's four"}
     page = jinja2.Environment(
         autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     ).from_string(_file("page.html"))
@@ -118,7 +118,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
 
 
 def _formulas() -> str:
-    """The page's functions; which of `transfer` depends on what is None."""
+    """Translates the page's functions; `transfer` has one translation for each choice of None."""
     number, angles = (), (ANGLES,)
     transfer = (number, number, angles, number, number, number)
 
@@ -142,12 +142,13 @@ def _formulas() -> str:
 
 
 def _controls(panel: Panel) -> list[tuple[str, Control]]:
-    """The arguments of a panel's function, and their controls by names that the page has once."""
+    """Returns the arguments of a panel's function, and their controls by names unique on the
+    page."""
     return [(c.key, c._replace(key=f"{panel.name}.{c.key}")) for c in panel.controls]
 
 
 def _declared(panel: Panel) -> dict[str, Any]:
-    """What the script needs of a panel."""
+    """Returns a panel's data for the script."""
     return {
         "name": panel.name, "x": panel.x, "lines": panel.lines, "numbers": [*panel.numbers.items()],
         "keys": [
@@ -218,7 +219,7 @@ def _plots() -> dict[str, Any]:
 
 
 def _lines(panel: Panel) -> figure:
-    """The lines of a panel; their dashes differ, as their colours, which the script sets."""
+    """Draws the lines of a panel. Dashes differ, and the script sets the colours."""
     scale = {"x_axis_type": "log"} if panel.logarithmic else {}
     plot = _figure(panel.name, panel.x_label, panel.y_label, **scale)
     columns = {name: [0, 1] for name in panel.lines} | {panel.x: [1, 10]}
@@ -238,7 +239,7 @@ def _source(name: str, **columns: Sequence) -> ColumnDataSource:
 
 
 def _figure(name: str, x: str, y: str, **options: Any) -> figure:
-    """A figure without tools, so that a finger scrolls the page; the script colours its texts."""
+    """Creates a figure without tools, so fingers scroll the page. The script colours its texts."""
     plot = figure(
         name=name, x_axis_label=x, y_axis_label=y, tools="", toolbar_location=None,
         sizing_mode="stretch_both", background_fill_color=None, border_fill_color=None, **options,
@@ -253,14 +254,14 @@ def _figure(name: str, x: str, y: str, **options: Any) -> figure:
 
 
 def _plain(values: Any) -> Any:
-    """Numbers for JSON, which has no infinity: there it is null, as what is special."""
+    """Converts numbers to JSON. Infinity, which JSON lacks, becomes null, the special value."""
     if isinstance(values, tuple):
         return [_plain(v) for v in values]
     return None if values is None or math.isinf(values) else values
 
 
 def _notes(rows: Sequence[tuple[str, str, str]]) -> list[list[str]]:
-    """Rows of the ledger with their statements, as HTML."""
+    """Returns claims of the ledger with their statements, as HTML."""
     known = {claim.id: claim.statement for claim in all_claims()}
     return [[*row, html.escape(known[row[-1]])] for row in rows]
 

@@ -24,8 +24,8 @@ def _odd(number: int) -> int:
 class Config:
     """Source and target at angles from 0 to pi, at several loads.
 
-    ValueError is raised if two loads give the same number of samples, a load gives fewer than 5
-    samples or fewer than 4 away from d, or the first gives too many to be matched.
+    ValueError is raised if two loads give the same number of samples, if a load gives fewer than 5
+    samples or fewer than 4 away from d, or if the first load gives too many samples for matching.
     """
 
     FORMER: ClassVar = {"gammas": "loads"}
@@ -33,20 +33,21 @@ class Config:
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
     loads: Different[Positive] = (0.5, 0.2, 1.5)
-    """Loads n/d, all different; the panels of transferability against a distance show the first."""
+    """Loads n/d, all different. The panels of transferability against a distance show the first."""
     sigma: Positive = 0.2
     """Standard deviation of the label noise, positive: at 0 the KL divergence is infinite."""
     thetas: Annotated[int, Ge(5), AfterValidator(_odd)] = 17
-    """Number of angles from 0 to pi; odd, so that pi/2 is among them."""
+    """Number of angles from 0 to pi; an odd number, to include pi/2."""
     draws: Annotated[int, Ge(2)] = 20
-    """Simulated target data sets per load."""
+    """Number of simulated target data sets for each load."""
     points: Annotated[int, Interval(ge=2, le=distances.LARGEST)] = 300
-    """Points matched for W_1 and the Dudley metric, in the three dimensions in which the laws
-    differ."""
+    """Number of points matched for W_1 and the Dudley metric, in the three dimensions in which the
+    laws differ."""
     matchings: Annotated[int, Ge(2)] = 5
-    """Independent repetitions of that matching."""
+    """Number of independent repetitions of that matching."""
     samplings: Annotated[int, Ge(2)] = 6
-    """Independent estimates of W_1 in d dimensions, from n = loads[0] d points of either law."""
+    """Number of independent estimates of W_1 in d dimensions, from loads[0] d points of each
+    law."""
     seed: Seed = 0
     """Seed of all samples."""
 
@@ -57,7 +58,7 @@ class Config:
         if min(n) < 5 or any(abs(k - self.d) < 4 for k in n):
             raise ValueError(
                 "loads must have n = load d at least 5, and 4 or more away from d = "
-                f"{self.d} (elsewhere the risks have no finite variance); got n = {n}"
+                f"{self.d} (otherwise the variance of the risks is infinite); got n = {n}"
             )
         if n[0] > distances.LARGEST:
             raise ValueError(f"loads[0] d must be at most {distances.LARGEST}; got {n[0]}")

@@ -1,4 +1,4 @@
-"""The findings of `divergences`, from the stored dataset alone."""
+"""The findings of `divergences`, computed from the stored dataset alone."""
 
 from math import pi
 
@@ -8,31 +8,31 @@ import xarray as xr
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.divergences.config import NORMS
 
-CASES = {  # words: what is trained, and the largest angle
+CASES = {  # the trained part in words, its name, and the largest angle
     "linear transfer at angles up to 90 degrees": ("linear", pi / 2),
     "linear transfer up to 180 degrees": ("linear", pi),
     "fine-tuning up to 180 degrees": ("fine_tuning", pi),
 }
-# A correlation weaker than this one cannot be seen in a figure.
+# A weaker correlation cannot be seen in a figure.
 NONE = -0.1
 FIG_5 = "features are fate, Fig. 5"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether distance says nothing of transfer, as the paper's figure suggests.
+    """Judges whether distance and transfer are unrelated, as the paper's figure suggests.
 
-    It also judges whether the paper's estimate of W_1 from samples tells two laws from one.
+    It also judges whether the paper's estimate of W_1 from samples distinguishes two laws.
 
-    Returns the findings; none for datasets of an older version, which have no values of single
-    draws.
+    Returns the findings. Datasets of an older version lack the values of single draws, and give
+    none.
     """
-    # Runs of earlier versions kept no data set by itself.
+    # Runs of earlier versions did not keep single data sets.
     if "gain" not in dataset:
         return []
     declared = [
         judged(
             FIG_5,
-            f"transferability is not negatively correlated with {name}, of {words} (above {NONE})",
+            f"transferability is not negatively correlated with {name} for {words} (above {NONE})",
             "points without figures",
             f"{stated(correlation)} over {correlation.size} data sets",
             correlation.values - NONE,
@@ -46,10 +46,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         declared.append(
             judged(
                 FIG_5,
-                f"samples read as W1 ({norm}) tell two laws from one: those of one law are nearer "
-                "than the laws are at 180 degrees",
+                f"estimates of W1 ({norm}) from samples distinguish two laws: samples of one law "
+                "are closer than samples of laws at 180 degrees",
                 "526 to 529",
-                f"{stated(same, 1, sign=False)} of one law, where W1 is 0; of two at most "
+                f"{stated(same, 1, sign=False)} for one law, where W1 is 0; for two at most "
                 f"{largest:.2f}",
                 largest - same.values,
             )
@@ -68,7 +68,7 @@ def _axes(dataset: xr.Dataset, within: np.ndarray) -> dict[str, np.ndarray]:
 
 def _up_to(dataset: xr.Dataset, end: float) -> np.ndarray:
     """Returns which angles lie in [0, end]."""
-    # Rounding must not lose the end itself.
+    # Rounding must not exclude the end point.
     return dataset["theta"].values <= end + 1e-6
 
 
@@ -90,13 +90,13 @@ def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]
     """Correlates the mean simulated transferability with each distance, over angles.
 
     Args:
-      dataset: The study's dataset; its first load is taken.
+      dataset: The study's dataset. Its first load is used.
       mode: "linear" or "fine_tuning".
       end: The largest angle, in radians.
 
     Returns:
-      Pearson's correlations by name: "KL", "W1" and "Dudley" of the laws, and estimates of W_1 from
-      samples by the name of their norm.
+      Pearson's correlations by name: "KL", "W1" and "Dudley" for the laws. Estimates of W_1 from
+      samples have the names of their norms.
     """
     first, within = dataset.isel(load=0).sel(mode=mode), _up_to(dataset, end)
     gain = first.gain_mean.values[within]
@@ -112,10 +112,10 @@ def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Returns how distance and transferability go together, what estimates of W_1 from samples show,
-    and how much transferability differs at one distance.
+    Returns the correlation of distance and transferability, the values of estimated W_1, and the
+    range of transferability at one distance.
     """
-    # attrs["n"] is a list, but one of a single entry comes back from a file as a number.
+    # attrs["n"] is a list, but a list with one entry is read back from a file as a number.
     attrs, first = dataset.attrs, dataset.isel(load=0)
     cases = {words: correlations(dataset, *case) for words, case in CASES.items()}
     up_to_180 = cases["linear transfer up to 180 degrees"]
@@ -132,14 +132,14 @@ def summary(dataset: xr.Dataset) -> str:
     )
     middle = dataset.theory.sel(mode="linear").interp(fine_theta=pi / 4)
     return (
-        f"At load {float(first['load']):g} the correlation of transferability T with distance is "
+        f"At load {float(first['load']):g}, the correlation of transferability T with distance is "
         f"{listed}. "
-        f"W1 of the laws is at most {float(first.w1_bounds.max()):.2f}; estimates from "
-        f"{np.ravel(attrs['n'])[0]} samples in {attrs['d']} dimensions read {samples}: they show "
-        "the error of the estimate. "
-        "Yet no distance determines T: at 180 degrees it is "
+        f"W1 of the laws is at most {float(first.w1_bounds.max()):.2f}. Estimates from "
+        f"{np.ravel(attrs['n'])[0]} samples in {attrs['d']} dimensions give {samples}. They show "
+        "mostly the error of the estimate. "
+        "Yet no distance determines T: at 180 degrees T is "
         f"{float(first.theory.sel(mode='linear')[-1]):+.2f} for linear transfer and "
-        f"{float(first.theory.sel(mode='fine_tuning')[-1]):+.2f} for fine-tuning; at 45 degrees "
+        f"{float(first.theory.sel(mode='fine_tuning')[-1]):+.2f} for fine-tuning. At 45 degrees "
         f"linear transfer has T from {float(middle.min()):+.2f} to {float(middle.max()):+.2f}, by "
         "load alone."
     )

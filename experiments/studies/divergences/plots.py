@@ -15,8 +15,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Returns the figure, named "divergences": distances of the laws (top), estimates of W_1 from
-    samples (bottom), and all loads in one panel.
+    Returns the figure "divergences": distances of the laws (top), estimates of W_1 from samples
+    (bottom), and all loads in one panel.
     """
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
     _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
@@ -31,7 +31,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _simulated(ax: Axes, x: np.ndarray, dataset: xr.Dataset, x_error=None) -> None:
-    """Draws simulated transferability against x; open markers stand for angles above 90 degrees."""
+    """Draws simulated transferability against x; open markers mean angles above 90 degrees."""
     first = dataset.isel(load=0)
     wide = first.theta.values > pi / 2 + 1e-6
     for i, (mode, words) in enumerate(MODES.items()):
@@ -82,7 +82,7 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
             ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
-    low, high = ax.get_ylim()  # room for the note below all points
+    low, high = ax.get_ylim()  # leaves space for the note below all points
     ax.set_ylim(low - 0.12 * (high - low), high)
     ax.annotate(
         "two samples of ONE law",

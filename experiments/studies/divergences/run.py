@@ -25,10 +25,10 @@ DEPTH = 2  # of the fine-tuned network
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes transferability and every distance between source and target, over angles.
 
-    Returns a dataset over mode, load (n/d) and theta (the angle). Transferability is `theory`
-    on a fine grid of angles, and `gain` of each draw with its mean and standard deviation.
-    Distances are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of
-    the latter two from coupled samples, and `sampled_w1` from independent samples of (x, y).
+    Returns a dataset over mode, load (n/d) and theta (the angle). Transferability is `theory` on a
+    fine grid of angles, and `gain` for each draw with its mean and standard deviation. Distances
+    are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of the last two
+    from coupled samples, and `sampled_w1` from independent samples of (x, y).
     """
     keys = jax.random.split(jax.random.key(config.seed), 3)
 
@@ -158,7 +158,7 @@ def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
     def estimates(key: jax.Array) -> list[list[float]]:
         source, target = jax.random.split(key)
-        # At angle 0 the target is the source: these are samples of the source's law.
+        # At angle 0 the target equals the source, so these are samples of the source's law.
         pairs = list(zip(points(source, 0 * theta), points(target, theta), strict=True))
         return [
             [distances.wasserstein1(x, y, norm=norm) for x, y in pairs] for norm in NORMS.values()

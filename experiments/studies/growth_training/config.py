@@ -1,6 +1,6 @@
 """The configuration of `growth_training` and its presets.
 
-`shared.growth_ways` lists the growth methods that `Config.methods` can name.
+`shared.growth_ways` lists the growth methods for `Config.methods`.
 """
 
 from typing import Annotated, Any, Literal
@@ -30,10 +30,10 @@ class Sizes:
 
 @config
 class Budget:
-    """How long the large networks are trained, and how often all are looked at."""
+    """The length of the large networks' training, and how often all networks are evaluated."""
 
     steps: Natural
-    """Steps of training a large network, grown or from scratch."""
+    """Steps to train a large network, grown or from scratch."""
     batch: Natural
     """Windows or images per step, drawn with replacement."""
     every: Natural
@@ -42,15 +42,15 @@ class Budget:
 
 @config
 class Adam:
-    """How every network is trained: by Adam, at a learning rate that rises and then stays."""
+    """The training of every network: Adam, with a learning rate that rises and then stays."""
 
     rate: Positive
-    """Highest learning rate."""
+    """The highest learning rate."""
     warmup: Natural = 20
     """Steps over which the learning rate rises from 0."""
     state: Literal["move", "restart"] = "move"
-    """Whether Adam's moments are carried over to the grown network ('move'), where a law says how,
-    or start anew ('restart')."""
+    """Whether Adam's moments move to the grown network ('move') if the growth method has a law for
+    them, or begin anew ('restart')."""
 
 
 @config
@@ -58,38 +58,39 @@ class Config:
     """Train a small network, grow it by every method, train on, and compare with scratch."""
 
     task: Task = "text"
-    """What is learned: 'text', the source of Python's standard library, by a GPT; or images, by an
-    MLP ('images_mlp') or a ResNet ('images_resnet')."""
+    """The task: 'text', the source of Python's standard library, for a GPT; or images, for an MLP
+    ('images_mlp') or a ResNet ('images_resnet')."""
     data: ImagePool = ImagePool()
     """The images, for the two tasks on images."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches, splits and growth."""
     replicates: Annotated[int, Ge(3)] = 5
-    """Independent repetitions, each with its own small network; at least 3, for the spread."""
+    """Number of independent repetitions, each with its own small network; at least 3, for the
+    spread."""
     methods: Different[str] = (*ways.WIDTH, ways.MSG, *ways.LEARNED)
-    """How to grow, beside training from scratch."""
+    """The growth methods to compare with training from scratch."""
     source: Sizes = Sizes(width=32, layers=2)
     """The small network."""
     large: Sizes = Sizes(width=64, layers=2)
-    """The network that it grows to: wider or deeper, not both."""
+    """The grown network: wider or deeper than the small one, not both."""
     head_dim: Natural = 16
     """Units of an attention head, in both networks."""
     context: Annotated[int, Ge(2)] = 64
-    """Characters that the GPT sees."""
+    """Number of characters in the GPT's context."""
     source_steps: Natural = 600
-    """Steps of training the small network."""
+    """Steps to train the small network."""
     budget: Budget = Budget(steps=400, batch=16, every=10)
-    """How long the large networks are trained."""
+    """The training of the large networks."""
     held_out: Natural = 64
-    """Held-out windows of `context` characters (the same for every repetition), or images (a
-    split for each)."""
+    """Number of held-out windows of `context` characters (the same for every repetition), or of
+    held-out images (a new split for each)."""
     optimizer: Adam = Adam(rate=3e-3)
-    """How every network is trained."""
+    """The optimiser of every network."""
     maps: LearnedMaps = LearnedMaps(steps=50)
-    """How the maps of LiGO and SAIL are learned; for 'transport', how many steps the large network
-    trains before its units are matched."""
+    """How the maps of LiGO and SAIL are learned. For 'transport', the steps of the large network
+    before its units are matched."""
     ramp: Natural = 200
-    """Steps over which masked structural growth brings its units in."""
+    """Steps over which masked structural growth activates its units."""
 
     def __post_init__(self) -> None:
         small, large = self.source, self.large
@@ -108,7 +109,7 @@ class Config:
         for method in self.methods:
             if method not in methods:
                 raise ValueError(
-                    f"methods: no way for {self.task} to grow in {way} is called "
+                    f"methods: no method for {self.task} to grow in {way} is called "
                     f"'{method}'{nearest(method, methods)}"
                 )
         every = self.budget.every
@@ -124,7 +125,8 @@ class Config:
             return self.check_left(self.data.size)
         if self.data != ImagePool():
             raise ValueError(
-                "data must be left out where task is text; say images_mlp or images_resnet"
+                "data must be left out if task is text; the tasks on images are images_mlp and "
+                "images_resnet"
             )
         if small.width % self.head_dim or large.width % self.head_dim:
             raise ValueError(
@@ -132,23 +134,23 @@ class Config:
             )
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left to learn from, beside those held out."""
+        """Checks that some images remain for training, in addition to the held-out ones."""
         image_tasks.check_left("held_out", self.held_out, 0, examples, "to learn from")
 
     @property
     def deepens(self) -> bool:
-        """Whether the large network is deeper than the small one, and not wider."""
+        """Whether the large network is deeper than the small one, not wider."""
         return self.source.layers < self.large.layers
 
     def _known(self) -> tuple[str, ...]:
         """The growth methods that suit the task and the direction of growth."""
         learned = ways.LEARNED
-        # A mix of running variances may be negative; layers of unlike shapes cannot be mixed.
+        # A mix of running variances may be negative. Layers of different shapes cannot be mixed.
         if self.task == "images_resnet" or (self.deepens and self.task != "text"):
             learned = ()
         if self.deepens:
             return (*ways.DEPTH, *learned)
-        # Units of a GPT's head move with their head, which a coupling of units does not keep.
+        # Units of a GPT's head move with their head, but a coupling of units would separate them.
         coupled = (ways.TRANSPORT,) if self.task != "text" else ()
         return (*ways.WIDTH, ways.MSG, *learned, *coupled)
 

@@ -1,7 +1,7 @@
 """Tests on a finished run whether each growth method saves training steps, and tabulates the
 results.
 
-`PRINTED` holds what each method's paper reports, for comparison.
+`PRINTED` holds the results in each method's paper, for comparison.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import xarray as xr
 from experiments.lab.findings import Finding, judged, mean_and_error, stated
 from experiments.studies.shared import growth_ways as ways
 
-# By method: its paper, and the compute or steps that it prints as saved.
+# By method: its paper, and the printed savings of compute or steps.
 PRINTED = {
     "net2net": ("Net2Net, arXiv 1511.05641", "faster, as curves"),
     "fpi": ("bert2BERT, arXiv 2110.07143", "30.4 % (BERT)"),
@@ -28,9 +28,9 @@ OTHERS = ("a method of sail_jax.growth", "not compared")
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Tests for each method whether it saves steps of training.
+    """Tests for each method whether it saves training steps.
 
-    Steps are counted to the lowest held-out loss that both the method and training from scratch
+    Steps are counted up to the lowest held-out loss that both the method and training from scratch
     reach.
 
     Returns one finding for each growth method.
@@ -42,7 +42,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         where, paper = PRINTED.get(way, OTHERS)
         saved, beside = (dataset[name].sel(way=way) for name in ("saved", "scratch_steps"))
         ours = f"{stated(saved, 0)} of {stated(beside, 0, sign=False)}"
-        claim = f"{way} saves steps of training to the lowest held-out loss that scratch also meets"
+        claim = f"{way} saves training steps to the lowest held-out loss that scratch also reaches"
         declared.append(judged(where, claim, paper, ours, saved.values))
     return declared
 
@@ -50,10 +50,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     """Tabulates the methods, most steps saved first.
 
-    Returns a row of column names and a row for each way. The columns: the way; its loss right after
-    growth minus the small network's; steps saved (mean and standard error); in how many seeds it
-    reached the lowest loss from scratch; the share of compute saved, with the small network's
-    training counted; and its lowest held-out loss.
+    Returns a row of column names and a row for each method. The columns are the method; its loss
+    right after growth minus the small network's; steps saved (mean and standard error); the number
+    of seeds in which it reached the lowest loss from scratch; the share of compute saved, including
+    the small network's training; and its lowest held-out loss.
     """
     mean, error = mean_and_error(dataset["saved"])
     excess = dataset["step0_excess"].mean("seed").values
@@ -74,19 +74,19 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes how far training from scratch gets, and how well growth preserved the loss.
+    """Describes the loss from scratch, and how well growth preserved the loss.
 
-    Returns one sentence; its second half appears only if function-preserving methods were run.
+    Returns one or two sentences; the second one only with function-preserving methods.
     """
     name = dataset["way"].values.astype(str)
     exact = dataset["exact"].values & (name != ways.SCRATCH)
     excess = np.abs(dataset["step0_excess"].values[exact])
     preserved = (
-        f"; function-preserving growth moved the loss by {excess.max(initial=0):.1g} at most"
+        f" Function-preserving growth changed the loss by at most {excess.max(initial=0):.1g}."
     )
     level = dataset["level"].sel(way=ways.SCRATCH)
     return (
         f"From scratch the held-out loss falls to {stated(level, 3, sign=False)} nats in "
-        f"{dataset.attrs['steps']} steps (mean ± s.e. over {level.size} seeds)"
-        f"{preserved if exact.any() else ''}."
+        f"{dataset.attrs['steps']} steps (mean ± s.e. over {level.size} seeds)."
+        f"{preserved if exact.any() else ''}"
     )

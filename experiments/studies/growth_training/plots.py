@@ -1,4 +1,4 @@
-"""The figures of `growth_training`. Colours tell kinds of growth apart, the same in all of them."""
+"""The figures of `growth_training`. Colours mean kinds of growth, the same in all figures."""
 
 import numpy as np
 import xarray as xr
@@ -38,19 +38,19 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _methods(dataset: xr.Dataset) -> list[str]:
-    """The growth methods of the run, without training from scratch."""
+    """Returns the growth methods of the run, without training from scratch."""
     return [m for m in dataset["way"].values.astype(str) if m != SCRATCH]
 
 
 def _kind(dataset: xr.Dataset, method: str) -> str:
-    """Which of `KINDS` a method is."""
+    """Returns the kind of a method, one of `KINDS`."""
     if method in LEARNED:
         return "learned maps"
     return "preserves the function" if dataset["exact"].sel(way=method) else "does not preserve it"
 
 
 def _kinds(dataset: xr.Dataset) -> list[str]:
-    """The kinds that occur in this run, in the order of `KINDS`."""
+    """Returns the kinds that occur in this run, in the order of `KINDS`."""
     kinds = {_kind(dataset, method) for method in _methods(dataset)}
     return [kind for kind in KINDS if kind in kinds]
 
@@ -60,14 +60,14 @@ def _label(method: str) -> str:
 
 
 def _heading(dataset: xr.Dataset) -> str:
-    """The task, its data and the number of seeds, for titles."""
+    """Returns the task, its data and the number of seeds, for titles."""
     task, data = str(dataset.attrs["task"]), style.literal(dataset.attrs.get("data", ""))
     # A run of an earlier version has the data in the name of its task.
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
 def _loss(dataset: xr.Dataset) -> Figure:
-    """Learning curves: one panel for each method, with training from scratch behind it."""
+    """Draws learning curves: a panel for each method, with training from scratch behind it."""
     methods = _methods(dataset)
     columns = min(COLUMNS, len(methods))
     rows = -(-len(methods) // columns)
@@ -82,7 +82,8 @@ def _loss(dataset: xr.Dataset) -> Figure:
         _band(ax, dataset, method, KINDS[_kind(dataset, method)])
         ax.set_title(_label(method))
     scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
-    # From scratch it starts far above: its later course is to be seen, and all of the grown ones'.
+    # From scratch the loss begins far above. The axis shows its later course, and all grown
+    # networks.
     top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
     axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
     for ax in axes.flat[len(methods) :]:
@@ -105,9 +106,9 @@ def _loss(dataset: xr.Dataset) -> Figure:
 
 
 def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
-    """The mean loss of one method over seeds, with its standard deviation as a band.
+    """Draws a method's mean loss over seeds, with its standard deviation as a band.
 
-    Steps of learning maps are counted: they shift the curve to the right.
+    Steps to learn maps count: they shift the curve to the right.
     """
     of_method = dataset.sel(way=method)
     steps = of_method["step"].values + int(of_method["learning_steps"])
@@ -120,7 +121,7 @@ def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
 
 
 def _saved(dataset: xr.Dataset) -> Figure:
-    """Steps and compute saved, for each seed and as a mean with its standard error."""
+    """Draws steps and compute saved, for each seed and as a mean with its standard error."""
     methods = _methods(dataset)
     shown = dataset.sel(way=methods)
     order = np.argsort(shown["saved"].mean("seed").values)
@@ -158,7 +159,8 @@ def _legend(fig: Figure, dataset: xr.Dataset, title: str) -> None:
 
 
 def _step0(dataset: xr.Dataset) -> Figure:
-    """How far growth moved the loss, on a logarithmic scale, beside the size of rounding errors."""
+    """Draws the change of the loss by growth on a log scale, next to the size of rounding
+    errors."""
     methods = _methods(dataset)
     moved = abs(dataset["step0_excess"].sel(way=methods))
     order = np.argsort(-moved.mean("seed").values, kind="stable")
@@ -168,7 +170,7 @@ def _step0(dataset: xr.Dataset) -> Figure:
     ax.axvspan(floor, 10 * EPS**0.5, color=style.FAINT, alpha=0.15, lw=0)
     for y, i in enumerate(order):
         kind = _kind(dataset, methods[i])
-        # A logarithmic axis has no place for zeros, which are drawn at the floor.
+        # A logarithmic axis cannot show zeros, which are drawn at its lower end.
         per_seed = np.maximum(moved.isel(way=i).values, floor)
         ax.plot(per_seed, [y] * per_seed.size, MARKERS[kind], color=KINDS[kind], ms=5, alpha=0.7)
     ax.set_xscale("log")

@@ -29,10 +29,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     The small networks are one stage, and each method is one, for all seeds together.
 
-    Returns over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
-    `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
-    `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
-    `flops` of one training step of each network.
+    Returns a dataset over way ("scratch" first, then the methods) and seed: the held-out `loss` by
+    step, `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). It
+    also has `source_loss` of the small networks, whether growth is `exact` and Adam's state is
+    `moved`, and `flops` of one training step of each network.
     """
     data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
@@ -49,10 +49,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def load(config: Config) -> list[tasks.Data]:
     """Loads the data of every repetition.
 
-    Returns the data, one entry for each repetition: for text the same each time, for images splits
-    of their own.
+    Returns the data, one entry for each repetition. Text is the same for all. Images have a new
+    split for each.
 
-    Raises `DataError` if the data cannot be read, or do not suffice.
+    Raises `DataError` if the data cannot be read or do not suffice.
     """
     with refused():
         if config.task == "text":
@@ -67,8 +67,8 @@ def load(config: Config) -> list[tasks.Data]:
 def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
     """Calls `fn` for every repetition and stacks the results.
 
-    The first call compiles. The others then run in threads, because networks this small fill one
-    core each.
+    The first call compiles. The others then run in threads, because each of these small networks
+    occupies only one core.
     """
     first = jax.block_until_ready(fn(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -77,7 +77,7 @@ def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
 
 
 def _keys(config: Config, seed: int) -> jax.Array:
-    """Five keys of a repetition.
+    """Returns five keys of a repetition.
 
     They are for initial weights and minibatches of the small network, the same of the large
     network, and growth.
@@ -100,12 +100,12 @@ def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]
 def _large(
     config: Config, data: list[tasks.Data], source: Mapping[str, Any], method: str, seed: int
 ) -> dict[str, Any]:
-    """Grows the small network of a repetition, or starts from scratch, and trains the large one."""
+    """Grows the small network of a repetition, or begins from scratch; trains the large one."""
     first, batches, grow = _keys(config, seed)[2:]
     small, large = config.network(large=False), config.network(large=True)
     net = presets.build(large)
     of_seed = jax.tree.map(lambda leaf: leaf[seed], dict(source))
-    # A stage gives back dictionaries: Adam's state is made again of its fields.
+    # A stage returns dictionaries, so Adam's state is rebuilt from its fields.
     state = type(tasks.ADAM.init({}))(*(of_seed[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))
@@ -130,7 +130,7 @@ def _large(
 def _dataset(
     config: Config, data: tasks.Data, source: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> xr.Dataset:
-    """The labelled dataset of all results; `run` says what is in it."""
+    """Creates the labelled dataset of all results; `run` describes its content."""
     methods, budget = list(trained), config.budget
     loss = np.stack([trained[m]["loss"] for m in methods]).astype(float)
     ahead = np.array([config.maps.steps if m in ways.PREPARED else 0 for m in methods])
@@ -143,7 +143,7 @@ def _dataset(
     # Training from scratch, the first way, needs no small network.
     before = np.where(np.arange(len(methods)) == 0, 0.0, earlier)[:, None]
     per_seed = ("way", "seed")
-    # Where scratch starts at the level, it has spent nothing that could be divided by.
+    # Where scratch begins at the level, it has used no compute, which could not be a divisor.
     with np.errstate(divide="ignore", invalid="ignore"):
         saved = {
             "compute_saved": 1 - cost[1] * steps / spent,

@@ -1,7 +1,7 @@
-"""What the last search for problems that break the bounds found: the file `attacks.json`.
+"""Results of the last search for problems that break the bounds: the file `attacks.json`.
 
 `sail-jax verify --attack --json experiments/studies/ledger/attacks.json` writes it. A test
-evaluates each of its problems again: a bound or a domain that changes needs a new search.
+evaluates each of its problems again. If a bound or a domain changes, a new search is needed.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from theory.adversary import ROUNDING, Attack
 SCHEMA = "sail-jax attacks 1"
 FILE = Path(__file__).with_name("attacks.json")
 KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
-SHOWN = 4  # a text lists no more numbers of one part of a problem
+SHOWN = 4  # the largest number of a problem's numbers in a text
 
 
 def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
@@ -31,7 +31,7 @@ def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
       about: Fields to put before them, such as versions; values that JSON can hold.
 
     Returns:
-      The bytes of the file, in UTF-8. Numbers that are not finite are texts.
+      The bytes of the file, in UTF-8. Numbers that are not finite become text.
     """
 
     def plain(value: Any) -> Any:
@@ -49,7 +49,7 @@ def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
 
 @functools.cache
 def read(file: Path = FILE) -> Mapping[str, Attack]:
-    """Reads what was found.
+    """Reads the results of a search.
 
     Args:
       file: A file of `as_json`; by default the one that belongs to this version.
@@ -77,12 +77,12 @@ def sharpness(name: str, bound: bool, reason: str = "") -> str:
     Args:
       name: The claim's id.
       bound: Whether it is an inequality that should hold.
-      reason: Why there is no search, if there is a reason.
+      reason: The reason for a missing search, if there is one.
 
     Returns:
-      What was found, such as "attained (0.998)", with the terms that the bound does not need; or
-      that there was no search. It is empty for equalities, and for misprints that were not
-      attacked: their own row breaks them.
+      The result of the search, such as "attained (0.998)", with the terms that the bound does not
+      need; or a note that there was no search. It is empty for equalities, and for misprints that
+      were not attacked, because the check itself breaks them.
     """
     if name in read():
         found = read()[name]
@@ -94,7 +94,7 @@ def sharpness(name: str, bound: bool, reason: str = "") -> str:
 
 
 def tally(bounds: Iterable[str]) -> str:
-    """Counts bounds by how sharp the last search found them.
+    """Counts bounds by their sharpness in the last search.
 
     Args:
       bounds: The ids of their claims.
@@ -108,13 +108,13 @@ def tally(bounds: Iterable[str]) -> str:
 
 
 def point(attack: Attack) -> str:
-    """Describes the problem at which a bound was nearest to being broken.
+    """Describes the problem at which a bound was closest to being broken.
 
     Args:
       attack: The attack.
 
     Returns:
-      Its parts by name. Of arrays of more than a few numbers only the shape is stated.
+      Its parts by name. For larger arrays, only the shape.
     """
 
     def spelt(value: Any) -> str:

@@ -3,7 +3,7 @@
 from experiments.lab.config import Seed, config, varied
 from theory import claims
 
-# The main theorems of each paper, beside what is wrong in them as printed.
+# The main theorems of each paper, next to their misprints.
 MAIN = (
     "features-are-fate/T2.2-Dudley/*",
     "features-are-fate/T3.6-under/ours",
@@ -28,20 +28,20 @@ MAIN = (
     "unified-merging/C1-dare/*",
 )
 THEOREMS, FEW = "*/T*", "features-are-fate/eq44/*"
-# What the presets select needs no check: a check imports every claim, and a page none of them.
+# Presets need no check of their claims: it would import every claim.
 OWN = ("*", ",".join(MAIN), THEOREMS, FEW)
 
 
 @config
 class Config:
-    """Which claims are checked, and how large the simulations are."""
+    """The claims to check, and the size of the simulations."""
 
     claims: str = "*"
-    """Globs over claim names, separated by commas; `*` is all of them."""
+    """Globs over claim names, separated by commas; `*` selects all claims."""
     seed: Seed = 0
     """Seed of every simulation."""
     quick: bool = False
-    """Smaller simulations, larger standard errors."""
+    """Use smaller simulations, with larger standard errors."""
 
     def __post_init__(self) -> None:
         if self.claims in OWN:

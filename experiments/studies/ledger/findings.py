@@ -21,7 +21,7 @@ SCHEMA = "sail-jax ledger 1"
 
 
 def wording(holds: bool, expected: bool) -> str:
-    """Returns a verdict in words, in capitals if it is not the expected one.
+    """Returns a verdict in words, in capitals if it is unexpected.
 
     Args:
       holds: Whether the claim holds.
@@ -35,7 +35,7 @@ def wording(holds: bool, expected: bool) -> str:
     return "FAILS" if expected else "fails, as expected"
 
 
-# The columns of the ledger as text; the first row of a table is these names.
+# The columns of the ledger as text. Their names are the first row of a table.
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "claim": lambda record: record["claim"],
     "status": lambda record: record["status"],
@@ -54,7 +54,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 # The wrong predictions of `theory.claims.mutants` that differ by the effect.
 MOVED = ("raised", "lowered", "tightened")
 
-# What each comparison can see, in units of the prediction's own.
+# The detectable difference of each comparison, in units of the prediction's own.
 POWER: dict[str, Callable[[dict[str, Any]], str]] = {
     **{name: COLUMNS[name] for name in ("claim", "relation", "predicted", "simulated")},
     "made to see": lambda record: f"{record['effect']:.2g}",
@@ -66,7 +66,7 @@ POWER: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _spread(stderr: float) -> str:
-    """A standard error in text; nothing where there is none."""
+    """Returns a standard error as text; "" without one."""
     return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
 
 
@@ -75,7 +75,7 @@ def _is_bound(record: Mapping[str, Any]) -> bool:
 
 
 def _slack(record: Mapping[str, Any]) -> str:
-    """How far inside its bound the simulation lies, as a ratio where both have one sign."""
+    """Returns how far inside its bound the simulation is, as a ratio if both have one sign."""
     if not _is_bound(record):
         return ""
     smaller, larger = record["simulated"], record["predicted"]
@@ -91,7 +91,7 @@ def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
 
     Args:
       dataset: The dataset of `run`.
-      *omitted: Names in `COLUMNS` that are left out.
+      *omitted: Names in `COLUMNS` to leave out.
 
     Returns:
       A row of column names, and a row for each claim.
@@ -100,7 +100,7 @@ def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
 
 
 def power(dataset: xr.Dataset) -> list[tuple[str, ...]]:
-    """Tabulates as text what the comparison of each claim can detect.
+    """Tabulates as text the differences that each claim's comparison can detect.
 
     Args:
       dataset: The dataset of `run`.
@@ -114,7 +114,7 @@ def power(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 def _rows(
     dataset: xr.Dataset, shown: Mapping[str, Callable[[dict[str, Any]], str]]
 ) -> list[tuple[str, ...]]:
-    """The columns' names and the rows of all claims."""
+    """Returns the columns' names and the rows of all claims."""
     return [
         tuple(shown),
         *(tuple(t(record) for t in shown.values()) for record in _records(dataset)),
@@ -122,7 +122,7 @@ def _rows(
 
 
 def blind(dataset: xr.Dataset) -> str:
-    """Describes which claims would overlook the effect that they are made to see.
+    """Describes which claims would overlook the effect that they should detect.
 
     Args:
       dataset: The dataset of `run`.
@@ -134,12 +134,12 @@ def blind(dataset: xr.Dataset) -> str:
     records = _records(dataset)
     bounds = [r for r in records if _is_bound(r)]
     others = [r for r in records if not _is_bound(r)]
-    quick = " (quick: a whole run sees more)" if dataset.attrs["quick"] else ""
-    seen = "see the effect that they are made to see: the chance of a miss is below"
+    quick = " (quick: a whole run detects more)" if dataset.attrs["quick"] else ""
+    seen = "detect the effect that they are made to see: the chance of a miss is below"
     parts = []
     for what, of, weak in (
         ("equalities and misprints", others, "overlook their effect"),
-        ("bounds", bounds, "may hold when they are tightened by their effect, and do not see it"),
+        ("bounds", bounds, "may still hold when they are tightened by their effect"),
     ):
         missed = [r["claim"] for r in of if not r["miss"] <= claims.MISS]
         if missed:
@@ -156,8 +156,8 @@ def mutations(dataset: xr.Dataset) -> str:
       dataset: The dataset of `run`.
 
     Returns:
-      A line for each such claim, with what is wrong and the slack of a bound, and a line of counts
-      for each paper.
+      A line for each such claim, with the error and the slack of a bound, and a line of counts for
+      each paper.
     """
     records = [r for r in _records(dataset) if r["expected"]]
     lines = [
@@ -182,7 +182,7 @@ def mutations(dataset: xr.Dataset) -> str:
 
 
 def attack_rows(found: Sequence[Attack]) -> list[tuple[str, ...]]:
-    """Tabulates as text how near each attacked bound came to being broken.
+    """Tabulates as text how close each attacked bound came to being broken.
 
     Args:
       found: The attacks.
@@ -202,14 +202,14 @@ def attack_rows(found: Sequence[Attack]) -> list[tuple[str, ...]]:
 
 
 def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[str, bool]:
-    """Counts what attacks found, paper by paper, and lists the bounds that were not attacked.
+    """Counts the results of attacks, paper by paper, and lists the bounds that were not attacked.
 
     Args:
       found: The attacks.
       chosen: The claims among which those with a domain were attacked.
 
     Returns:
-      The text, and whether no bound that should hold was broken.
+      The text, and whether every attacked bound that should hold did hold.
     """
     expected = {claim.id: claim.expected for claim in chosen}
     bounds = [claim.id for claim in chosen if claim.relation != "=" and claim.expected]
@@ -231,7 +231,7 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
     prints = [a for a in found if not expected[a.id]]
     if prints:
         broken = sum(attack.broken for attack in prints)
-        lines.append(f"{broken} of {len(prints)} misprints attacked are broken.")
+        lines.append(f"{broken} of {len(prints)} attacked misprints are broken.")
     wrong = [a.id for a in found if expected[a.id] and a.broken]
     if wrong:
         lines.append(f"BROKEN, expected to hold: {', '.join(wrong)}.")
@@ -239,22 +239,26 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes how many claims hold, and which verdicts are not the expected ones.
+    """Describes how many claims hold, and which verdicts are not as expected.
 
     Args:
       dataset: The dataset of `run`.
 
     Returns:
-      Two sentences.
+      Sentences on the claims that hold, on known misprints, and on unexpected verdicts.
     """
     held, expected, ok = (dataset[k].values.astype(bool) for k in ("holds", "expected", "ok"))
-    text = f"{held.sum()} of {held.size} claims hold"
-    printed = (~held & ~expected).sum()
-    if printed:
-        text += f", {printed} fail as printed, as expected"
+    count = int(held.sum())
+    text = f"{count} {'claim holds' if count == 1 else 'claims hold'}."
+    printed = int((~held & ~expected).sum())
+    if printed == 1:
+        text += " 1 claim fails as printed, as expected (a known misprint)."
+    elif printed:
+        text += f" {printed} claims fail as printed, as expected (known misprints)."
     if ok.all():
-        return f"{text}. Every verdict is the expected one."
-    return f"{text}. NOT as expected: {', '.join(map(str, dataset['claim'].values[~ok]))}."
+        return f"{text} Every verdict is as expected."
+    wrong = ", ".join(map(str, dataset["claim"].values[~ok]))
+    return f"{text} Verdicts that are NOT as expected: {wrong}."
 
 
 def statuses(dataset: xr.Dataset) -> str:
@@ -268,7 +272,7 @@ def statuses(dataset: xr.Dataset) -> str:
     """
     counts = Counter(dataset["status"].values.astype(str).tolist())
     named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
-    return ", ".join(named) + "."
+    return "Claims by status: " + ", ".join(named) + "."
 
 
 def sharpness(dataset: xr.Dataset) -> str:
@@ -278,7 +282,7 @@ def sharpness(dataset: xr.Dataset) -> str:
       dataset: The ledger.
 
     Returns:
-      The counts as a sentence; empty if there is no bound.
+      The counts as a sentence; empty without bounds.
     """
     bounds = [record["claim"] for record in _records(dataset) if _is_bound(record)]
     return f"Bounds: {attacks.tally(bounds)}." if bounds else ""

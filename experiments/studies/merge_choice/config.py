@@ -12,21 +12,21 @@ Density = Annotated[float, Interval(gt=0, le=1)]
 
 @config
 class Published:
-    """Settings that papers and programs use."""
+    """Settings of papers and programs."""
 
     arithmetic: Positive = 0.3
     """Scale of task arithmetic, which multiplies the sum of task vectors."""
     dare: Density = 0.5
-    """Share of entries that DARE keeps; scale 1 of the mean."""
+    """Share of entries that DARE keeps; the scale of the mean is 1."""
     trim: Density = 0.2
-    """Share of entries that trimming keeps; scale 1 of the mean."""
+    """Share of entries that trimming keeps; the scale of the mean is 1."""
     ties: Density = 0.2
-    """Share of entries that TIES keeps; scale 1."""
+    """Share of entries that TIES keeps; the scale is 1."""
 
 
 @config
 class Config:
-    """Beds, tasks, heterogeneity and noise over which merges are compared."""
+    """The beds, tasks, heterogeneities and noises over which merges are compared."""
 
     tasks: Increasing[Annotated[int, Ge(1), Le(64)]] = (2, 8)
     """Numbers of tasks T."""
@@ -37,21 +37,22 @@ class Config:
     noises: Increasing[Positive] = (0.03, 0.055, 0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2)
     """Noise of experts, in standard deviations of the optimum."""
     measured_shares: Natural = 3
-    """Each how many-th share is also simulated, from the first on."""
+    """Simulate every how many-th share, from the first."""
     measured_noises: Natural = 2
-    """Each how many-th noise is also simulated, from the first on."""
+    """Simulate every how many-th noise, from the first."""
     parts: Annotated[int, Ge(2)] = 8
-    """Tensors of each task vector in a simulation, merged apart: the repetitions."""
+    """Number of tensors of each task vector in a simulation. They are merged separately, as
+    repetitions."""
     entries: Annotated[int, Ge(100)] = 8_000
     """Entries of each tensor."""
     published: Published = Published()
-    """Settings beside the best ones."""
+    """Published settings, for comparison with the best ones."""
     cells: Annotated[float, Ge(1)] = 3.0
-    """Cells of the lattice on which TIES is computed; more are more exact."""
+    """Cells of the lattice for TIES; more cells are more exact."""
     seed: Seed = 0
     """Seed of the simulations."""
     least: NotNegative = 0.005
-    """A merge wins where its excess is less than the average's by this share or more."""
+    """A merge wins if its excess is less than the average's by at least this share."""
 
 
 DEFAULT = Config()

@@ -1,4 +1,4 @@
-"""The findings of `merge_choice`, from the stored dataset alone."""
+"""The findings of `merge_choice`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -12,10 +12,10 @@ NAMES = {"average": "the average", "trim": "trimming", "ties": "TIES"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges both papers on each bed, and whether drawn merges have the risk that theory has.
+    """Judges both papers on each bed, and whether the risk of drawn merges agrees with theory.
 
-    Repetitions are parts of the entries. Their means, of logarithms where two merges are compared,
-    are over all points that were simulated.
+    Repetitions are parts of the entries. Each one is a mean over all simulated points; comparisons
+    of two merges use means of logarithms.
     """
     best, published = dataset.best_measured, dataset.published_measured
     found = []
@@ -43,7 +43,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         found.append(
             agrees(
                 "theory.merging.gaussian",
-                f"the measured excess of {NAMES[str(merge)]} is the exact one, in the mean",
+                f"the measured excess of {NAMES[str(merge)]} equals the exact one on average",
                 "1", _by_part(ratio), 1.0,
             )
         )  # fmt: skip
@@ -51,26 +51,26 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _by_part(values: xr.DataArray) -> np.ndarray:
-    """The mean over all points, for each part of the entries."""
+    """Returns the mean over all points, for each part of the entries."""
     return np.asarray(values.mean([dim for dim in values.dims if dim != "part"]))
 
 
 def _better(where: str, claim: str, paper: str, other: xr.DataArray, one: xr.DataArray) -> Finding:
-    """Judges whether one excess is less than another, in the mean of logarithms over points."""
+    """Judges whether one excess is less than another, by means of logarithms over points."""
     first, second = (float(np.exp(np.log(x).mean())) for x in (one, other))
     less = (one.mean("part") < other.mean("part")).mean()
     return judged(
         where,
         claim,
         paper,
-        f"{first:.3f} against {second:.3f} of the base's excess in the geometric mean, and less "
+        f"{first:.3f} against {second:.3f} of the base's excess (geometric means), and less "
         f"at {float(less):.0%} of the points",
         _by_part(xr.ufuncs.log(other / one)),
     )
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """States how often each merge wins on each bed in theory, and what TIES does by default."""
+    """States the shares of wins of each merge on each bed in theory, and TIES's at its defaults."""
     sentences = []
     for bed in dataset.bed.values:
         wins = winners(dataset.best.sel(bed=bed), dataset.attrs["least"])
@@ -80,16 +80,16 @@ def summary(dataset: xr.Dataset) -> str:
         ]
         ties = dataset.published.sel(bed=bed, setting="ties")
         sentences.append(
-            f"On the bed '{bed}' the best merge is {', '.join(parts)} of the diagram; TIES at its "
-            f"published settings is better than the base in {float((ties < 1).mean()):.0%} of it."
+            f"On the bed '{bed}' the best merge is {', '.join(parts)} of the diagram. TIES at its "
+            f"published settings beats the base in {float((ties < 1).mean()):.0%} of it."
         )
     return " ".join(sentences)
 
 
 def winners(excess: xr.DataArray, least: float) -> np.ndarray:
-    """The index of the merge of least excess, 0 (the average) unless another is less by a share.
+    """Finds the merge of least excess: 0 (the average) unless another is less by a share.
 
-    - `excess`: Over algorithm, the last dimension, and others.
+    - `excess`: The excess over algorithm, the last dimension, and others.
     - `least`: The share of the average's excess by which another must be less.
     """
     values = np.array(excess.values)

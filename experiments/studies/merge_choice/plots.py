@@ -31,8 +31,8 @@ TITLES = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws which merge wins, and excess risk along the noise.
 
-    Returns "diagram": colours are theory, dots are drawn task vectors; and "excess", with best
-    scales and densities: theory dashed, and means of drawn task vectors with standard errors.
+    Returns "diagram", with theory as colours and drawn task vectors as dots; and "excess", with
+    best scales and densities. There theory is dashed, and drawn task vectors have standard errors.
     """
     return {"diagram": _diagram(dataset), "excess": _excess(dataset)}
 
@@ -42,7 +42,7 @@ def _title(dataset: xr.Dataset, bed: str) -> str:
 
 
 def _diagram(dataset: xr.Dataset) -> Figure:
-    """The winners: rows are numbers of tasks at the best settings, then at the published ones."""
+    """Draws the winners. Rows are numbers of tasks at the best, then at the published settings."""
     rows = [("best", n) for n in dataset.tasks.values]
     rows += [("published", n) for n in dataset.tasks.values[-1:]]
     beds = dataset.bed.values
@@ -73,7 +73,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
 
 
 def _winners(ax: Axes, at: xr.Dataset, kind: str) -> set[str]:
-    """Draws the winners of one panel; returns the names of those that win."""
+    """Draws the winners of one panel, and returns their names."""
     least = at.attrs["least"]
     if kind == "best":
         names = [str(name) for name in at.algorithm.values]
@@ -101,7 +101,8 @@ def _winners(ax: Axes, at: xr.Dataset, kind: str) -> set[str]:
 
 
 def _excess(dataset: xr.Dataset) -> Figure:
-    """Excess, best scale and best density along the noise, for the largest number of tasks."""
+    """Draws excess, best scale and best density along the noise, for the largest number of
+    tasks."""
     beds, share = dataset.bed.values, dataset.at_share.values[len(dataset.at_share) // 2]
     figure, axes = style.figure(3, len(beds), width=3.5, height=2.4, sharex=True, sharey="row")
     at = dataset.isel(tasks=-1)
@@ -122,9 +123,7 @@ def _excess(dataset: xr.Dataset) -> Figure:
             style.logarithmic(ax, "x")
         risk.set_yscale("log")
         style.logarithmic(density, "y")
-    for row, words in zip(
-        axes, ("excess, of the base's", "best scale", "best density"), strict=True
-    ):
+    for row, words in zip(axes, ("excess (base = 1)", "best scale", "best density"), strict=True):
         for ax in row:
             ax.set_ylabel(words)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -137,7 +136,7 @@ def _excess(dataset: xr.Dataset) -> Figure:
 def _along(
     ax: Axes, at: xr.Dataset, name: str, share: float, color: str, label: str | None = None
 ) -> None:
-    """Theory along the noise, dashed, and the mean over parts with its error."""
+    """Draws theory along the noise, dashed, and the mean over parts with its error."""
     exact, drawn = at[name].sel(share=share), at[f"{name}_measured"].sel(at_share=share)
     ax.plot(exact.noise, exact, "--", lw=1.4, color=color)
     error = drawn.std("part", ddof=1) / drawn.sizes["part"] ** 0.5

@@ -1,4 +1,4 @@
-"""The run of `merge_choice`: theory on a grid, and merges of drawn task vectors on a part of it."""
+"""The run of `merge_choice`: theory on a grid, and merges of drawn task vectors on part of it."""
 
 from itertools import pairwise
 from typing import Any
@@ -21,11 +21,11 @@ PUBLISHED = ("average", "task arithmetic", "dare", "trim", "ties")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes the excess risk of merges over beds, tasks, heterogeneity and noise.
 
-    All excess risks are divided by the base's. Over (bed, tasks, share, noise): `best` of each
-    merge at its best density and scale, with `density` and `scale`; and `published` at published
-    settings. `best_measured` and `published_measured` are those of drawn task vectors, by part (a
-    tensor each), over `at_share` and `at_noise`; the former has the settings that theory finds
-    best. `scale_measured` is the scale of least measured loss at those densities.
+    All excess risks are divided by the base's. Over (bed, tasks, share, noise) the dataset has
+    `best` of each merge at its best density and scale, with `density` and `scale`; and `published`
+    at published settings. `best_measured` and `published_measured` are for drawn task vectors, by
+    part (a tensor each), over `at_share` and `at_noise`. `best_measured` uses the settings that
+    theory finds best. `scale_measured` is the scale of least measured loss at those densities.
     """
     grids = [
         stage(f"{bed}, {n} tasks", lambda bed=bed, n=n: _grid(config, bed, n))
@@ -63,19 +63,19 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _settings(config: Config) -> dict[str, float]:
-    """The published settings, for labels."""
+    """Returns the published settings, for labels."""
     return {f"published_{name}": value for name, value in vars(config.published).items()}
 
 
 def _tasks(config: Config, bed: str, count: int, share: float, noise: float) -> GaussianTasks:
-    """The tasks of one point; the optimum of a task has the variance 1 where it is used."""
+    """Returns the tasks of one point. A task's optimum has variance 1 where the task uses it."""
     support = 1.0 if bed == "dense" else config.support
     everywhere = float(bed == "common curvature")
     return GaussianTasks(count, (1 - share) ** 0.5, share**0.5, noise, support, everywhere)
 
 
 def _published(config: Config, count: int) -> list[tuple[Method, float, float]]:
-    """The published merges as method, density and scale."""
+    """Returns the published merges as method, density and scale."""
     how = config.published
     return [
         ("average", 1.0, 1.0),
@@ -87,7 +87,7 @@ def _published(config: Config, count: int) -> list[tuple[Method, float, float]]:
 
 
 def _grid(config: Config, bed: str, count: int) -> dict[str, Any]:
-    """One bed with one number of tasks, at all heterogeneities and noises."""
+    """Computes one bed with one number of tasks, at all heterogeneities and noises."""
     shape = len(config.shares), len(config.noises)
     found = {name: np.zeros((*shape, len(BEST))) for name in ("best", "density", "scale")}
     found["published"] = np.zeros((*shape, len(PUBLISHED)))
@@ -124,8 +124,8 @@ def _measured(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merges drawn task vectors.
 
-    It returns, by merge and part of the entries, the mean excess; and the best scale of the first
-    merges, which are those at their best settings.
+    It returns the mean excess by merge and part of the entries, and the best scale of the first
+    merges, which have their best settings.
     """
     drawn = merging.draw_tasks(key, tasks, config.parts * config.entries)
     cuts = np.arange(config.parts + 1) * config.entries

@@ -11,12 +11,12 @@ from experiments.lab.config import Natural, Positive, Seed, Some, config, varied
 
 @config
 class Training:
-    """Gradient descent with momentum, whose learning rate decays to 0 along a cosine."""
+    """Gradient descent with momentum. Its learning rate decays to 0 along a cosine."""
 
     steps: Natural
-    """Steps of training."""
+    """Training steps."""
     rate: Positive = 0.1
-    """Learning rate in the beginning."""
+    """Initial learning rate."""
     batch: Natural = 64
     """Images per step, drawn with replacement."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
@@ -25,14 +25,14 @@ class Training:
 
 @config
 class Merging:
-    """Task arithmetic and TIES, whose scales are chosen on held-out images."""
+    """Task arithmetic and TIES. Their scales are chosen on held-out images."""
 
     density: Annotated[float, Interval(gt=0, le=1)] = 0.2
     """Fraction of each task vector that TIES keeps."""
     scales: Annotated[int, Ge(2)] = 20
-    """How many scales are tried, evenly spaced up to the largest."""
+    """Number of scales to try, evenly spaced up to the largest."""
     largest: Positive = 2.0
-    """Largest scale that is tried."""
+    """Largest scale to try."""
 
 
 @config
@@ -42,25 +42,25 @@ class Config:
     seed: Seed = 0
     """Seed of the splits, initial weights and minibatches."""
     replicates: Annotated[int, Ge(2)] = 5
-    """Independent repetitions, each with its own split; at least 2, for the spread."""
+    """Number of independent repetitions, each with its own split; at least 2, for the spread."""
     data: ImagePool = ImagePool()
     """The images."""
     tasks: image_tasks.Tasks = ("rotate -20", "rotate 20", "classes 0-4", "classes 5-9")
-    """What the experts learn: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
+    """The experts' tasks: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
     widths: Some[Natural] = (256,)
     """Units of each hidden layer."""
     train: Natural = 1000
-    """Images to learn from."""
+    """Number of training images."""
     validation: Natural = 300
-    """Images to choose the scales with; the rest are the test set."""
+    """Number of images to choose the scales with; the rest are the test set."""
     pretraining: Training = Training(steps=300)
-    """How the network that experts start from is trained."""
+    """The training of the base network."""
     tuning: Training = Training(steps=200)
-    """How experts are trained."""
+    """The fine-tuning of experts."""
     merging: Merging = Merging()
-    """How experts are merged."""
+    """The merges of the experts."""
     line_points: Annotated[int, Ge(2)] = 21
-    """Points on the line between the first two experts, ends included."""
+    """Number of points on the line between the first two experts, including the ends."""
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("tasks", self.tasks, self.data.classes)

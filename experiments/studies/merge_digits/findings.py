@@ -1,12 +1,12 @@
-"""Tests on a finished run of `merge_digits` which merge is better, and sums the run up."""
+"""Tests which merge is better on a finished run of `merge_digits`, and summarises the run."""
 
 import numpy as np
 import xarray as xr
 
 from experiments.lab.findings import Finding, judged, stated
 
-PRINTED = "so on average, of CLIP's ViT-B/32 on eight data sets"
-CLAIMS = (  # better, worse, who says so
+PRINTED = "yes on average, for CLIP's ViT-B/32 on eight data sets"
+CLAIMS = (  # better, worse, source of the claim
     ("task arithmetic", "base", "task arithmetic (Ilharco et al. 2023)"),
     ("TIES", "soup", "TIES (Yadav et al. 2023)"),
     ("TIES", "task arithmetic", "TIES (Yadav et al. 2023)"),
@@ -22,7 +22,7 @@ def own_accuracy(dataset: xr.Dataset) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Tests which merge is more accurate, and whether cross-task linearity predicts accuracies.
 
-    Accuracies are those on the test images, which have no part in the choice of scales.
+    Accuracies are measured on the test images, which play no role in the choice of scales.
 
     It returns a finding for each comparison in `CLAIMS`, and one for the line between two experts.
     """
@@ -30,7 +30,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     declared = []
     for better, worse, where in CLAIMS:
         ahead = mean.sel(model=better) - mean.sel(model=worse)
-        claim = f"{better} is more accurate than {worse}, in the mean over the tasks"
+        claim = f"{better} is more accurate than {worse}, averaged over the tasks"
         declared.append(judged(where, claim, PRINTED, f"by {stated(ahead, 3)}", ahead.values))
     wrong = [
         ((dataset[f"line_{how}"] - dataset["line_accuracy"]) ** 2).mean(("weight", "end")) ** 0.5
@@ -41,17 +41,17 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         *declared,
         judged(
             "cross-task linearity, Sec. 3",
-            "along the line between two experts adding their outputs predicts the accuracy of "
+            "along the line between two experts, adding their outputs predicts the accuracy of "
             "adding their weights better than interpolating their accuracies does",
             "features nearly equal, without figures of accuracy",
-            f"off by {outputs} against {chord} (r.m.s.)",
+            f"r.m.s. error {outputs} against {chord}",
             (wrong[0] - wrong[1]).values,
         ),
     ]
 
 
 def _pm(values: xr.DataArray) -> str:
-    """Mean and standard deviation over splits, in text."""
+    """Formats mean and standard deviation over splits."""
     return f"{float(values.mean()):.3f} ± {float(values.std(ddof=1)):.3f}"
 
 
@@ -62,10 +62,10 @@ def summary(dataset: xr.Dataset) -> str:
     merges = ["soup", *map(str, dataset["merge"].values)]
     best = max(merges, key=lambda m: float(mean.sel(model=m).mean()))
     gained, retained = float((own - base).mean()), float((mean.sel(model=best) - base).mean())
-    share = f" and keeps {retained / gained:.0%} of what the experts gained" if gained > 0 else ""
+    share = f" and keeps {retained / gained:.0%} of the experts' gain" if gained > 0 else ""
     listed = ", ".join(f"{m} {_pm(mean.sel(model=m))}" for m in merges)
     return (
         f"Test accuracy, mean over {dataset.sizes['task']} tasks (± s.d. over "
-        f"{dataset.sizes['replicate']} splits): base {_pm(base)}, {listed}; an expert on its own "
+        f"{dataset.sizes['replicate']} splits): base {_pm(base)}, {listed}, an expert on its own "
         f"task {_pm(own)}. {best[:1].upper()}{best[1:]} has the highest mean{share}."
     )

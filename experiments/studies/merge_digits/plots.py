@@ -11,15 +11,15 @@ from sail_jax.drawing import style
 
 
 def _label(name: str) -> str:
-    """A model's or task's name as figures show it, with the degrees of a rotation marked."""
+    """Formats a model's or task's name for figures, with a degree sign for rotations."""
     return f"{name}°" if "rotate" in name else name
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run.
 
-    It returns `accuracy` of every model on every task; `scale`, the accuracy by which scales are
-    chosen; and `line`, accuracies between two experts.
+    It returns `accuracy` of every model on every task; `scale`, the validation accuracy that
+    chooses the scales; and `line`, accuracies between two experts.
     """
     return {
         "accuracy": _plot_accuracy(dataset),
@@ -29,7 +29,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _plot_accuracy(dataset: xr.Dataset) -> Figure:
-    """Accuracy of every model by task, and its mean beside the prediction."""
+    """Draws the accuracy of every model by task, and its mean with the prediction."""
     models, tasks = dataset["model"].values.astype(str), dataset["task"].values.astype(str)
     size = {"width": 2.2 + 0.55 * len(tasks), "height": 1.4 + 0.4 * len(models)}
     fig, axes = style.figure(1, 2, **size, sharey=True, width_ratios=[len(tasks), 2.4])
@@ -65,7 +65,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
 
 
 def _plot_scale(dataset: xr.Dataset) -> Figure:
-    """Validation accuracy against the scale, with the chosen scales marked."""
+    """Draws validation accuracy against the scale, and marks the chosen scales."""
     fig, axes = style.figure(width=6.2, height=3.8)
     ax = axes[0, 0]
     for i, merge in enumerate(dataset["merge"].values.astype(str)):
@@ -83,7 +83,7 @@ def _plot_scale(dataset: xr.Dataset) -> Figure:
 
 
 def _plot_line(dataset: xr.Dataset) -> Figure:
-    """Accuracy along the line between two experts, measured and predicted."""
+    """Draws accuracy along the line between two experts, measured and predicted."""
     ends = dataset["end"].values.astype(str)
     fig, axes = style.figure(1, 3, width=3.1, height=3.5, sharey=True)
     panels = {f"on {_label(end)}": dataset.sel(end=end) for end in ends}
@@ -103,12 +103,12 @@ def _plot_line(dataset: xr.Dataset) -> Figure:
 
 
 def _mean_and_spread(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over replicates."""
+    """Returns mean and standard deviation over repetitions."""
     return values.mean("replicate").values, values.std("replicate", ddof=1).values
 
 
 def _band(ax: Axes, x: xr.DataArray, values: xr.DataArray, colour: str, label: str) -> None:
-    """The mean over replicates as a line, its standard deviation as a band."""
+    """Draws the mean over repetitions as a line, and its standard deviation as a band."""
     mean, spread = _mean_and_spread(values)
     ax.plot(x, mean, color=colour, label=label)
     ax.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)

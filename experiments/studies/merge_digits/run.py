@@ -1,6 +1,6 @@
 """Runs `merge_digits` stage by stage and gathers the results in one dataset.
 
-Each stage computes all replicates at once.
+Each stage computes all repetitions at once.
 """
 
 import functools
@@ -32,10 +32,11 @@ SWEPT = ("task arithmetic", "TIES")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the networks, merges them and measures the merges.
 
-    It returns over replicate: the test `accuracy` of every model on every task, and the accuracy
-    `predicted` by adding outputs (NaN for models without a prediction); the `validation` accuracy
-    by merge and scale, and the `chosen_scale`; and along the line between the first two experts,
-    `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated accuracies.
+    It returns a dataset over replicate: the test `accuracy` of every model on every task, and the
+    accuracy `predicted` by adding outputs (NaN for models without a prediction); the `validation`
+    accuracy by merge and scale, and the `chosen_scale`; and along the line between the first two
+    experts, `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated
+    accuracies.
 
     It raises `DataError` if the data cannot be read or do not suffice.
     """
@@ -95,24 +96,24 @@ def load(config: Config) -> tuple[Task, Task, Task, Task]:
 
 
 def _scales(config: Config) -> Array:
-    """The scales to try, without 0."""
+    """Returns the scales to try, without 0."""
     return jnp.linspace(0, config.merging.largest, config.merging.scales + 1)[1:]
 
 
 def _weights(config: Config) -> Array:
-    """The weights of the second expert along the line."""
+    """Returns the weights of the second expert along the line."""
     return jnp.linspace(0, 1, config.line_points)
 
 
 def _replicated(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles `fn(config, ...)`, which is for one replicate, for all replicates at once."""
+    """Compiles `fn(config, ...)`, a function of one repetition, for all repetitions at once."""
     return jax.jit(
         lambda config, *args: jax.vmap(functools.partial(fn, config))(*args), static_argnums=0
     )
 
 
 def _apply(config: Config, params: PyTree, images: Array | np.ndarray) -> Any:
-    """The logits of a network."""
+    """Computes the logits of a network."""
     return MLP(config.widths, config.data.classes).apply(params, images)
 
 
@@ -135,7 +136,7 @@ def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
 def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
     """Minimises the cross-entropy on one task's images by gradient descent with momentum.
 
-    Images that do not belong to the task may be drawn, and do not count.
+    Drawn images that do not belong to the task do not count.
     """
 
     def loss(params: PyTree, _: None, batch: Task) -> tuple[Array, None]:
@@ -154,24 +155,24 @@ def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array
 
 
 def _grade(logits: Float[Array, "task example class"], exam: Task) -> Float[Array, " task"]:
-    """The accuracy on each task, among the images that belong to it."""
+    """Computes the accuracy on each task, among the images that belong to it."""
     right = (logits.argmax(-1) == exam.labels) & exam.member
     return right.sum(-1) / exam.member.sum(-1)
 
 
 def _split(stacked: PyTree, count: int) -> list[PyTree]:
-    """The first `count` trees of a stacked one."""
+    """Returns the first `count` trees of a stacked one."""
     return [jax.tree.map(operator.itemgetter(i), stacked) for i in range(count)]
 
 
 @_replicated
 def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
-    """What each merge of `SWEPT` adds to the base at scale 1, along a leading axis.
+    """Returns the task vector of each merge in `SWEPT` at scale 1, along a leading axis.
 
-    Both are linear in their scale, so that one merge serves all scales.
+    Both are linear in their scale, so one merge serves all scales.
     """
     task_vectors = jax.tree.map(jnp.subtract, experts, base)
-    # As one vector: both take a network as a whole, and compile a program for each leaf.
+    # As one vector: both methods use the whole network, and compile a program for each leaf.
     models = [ravel_pytree(model)[0] for model in _split(task_vectors, len(config.tasks))]
     unravel, zero = ravel_pytree(base)[1], jnp.zeros_like(models[0])
     merges = methods.task_arithmetic(), methods.ties(density=config.merging.density)
@@ -184,13 +185,13 @@ def _stacked(trees: list[PyTree]) -> PyTree:
 
 
 def _moved(base: PyTree, added: PyTree, scale: Array) -> PyTree:
-    """A merge of this scale."""
+    """Returns a merge of this scale."""
     return jax.tree.map(lambda b, a: b + scale * a, base, added)
 
 
 @_replicated
 def _try_scales(config: Config, base: PyTree, added: PyTree, exam: Task) -> dict[str, Array]:
-    """The mean validation accuracy over the tasks, of shape (merge, scale)."""
+    """Computes the mean validation accuracy over the tasks, of shape (merge, scale)."""
 
     def mean(added: PyTree, scale: Array) -> Array:
         return _grade(_apply(config, _moved(base, added, scale), exam.images), exam).mean()
@@ -203,19 +204,19 @@ def _try_scales(config: Config, base: PyTree, added: PyTree, exam: Task) -> dict
 def _test(
     config: Config, base: PyTree, experts: PyTree, added: PyTree, chosen: Array, exam: Task
 ) -> dict[str, Array]:
-    """The accuracy of every model on every task, and the accuracy that adding outputs predicts.
+    """Computes the accuracy of every model on every task, and the prediction from added outputs.
 
-    Both have shape (model, task). The prediction is NaN where there is none.
+    Both have shape (model, task). Missing predictions are NaN.
     """
     count = len(config.tasks)
     soup = methods.linear()(_split(experts, count))
     merged = jax.vmap(functools.partial(_moved, base))(added, chosen)
-    # One pass through all models: a pass for each would be a program as many times as long.
+    # One pass serves all models: separate passes would make the program several times as long.
     parts = (_stacked([base]), experts, _stacked([soup]), merged)
     everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     outputs = jax.vmap(lambda params: _apply(config, params, exam.images))(everyone)
     grade = jax.vmap(lambda logits: _grade(logits, exam))
-    # Added outputs predict the soup and task arithmetic. TIES changes task vectors before it adds
+    # Added outputs predict the soup and task arithmetic. TIES changes task vectors before adding
     # them.
     tuned = (outputs[1 : 1 + count] - outputs[0]).sum(0)
     predicted = grade(jnp.stack([outputs[0] + scale * tuned for scale in (1 / count, chosen[0])]))
@@ -228,10 +229,10 @@ def _test(
 
 @_replicated
 def _walk(config: Config, experts: PyTree, exam: Task) -> dict[str, Array]:
-    """Accuracies along the line from the first expert to the second, on their two tasks.
+    """Computes accuracies along the line from the first expert to the second, on their two tasks.
 
-    Of interpolated weights and of interpolated outputs, and the interpolated accuracies; each of
-    shape (weight, 2).
+    These are the accuracies of interpolated weights and of interpolated outputs, and the
+    interpolated accuracies. Each has shape (weight, 2).
     """
     exam = jax.tree.map(lambda leaf: leaf[:2], exam)
     models = _split(experts, 2)

@@ -13,36 +13,38 @@ from experiments.studies.shared.checking import must
 
 @config
 class Config:
-    """Train base models, tune experts, merge them, and compare predictions with outcomes."""
+    """Train base models, fine-tune experts, merge them, and compare predictions with results."""
 
     seed: Seed = 0
     """Seed of data, initial weights, minibatches, the choice of merges and the bootstrap."""
     families: Different[tasks.Learned] = ("images", "text")
-    """What is learned: classes of images, the next token of a text, or both."""
+    """The families of tasks: 'images' (classify images), 'text' (predict the next token), or
+    both."""
     data: ImagePool = ImagePool()
     """The images."""
     train: Natural = 1197
-    """Images to learn from; the rest are held out."""
+    """Number of training images; the rest are held out."""
     learn: Annotated[int, Interval(ge=16, le=600)] = 300
-    """Examples of a task that its experts learn from."""
+    """Number of examples of a task on which its experts are trained."""
     held_out: Annotated[int, Interval(ge=64, le=300)] = 160
-    """Held-out examples of a task; 32 of them are for the probes."""
+    """Number of held-out examples of a task; 32 of them are for the probes."""
     text: TextData = TextData()
     """The text."""
     bases: Annotated[int, Ge(2)] = 4
-    """Base models of each length of pre-training; at least 2, for merges of unrelated ones."""
+    """Number of base models for each length of pre-training; at least 2, to merge unrelated
+    ones."""
     pretrain: Different[Count] = (0, 100, 500)
-    """Lengths of pre-training, in steps of Adam; 0 is a random initialisation that is shared."""
+    """Lengths of pre-training, in steps of Adam; 0 is a shared random initialisation."""
     steps: Increasing[Natural] = (10, 40, 160)
-    """Steps of fine-tuning at which experts are taken."""
+    """Steps of fine-tuning after which experts are kept."""
     sizes: Different[Annotated[int, Ge(2)]] = (2, 3, 4)
-    """How many experts are merged."""
+    """Numbers of experts in a merge."""
     merges: Natural = 2
-    """Merges of experts of each base model, rate and number of steps."""
+    """Number of merges for each base model, rate and number of steps."""
     chunk: Natural = 24
-    """Merges measured at a time."""
+    """Number of merges measured at a time."""
     draws: Annotated[int, Ge(2)] = 500
-    """Bootstrap samples of base models, for the intervals."""
+    """Number of bootstrap samples of base models, for the intervals."""
 
     def __post_init__(self) -> None:
         if "images" in self.families:

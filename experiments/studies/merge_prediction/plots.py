@@ -1,4 +1,4 @@
-"""The figures of `merge_prediction`: how well each predictor ranks merges, and examples of it."""
+"""The figures of `merge_prediction`: how well each predictor ranks merges, and examples."""
 
 import numpy as np
 import xarray as xr
@@ -23,7 +23,7 @@ def order(dataset: xr.Dataset) -> list[str]:
 def ranking(dataset: xr.Dataset) -> Figure:
     """Draws every predictor's rank correlation with the loss that averaging adds.
 
-    One panel shows all merges, the other those of experts tuned from one pre-trained model.
+    One panel has all merges, the other only experts fine-tuned from one pre-trained model.
     """
     families, outcomes = dataset["learned"].values, dataset.sel(outcome="averaging")
     names = order(outcomes.sel(scope="all"))
@@ -62,9 +62,9 @@ def ranking(dataset: xr.Dataset) -> Figure:
 
 
 def scatter(dataset: xr.Dataset) -> Figure:
-    """Draws the two best predictors and the worst beside the loss that averaging adds.
+    """Draws the two best predictors and the worst against the loss that averaging adds.
 
-    The merge itself on few examples is left out of the choice.
+    The choice excludes the merge itself on few examples.
     """
     outcomes = dataset.sel(outcome="averaging")
     names = [p for p in order(outcomes.sel(scope="all")) if p != "sample"]
@@ -77,7 +77,7 @@ def scatter(dataset: xr.Dataset) -> Figure:
 
 
 def _scatter(ax: Axes, outcomes: xr.Dataset, name: str) -> None:
-    """One predictor of all merges beside the loss that averaging adds."""
+    """Draws one predictor of all merges against the loss that averaging adds."""
     x, y = outcomes["value"].sel(predictor=name).values, outcomes["result"].values
     for i, family in enumerate(outcomes["learned"].values):
         for related in (True, False):
@@ -88,8 +88,8 @@ def _scatter(ax: Axes, outcomes: xr.Dataset, name: str) -> None:
                 color=style.PALETTE[i], lw=0 if related else 1, alpha=0.75,
                 label=f"{family}, {kind}",
             )  # fmt: skip
-    # Values that span several magnitudes are drawn on a logarithmic axis, which negative values and
-    # zeros need a linear part of.
+    # Values over several magnitudes are drawn on a logarithmic axis. Zeros and negative values need
+    # a linear part of it.
     low = np.abs(x[np.isfinite(x) & (x != 0)])
     if low.size and low.max() > 8 * np.median(low):
         if (x > 0).all():

@@ -1,7 +1,7 @@
-"""Measures how each merge of `merge_prediction` turns out, and the predictors of that.
+"""Measures the results of each merge of `merge_prediction`, and their predictors.
 
-Every predictor is oriented so that a larger value should mean a worse merge. `ranking` compares
-them with the outcomes.
+Every predictor is oriented: a larger value should mean a worse merge. `ranking` compares predictors
+with results.
 """
 
 import os
@@ -20,22 +20,22 @@ from experiments.studies.merge_prediction.tasks import Family
 from sail_jax import distances, methods, probe
 from theory import linearity, merging
 
-# How many held-out examples of each task probes see, and outcomes do not.
+# The number of held-out examples of each task for the probes. Results use other examples.
 PROBED = 32
-# How many examples to learn from, of each task, give the constants of the bounds.
+# The number of training examples of each task for the constants of the bounds.
 BOUND = 12
 DRAWS, PRODUCTS, STARTS = 4, 8, 2  # noise; Lanczos' products from so many starts
-# The passes forward that a product with the Hessian costs, as it takes two gradients.
+# The forward passes that a product with the Hessian costs, because it needs two gradients.
 HVP = 6
 
 
 class Predictor(NamedTuple):
-    """A measurement that may predict how a merge turns out.
+    """A measurement that may predict the result of a merge.
 
     Attributes:
       label: Its name in figures and tables.
-      kind: What it is computed from: "weights", "data", "CTL" (features and outputs), "curvature",
-        "bound", or "outcome" (the merge itself).
+      kind: The input of its computation: "weights", "data", "CTL" (features and outputs),
+        "curvature", "bound", or "outcome" (the merge itself).
       cost: Forward passes over the probed examples of all tasks, as (constant, per model). A
         gradient counts as 3, a product with the Hessian as 6.
     """
@@ -50,7 +50,7 @@ class Predictor(NamedTuple):
 
 
 _SPECTRUM = (STARTS * PRODUCTS * HVP, 0)
-_CONSTANTS = (0, 2 * (3 + 3))  # two points, the mean gradient and those of examples, each task's
+_CONSTANTS = (0, 2 * (3 + 3))  # at two points, the mean gradient and the examples', for each task
 PREDICTORS = {
     "sign_conflict": Predictor("sign conflict", "weights"),
     "task_cosine": Predictor("1 - cosine of task vectors", "weights"),
@@ -80,15 +80,15 @@ PREDICTORS = {
 METHODS = ("averaging", "task arithmetic", "TIES")
 Models = Sequence[PyTree]
 Batches = Sequence[tasks.Batch]
-SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
+SCALE, DENSITY = 0.7, 0.2  # the scale of task arithmetic's sum, and the density of TIES
 
 
 class Merges(NamedTuple):
     """Several merges of k experts each, in arrays with an entry for each merge.
 
     Attributes:
-      expert: The experts that are merged, as indices into the stacked experts.
-      task: The tasks that they were tuned on.
+      expert: The merged experts, as indices into the stacked experts.
+      task: The tasks of their fine-tuning.
       base: The base model of the first expert, which counts as the merge's base.
       rate: The learning rate of fine-tuning.
       steps: The number of steps of fine-tuning.
@@ -114,25 +114,24 @@ def measure(
     merges: Merges,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:
-    """Measures each merge: how well it does, and every predictor except the distances between
-    tasks.
+    """Measures each merge's results, and every predictor except the distances between tasks.
 
-    Predictors and outcomes are measured on different held-out examples. `apart` computes the
+    Predictors and results are measured on different held-out examples. `apart` computes the
     distances between tasks.
 
     - `bases`: the base models, in leaves of shape (base, ...).
     - `experts`: the experts, in leaves of shape (expert, ...).
 
     It returns arrays with a leading axis over merges. `predictor` holds the predictors by name.
-    `own`, `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of
-    each expert on its own task, of the base model, and of the merges by each method of `METHODS`,
+    `own`, `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: for
+    each expert on its own task, for the base model, and for the merges by each method of `METHODS`,
     which have a second axis.
     """
 
     def of_merge(i: int) -> dict[str, Any]:
         merge = at(merges, i)
         base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
-        # Probes and outcomes see different examples, or the former would know the latter's noise.
+        # Probes and results use different examples, because shared ones would share their noise.
         few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
         exams = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
         learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]
@@ -145,7 +144,8 @@ def measure(
         }
         return {"predictor": predictors, **_outcome(family, base, models, merged, exams)}
 
-    # The first compiles; then side by side, as networks this small fill one core.
+    # The first call compiles. Then they run side by side, because these networks fill only one
+    # core.
     results = [jax.tree.map(np.asarray, of_merge(0))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results += pool.map(of_merge, range(1, len(merges.base)))
@@ -154,7 +154,7 @@ def measure(
 
 @jax.jit
 def _merged(base: PyTree, models: Models) -> list[PyTree]:
-    """The models merged by the methods of `METHODS`, in that order."""
+    """Returns the models merged by the methods of `METHODS`, in order."""
     return [
         methods.linear()(models),
         methods.task_arithmetic(scale=SCALE)(models, base),
@@ -164,14 +164,14 @@ def _merged(base: PyTree, models: Models) -> list[PyTree]:
 
 @partial(jax.jit, static_argnums=0)
 def _graded(family: Family, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"]:
-    """The loss and the accuracy of a model on a batch."""
+    """Computes the loss and the accuracy of a model on a batch."""
     return jnp.stack([tasks.loss_of(family)(params, batch), tasks.accuracy(family, params, batch)])
 
 
 def _outcome(
     family: Family, base: PyTree, models: Models, merged: Models, exams: Batches
 ) -> dict[str, Any]:
-    """Losses and accuracies of experts, base model and merges, as `measure` describes them."""
+    """Computes losses and accuracies of experts, base model and merges, as for `measure`."""
 
     def everywhere(params: PyTree) -> np.ndarray:
         return np.mean([_graded(family, params, batch) for batch in exams], 0)
@@ -184,7 +184,7 @@ def _outcome(
 
 @jax.jit
 def _weights(base: PyTree, models: Models) -> dict[str, Array]:
-    """The predictors that are computed from the weights alone."""
+    """Computes the predictors that only use the weights."""
     clash = probe.interference(base, models)
     cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
     size = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(base)))
@@ -201,7 +201,7 @@ def _weights(base: PyTree, models: Models) -> dict[str, Array]:
 def _curvature(
     family: Family, models: Models, mean: PyTree, few: Batches, key: PRNGKeyArray
 ) -> dict[str, Any]:
-    """The predictors from derivatives of the loss, at the average and at the experts."""
+    """Computes the predictors from derivatives of the loss, at the average and at the experts."""
     pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
     pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
     loss, w = tasks.loss_of(family), np.full(len(models), 1 / len(models))
@@ -230,10 +230,10 @@ def _moved(
     std: Array,
     key: PRNGKeyArray,
 ) -> Float[Array, "3"]:
-    """What moving one expert to the average should do to the loss on its task.
+    """Predicts how moving one expert to the average changes the loss on its task.
 
-    The second-order term, the Taylor polynomial of order two, and the increase by noise of the same
-    size.
+    Returns the second-order term, the Taylor polynomial of order two, and the increase by noise of
+    the same size.
     """
     loss = tasks.loss_of(family)
     away = probe.fine_tuning_sensitivity(loss, model, mean, batch, [1.0])
@@ -248,7 +248,7 @@ _loss_of = jax.jit(tasks.of_logits)
 
 
 def _linearity(family: Family, models: Models, mean: PyTree, few: Batches) -> dict[str, Any]:
-    """The predictors from features and outputs, those of cross-task linearity among them."""
+    """Computes the predictors from features and outputs, including cross-task linearity's."""
     network, k = tasks.network_of(family), len(models)
     pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
     ctl = probe.k_model_linearity(network, models, pooled)
@@ -276,7 +276,7 @@ def _linearity(family: Family, models: Models, mean: PyTree, few: Batches) -> di
 
 
 def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
-    """The mean over all pairs of different models."""
+    """Computes the mean over all pairs of different models."""
     return jnp.mean(x[np.triu_indices(len(x), 1)])
 
 
@@ -284,11 +284,11 @@ def _bounds(
     family: Family, base: PyTree, mean: PyTree, batches: Batches, merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
-    """The quantities of Theorem 3 of unified merging.
+    """Computes the quantities of Theorem 3 of unified merging.
 
-    Its constants are measured at the base model and at the average, on some of the n examples that
-    experts were tuned on. The corrected form holds for learning rates up to 1 / L only; if the rate
-    was larger, the bound is taken just below 1 / L.
+    Its constants are measured at the base model and at the average, on some of the n examples of
+    the experts' fine-tuning. The corrected form holds only for learning rates up to 1 / L. For a
+    larger rate, the bound is evaluated just below 1 / L.
     """
     constants = merging.measure_constants(
         tasks.loss_of(family), batches, [base, mean], key, examples=2, iterations=PRODUCTS

@@ -52,7 +52,7 @@ def rank(
     """Computes rank correlations in several sets of merges, with bootstrap intervals.
 
     Merges of one base model are not independent. The bootstrap therefore draws whole clusters with
-    replacement, in each stratum as many as it has.
+    replacement, as many in each stratum as it has.
 
     It returns the correlations and their intervals, by scope, outcome and predictor.
     """
@@ -72,7 +72,7 @@ def scopes(families: Sequence[str], about: Mapping[str, np.ndarray]) -> dict[str
     """Lists the sets of merges in which predictors are compared.
 
     It returns masks over merges by name: each family, "all", and each of these followed by ",
-    tuned", which keeps only experts tuned from one model that was pre-trained.
+    tuned", which keeps only experts fine-tuned from one pre-trained model.
     """
     masks = {name: about["family"] == i for i, name in enumerate(families)}
     masks["all"] = np.ones(len(about["family"]), bool)

@@ -1,7 +1,7 @@
 """Runs `merge_prediction` family by family and gathers the results in one dataset.
 
 `tasks` trains base models and experts, `probes` measures merges, `ranking` compares predictors with
-outcomes.
+results.
 """
 
 import os
@@ -30,12 +30,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains base models and experts, merges them, and ranks the predictors.
 
     Each family has a stage for the distances of its tasks, one for its networks, and one for every
-    chunk of merges; the ranking is a stage of its own.
+    chunk of merges. The ranking has its own stage.
 
-    It returns over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy
-    that merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made
-    of. Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
-    `high`. `passes` is the cost of each predictor.
+    It returns a dataset over merges: the predictors (`value`), the results (`result`, the loss or
+    accuracy that merging costs), `kept` (accuracy relative to the experts' own) and the parts of
+    each merge. Over scope, outcome and predictor it has the correlation `rho` with its interval
+    from `low` to `high`. `passes` is the cost of each predictor.
     """
     with refused():
         subjects = [load(name, config) for name in config.families]
@@ -89,7 +89,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def load(learned: tasks.Learned, config: Config) -> tuple[tasks.Family, tasks.Data]:
-    """Reads what one family learns, and describes its network.
+    """Reads the data of one family, and describes its network.
 
     It raises `DataError` if the data cannot be read, or do not suffice.
     """
@@ -107,7 +107,7 @@ def load(learned: tasks.Learned, config: Config) -> tuple[tasks.Family, tasks.Da
 def _family(
     config: Config, number: int, family: tasks.Family, data: tasks.Data, stage: Stage
 ) -> dict[str, Any]:
-    """Trains and measures everything of one family."""
+    """Trains and measures all networks of one family."""
     name, key = config.families[number], jax.random.fold_in(jax.random.key(config.seed), number)
     far = stage(f"{name}: distances of tasks", partial(probes.apart, data.points, key))
     trained = stage(f"{name}: bases and experts", lambda: _train(config, family, data, key))
@@ -156,7 +156,8 @@ def _train(
         ]
         return base, jax.tree.map(lambda *x: jnp.stack(x), *tuned)
 
-    # The first compiles; then side by side, as networks this small fill one core.
+    # The first call compiles. Then they run side by side, because these networks fill only one
+    # core.
     first = jax.block_until_ready(of_base(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [first, *pool.map(of_base, range(1, len(config.pretrain) * config.bases))]
@@ -171,9 +172,9 @@ def _merges(
 ) -> dict[int, tuple[probes.Merges, np.ndarray]]:
     """Chooses the merges of a family.
 
-    For every base model, learning rate and number of steps, `config.merges` merges of that base's
-    experts. For every base model and rate one more, whose other experts come from other base models
-    that were pre-trained for as long. The numbers of experts take turns.
+    There are `config.merges` merges of a base's experts for every base model, learning rate and
+    number of steps. Every base model and rate has one more merge. Its other experts come from other
+    base models with equally long pre-training. The numbers of experts take turns.
 
     Returns, by the number of experts: the merges, and whether their experts share a base model.
     """
@@ -187,8 +188,8 @@ def _merges(
         k = config.sizes[turn % len(config.sizes)]
         turn += 1
         first, i = b - b % config.bases, b % config.bases
-        # Unrelated experts come from the next base models of the same length of pre-training, in a
-        # circle.
+        # Unrelated experts come from the next base models with the same length of pre-training,
+        # cyclically.
         owners = np.array([first + (i + (0 if related else j)) % config.bases for j in range(k)])
         chosen = rng.choice(T, k, replace=False)
         expert = ((owners * R + r) * T + chosen) * S + s

@@ -1,7 +1,7 @@
-"""The networks that `merge_prediction` merges: two families of tasks, base models and experts.
+"""The networks of `merge_prediction`: two families of tasks, base models and experts.
 
-A base model is trained with Adam for some steps, or not at all. Experts are tuned from it with
-plain SGD, which the merging bounds are about, and are kept at several steps along the way.
+A base model is trained with Adam for some steps, or not at all. Experts are fine-tuned from it with
+plain SGD, as the merging bounds assume, and are kept after several numbers of steps.
 """
 
 from collections.abc import Callable
@@ -50,10 +50,10 @@ class Data(NamedTuple):
     """The data of one family.
 
     Attributes:
-      base: What base models learn from, in arrays of shape (n, ...).
-      learn: What experts learn from, in arrays of shape (task, n, ...).
+      base: Training data of base models, in arrays of shape (n, ...).
+      learn: Training data of experts, in arrays of shape (task, n, ...).
       held_out: The held-out examples, in arrays of shape (task, n, ...).
-      points: The examples to learn from as vectors, between which distances are taken.
+      points: The training examples as vectors, for distances between tasks.
     """
 
     base: Batch
@@ -63,13 +63,13 @@ class Data(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A network, its tasks, and how its experts are tuned.
+    """A network, its tasks, and the settings of its experts' fine-tuning.
 
     Attributes:
       net: The network.
       tasks: The names of the tasks.
       rates: The learning rates of fine-tuning.
-      layers: A pattern of the names of the layers whose features are compared.
+      layers: A name pattern of the layers with compared features.
     """
 
     net: nn.Module
@@ -79,22 +79,22 @@ class Family(NamedTuple):
 
 
 def of_images(classes: int) -> Family:
-    """Describes the family whose tasks are made of images."""
+    """Describes the family of tasks on images."""
     return Family(MLP((48, 48), classes), TASKS["images"], (0.03, 0.3), "hidden_?")
 
 
 def of_text(vocab: int) -> Family:
-    """Describes the family whose tasks are made of a text."""
+    """Describes the family of tasks on a text."""
     net = GPT(vocab, CONTEXT, width=24, layers=2, heads=2, head_dim=12, hidden=48)
     return Family(net, TASKS["text"], (0.1, 1.0), "block_?")
 
 
 class Examples(NamedTuple):
-    """How many examples each task has.
+    """The numbers of a task's examples.
 
     Attributes:
-      learn: How many there are to learn from.
-      held_out: How many are held out.
+      learn: The number of training examples.
+      held_out: The number of held-out examples.
     """
 
     learn: int
@@ -104,9 +104,9 @@ class Examples(NamedTuple):
 def rotations_and_classes(
     pool: Pool, classes: int, train: int, seed: int, tasks: tuple[str, ...], each: Examples
 ) -> Data:
-    """Makes tasks of images: all of them turned, or some classes only.
+    """Makes tasks of images: all of them rotated, or some classes only.
 
-    It returns the data; base models learn from upright images of all classes. Points are pixels
+    It returns the data. Base models learn from upright images of all classes. Points are pixels
     followed by the one-hot class.
     """
     split = image_tasks.split(seed, 1, examples=len(pool.labels), train=train, validation=0)
@@ -117,7 +117,7 @@ def rotations_and_classes(
     for task in tasks:
         images, labels, member = image_tasks.of(pool, task)
         a, b = (index[member[index]] for index in (learn, exam))
-        # Tasks are stacked, so that all have the same number of examples.
+        # Tasks are stacked, so all must have the same number of examples.
         for field, side, i, n in zip(Examples._fields, sides, (a, b), each, strict=True):
             if len(i) < n:
                 raise DataError(f"{field} must be at most {len(i)}, for '{task}'; got {n}")
@@ -131,11 +131,11 @@ def quantiles_of_text(corpus: Tokens, seed: int, tasks: tuple[str, ...], each: E
     """Makes tasks of a text: windows sorted by their mean token.
 
     The mean token depends on the kind of text. In the source of Python's library spaces are token
-    0, so that windows with low means are mostly indentation.
+    0, so windows with low means are mostly indentation.
 
     - `tasks`: ranges of percentiles, such as 'text 25-75'.
 
-    It returns the data; base models learn from windows of any mean. Points are the frequencies of
+    It returns the data. Base models learn from windows of any mean. Points are the frequencies of
     tokens.
     """
     for part, line in (("to learn from", corpus.train), ("held out", corpus.held_out)):
@@ -160,7 +160,7 @@ def quantiles_of_text(corpus: Tokens, seed: int, tasks: tuple[str, ...], each: E
 
 
 def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
-    """`n` random windows of a text, with the token that follows each position as its label."""
+    """Draws `n` random windows of a text. Labels are the token that follows each position."""
     start = rng.integers(len(line) - CONTEXT - 1, size=n)
     window = line[start[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
     return Batch(window[:, :-1], window[:, 1:])
@@ -182,11 +182,11 @@ def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
 
 
 def _loss(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
-    """The mean cross-entropy of a family's network on a batch."""
+    """Computes the mean cross-entropy of a family's network on a batch."""
     return of_logits(logits(family, params, batch), batch.labels)
 
 
-# It returns the same function object each time, so that probes compile once.
+# It returns the same function object each time, so probes compile once.
 @cache
 def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
     """Returns the loss of a family's network."""
@@ -195,7 +195,7 @@ def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
 @cache
 def network_of(family: Family) -> Callable[..., Any]:
-    """Returns a family's network as probes take it."""
+    """Returns a family's network in the form that probes need."""
     return probe.flax_network(family.net.apply, family.layers, inputs=lambda batch: batch.inputs)
 
 
@@ -203,7 +203,7 @@ def network_of(family: Family) -> Callable[..., Any]:
 def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
     """Trains a base model with Adam.
 
-    - `family`: the family; static.
+    - `family`: the family (static).
     """
     first, rest = jax.random.split(key)
     params, adam = family.net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
@@ -214,9 +214,9 @@ def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -
 def tune(
     family: Family, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
 ) -> PyTree:
-    """Tunes experts from a base model with plain SGD, one for each task.
+    """Fine-tunes experts from a base model with plain SGD, one for each task.
 
-    - `family`: the family; static.
+    - `family`: the family (static).
     - `learn`: the examples of every task, in arrays of shape (task, n, ...).
     - `steps`: the steps at which experts are kept, ascending, of shape (kept,).
 

@@ -9,28 +9,29 @@ from experiments.lab.config import Natural, Positive, Rising, Seed, config, vari
 
 @config
 class Config:
-    """Sizes of the problems, and how many data sets are drawn."""
+    """Sizes of the problems, and numbers of data sets."""
 
     d: Annotated[int, Interval(ge=8, le=200)] = 40
     """Input dimension, a multiple of 2."""
     sigma: Positive = 0.2
     """Standard deviation of the noise on the target's labels."""
     loads: Rising[Positive] = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 1.9)
-    """Loads n / d at which data sets are drawn; n is at least 3."""
+    """Loads n/d of the data sets; n is at least 3."""
     angles: Annotated[int, Ge(4)] = 13
     """Angles between the tasks, evenly spaced from 0 to 90 degrees."""
     draws: Annotated[int, Ge(20)] = 600
-    """Simulated target data sets for each load."""
+    """Number of simulated target data sets for each load."""
     source_loads: Rising[Positive] = (0.25, 0.5, 0.7, 1.4, 2.0, 3.0)
-    """Loads of the source, n_s / d, at which sources are drawn."""
+    """Loads n_s/d of the source at which sources are drawn."""
     source_sigma: Positive = 0.4
     """Standard deviation of the noise on the source's labels."""
     source_draws: Annotated[int, Ge(20)] = 4000
-    """Simulated pairs of source and target data sets for each load of the source."""
+    """Number of simulated pairs of source and target data sets for each load of the source."""
     variances: tuple[Positive, Positive] = (1.0, 0.2)
-    """Variances of the inputs where both tasks agree, and where they have opposite signs."""
+    """Variances of the inputs, first where both tasks agree, then where they have opposite
+    signs."""
     step: Natural = 1
-    """Every how many samples theory is computed, beside the numbers at which data are drawn."""
+    """Spacing of the sample numbers at which theory is computed, in addition to those with data."""
     seed: Seed = 0
     """Seed of the simulated data sets."""
 

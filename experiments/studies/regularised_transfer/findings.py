@@ -1,4 +1,4 @@
-"""The findings of `regularised_transfer`, from the stored dataset alone."""
+"""The findings of `regularised_transfer`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -7,14 +7,14 @@ from experiments.lab.findings import Finding, agrees, judged, mean_and_error
 
 PAPER = "features are fate, eq. (13), beyond"
 PRINTED = "at n = d it helps at all angles, compared with training without a penalty"
-OURS = "none: the paper compares with training without a penalty"
+OURS = "not printed; it compares with training without a penalty"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges at which angles each way beats ridge regression, and where L2-SP ceases to help.
+    """Judges at which angles each strategy beats ridge regression, and where L2-SP stops helping.
 
     Returns the findings. Linear transfer is judged next to n = d, where training without a penalty
-    has an infinite risk, the other ways at the last load below.
+    has an infinite risk. The other strategies are judged at the last load below.
     """
     peak = dataset.sel(load=1.0, method="nearest")
     below = dataset.isel(load=np.flatnonzero(dataset["load"].values < 1)[-1])
@@ -31,7 +31,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         *found,
         agrees(
             PAPER,
-            "L2-SP helps up to 60° for a source that has its own best ridge",
+            "L2-SP helps up to 60° for a source fitted with its own best ridge",
             "60° for an infinite source and fine-tuning without noise",
             np.degrees(ends.mean("source_load").values),
             60.0,
@@ -41,7 +41,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _beats(at: xr.Dataset, way: str, degrees: float, paper: str) -> Finding:
-    """Judges whether a way has a lower risk than ridge regression, at the angle nearest to one."""
+    """Judges whether a strategy beats ridge regression at the grid angle nearest to `degrees`."""
     near = at.sel(way=way).sel(theta=np.radians(degrees), method="nearest")
     mean, error = mean_and_error(near.gain, "draw")
     return judged(
@@ -49,7 +49,7 @@ def _beats(at: xr.Dataset, way: str, degrees: float, paper: str) -> Finding:
         f"{way} beats ridge regression at {np.degrees(float(near.theta)):.0f}°, "
         f"n/d = {float(at['load']):.3g}",
         paper,
-        f"by {mean:+.3f} ± {error:.1g}; theory {float(near.gain_theory):+.3f}",
+        f"by {mean:+.3f} ± {error:.1g} (theory: {float(near.gain_theory):+.3f})",
         near.gain.values,
     )
 
@@ -57,7 +57,7 @@ def _beats(at: xr.Dataset, way: str, degrees: float, paper: str) -> Finding:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Returns where in the diagram each way helps, and how well theory and random data agree.
+    Returns where in the diagram each strategy helps, and how well theory and random data agree.
     """
     helps = (dataset.theory > 0).mean(("n", "fine_theta"))
     printed = (dataset.fine_theta < dataset.line_printed).mean()
@@ -68,8 +68,9 @@ def summary(dataset: xr.Dataset) -> str:
     return (
         f"Over loads up to 2 and angles up to 90° (σ = {dataset.attrs['sigma']:g}, d = "
         f"{dataset.attrs['d']}), linear transfer beats training without a penalty in "
-        f"{float(printed):.0%} of the diagram. Against ridge regression at its best {shares}. "
-        f"Measured and exact gains differ by at most {float(z.max()):.1f} standard errors over "
-        f"{z.size} of them. With a source that has its own best ridge, L2-SP ceases to help within "
+        f"{float(printed):.0%} of the diagram. The shares that beat ridge regression at its best "
+        f"penalty: {shares}. "
+        f"Measured and exact gains differ by at most {float(z.max()):.1f} standard errors in "
+        f"{z.size} comparisons. For a source with its own best ridge, L2-SP stops helping within "
         f"{float(worst.max()):.1f}° of 60°."
     )

@@ -17,10 +17,10 @@ LINE: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws who gains over ridge regression, and where.
+    """Draws which strategies gain over ridge regression, and where.
 
-    Returns the figure, named "regularised": a map for each way of transfer; slices of all; the
-    boundary of L2-SP by the source's samples; and a source that helps with few data only.
+    Returns the figure "regularised": a map for each strategy, slices of all maps, the boundary of
+    L2-SP by the source's samples, and a source that helps only with few data.
     """
     figure, axes = style.figure(2, 3, width=4.4, height=3.7)
     for ax, way in zip(axes[0], dataset.way.values, strict=True):
@@ -34,7 +34,8 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:
-    """Draws what one way gains, and the angle beyond which it hurts, in theory and measured."""
+    """Draws the gain of one strategy, and the angle beyond which it hurts, in theory and
+    measured."""
     at, d = dataset.sel(way=way), dataset.attrs["d"]
     x, y = dataset.n.values / d, np.degrees(dataset.fine_theta.values)
     heat(ax, x, y, at.theory.values.T, 0.5)
@@ -78,9 +79,9 @@ def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:
 
 
 def _crossings(at: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Where measured mean gains change sign, in degrees; NaN where they do not.
+    """Finds where measured mean gains change sign, in degrees; NaN without a change.
 
-    The error is the one of the gain over its slope.
+    The error is the gain's error divided by its slope.
     """
     mean, error = mean_and_error(at.gain, "draw")
     theta, found = np.degrees(at.theta.values), []
@@ -103,7 +104,7 @@ def _slices(ax: Axes, dataset: xr.Dataset) -> None:
     for i, way in enumerate(dataset.way.values):
         color = style.PALETTE[i]
         ax.plot(np.degrees(dataset.fine_theta), theory.sel(way=way), color=color)
-        shift = 0.6 * (i - 1)  # degrees, as some lie on others
+        shift = 0.6 * (i - 1)  # degrees, because some points coincide
         angles = np.degrees(at.theta.values) + shift
         ax.errorbar(angles, mean[i], error[i], color=color, label=way, **DOTS)
     ax.axhline(0, color=style.INK, lw=0.8)
@@ -121,7 +122,7 @@ def _slices(ax: Axes, dataset: xr.Dataset) -> None:
 def _sources(ax: Axes, dataset: xr.Dataset) -> None:
     """Draws the angle up to which L2-SP helps by the number of source samples."""
     ratio = dataset.source_n.values / dataset.attrs["d"]
-    labels = {"least norm": "source of least norm", "best ridge": "source of its best ridge"}
+    labels = {"least norm": "least-norm source", "best ridge": "source with its best ridge"}
     for i, fit in enumerate(dataset.fit.values):
         at, color = dataset.sel(fit=fit), style.PALETTE[i]
         mean, error = mean_and_error(np.degrees(at.boundary), "group")
@@ -130,7 +131,7 @@ def _sources(ax: Axes, dataset: xr.Dataset) -> None:
     style.logarithmic(ax, "x")
     ax.set(
         xlabel="load of the source $n_s/d$",
-        ylabel="L2-SP helps up to (degrees)",
+        ylabel="L2-SP helps up to this angle (degrees)",
         title=f"Source noise $σ_s$ = {dataset.attrs['source_sigma']:g}:\n"
         "exact (lines), random data (± 1 s.e.)",
         ylim=(-3, 88),
@@ -140,7 +141,7 @@ def _sources(ax: Axes, dataset: xr.Dataset) -> None:
 
 
 def _unequal(ax: Axes, dataset: xr.Dataset) -> None:
-    """Draws what L2-SP gains by load where the tasks differ in directions of small variance."""
+    """Draws L2-SP's gain by load, where the tasks differ in directions of small variance."""
     mean, error = mean_and_error(dataset.unequal, "draw")
     x = dataset.n.values / dataset.attrs["d"]
     ax.plot(x, dataset.unequal_theory, color=style.PALETTE[0], label="limit $n, d → ∞$")

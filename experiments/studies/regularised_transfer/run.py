@@ -15,18 +15,18 @@ from theory.deep_linear import penalised, regularised, risks, wishart
 
 WAYS = ("linear transfer", "L2-SP", "direction")
 FITS = ("least norm", "best ridge")
-GROUPS = 10  # of data sets: each has a boundary of its own
+GROUPS = 10  # of data sets, each with its own boundary
 FINE = 61  # angles of the maps
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Computes what each way of transfer gains over ridge regression at its best penalty.
+    """Computes the gain of each strategy over ridge regression at its best penalty.
 
     Returns a dataset. `theory` has gains over (way, n, fine_theta), exact at this n and d, and
-    `line` the angles beyond which each way hurts. `gain` has the gains on random data, over (load,
-    draw, way, theta). `boundary` has the angle beyond which L2-SP hurts as measured, over
-    (source_load, fit, group), beside `boundary_theory`. `unequal` has gains of L2-SP where the
-    variances of inputs are unequal, beside their limits.
+    `line` the angles beyond which each strategy hurts. `gain` has the gains on random data, over
+    (load, draw, way, theta). `boundary` has the measured angle beyond which L2-SP hurts, over
+    (source_load, fit, group), and `boundary_theory` the predicted angle. `unequal` has gains of
+    L2-SP for inputs with unequal variances, and `unequal_theory` their limits.
     """
     given = {
         "theory": stage("theory", partial(_in_float64, _theory, config)),
@@ -99,8 +99,9 @@ def _samples(config: Config, load: float) -> int:
 
 
 def _penalties(config: Config, n: int, theta: np.ndarray) -> dict[str, np.ndarray]:
-    """The best penalty of each way, by angle; that of the direction counts all n samples."""
-    across = np.maximum(np.sin(theta), 1e-6)  # at 0 every penalty is as good, if it is large
+    """Returns the best penalty of each strategy by angle; the direction's penalty uses n
+    samples."""
+    across = np.maximum(np.sin(theta), 1e-6)  # at 0 every large penalty is equally good
     between = np.maximum(2 * np.sin(theta / 2), 1e-6)
     best, d = partial(penalised.best_penalty, sigma=config.sigma), config.d
     return {
@@ -111,10 +112,10 @@ def _penalties(config: Config, n: int, theta: np.ndarray) -> dict[str, np.ndarra
 
 
 def _gains(config: Config, n: int, theta: np.ndarray) -> tuple[float, np.ndarray]:
-    """The risk of ridge regression, and what each way gains `[way, theta]`, exactly."""
+    """Returns the risk of ridge regression, and each strategy's gain `[way, theta]`, exactly."""
     d, sigma, penalty = config.d, config.sigma, _penalties(config, n, theta)
     ridge = float(wishart.ridge_risk(n=n, d=d, distance=1.0, sigma=sigma, penalty=penalty["ridge"]))
-    # Across the source's direction linear transfer learns nothing: its penalty there is infinite.
+    # Linear transfer learns only along the source's direction: its penalty elsewhere is infinite.
     across = np.stack([np.full(theta.size, np.inf), penalty["direction"] * n / (n - 1)])
     rest = wishart.ridge_risk(n=n - 1, d=d - 1, distance=np.sin(theta), sigma=sigma, penalty=across)
     linear, free = np.asarray(risks.refitted_risk(n=n, rest=rest, sigma=sigma))
@@ -127,7 +128,7 @@ def _gains(config: Config, n: int, theta: np.ndarray) -> tuple[float, np.ndarray
 
 
 def _theory(config: Config) -> dict[str, np.ndarray]:
-    """Gains and boundaries over all numbers of samples."""
+    """Computes gains and boundaries for all numbers of samples."""
     d, sigma, theta = config.d, config.sigma, _fine()
     drawn = [_samples(config, load) for load in config.loads]
     n = np.union1d(np.arange(3, 2 * d + 1, config.step), drawn)
@@ -154,7 +155,7 @@ def _theory(config: Config) -> dict[str, np.ndarray]:
 
 
 def _boundary(config: Config, fit: str, n: int) -> float:
-    """The angle beyond which L2-SP hurts, by how the source was fitted."""
+    """Returns the angle beyond which L2-SP hurts, by how the source was fitted."""
     if fit == "least norm" and abs(n - config.d) <= 1:
         return 0.0  # the source is infinitely long in the mean
     learned = wishart.learned(
@@ -170,7 +171,7 @@ def _source_penalty(config: Config, fit: str, n: int) -> float:
 
 
 def _unequal_tasks(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Variances, source and target: the tasks agree in the first half of the directions."""
+    """Returns variances, source and target. The tasks agree in the first half of the directions."""
     half = config.d // 2
     s = np.repeat(config.variances, (half, config.d - half))
     target = np.ones(config.d) / config.d**0.5
@@ -178,7 +179,7 @@ def _unequal_tasks(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _unequal(config: Config, n: float) -> tuple[tuple[float, float], float]:
-    """The best penalties of ridge regression and L2-SP, and the gain, in the limit."""
+    """Returns the best penalties of ridge regression and L2-SP, and the gain, in the limit."""
     s, source, target = _unequal_tasks(config)
     found = [
         _best(s, offset, n=float(n), sigma=config.sigma) for offset in (target, target - source)
@@ -194,12 +195,12 @@ _best = jax.jit(penalised.best_risk_of)
 
 
 def _solved(gram: np.ndarray, pulled: np.ndarray, penalty: np.ndarray) -> np.ndarray:
-    """(X^T X + penalty)^-1 X^T y for a diagonal penalty `[d]`."""
+    """Returns (X^T X + penalty)^-1 X^T y for a diagonal penalty `[d]`."""
     return np.linalg.solve(gram + np.diag(penalty), pulled)
 
 
 def _measured(config: Config, i: int) -> dict[str, np.ndarray]:
-    """Gains of each way on random data of one load, and of L2-SP with unequal variances."""
+    """Measures each strategy's gains on data of one load, and L2-SP's with unequal variances."""
     n, d, sigma = _samples(config, config.loads[i]), config.d, config.sigma
     theta, rng = _angles(config), np.random.default_rng((config.seed, 0, i))
     penalty, basis = _penalties(config, n, theta), np.eye(d)
@@ -211,7 +212,7 @@ def _measured(config: Config, i: int) -> dict[str, np.ndarray]:
     pulled, pulled_source = xt @ y, xt @ z
 
     def risk(fits: np.ndarray) -> np.ndarray:
-        """Of fits `[draw d theta]`."""
+        """Computes the risk of fits `[draw d theta]`."""
         return np.sum((fits - targets.T) ** 2, 1)
 
     scale = np.sum(z * y, 1, keepdims=True) / np.sum(z**2, 1, keepdims=True)
@@ -233,23 +234,23 @@ def _measured(config: Config, i: int) -> dict[str, np.ndarray]:
 
 
 def _measured_unequal(config: Config, rng: np.random.Generator, n: int) -> np.ndarray:
-    """What L2-SP gains where the tasks differ in directions of small variance, by draw."""
+    """Returns L2-SP's gain by draw, where the tasks differ in directions of small variance."""
     s, source, target = _unequal_tasks(config)
     x = rng.standard_normal((config.draws, n, config.d)) * np.sqrt(s)
     y = x @ target + config.sigma * rng.standard_normal(x.shape[:2])
     found, xt = [], x.swapaxes(1, 2)
     for penalty, start in zip(_unequal(config, n)[0], (0 * source, source), strict=True):
         left = xt @ (y - x @ start)[..., None]
-        # No penalty within the floats keeps the start as one of inf does.
+        # No finite penalty keeps the source exactly, as inf does.
         fit = start + _solved(xt @ x, left, np.full(config.d, n * min(penalty, 1e12)))[..., 0]
         found.append(np.sum(s * (fit - target) ** 2, -1))
     return found[0] - found[1]
 
 
 def _sources(config: Config, i: int) -> dict[str, np.ndarray]:
-    """Angles at which L2-SP towards fitted sources ceases to help, one for each group of draws.
+    """Finds the angles at which L2-SP towards fitted sources stops helping, one for each group.
 
-    The target has d / 2 samples. Both sides have the penalty that is best from scratch.
+    The target has d / 2 samples. Both sides use the penalty that is best from scratch.
     """
     n, d, theta = _samples(config, config.source_loads[i]), config.d, _angles(config)
     rng, basis, own = np.random.default_rng((config.seed, 1, i)), np.eye(d), d // 2
@@ -269,7 +270,7 @@ def _sources(config: Config, i: int) -> dict[str, np.ndarray]:
             least = np.linalg.solve(xt @ x, xt @ labels)
         own_ridge = n * _source_penalty(config, "best ridge", n)
         ridge = _solved(xt @ x, xt @ labels, np.full(d, own_ridge))
-        # Both problems are linear in the target: one solve for all of its parts.
+        # Both problems are linear in the target, so one solve serves all of its parts.
         seen = np.concatenate([data[..., :2], noise, data @ least, data @ ridge], -1)
         parts = dt @ seen
         parts = _solved(dt @ data, parts, np.full(d, penalty))
@@ -284,7 +285,7 @@ def _sources(config: Config, i: int) -> dict[str, np.ndarray]:
 
 
 def _crossing(theta: np.ndarray, gain: np.ndarray) -> float:
-    """The angle at which a mean gain becomes negative, between two angles linear in cos."""
+    """Finds the angle at which a mean gain becomes negative, by interpolation linear in cos."""
     if gain[0] <= 0:
         return 0.0
     if (gain > 0).all():

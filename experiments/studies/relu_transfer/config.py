@@ -18,15 +18,15 @@ class Sizes:
     m: Neurons = 200
     """Neurons of the student."""
     m_star: Neurons = 30
-    """Neurons of the target teacher."""
+    """Neurons of the target's teacher."""
 
 
 @config
 class GradientDescent:
-    """How a student is trained: by gradient descent on all samples at once."""
+    """The training of a student: gradient descent on all samples at once."""
 
     rate: Positive = 1.0
-    """Learning rate, in units of the width; time is rate x steps."""
+    """Learning rate, in units of the width; training time is rate x steps."""
     steps: Natural = 4000
     """Largest number of steps."""
     tolerance: Positive = 1e-6
@@ -35,10 +35,10 @@ class GradientDescent:
 
 @config
 class Config:
-    """Target teachers, the sources cut from them, and samples of the target.
+    """Target teachers, their sources, and samples of the target.
 
-    ValueError is raised if there is one mu alone, they do not increase, or one of them does not
-    stand for a whole number of neurons.
+    A single mu, values that do not increase, or a mu that does not give a whole number of neurons
+    raise ValueError.
     """
 
     sizes: Sizes = Sizes()
@@ -46,26 +46,26 @@ class Config:
         *(0.1, 0.2, 0.3, 0.4, 0.5),
         *(0.6, 0.7, 0.8, 0.9),
     )
-    """Fractions of the target's neurons that the source lacks: two or more, increasing, each a
-    whole number of the sizes.m_star neurons. None at all for training from scratch alone."""
+    """Fractions of the target's neurons that the source lacks: two or more, increasing. Each gives
+    a whole number of the sizes.m_star neurons. An empty list only trains from scratch."""
     ns: Annotated[Increasing[Natural], MinLen(3)] = (20, 40, 80, 160, 320, 640, 1280)
     """Numbers of target samples."""
     teachers: Annotated[int, Ge(2)] = 5
-    """Independent target teachers, each with a student of its own."""
+    """Independent target teachers, each with its own student."""
     draws: Natural = 4
-    """Target data sets per teacher and n."""
+    """Target data sets for each teacher and n."""
     descent: GradientDescent = GradientDescent()
     cutoff: Annotated[float, Ge(0), Lt(1)] = 1e-3
     """Eigenvalues of a kernel below this fraction of the largest are dropped, in the projection and
-    in the fit of the output layer. 1e-3 stands for what descent on that layer would not learn in a
-    time of rate x steps = 4000: 1 / (0.2 x 4000) or so, where 0.2 is about the largest
-    eigenvalue."""
+    in the fit of the output layer. 1e-3 corresponds to directions that descent on that layer would
+    not learn in a time of rate x steps = 4000: about 1 / (0.2 x 4000), where 0.2 is about the
+    largest eigenvalue."""
     descend_transfer: bool = False
-    """Whether the output layer is also fitted by descent from zero, as students are trained, beside
-    the fit by solving its equations."""
+    """Whether the output layer is also fitted by descent from zero, as students are trained. The
+    usual fit solves its equations."""
     chunk: Natural = 5
-    """Networks trained between two points at which a run can be resumed; four times as many from
-    scratch."""
+    """Networks trained between two points at which a run can be resumed; training from scratch uses
+    four times as many."""
     side_by_side: Natural = 1
     """Networks trained at once: 1 on a CPU, `chunk` on an accelerator."""
     seed: Seed = 0
@@ -100,7 +100,7 @@ FIGURE_4 = varied(
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_4": FIGURE_4,
-    # The scratch law at the paper's sizes and training time, in steps ten times as long.
+    # The scratch law at the paper's sizes and training time, with steps ten times as long.
     "figure_4c": varied(
         FIGURE_4, mus=(), draws=1, descent={"rate": 0.1, "steps": 10_000}, side_by_side=1
     ),

@@ -1,4 +1,4 @@
-"""The findings of `relu_transfer`, from the stored dataset alone."""
+"""The findings of `relu_transfer`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -9,21 +9,21 @@ from theory import student_teacher as st
 
 
 def measured_boundary(dataset: xr.Dataset, gain: str = "gain") -> np.ndarray:
-    """Finds the number of samples from which on training from scratch is better, for each mu."""
+    """Finds for each mu the number of samples from which training from scratch is better."""
     return np.array([st.crossing(dataset.n.values, row) for row in dataset[gain].values])
 
 
 def boundary_error(dataset: xr.Dataset, risk: str = "linear_risk") -> np.ndarray:
     """Computes the standard error of the logarithm of `measured_boundary`, over teachers.
 
-    It is that of the jackknife: sqrt((k - 1) / k sum (b_i - mean b)^2), b_i without teacher i.
+    The error is the jackknife's: sqrt((k - 1) / k sum (b_i - mean b)^2), b_i without teacher i.
 
     Args:
       dataset: The study's dataset.
-      risk: The risk of transfer that is meant, "linear_risk" or "descended_risk".
+      risk: The risk of transfer, "linear_risk" or "descended_risk".
 
     Returns:
-      The errors `(mu,)`; NaN where the boundary is not found without one of the teachers.
+      The errors `(mu,)`; NaN if leaving out a teacher leaves no boundary.
     """
     gain = ((dataset.scratch_risk - dataset[risk]) / dataset.variance).mean("draw")
     count = gain.sizes["teacher"]
@@ -34,7 +34,7 @@ def boundary_error(dataset: xr.Dataset, risk: str = "linear_risk") -> np.ndarray
 
 
 def kernel_distance(dataset: xr.Dataset, name: str) -> float:
-    """Computes the relative distance of a kernel matrix from that of the source teacher.
+    """Computes the relative distance of a kernel matrix from the source teacher's.
 
     |K - K_source| / |K_source|  (Frobenius norms)
     """
@@ -48,10 +48,11 @@ FIG_4 = "features are fate, Fig. 4"
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges the paper's claims about Figure 4.
 
-    They concern how fast the risk of training from scratch falls, what frozen features lack of the
-    target, and the side of the predicted boundary on which they win. Teachers are what is repeated.
+    The claims are about how fast the risk of training from scratch falls, the part of the target
+    that frozen features cannot express, and the side of the predicted boundary on which they win.
+    Repetitions are teachers.
 
-    Returns the findings; the first alone where no network was pretrained.
+    Returns the findings; without pretrained networks, only the first.
     """
     scratch = dataset.scratch_risk
     law = st.fit_power_law(dataset.n.values, scratch.mean("draw").values)
@@ -73,8 +74,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     declared.append(
         judged(
             f"{FIG_4} (d)",
-            "what frozen features cannot express of the target grows with the fraction that the "
-            "source lacks",
+            "the part of the target that frozen features cannot express grows with the fraction "
+            "that the source lacks",
             "a curve that rises from 0 to 0.04, without other figures",
             f"its logarithm by {stated(grown)} from μ = {first:g} to {last:g}",
             grown.values,
@@ -88,9 +89,9 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             judged(
                 f"{FIG_4} (e)",
                 f"frozen features are {words} than training from scratch with "
-                f"{'fewer' if sign > 0 else 'more'} samples than the boundary says, in the mean "
-                "(drawn from the other teachers)",
-                "a boundary that gets better as n grows, without figures",
+                f"{'fewer' if sign > 0 else 'more'} samples than the boundary, on average "
+                "(boundary from the other teachers)",
+                "a boundary that improves as n grows, without figures",
                 f"the lower risk's logarithm by {stated(ahead)}",
                 ahead.values,
             )
@@ -101,7 +102,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def _below(dataset: xr.Dataset, law: st.PowerLaw) -> xr.DataArray:
     """Returns whether n is below the boundary that the other teachers predict, for each teacher.
 
-    A teacher has no part in its own prediction, so that it can be judged by it.
+    A teacher has no part in its own prediction, so the prediction can be judged on it.
     """
     edges = dataset.outside.copy(data=np.log(st.boundary(law, dataset.outside.values.T)).T)
     return np.log(dataset.n) < (edges.sum("teacher") - edges) / (edges.sizes["teacher"] - 1)
@@ -110,9 +111,9 @@ def _below(dataset: xr.Dataset, law: st.PowerLaw) -> xr.DataArray:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Returns the exponent of the scratch risk and whether the law is straight; where networks were
-    pretrained, also how far the predicted boundary is off, and what pretraining does to the
-    features.
+    Returns the exponent of the scratch risk and whether the law is straight. With pretrained
+    networks it also returns the error of the predicted boundary, and the effect of pretraining on
+    the features.
     """
     nu, low, high = dataset.exponent.values
     bend = dataset.curvature.values
@@ -129,13 +130,13 @@ def summary(dataset: xr.Dataset) -> str:
         ratio = (measured / predicted)[finite]
         first, last = dataset.mu.values[finite][[0, -1]]
         sentence += (
-            f". The measured boundary lies at {ratio[0]:.2f} times the predicted n for "
-            f"μ = {first:g} and at {ratio[-1]:.2f} times for μ = {last:g}"
+            f". The measured boundary is {ratio[0]:.2f} times the predicted n for "
+            f"μ = {first:g}, and {ratio[-1]:.2f} times for μ = {last:g}"
         )
     if "descended_risk" in dataset:
         ratio = np.log(dataset.descended_risk / dataset.linear_risk).mean(("mu", "draw", "n"))
         sentence += (
-            f". Fitted by descent, the output layer's risk has a logarithm that is greater by "
+            f". If descent fits the output layer, the logarithm of its risk is greater by "
             f"{stated(ratio)}"
         )
     worse = (dataset.outside > dataset.outside_untrained).mean("teacher").values > 0.5
@@ -146,6 +147,6 @@ def summary(dataset: xr.Dataset) -> str:
     return (
         f"{sentence}. Pretraining brings the kernel from "
         f"{kernel_distance(dataset, 'kernel_initial'):.0%} to "
-        f"{kernel_distance(dataset, 'kernel_pretrained'):.0%} off the source teacher's "
+        f"{kernel_distance(dataset, 'kernel_pretrained'):.0%} distance from the source teacher's "
         f"(μ = {dataset.attrs['kernel_mu']:g})."
     )

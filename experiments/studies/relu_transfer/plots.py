@@ -18,9 +18,9 @@ from theory import student_teacher as st
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Returns the figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
-    "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
-    network was pretrained, the scratch "law" alone.
+    Returns the figures by name: "kernels", "laws" (the scratch law, and the part of the target that
+    frozen features cannot express), "phase" and, if the output layer was also fitted by descent,
+    "phase_descent". Without pretrained networks, only "law", the scratch law.
     """
     if "outside" not in dataset:
         figure, ((ax,),) = style.figure(1, 1, width=4.6, height=3.8)
@@ -30,7 +30,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     _draw_law(left, dataset)
     _draw_projections(right, dataset)
     figures = {"kernels": _draw_kernels(dataset), "laws": figure}
-    figures["phase"] = _draw_phase(dataset, "gain", "output layer solved for")
+    figures["phase"] = _draw_phase(dataset, "gain", "output layer solved exactly")
     if "descended_gain" in dataset:
         how = "output layer trained by descent"
         figures["phase_descent"] = _draw_phase(dataset, "descended_gain", how)
@@ -48,7 +48,7 @@ def _draw_kernels(dataset: xr.Dataset) -> Figure:
         strict=True,
     ):
         if name != "kernel_source":
-            title += f" ({kernel_distance(dataset, name):.0%} off)"
+            title += f" (distance {kernel_distance(dataset, name):.0%})"
         style.heatmap(ax, dataset[name].values, vmin=0, vmax=top, label="$k(x, x')$")
         ax.set(xlabel="input", ylabel="input", title=title)
         ax.set_aspect("equal")
@@ -125,7 +125,7 @@ def _draw_phase(dataset: xr.Dataset, name: str, how: str) -> Figure:
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)
     n, mu = dataset.n.values, dataset.mu.values
     gain = dataset[name].values
-    # One bad sample near n = m can be far off the scale: the colours are for the bulk.
+    # Rare samples near n = m can be far off the scale: the colours suit the majority.
     reach = float(np.quantile(np.abs(gain), 0.9))
     style.heatmap(
         ax,

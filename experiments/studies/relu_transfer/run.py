@@ -23,11 +23,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains students from scratch and by transfer on the same samples of the target.
 
     Returns a dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same
-    samples, `gain`, their mean difference in units of the target's variance, the power `law`
-    through the scratch risks, the part of the target that frozen features cannot express
-    (`outside`, for several kinds of features), and the `boundary` that the two predict. Without any
-    mu, the scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`,
-    of the output layer fitted by descent.
+    samples; `gain`, their mean difference in units of the target's variance; the power `law`
+    through the scratch risks; the part of the target that frozen features cannot express
+    (`outside`, for several kinds of features); and the `boundary` that the two predict. Without any
+    mu it has only the scratch law. With `descend_transfer` it also has `descended_risk` and
+    `descended_gain`, for the output layer fitted by descent.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
@@ -63,9 +63,9 @@ _predict = jax.jit(st.predict)
 
 
 def _key(config: Config, *path: int) -> jax.Array:
-    """Derives the key of one random thing, which is named by whole numbers."""
-    # The first number says what is drawn: 0 targets, 1 students, 2 sources, 3 samples, 4 the inputs
-    # of the kernels. Networks and samples are drawn again where they are needed, not stored.
+    """Derives the key of one random object, which whole numbers identify."""
+    # The first number selects the object: 0 targets, 1 students, 2 sources, 3 samples, 4 the
+    # inputs of the kernels. Networks and samples are drawn again at each use, not stored.
     key = jax.random.key(config.seed)
     for part in path:
         key = jax.random.fold_in(key, part)
@@ -83,14 +83,13 @@ def _student(config: Config, teacher: int) -> st.Network:
 def _source(config: Config, teacher: int, mu: float) -> st.Network:
     """Returns the source of a teacher: the target without a fraction mu of its neurons.
 
-    One key serves every mu, so that neurons that a small mu removes are removed by a larger one,
-    too.
+    One key serves every mu, so a larger mu also removes the neurons that a smaller one removes.
     """
     return st.ablate(_key(config, 2, teacher), _target(config, teacher), mu)
 
 
 def _sample(config: Config, teacher: int, draw: int, i: int) -> tuple[jax.Array, jax.Array]:
-    """Draws inputs `(n, d)` of the i-th size, and the target's labels of them."""
+    """Draws inputs `(n, d)` of the i-th size, and the target's labels for them."""
     x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.sizes.d))
     return x, _predict(_target(config, teacher), x)
 
@@ -100,12 +99,12 @@ def _stack(trees: list[Any]) -> Any:
 
 
 def _side_by_side(config: Config) -> int | None:
-    """Returns the batch size for `lax.map`; None maps over one problem after the other."""
+    """Returns the batch size for `lax.map`; None processes one problem after the other."""
     return config.side_by_side if config.side_by_side > 1 else None
 
 
 def _options(config: Config) -> tuple[float, int, float]:
-    """Returns rate, steps and tolerance, in the order that `theory.student_teacher` has."""
+    """Returns rate, steps and tolerance, in the order of `theory.student_teacher`."""
     how = config.descent
     return how.rate, how.steps, how.tolerance
 
@@ -122,7 +121,7 @@ def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
 def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array]:
     """Trains students from scratch on samples of the i-th size.
 
-    Training is in float32, and the risks of what was learnt are in float64.
+    Training is in float32, and the risks of the trained networks are in float64.
     """
     students = _stack([_student(config, t) for t, _ in samples])
     data = _stack([_sample(config, t, draw, i) for t, draw in samples])
@@ -147,7 +146,7 @@ def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
-    """Computes what frozen features lack of the target, and the risks of fitting the output layer.
+    """Computes the part of the target that frozen features lack, and the output layer's risks.
 
     `index` counts pairs of mu and teacher, with teachers running fastest.
     """
@@ -167,7 +166,7 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
             {
                 "outside": projected.outside,
                 "rank": projected.rank,
-                # A cut-off of 1e-10 drops no more than rounding: this is the features' whole span.
+                # A cut-off of 1e-10 only drops rounding errors: this is the features' whole span.
                 "outside_span": _project(features, target, 1e-10).outside,
                 "outside_ideal": _project(source.w, target, 1e-10).outside,
                 "risk": np.stack(risks, axis=1),
@@ -203,14 +202,14 @@ def _descended_risks(
 
 
 def _middle(config: Config) -> int:
-    """Returns the index of the mu nearest to 1/2, whose kernels are shown."""
+    """Returns the index of the mu nearest to 1/2. The figure shows its kernels."""
     return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
 
 
 def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
     """Computes kernel matrices of the first teacher's problem, and scales of each target.
 
-    The kernels are those of the student before and after pretraining, and of the source.
+    The kernels belong to the student before and after pretraining, and to the source.
     """
     middle = _middle(config)
     x = jax.random.normal(_key(config, 4), (PROBES, config.sizes.d))
@@ -231,7 +230,7 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
 
 
 def _scratch_law(config: Config, scratch: list[dict]) -> tuple[xr.Dataset, st.PowerLaw]:
-    """Makes the dataset of scratch risks, and the power law through them."""
+    """Creates the dataset of scratch risks, and the power law through them."""
     shape = (config.teachers, config.draws)
     risks = np.stack([part["risk"].reshape(shape) for part in scratch], axis=-1)
     losses = np.stack([part["loss"].reshape(shape) for part in scratch], axis=-1)
@@ -262,7 +261,7 @@ def _scratch_law(config: Config, scratch: list[dict]) -> tuple[xr.Dataset, st.Po
 def _dataset(
     config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
 ) -> xr.Dataset:
-    """Makes the dataset of all risks."""
+    """Creates the dataset of all risks."""
     grid = (len(config.mus), config.teachers)
     dataset, law = _scratch_law(config, scratch)
     risks, variance = dataset.scratch_risk.values, dataset.variance.values

@@ -1,7 +1,8 @@
-"""Does ridge regularisation help linear transfer? Risk against its strength, exact and simulated.
+"""Does ridge regularisation help linear transfer?
 
-The subject is Figure 2 of Tahir et al., Features are fate, 2024 (arXiv 2410.08194), and what it
-leaves out. The paper states that the best ridge is 0 (Thm 3.8), which is the limit n -> inf. At
-every finite n the best is (sigma^2 + sin^2 theta) / (n cos^2 theta) > 0, which matters when samples
-are few.
+The study computes the risk of linear transfer against the strength of a ridge penalty. It compares
+the exact mean risk with simulated data sets. The subject is Figure 2 of Tahir et al., Features are
+fate, 2024 (arXiv 2410.08194), and a case that the paper leaves out. The paper states that the best
+ridge is 0 (Thm 3.8), which is the limit n -> inf. At every finite n the best ridge is (sigma^2 +
+sin^2 theta) / (n cos^2 theta) > 0. This matters when samples are few.
 """

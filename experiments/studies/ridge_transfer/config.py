@@ -18,8 +18,8 @@ class Config:
     d: Annotated[int, Ge(2)] = 500
     """Input dimension."""
     ns: tuple[Samples, Samples] = (250, 10)
-    """Numbers of target samples, one for each case. They are at least 5: with fewer, the variance
-    at ridge 0 is infinite."""
+    """Numbers of target samples, one for each case. They are at least 5, because with fewer the
+    variance at ridge 0 is infinite."""
     thetas: tuple[Angle, Angle] = (pi / 8, 3 * pi / 8)
     """Angles between source and target, one for each case, in radians, below pi/2."""
     sigma: NotNegative = 0.2
@@ -29,7 +29,7 @@ class Config:
     ridge_max: tuple[Positive, Positive] = (0.5, 2.0)
     """Largest ridge strengths, one for each case."""
     draws: Annotated[int, Ge(2)] = 2000
-    """Simulated target data sets for each case."""
+    """Number of simulated target data sets for each case."""
     seed: Seed = 0
     """Seed of the simulated data sets."""
 

@@ -1,4 +1,4 @@
-"""The findings of `ridge_transfer`, from the stored dataset alone."""
+"""The findings of `ridge_transfer`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -7,19 +7,19 @@ from experiments.lab.findings import Finding, judged, mean_and_error
 
 PRINTED = {
     "best": "the best ridge is 0 (n → ∞)",
-    "largest": "the risk strictly increases, from 0.15 to 0.24 (γ = 0.5, θ = π/8, ridge to 0.5)",
+    "largest": "the risk strictly increases, from 0.15 to 0.24 (load 0.5, θ = π/8, ridge to 0.5)",
 }
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether a ridge raises the risk of linear transfer, as the paper says.
+    """Judges whether a ridge raises the risk of linear transfer, as the paper claims.
 
-    Two ridges are judged in each case: the one that is best by the closed form, and the largest.
+    Two ridges are judged in each case: the best one by the closed form, and the largest.
 
-    Returns the findings; none for datasets of an older version, which have no values of single
-    draws.
+    Returns the findings. Datasets of an older version lack the values of single draws, and give
+    none.
     """
-    # Runs of earlier versions kept no data set by itself.
+    # Runs of earlier versions did not keep single data sets.
     if "added" not in dataset:
         return []
     cases = (dataset.isel(case=i) for i in range(dataset.sizes["case"]))
@@ -33,10 +33,10 @@ def _raised(case: xr.Dataset, strength: str) -> Finding:
     mean, error = mean_and_error(added, "draw")
     return judged(
         "features are fate, Theorem 3.8, Fig. 2",
-        f"with n = {int(case.n)} at {np.degrees(float(case.theta)):.1f}° a ridge of "
-        f"{float(ridge):.3g} ({strength}) raises the risk of linear transfer",
+        f"with n = {int(case.n)} at {np.degrees(float(case.theta)):.1f}°, the {strength} ridge of "
+        f"{float(ridge):.3g} raises the risk of linear transfer",
         PRINTED[strength],
-        f"by {mean:+.2g} ± {error:.1g}, of {float(case.exact[0]):.3g} without a ridge",
+        f"by {mean:+.2g} ± {error:.1g}, from {float(case.exact[0]):.3g} without a ridge",
         added.values,
     )
 
@@ -44,7 +44,7 @@ def _raised(case: xr.Dataset, strength: str) -> Finding:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Returns what the best ridge gains in each case, and how well exact and simulated means agree.
+    Returns the gain of the best ridge in each case, and how well exact and simulated means agree.
     """
     sentences = []
     for i in range(dataset.sizes["case"]):
@@ -52,9 +52,9 @@ def summary(dataset: xr.Dataset) -> str:
         plain, best = float(case.exact[0]), float(case.best_risk)
         z = (case["mean"] - case.exact) / case["std"] * np.sqrt(dataset.attrs["draws"])
         sentences.append(
-            f"With n = {int(case.n)} samples at {np.degrees(float(case.theta)):.1f}° the best "
-            f"ridge is {float(case.best_ridge):.3g} and lowers the risk from {plain:.4f} to "
-            f"{best:.4f} ({1 - best / plain:.1%}); simulation and exact mean differ by at most "
+            f"With n = {int(case.n)} samples at {np.degrees(float(case.theta)):.1f}°, the best "
+            f"ridge is {float(case.best_ridge):.3g}. It lowers the risk from {plain:.4f} to "
+            f"{best:.4f} ({1 - best / plain:.1%}). Simulation and exact mean differ by at most "
             f"{float(np.abs(z).max()):.1f} standard errors."
         )
     return " ".join(sentences)

@@ -11,7 +11,7 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risk against ridge strength, one panel for each case.
 
-    Returns the figure, named "ridge": exact risk, its limit, simulated means, and the best ridge.
+    Returns the figure "ridge", with the exact risk, its limit, simulated means, and the best ridge.
     """
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     for i, ax in enumerate((left, right)):

@@ -18,8 +18,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes the risk of linear transfer against the ridge strength, exactly and by simulation.
 
     Returns a dataset over (case, step), where a step is one ridge strength: the `exact` mean risk,
-    its `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` has what the best
-    and the largest ridge add to the risk of each draw.
+    its `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` is the increase
+    of each draw's risk by the best ridge and by the largest.
     """
     with jax.enable_x64(True):
         cases = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]
@@ -54,7 +54,7 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
     ridge = np.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
     best = np.asarray(dl.optimal_ridge(n=n, theta=theta, sigma=config.sigma))
-    # The best ridge comes last, and is tried on the same data sets as the others.
+    # The best ridge comes last. It uses the same data sets as the others.
     ridges = np.append(ridge, best)
     exact, limit = map(np.asarray, _closed_forms(n, theta, config.sigma, ridges))
     drawn = _simulate(key, n, config.d, theta, config.sigma, ridges, config.draws)
@@ -65,7 +65,7 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
         "limit": limit[:-1],
         "mean": risks[:, :-1].mean(0),
         "std": risks[:, :-1].std(0, ddof=1),
-        # The best ridge and the largest, less the first, which is 0.
+        # The best ridge and the largest, minus the first, which is 0.
         "added": (risks[:, [-1, -2]] - risks[:, :1]).T,
         "best_ridge": best,
         "best_risk": exact[-1],
@@ -82,7 +82,7 @@ def _closed_forms(n, theta, sigma, ridge: jax.Array) -> tuple[jax.Array, jax.Arr
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
 def _simulate(key, n: int, d: int, theta, sigma, ridge: jax.Array, draws: int) -> jax.Array:
-    """Simulates risks `(draw, ridge)`; every ridge is tried on the same data sets."""
+    """Simulates risks `(draw, ridge)`. Every ridge uses the same data sets."""
 
     def of_draw(key: jax.Array) -> jax.Array:
         sample = problems.draw(key, n, d, theta, sigma)

@@ -12,23 +12,23 @@ Angle = Annotated[float, Interval(ge=0, le=pi / 2)]
 
 @config
 class Config:
-    """Sizes of the data sets, and what varies in each panel.
+    """Sizes of the data sets, and the values that vary in each panel.
 
-    ValueError is raised if d is no multiple of 16.
+    A d that is not a multiple of 16 raises ValueError.
     """
 
     d: Annotated[int, Ge(16)] = 96
     """Dimension, a multiple of 16."""
     noises: Rising[Positive] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-    """Noise of the second source, whose task is the target's; the first has 0.5 and a task at
-    0.5 rad."""
+    """Noise of the second source, which has the target's task. The first source has noise 0.5 and a
+    task at 0.5 rad."""
     angles: Rising[Angle] = (0.0, pi / 8, pi / 4, 3 * pi / 8, pi / 2)
-    """By how much the directions of the source's inputs are turned, in radians."""
+    """Angles by which the directions of the source's inputs are rotated, in radians."""
     shares: Rising[Annotated[float, Ge(0), Lt(1)]] = (
         *(0.02, 0.05, 0.1, 0.17, 0.23, 0.28),
         *(0.5, 0.6, 0.7, 0.8, 0.9),
     )
-    """Numbers of directions as shares of d; those near n = 0.375 d are left out."""
+    """Numbers of directions as shares of d; shares near n = 0.375 d are left out."""
     sigma: NotNegative = 0.5
     """Standard deviation of the target's label noise."""
     draws: Annotated[int, Ge(2)] = 300
@@ -45,7 +45,7 @@ class Config:
         return 3 * self.d // 8
 
     def ranks(self) -> list[int]:
-        """Returns the numbers of directions, increasing, none of which is within 3 of n."""
+        """Returns the numbers of directions, increasing. None is within 3 of n."""
         counts = {max(1, round(share * self.d)) for share in self.shares} | {self.d}
         return sorted(k for k in counts if abs(k - self.samples()) > 3)
 

@@ -1,4 +1,4 @@
-"""The findings of `several_sources`, from the stored dataset alone."""
+"""The findings of `several_sources`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -9,7 +9,7 @@ HERE = "sources and ranks, ours"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges the order of the weights, the cost of a turned covariance, and random subspaces."""
+    """Judges the order of the weights, the cost of a rotated covariance, and random subspaces."""
     mixed, turned = dataset.mixed, dataset.turned
     noisiest = mixed.isel(noise=-1)
     costs = turned.isel(source_load=-1, angle=-1) - turned.isel(source_load=-1, angle=0)
@@ -27,17 +27,17 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             noisiest.sel(way="proximal") - noisiest.sel(way="best"),
         ),
         _less(
-            "what the largest angle between the inputs' directions costs is less after fine-tuning",
+            "the largest angle between the inputs' directions costs less after fine-tuning",
             costs.sel(when="before") - costs.sel(when="after"),
         ),
         _less(
-            "a random subspace has more risk than the better of all directions and none, in the "
-            "mean over the numbers of directions",
+            "a random subspace has more risk than the better of all directions and none, on "
+            "average over the numbers of directions",
             middle.mean("rank") - ends,
         ),
         agrees(
             HERE,
-            "the risk of the best weights after fine-tuning, in the mean over noises",
+            "on average over noises, the risk of the best weights after fine-tuning equals theory's,",
             "(1 - n/d) (|β|² - g.G⁻¹g) + noise",
             mixed.sel(way="best").mean("noise").values,
             float(dataset.mixed_theory.sel(way="best").mean()),
@@ -71,7 +71,7 @@ def summary(dataset: xr.Dataset) -> str:
     best = dataset.every_rank[dataset.ranked_theory.argmin("every_rank")]
     random, first = (int(best.sel(order=order)) for order in ("random", "first"))
     sentences.append(
-        f"With {dataset.attrs['n']} samples in {dataset.attrs['d']} dimensions the best random "
-        f"subspace has {random} directions; of directions in an order {first} are best."
+        f"With {dataset.attrs['n']} samples in {dataset.attrs['d']} dimensions, the best random "
+        f"subspace has {random} directions. Largest parts first, {first} directions are best."
     )
     return " ".join(sentences)

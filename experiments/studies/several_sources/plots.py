@@ -21,9 +21,9 @@ ORDERS = {"random": "random subspace", "first": "largest parts first"}
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws risks by the weights, by the covariance of the source and by the directions that move.
+    """Draws risks by the weights, by the covariance of the source and by the moving directions.
 
-    Returns the figure, named "sources": dashed lines are theory, points are means over draws with
+    Returns the figure "sources": dashed lines are theory, and points are means over draws with
     their standard errors.
     """
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.3, height=4.0)
@@ -34,7 +34,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         ylim=(0, 1.3),
         xlabel="noise of the second source",
         ylabel="risk after fine-tuning",
-        title="(a) two sources, weighed",
+        title="(a) two weighted sources",
     )
     for i, load in enumerate(dataset.source_load.values):
         for when, words, face in (("before", "start", "white"), ("after", "fine-tuned", None)):

@@ -21,7 +21,7 @@ LOADS = (0.625, 2.0)
 """Samples per dimension of the source, in the second panel."""
 DECAY = (1.0, 0.5, 0.25, 0.125)
 ORDERS = ("random", "first")
-# By how fast the components of the third panel's offset fall.
+# The rate at which the components of the third panel's offset fall.
 EXPONENT = 1.0
 
 
@@ -29,7 +29,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks in theory and on random data.
 
     Returns a dataset with the weights and risks of two sources over (noise, way), the risks before
-    and after fine-tuning over (angle, source_load, when), and those by the number of directions
+    and after fine-tuning over (angle, source_load, when), and the risks by the number of directions
     over (order, rank). Simulated risks have a last axis `draw`.
     """
     with jax.enable_x64(True):
@@ -63,7 +63,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _weights(config: Config) -> Mapping[str, np.ndarray]:
-    """Two sources: the weights of every way, and their risks after fine-tuning."""
+    """Two sources: the weights by each rule, and their risks after fine-tuning."""
     d, found = config.d, {"weight": [], "theory": [], "risk": []}
     for i, noise in enumerate(config.noises):
         # The first source has another task, the second has more or less noise.
@@ -86,7 +86,7 @@ def _weights(config: Config) -> Mapping[str, np.ndarray]:
         _, missed = problem.draw(np.random.default_rng([config.seed, 0, i]), d, config.draws, 200)
         for way in WAYS:
             left = float(jnp.trace(sources.start_moments(fits, weights[way], beta_t)))
-            # From scratch 1 is missed, the square of the target.
+            # Training from scratch misses 1, the square of the target.
             found["theory"].append(scratch + (1 - n / d) * (left - 1))
             found["risk"].append(missed.risks(weights[way]))
             found["weight"].append(weights[way])
@@ -95,7 +95,7 @@ def _weights(config: Config) -> Mapping[str, np.ndarray]:
 
 
 def _inputs(config: Config) -> Mapping[str, np.ndarray]:
-    """One source with inputs of another covariance: risks before and after fine-tuning."""
+    """One source with a rotated covariance of inputs: risks before and after fine-tuning."""
     d, theory, risk = config.d, [], []
     for i, angle in enumerate(config.angles):
         for j, load in enumerate(LOADS):
@@ -114,7 +114,7 @@ def _inputs(config: Config) -> Mapping[str, np.ndarray]:
 
 
 def _ranks(config: Config) -> Mapping[str, np.ndarray]:
-    """Risks by the number of directions: at random, and those with most of the offset first."""
+    """Risks by the number of directions: at random, and with most of the offset first."""
     d, n, sigma = config.d, config.samples(), config.sigma
     offset = np.arange(1.0, d + 1) ** -EXPONENT
     offset /= np.linalg.norm(offset)

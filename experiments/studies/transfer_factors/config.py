@@ -21,7 +21,7 @@ VALUES: Mapping[Factor, tuple[str, Callable[[float], bool]]] = {
 class Loads:
     """The loads n/d: midpoints of equal parts of a range.
 
-    ValueError is raised if the range is empty.
+    An empty range raises ValueError.
     """
 
     number: Annotated[int, Ge(2)] = 16
@@ -40,27 +40,27 @@ class Loads:
 class Config:
     """Loads and values of one factor, at one angle between the tasks and one level of noise.
 
-    ValueError is raised if a value does not suit the factor, the loads give fewer than 3 samples or
-    the same number twice, or a number of samples is within 1 of d.
+    ValueError is raised if a value does not suit the factor, if the loads give fewer than 3 samples
+    or the same number twice, or if a number of samples is within 1 of d.
     """
 
     factor: Factor = "spectrum"
-    """What varies besides the load: the decay of the input 'spectrum', the training 'time', or the
+    """The factor besides the load: the decay of the input 'spectrum', the training 'time', or the
     load of the 'source'."""
     values: Increasing[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
     """Values of the factor: exponents >= 0, times >= 0 (inf allowed), or source loads > 0 (inf
     allowed)."""
     theta: Annotated[float, Interval(ge=0, le=pi)] = pi / 4
-    """Angle between the tasks, in the inner product that the inputs' covariance defines, in
-    radians, at most pi."""
+    """Angle between the tasks in radians, at most pi, in the inner product of the inputs'
+    covariance."""
     sigma: NotNegative = 0.3
-    """Standard deviation of the label noise, of source and target data."""
+    """Standard deviation of the label noise, for source and target data."""
     depth: Natural = 2
     """Layers of the fine-tuned network."""
     d: Annotated[int, Ge(4)] = 160
     """Input dimension."""
     draws: Annotated[int, Ge(2)] = 20
-    """Independent data sets per point."""
+    """Independent data sets for each point."""
     loads: Loads = Loads()
     seed: Seed = 0
     """Seed of the tasks and of the simulated data sets."""

@@ -1,4 +1,4 @@
-"""The findings of `transfer_factors`, from the stored dataset alone."""
+"""The findings of `transfer_factors`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -10,12 +10,12 @@ NAMES = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether transfer hurts and helps where theory says, and whether stopping early pays.
+    """Judges whether transfer hurts and helps where theory predicts, and whether stopping pays.
 
-    Returns the findings; none for datasets of an older version, which have no values of single
-    draws.
+    Returns the findings. Datasets of an older version lack the values of single draws, and give
+    none.
     """
-    # Runs of earlier versions kept no data set by itself.
+    # Runs of earlier versions did not keep single data sets.
     if "region" not in dataset:
         return []
     where = "features are fate, Sec. 3", "white inputs, trained to the end from a known source"
@@ -33,10 +33,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _source(dataset: xr.Dataset, mode: str) -> str:
-    """Names what was averaged over random data."""
+    """Describes the quantity that was averaged over random data."""
     if mode == "linear":
         return "least squares on random data"
-    # The last of the times may be infinite, where the estimator stands for the flow.
+    # The last time may be infinite, where the estimator replaces the flow.
     timed = dataset.attrs["factor"] == "time"
     return "gradient flow on random data" if timed else "estimator, averaged over data"
 
@@ -50,8 +50,8 @@ def _stops(dataset: xr.Dataset) -> bool:
 def _stopping(dataset: xr.Dataset) -> Finding:
     """Judges whether stopping early lowers the risk of fine-tuning at the load nearest to 1.
 
-    The time is chosen on the first half of the draws and judged on the others: a time chosen on the
-    draws that judge it would look better than it is.
+    The time is chosen on the first half of the draws and judged on the others. On its own draws a
+    chosen time would look better than it is.
     """
     log_risk = np.log(dataset["risk_near"].values)
     lower = log_risk[:, -1:] - log_risk[:, :-1]
@@ -60,7 +60,7 @@ def _stopping(dataset: xr.Dataset) -> Finding:
     margins = xr.DataArray(lower[half:, best], dims="draw")
     return judged(
         "features are fate, Fig. 3",
-        "stopping early lowers the risk of fine-tuning nearest to n = d (the time chosen on other "
+        "stopping early lowers the risk of fine-tuning nearest to n = d (time chosen on other "
         "data sets)",
         "all training ends at a loss of 1e-6 or after 1e5 steps",
         f"log of the risk lower by {stated(margins)} at t = {float(dataset.value[best]):g}",
@@ -72,7 +72,7 @@ def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
     Returns where transfer hurts at the ends of the factor's range, and how far measurements are
-    from theory; where trainings were stopped, also what that does to the risk.
+    from theory. With stopped trainings, it also returns how stopping changes the risk.
     """
     factor, sentences = dataset.attrs["factor"], []
     for mode, name in NAMES.items():
@@ -86,8 +86,8 @@ def summary(dataset: xr.Dataset) -> str:
         ends = " and ".join(dict.fromkeys([*hurts.values()][i] for i in (0, -1)))
         z = np.abs(z[np.isfinite(z)])
         sentences.append(
-            f"{name[:1].upper()}{name[1:]} hurts at {ends}; median |z| of {_source(dataset, mode)} "
-            f"against theory {np.median(z):.2f}."
+            f"{name[:1].upper()}{name[1:]} hurts at {ends}. The median |z| of "
+            f"{_source(dataset, mode)} against theory is {np.median(z):.2f}."
         )
     if _stops(dataset):
         nearest = int(np.abs(dataset["load"].values - 1).argmin())
@@ -97,7 +97,7 @@ def summary(dataset: xr.Dataset) -> str:
             for t, r in zip(dataset.value.values[:-1], risk[:-1], strict=True)
         )
         sentences.append(
-            f"Nearest to n = d (n/d = {float(dataset['load'][nearest]):.2f}) stopping leaves this "
-            f"much of the risk of training to the end: {stopped}."
+            f"Nearest to n = d (n/d = {float(dataset['load'][nearest]):.2f}), the risk as a share "
+            f"of the risk of training to the end: {stopped}."
         )
     return " ".join(sentences)

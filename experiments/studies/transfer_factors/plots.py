@@ -30,9 +30,8 @@ FACTORS = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Returns the figures by name: the diagrams of both ways of transfer where there is a theory of
-    fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
-    varies.
+    Returns the figures by name: the diagrams of both modes of transfer if there is a theory of
+    fine-tuning, and "stopped", the risk of fine-tuning against the load, if training time varies.
     """
     figures = {}
     if not bool(np.isnan(dataset.fine_tuning_theory).any()):
@@ -43,13 +42,13 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _by_factor(dataset: xr.Dataset) -> Figure:
-    """Draws transferability over the load and one more factor, for both ways of transfer.
+    """Draws transferability over the load and one more factor, for both modes of transfer.
 
     Args:
       dataset: The dataset of `transfer_factors`.
 
     Returns:
-      The figure: theory, what was measured, and curves of both.
+      The figure: theory, measured values, and curves of both.
     """
     factor, values = dataset.attrs["factor"], dataset.value.values
     figure, axes = style.figure(2, 3, width=4.8, height=3.8)
@@ -91,11 +90,11 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
 def _stopped(dataset: xr.Dataset) -> Figure:
     """Draws the risk of fine-tuning against the load, one colour for each training time.
 
-    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
-    have heavy tails, they are open.
+    Lines are theory, if there is one. Points are means over the draws. Near n = d risks have heavy
+    tails, and points are open.
 
     Args:
-      dataset: The dataset of `transfer_factors`, where training time varies.
+      dataset: The dataset of `transfer_factors` with varying training time.
 
     Returns:
       The figure.
@@ -130,11 +129,11 @@ def _stopped(dataset: xr.Dataset) -> Figure:
 
 
 def _broken(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """Draws a curve in two pieces, so that it does not run through the divergence at load = 1."""
+    """Draws a curve in two pieces, so it does not cross the divergence at load = 1."""
     for side in (x < 1, x > 1):
         ax.plot(x[side], y[side], color=color, lw=1.4)
 
 
 def _value(value: float) -> str:
-    """Spells a value of a factor."""
+    """Formats a value of a factor."""
     return "∞" if np.isinf(value) else f"{value:g}"

@@ -18,7 +18,7 @@ from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 
 WAYS = ("scratch", "linear", "fine_tuning")
-# How many draws lie between two points at which a run can be resumed.
+# The number of draws between two points at which a run can be resumed.
 CHUNK = 2
 
 
@@ -69,7 +69,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 @jax.jit
 def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Draws source and target, with parts in all directions.
+    """Draws source and target, with components in all directions.
 
     In the inner product of the covariance diag(s) they have norm 1 and angle theta.
     """
@@ -84,13 +84,13 @@ def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.A
 
 
 def _spectra(config: Config) -> jax.Array:
-    """Returns eigenvalues [value or 1, d], all equal to 1 unless the spectrum is what varies."""
+    """Returns eigenvalues [value or 1, d], all equal to 1 unless the spectrum varies."""
     exponents = config.values if config.factor == "spectrum" else (0.0,)
     return jnp.stack([covariance.power_law(config.d, a) for a in exponents])
 
 
 def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
-    """Computes expected risks [way, value, load]; NaN where there is no theory."""
+    """Computes expected risks [way, value, load]; NaN without a theory."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts(), dtype=float)
         load, theta, sigma = n / config.d, config.theta, config.sigma
@@ -157,15 +157,15 @@ def _draws(
 def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, spectra: jax.Array):
     """Simulates the risks [draw, way, value, load] of one draw for each key.
 
-    `key` is that of the tasks, which all draws share.
+    `key` is the key of the tasks, which all draws share.
     """
     most = int(config.counts().max())
     sigma, depth, d = config.sigma, config.depth, config.d
 
     def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
-        """Draws n samples in an array of `rows` rows, so that every load has one shape.
+        """Draws n samples in an array of `rows` rows, so every load has the same shape.
 
-        The other rows are 0, and the scale makes X^T X / rows what X^T X / n would be.
+        The other rows are 0. The scale makes X^T X / rows equal to the usual X^T X / n.
         """
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
@@ -203,7 +203,8 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         if len(finite) < times.size:
             limit = dl.fine_tuning_limit(x, y, beta_s, depth)
             tuned = jnp.concatenate([tuned, limit[None]])
-        # Small weights take a time of log(1/alpha) to leave 0: deep scratch training is not timed.
+        # Small weights need a time of log(1/alpha) to leave 0, so deep scratch training is not
+        # timed.
         scratch = jnp.broadcast_to(dl.scratch_fit(x, y), tuned.shape)
         return risks(s, beta_t, [scratch, linear, tuned])
 
@@ -212,14 +213,14 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         beta_s, beta_t = _tasks(key_tasks, s, config.theta)
         x, y = data(key, n, s, beta_t)
         scratch = dl.scratch_fit(x, y)
-        # An infinite load stands for the population: the fit is the source task itself. It has more
-        # rows here than `limit`, by which `of_value` knows it.
+        # An infinite load means the population: the fit is the source task itself. Its number of
+        # rows exceeds `limit`, which `of_value` uses to recognise it.
         rows = np.array([min(load, 1e6) * d for load in config.values])
 
         def of_value(value: tuple[jax.Array, jax.Array]) -> jax.Array:
-            """`data` again, for the source task: as many rows for every load, in turn."""
+            """Calls `data` for the source task: equally many rows for every load, in turn."""
             i, n_s = value
-            # From 2 on: the target's noise has folded 1 into the same key.
+            # From 2 on, because the target's noise has folded 1 into the same key.
             z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
             learned = jnp.where(n_s > limit, beta_s, dl.scratch_fit(z, labels))
             linear = dl.linear_transfer_fit(x, y, learned)

@@ -1,15 +1,16 @@
-"""Trained networks, compared with what theory says of the very same data sets.
+"""Trained networks, compared with theory on the same data sets.
 
-These kinds are compared, each with one more property of the network than the one before:
+These kinds are compared. Each has one more property of the network than the one before:
 
-  estimator  where training ends: alpha -> 0, t -> inf (`theory.deep_linear.estimators`)
+  estimator  the end of training: alpha -> 0, t -> inf (`theory.deep_linear.estimators`)
   flow       gradient flow of rank one, alpha -> 0, at the time at which the network stopped
   narrow     descent of rank one, alpha -> 0, with the network's own rate and number of steps
   network    descent of the full layers
 
-So the difference between a network and its estimator is a sum of three parts: stopping time (flow -
-estimator), learning rate (narrow - flow) and size of the initial weights (network - narrow). From
-scratch, one layer begins where the network does, and of more than two layers no flow is known.
+The difference between a network and its estimator is thus a sum of three parts: stopping time (flow
+- estimator), learning rate (narrow - flow) and size of the initial weights (network - narrow). From
+scratch, one layer begins at the network's own initial weights. For more than two layers no flow is
+known.
 """
 
 import numpy as np
@@ -26,11 +27,11 @@ PARTS = {
 
 
 def gains(dataset: xr.Dataset, near: bool = False, of: str = "risk") -> xr.DataArray:
-    """Computes the transferability of each trained network, and of what it is compared with.
+    """Computes the transferability of each trained network, and of the kinds compared with it.
 
     Args:
       dataset: The study's dataset, with trained networks.
-      near: Whether to keep loads that are too near n = d for means over draws to exist.
+      near: Whether to keep loads that are so near n = d that means over draws do not exist.
       of: The variable with the risks, `risk` or `orthogonal_risk`.
 
     Returns:
@@ -46,7 +47,7 @@ def parts(gains: xr.DataArray) -> dict[str, xr.DataArray]:
     """Splits the difference between networks and their estimators into three parts.
 
     Args:
-      gains: What the function `gains` returns, or a selection of it that has all kinds.
+      gains: The result of the function `gains`, or a selection of it that has all kinds.
 
     Returns:
       The parts by the names of `PARTS`; their sum is network - estimator.

@@ -19,7 +19,7 @@ from experiments.lab.config import (
 
 @config
 class Networks:
-    """The networks that `train` adds, at sizes for two cores; preset `networks` has the paper's."""
+    """The networks of `train`, at sizes for two cores; preset `networks` has the paper's sizes."""
 
     d: Annotated[int, Ge(8)] = 40
     """Width of all layers and of the inputs (the paper: 500)."""
@@ -27,8 +27,8 @@ class Networks:
     """Numbers of loads and of angles, spaced as `loads` and `thetas` are. The paper does not print
     its grid."""
     draws: Annotated[int, Ge(2)] = 20
-    """Data sets per load (the paper: 20). Each has initial weights of its own, which are others for
-    pretraining than for training from scratch."""
+    """Data sets for each load (the paper: 20). Each has its own initial weights. Pretraining and
+    training from scratch use different ones."""
     layers: Natural = 2
     """Number of layers (the paper: 2)."""
     alpha: Positive = 1e-5
@@ -36,18 +36,19 @@ class Networks:
     rate: Positive = 0.01
     """Learning rate of full-batch gradient descent (the paper: 0.001)."""
     steps: Natural = 10_000
-    """Most steps of pretraining, and of the training that follows (the paper: 100000)."""
+    """Maximum number of steps of pretraining, and of the later training (the paper: 100000)."""
     loss: NotNegative = 1e-6
-    """A training stops where its loss, |y - X beta|^2 / (2n), is this or less (the paper: 1e-6)."""
+    """Training stops when its loss, |y - X beta|^2 / (2n), is at most this (the paper: 1e-6)."""
     orthogonal: bool = False
     """Also train networks on the same data from orthogonal layers of the same norms. The paper's
-    theorems assume eq. (22) of the initial weights: these satisfy it, the normal weights of its
-    experiments (App. D.1) do not. Takes two layers or more, and twice the time."""
+    theorems assume eq. (22) for the initial weights. Orthogonal layers satisfy it; the normal
+    weights of its experiments (App. D.1) do not. Needs two layers or more, and twice the time."""
 
     def growth_time(self) -> float:
         """Computes the least time in which layers grow from their initial size to size 1.
 
         Layers begin with norm a_0 = 2 alpha sqrt(d). They grow at most by da/dt = a^(L-1), so the
+        time is
         time is
 
             -log a_0 for L = 2, else (1 - a_0^(2-L)) / (2 - L).
@@ -60,9 +61,9 @@ class Networks:
 class Config:
     """Target data sets of n = load d samples in d dimensions, from a source at angle theta.
 
-    ValueError is raised if a load gives fewer than 3 samples or, with noise, a number of samples
-    within 1 of d; and, where networks are trained, if their number of layers does not suit the
-    modes or depths, the learning rate may be unstable, or the steps are too few for the weights to
+    A load that gives fewer than 3 samples raises ValueError. So does, with noise, a number of
+    samples within 1 of d. With trained networks, so do a number of layers that does not suit the
+    modes or depths, a learning rate that may be unstable, and too few steps for the weights to
     grow.
     """
 
@@ -74,7 +75,7 @@ class Config:
     draws: Annotated[int, Ge(2)] = 20
     """Independent target data sets for each point."""
     limits: Positive | None = None
-    """Value of T at the strongest colours of the maps; by default it follows the data."""
+    """Value of T at the strongest colours of the maps; by default chosen from the data."""
     loads: Annotated[int, Ge(2)] = 40
     """Number of loads n/d, the midpoints of as many equal parts of (0, load_max)."""
     load_max: Positive = 2.0
@@ -92,8 +93,8 @@ class Config:
     seed: Seed = 0
     """Seed of the simulated data sets."""
     train: bool = False
-    """Also train networks on data sets of their own, and compare closed form, estimator and network
-    there."""
+    """Also train networks on other data sets, and compare closed form, estimator and network on
+    them."""
     networks: Networks = Networks()
 
     def __post_init__(self) -> None:
@@ -115,9 +116,7 @@ class Config:
             )
 
     def _check_networks(self) -> None:
-        """Checks that networks can be trained to the end at every load, and be compared with
-        theory.
-        """
+        """Checks that networks can be trained to the end at every load and compared with theory."""
         nets, n = self.networks, self.trained_counts()
         self._check_counts(n, nets.d, "networks.d", "networks.cells")
         if "linear" in self.modes and nets.layers == 1:
@@ -147,7 +146,7 @@ class Config:
         """Computes the angles of the grid.
 
         Args:
-          count: How many angles there are; by default `thetas`.
+          count: The number of angles; by default `thetas`.
 
         Returns:
           Angles from 0 to the largest in equal steps, in radians, `(count,)`.
@@ -163,7 +162,7 @@ class Config:
         return self._counts(self.loads, self.d)
 
     def trained_counts(self) -> np.ndarray:
-        """Computes the number of samples n at each load at which networks are trained.
+        """Computes the number of samples n at each load with trained networks.
 
         Returns:
           The numbers, int `(networks.cells[0],)`.
@@ -181,7 +180,7 @@ PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_1": varied(DEFAULT, sigmas=(0.2,), modes=("linear",)),
     "figure_3": varied(DEFAULT, sigmas=(0.2,), modes=("fine_tuning",), depths=(2,)),
-    # Figure 7 is Figure 6 beside its simulation, which ours always shows
+    # Figure 7 is Figure 6 next to its simulation, which this study always shows
     "figure_6_7": varied(DEFAULT, sigmas=(0.0,), modes=("linear",)),
     "depth": varied(
         DEFAULT,
@@ -191,13 +190,13 @@ PRESETS: dict[str, Config] = {
         modes=("fine_tuning",),
     ),
     "noise": varied(DEFAULT, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
-    # Trained as the paper says: hours of a processor.
+    # Trained as in the paper: hours of processor time.
     "networks": varied(
         DEFAULT,
         train=True,
         networks={"d": 500, "cells": (20, 17), "rate": 1e-3, "steps": 100_000},
     ),
-    # App. D.1's initial weights, which break the theorems' assumption, beside some that do not
+    # App. D.1's initial weights, which break the theorems' assumption, next to some that satisfy it
     "initialisation": varied(
         DEFAULT,
         d=200,

@@ -1,4 +1,4 @@
-"""The findings of `transfer_phase`, from the stored dataset alone."""
+"""The findings of `transfer_phase`, computed from the stored dataset alone."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ from experiments.studies.transfer_phase.compared import gains, parts
 
 WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),
-    "fine_tuning": ("features are fate, eq. 17, Fig. 3", "it helps up to 60 degrees, whatever σ"),
+    "fine_tuning": ("features are fate, eq. 17, Fig. 3", "it helps up to 60 degrees, for every σ"),
 }
-# Both are averages over random data. The estimator of fine-tuning has the c of the closed form.
+# Both are averages over random data. The estimator of fine-tuning uses the closed form's c.
 SOURCE = {"linear": "simulation", "fine_tuning": "estimator, averaged over data,"}
 
 
 def _shown(dataset: xr.Dataset) -> Iterator[tuple[str, str, xr.Dataset]]:
-    """Yields the modes that were run, their names, and the dataset at the most noise.
+    """Yields the modes that were run, their names, and the dataset at the largest noise.
 
     Fine-tuning is shown at two layers if they are among the depths, else at the last depth.
     """
@@ -34,14 +34,14 @@ def _shown(dataset: xr.Dataset) -> Iterator[tuple[str, str, xr.Dataset]]:
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether transfer hurts and helps where and as much as theory says, at the most noise.
+    """Judges whether transfer hurts and helps where and as much as theory predicts.
 
-    Where networks were trained, it also judges whether they do as theory says.
+    It uses the largest noise. It also judges trained networks, if there are any.
 
-    Returns the findings; none for datasets of an older version, which have no values of single
-    draws.
+    Returns the findings. Datasets of an older version lack the values of single draws, and give
+    none.
     """
-    # Runs of earlier versions kept no data set by itself.
+    # Runs of earlier versions did not keep single data sets.
     if "region" not in dataset:
         return []
     judgements = [
@@ -70,7 +70,7 @@ def _by_region(gain: np.ndarray, theory: np.ndarray) -> tuple[xr.DataArray, xr.D
 
 
 def _of_flows(dataset: xr.Dataset) -> Iterator[Finding]:
-    """Judges whether gradient flow of fine-tuned networks does as theory says."""
+    """Judges whether gradient flow of fine-tuned networks agrees with theory."""
     if "flow_gain" not in dataset:
         return
     at = dataset.attrs
@@ -85,10 +85,10 @@ def _of_flows(dataset: xr.Dataset) -> Iterator[Finding]:
 def _trained(
     dataset: xr.Dataset,
 ) -> Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]:
-    """Yields what there is to judge of trained networks, for each mode, at the most noise.
+    """Yields the data to judge trained networks, for each mode, at the largest noise.
 
-    That is the mode, its name, the transferability `[network, kind, cell_load, cell_theta]`, and
-    the closed form of it.
+    These are the mode, its name, the transferability `[network, kind, cell_load, cell_theta]`, and
+    its closed form.
     """
     if "risk" not in dataset:
         return
@@ -104,10 +104,10 @@ def _trained(
 def _of_networks(
     mode: str, name: str, gain: xr.DataArray, theory: xr.DataArray
 ) -> Iterator[Finding]:
-    """Judges whether trained networks do as theory says.
+    """Judges whether trained networks agree with theory.
 
     It also judges two explanations of the difference: that stopping matters less than the choice of
-    the data set, and that the gradient flow, stopped at the same time, is nearer to the network.
+    the data set, and that the gradient flow, stopped at the same time, is closer to the network.
     """
     where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
     network = gain.sel(kind="network")
@@ -118,19 +118,19 @@ def _of_networks(
     drawn = abs(estimator - estimator.mean("network")).mean(cells)
     yield judged(
         where,
-        f"{name}: that training stops changes T less than another data set does, |network - "
-        "estimator| against |estimator - its mean over data sets|, in the mean over points",
+        f"{name}: stopping changes T less than another data set does, |network - "
+        "estimator| against |estimator - its mean over data sets|, averaged over points",
         "α → 0, t → ∞; trained with α = 1e-5, 1e5 steps of 1e-3",
         f"{_spelt(trained)} against {_spelt(drawn)}",
         (drawn - trained).values,
     )
     claim = (
-        f"{name}: its gradient flow as α → 0, stopped when the network is, is nearer to it than "
+        f"{name}: its gradient flow as α → 0, stopped at the same time, is closer to it than "
         "the end of training"
     )
     stopped = abs(network - flow).mean(cells)
     if not np.isfinite(stopped).all():
-        why = "more than two small layers have no flow from scratch that is known"
+        why = "for more than two small layers, no flow from scratch is known"
         yield Finding(where, claim, paper, why, "not tested")
         return
     yield judged(
@@ -143,7 +143,7 @@ def _of_networks(
 
 
 def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
-    """Judges whether it matters that normal weights break the assumption on initial weights."""
+    """Judges whether breaking the assumption on initial weights matters, as normal weights do."""
     if "orthogonal_risk" not in dataset:
         return
     where = "features are fate, eq. 22 and App. D.1"
@@ -165,8 +165,8 @@ def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
         drawn = abs(estimator - estimator.mean("network")).mean(cells)
         yield judged(
             where,
-            f"{name}: normal weights in place of orthogonal ones, which satisfy (22), change T "
-            "less than another data set does, in the mean over points",
+            f"{name}: normal weights instead of orthogonal ones, which satisfy (22), change T "
+            "less than another data set does, averaged over points",
             "theory from (22), experiments from normal weights, and both agree",
             f"{_spelt(apart)} against {_spelt(drawn)}",
             (drawn - apart).values,
@@ -176,30 +176,31 @@ def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Returns in how much of the plane transfer hurts, and how far measurements are from theory; where
-    networks were trained, also how far they are from theory, and why.
+    Returns in how much of the plane transfer hurts, and how far measurements are from theory. With
+    trained networks it also returns how far they are from theory, and why.
     """
     sentences = []
     for mode, name, at in _shown(dataset):
         theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
         stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-        # From n = d on fine-tuning equals scratch training: no sign there, up to rounding.
+        # From n = d on fine-tuning equals scratch training, so there is no sign there, up to
+        # rounding.
         decided = np.abs(theory) > 4 * np.maximum(stderr, ROUNDING)
         agree = np.mean(np.sign(theory[decided]) == np.sign(mean[decided]))
         z = (mean - theory)[stderr > ROUNDING] / stderr[stderr > ROUNDING]
         sentences.append(
             f"{name[:1].upper()}{name[1:]} hurts in {np.mean(theory < -ROUNDING):.0%} of the "
-            f"(n/d, θ) plane at σ = {float(at.sigma):g}; where |T| exceeds 4 standard errors, "
-            f"closed form and {SOURCE[mode]} have the same sign in {agree:.1%} of the points, "
-            f"and the median |z| over all points is {np.median(np.abs(z)):.2f}."
+            f"(n/d, θ) plane at σ = {float(at.sigma):g}. Where |T| exceeds 4 standard errors, "
+            f"closed form and {SOURCE[mode]} have the same sign in {agree:.1%} of the points. "
+            f"The median |z| over all points is {np.median(np.abs(z)):.2f}."
         )
     sentences.extend(_distances(name, gain, at) for _, name, gain, at in _trained(dataset))
     if "risk" in dataset:
         sentences.append(
-            "Stopping leaves what is slow unlearned: small weights take long to leave 0, and "
-            "directions of small eigenvalues of XᵀX/n, most of them near n = d, to be fitted; "
-            "descent leaves its flow by terms of first order in the rate; and weights that data do "
-            "not move stay of size α."
+            "Stopping leaves slow parts unlearned: small weights take long to leave 0, and "
+            "directions with small eigenvalues of XᵀX/n, most of them near n = d, take long to "
+            "be fitted. Descent differs from its flow by terms of first order in the rate. Weights "
+            "that the data do not move keep size α."
         )
     return " ".join(sentences)
 
@@ -211,7 +212,7 @@ def _spelt(values: xr.DataArray) -> str:
 
 
 def _distances(name: str, gain: xr.DataArray, theory: xr.DataArray) -> str:
-    """Says how far closed form, estimator and network are from one another, and why."""
+    """Describes the distances between closed form, estimator and network, and their causes."""
     closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_load", "cell_theta")
     estimator, network = gain.sel(kind="estimator"), gain.sel(kind="network")
     pairs = {
@@ -241,6 +242,6 @@ def _distances(name: str, gain: xr.DataArray, theory: xr.DataArray) -> str:
     largest = max(sizes, key=lambda cause: sizes[cause])
     load = float(gain.cell_load[int(by_load[largest].values.argmax())])
     return (
-        f"{sentence} Of what lies between estimator and network, {causes}: {largest} counts most, "
-        f"above all at n/d = {load:.2f}."
+        f"{sentence} Causes of the difference between estimator and network: {causes}. The "
+        f"largest is {largest}, above all at n/d = {load:.2f}."
     )

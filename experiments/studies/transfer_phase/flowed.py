@@ -1,8 +1,8 @@
-"""Fine-tuning by gradient flow, solved numerically: no formula for where it ends is used.
+"""Fine-tuning by gradient flow, solved numerically, without a formula for its end.
 
 `run` averages the estimator of fine-tuning, which has the same scale c as the closed form. Here the
 predictor of a balanced network follows its differential equation from the source task on. At these
-small dimensions that takes seconds.
+small dimensions it takes seconds.
 """
 
 from functools import partial
@@ -28,18 +28,18 @@ TIME = 200.0  # at unit rate; the slowest direction has a rate of about (1 - sqr
 
 
 def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Computes the transferability of fine-tuning from its gradient flow, at the most noise.
+    """Computes the transferability of fine-tuning from its gradient flow, at the largest noise.
 
     Args:
-      config: The config. Its seed, its noise and its depths are used: two layers if they are among
-        the depths, else the last depth that is finite.
-      stage: What computes or restores the parts of the run.
+      config: The config. Only its seed, noise and depths are used: two layers if they are among the
+        depths, else the last finite depth.
+      stage: The stage function, which computes or restores the parts of the run.
 
     Returns:
-      `flow_gain` (flow_draw, flow_load, flow_theta): the risk of the least-squares fit of minimum
-      norm, where training from scratch ends, less that of the network that was fine-tuned, on the
-      same data. `flow_theory` is the closed form, a limit. The attributes have dimension, noise and
-      depth. Empty if no finite depth is fine-tuned.
+      `flow_gain` (flow_draw, flow_load, flow_theta): the risk of the least-norm least-squares fit,
+      where training from scratch ends, minus the risk of the fine-tuned network on the same data.
+      `flow_theory` is the closed form, a limit. The attributes have dimension, noise and depth. It
+      is empty without a finite depth.
     """
     depths = [depth for depth in config.depths if np.isfinite(depth)]
     if "fine_tuning" not in config.modes or not depths:
@@ -47,7 +47,7 @@ def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
     depth, sigma = float(2 if 2 in depths else depths[-1]), float(max(config.sigmas))
     theta = np.linspace(0, pi / 2, ANGLES)
     with jax.enable_x64(True):
-        # Neither the draws of the averaged estimator nor those of trained networks.
+        # Different from the draws of the averaged estimator and of the trained networks.
         key = jax.random.fold_in(jax.random.key(config.seed), 2)
         compute = partial(_computed, key, theta, sigma, depth)
         gain = stage("gradient flows", compute)["gain"]
@@ -72,7 +72,8 @@ def _gains(key: jax.Array, theta: jax.Array, sigma: float, depth: float) -> dict
     rows = int(COUNTS.max())
 
     def at(key: jax.Array, n: jax.Array, theta: jax.Array) -> jax.Array:
-        # Every load has one shape: the other rows are 0, and X^T X / rows is what X^T X / n was.
+        # Every load has the same shape: the other rows are 0, and X^T X / rows equals the usual X^T
+        # X / n.
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         sample = problems.draw(key, rows, D, theta, sigma)
         x, y = scale[:, None] * sample.x, scale * sample.y

@@ -32,11 +32,11 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of `transfer_phase`.
 
-    Returns the figures by name: for each way of transfer, one at the most and one at the least
-    noise; for fine-tuning at the most noise, one with the formula that is printed next to the
-    corrected one; one with all depths of fine-tuning, where there are several; for each way, one
-    with all levels of noise, where there are more than two; and those of trained networks, where
-    there are any.
+    Returns the figures by name. For each mode of transfer there is one figure at the largest and
+    one at the smallest noise. For fine-tuning at the largest noise, one has the printed formula
+    next to the corrected one. With several depths, one has all depths of fine-tuning. With more
+    than two levels of noise, one for each mode has all levels. Trained networks have their own
+    figures.
     """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
@@ -67,7 +67,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _suffix(sigma: float, noisy: float) -> str:
-    """Ends the name of a figure; names have no dots."""
+    """Returns the ending of a figure's name, which must not contain dots."""
     if sigma == noisy:
         return ""
     return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
@@ -78,9 +78,9 @@ def _title(at: xr.Dataset, mode: str) -> str:
 
 
 def _diagram(at: xr.Dataset, mode: str) -> Figure:
-    """Draws what theory says and what was measured over (load, theta), and slices of both.
+    """Draws theory and measurement over (load, theta), and slices of both.
 
-    Where there are gradient flows of fine-tuned networks, their map stands between.
+    With gradient flows of fine-tuned networks, their map stands in the middle.
     """
     title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
     flows = mode == "fine_tuning" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
@@ -105,7 +105,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
         curve = at[f"{mode}_curve"].isel(slice=i).values
-        # The curve leaves out n = d, where the mean is infinite: NaN breaks the line there.
+        # The curve leaves out n = d, where the mean is infinite; NaN breaks the line there.
         gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
         right.plot(
             np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
@@ -113,7 +113,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
         at_angle = at.sel(theta=angle, method="nearest")
         points(right, at_angle, mode, "load", color=color, label=_as_pi(angle), quantiles=sigma > 0)
     right.axhline(0, color=style.INK, lw=0.8)
-    # The axis is for values away from n = d; means near it would make all others look flat.
+    # The axis suits values away from n = d; means near it would make all others look flat.
     shown = at.sel(theta=at.slice, method="nearest")
     calm = np.abs(at["load"].values - 1) > NEAR
     reach = 1.15 * np.abs(shown[f"{mode}_mean"].values[calm]).max()
@@ -132,7 +132,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
 
 
 def _printed(at: xr.Dataset) -> Figure:
-    """Draws fine-tuning over (load, theta) as the paper prints it, and corrected, in one scale."""
+    """Draws fine-tuning over (load, theta) as printed in the paper, and corrected, in one scale."""
     figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
     maps = at.fine_tuning_printed.values, at.fine_tuning_theory.values
     reach = limits(at, *maps)
@@ -157,7 +157,7 @@ def _printed(at: xr.Dataset) -> Figure:
 def _networks(at: xr.Dataset, mode: str) -> Figure:
     """Draws closed form, estimator and trained networks at the same points.
 
-    A last panel shows what lies between the last two, by cause.
+    A last panel shows the difference between the last two, by cause.
     """
     depth = at.attrs["trained_layers"]
     at = at.sel(depth=depth) if mode == "fine_tuning" else at
@@ -212,12 +212,12 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
 
 
 def _is_of(at: xr.Dataset, sigma: float) -> bool:
-    """Returns whether the flows are of the noise and the depth that are drawn."""
+    """Returns whether the flows have the noise and the depth of the figure."""
     return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
 
 
 def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
-    """Draws the transferability that gradient flow of fine-tuned networks has."""
+    """Draws the transferability of fine-tuned networks from gradient flow."""
     x, y, d = at.flow_load.values, at.flow_theta.values, at.attrs["flow_d"]
     mean, error = mean_and_error(at.flow_gain, "flow_draw")
     half = float(np.diff(x[:2])[0]) / 2
@@ -238,7 +238,7 @@ def _dress_map(ax: Axes, x: np.ndarray, y: np.ndarray, title: str) -> None:
 
 
 def _legend(figure: Figure, mode: str) -> None:
-    """Says which line is theory's and which is measured."""
+    """Explains which line is theory's and which is measured."""
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
@@ -251,21 +251,21 @@ def _legend(figure: Figure, mode: str) -> None:
     )
 
 
-BAND = style.PALETTE[2]  # the uncertainty of a measured line: neither colour of the maps
+BAND = style.PALETTE[2]  # the uncertainty of a measured line: differs from the maps' colours
 
 
 def _draw_measured(
     ax: Axes, x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
 ) -> None:
-    """Draws the line on which measured means change sign, and where they are within 1 s.e. of 0.
+    """Draws the line where measured means change sign, and where they are within 1 s.e. of 0.
 
-    `mean` and `error` are [x, y]. Columns that are not `far` from n = d have no mean, and values
-    that are 0 but for rounding have no sign: no line is drawn through either.
+    `mean` and `error` are [x, y]. Columns that are not `far` from n = d lack a mean, and values
+    that are 0 up to rounding lack a sign. No line crosses either.
     """
     signed = far[:, None] & (np.abs(mean) > regions.ROUNDING)
     if not ((mean[signed] < 0).any() and (mean[signed] > 0).any()):
         return
-    # On a finer grid, since the error may change much from one column to the next.
+    # On a finer grid, because the error may change much from one column to the next.
     x, y, mean, error = _finer(x, y, np.where(signed, mean, np.nan), error)
     z = np.ma.masked_invalid(mean / np.maximum(error, regions.ROUNDING)).T
     ax.contourf(x, y, z, [-1, 1], colors=[BAND], alpha=0.6)
@@ -284,14 +284,14 @@ def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> tuple[np.ndarray,
 def _draw_boundary(
     ax: Axes, zero: xr.DataArray, angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
-    """Draws theory's line on which transfer neither helps nor hurts, dashed: angles by load."""
+    """Draws theory's line of no gain and no loss, dashed: angles by load."""
     load, angle = zero[zero.dims[0]].values, zero.values
     lines = {"color": color, "lw": 1.6, "ls": "--", **look}
     ax.plot(load, angle, **lines)
     if zero.name == "fine_tuning_zero":
         ax.axvline(1, color=style.INK, lw=0.8, ls=":")
     elif angles[-1] > pi / 2 + regions.ROUNDING:
-        # A refitted weight may be negative: the opposite source is as good.
+        # A refitted weight may be negative, so the opposite source is equally good.
         ax.plot(load, pi - angle, **{**lines, "label": None})
 
 
@@ -330,7 +330,7 @@ def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
     """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    # From n = d on fine-tuning equals scratch training; near it the mean is ruled by rare draws.
+    # From n = d on fine-tuning equals scratch training. Near it rare draws dominate the mean.
     keep = (
         at["load"].values < 1 if mode == "fine_tuning" else np.abs(at["load"].values - 1) > NEAR / 2
     )
@@ -347,7 +347,7 @@ def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
 def _crossings(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> list[tuple[float, float]]:
     """Returns where `gain` changes sign, by linear interpolation, with standard errors.
 
-    An error is that of the gain, divided by its slope.
+    An error is the gain's error divided by its slope.
     """
     found = []
     for i in np.flatnonzero(gain[:-1] * gain[1:] < 0) + 1:
@@ -363,7 +363,7 @@ def _angle_axis(ax: Axes, top: float = pi / 2) -> None:
 
 
 def _as_pi(angle: float) -> str:
-    """Spells an angle as a multiple of pi/8, or of pi if it is none."""
+    """Formats an angle as a multiple of pi/8, or else of pi."""
     eighths = angle / pi * 8
     if abs(eighths - round(eighths)) > 1e-3:
         return f"{angle / pi:.3g} $π$"

@@ -17,10 +17,10 @@ from experiments.studies.transfer_phase.flowed import flowed
 from experiments.studies.transfer_phase.trained import trained
 from theory import deep_linear as dl
 
-# How many points a closed-form curve has.
+# The number of points of a closed-form curve.
 FINE = 600
 QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
-# How many draws lie between two points at which a run can be resumed.
+# The number of draws between two points at which a run can be resumed.
 CHUNK = 5
 
 
@@ -29,13 +29,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
         T = R_scratch - R_transfer  (eq. 7 of Features are fate)
 
-    Returns a dataset over load (n/d), theta (the angle), sigma (the noise) and, for
-    fine-tuning, depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over
-    draws of the difference between risks on the same data. `*_std` is its standard deviation, and
-    `*_low`, `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do
-    not: near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
-    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tuning_printed` is
-    eq. (17) as printed. The variables of `flowed` are added, and with `config.train` those of
+    Returns a dataset over load (n/d), theta (the angle), sigma (the noise) and, for fine-tuning,
+    depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
+    difference between risks on the same data. `*_std` is its standard deviation. `*_low`,
+    `*_median` and `*_high` are quantiles (16, 50 and 84 %), which also exist near n = d, where
+    moments do not. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
+    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tuning_printed` is eq.
+    (17) as printed. The variables of `flowed` are added, and with `config.train` the variables of
     `trained`.
     """
     simulated = simulate(config, stage)
@@ -51,14 +51,14 @@ def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
 
     Args:
       config: The config.
-      stage: What computes or restores the parts of the run.
+      stage: The stage function, which computes or restores the parts of the run.
 
     Returns:
       R_scratch - R_transfer of each draw on the same data: "linear" `[draw, load, theta, sigma]`,
       and "fine_tuning" `[draw, load, theta, sigma, depth]`.
     """
     split = jax.random.split(jax.random.key(config.seed), config.draws)
-    # Keys are indexed in NumPy, as JAX would take ten programs for it.
+    # Keys are indexed in NumPy, because JAX would compile ten programs for it.
     keys = np.asarray(jax.random.key_data(split))
     gains = over_devices(partial(_gains, config))
     draws = partial(_draws, keys=keys, gains=gains)
@@ -102,7 +102,7 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
     theta = config.angles()
     slices = theta[list(_slice_index(config))]
 
-    # Everything is an argument: XLA would spend a minute on folding constants.
+    # Everything is an argument, because XLA would spend a minute on folding constants.
     @jax.jit
     def evaluate(n, theta, n_curve, slices, sigma, depth):
         def gains(n, theta):
@@ -152,7 +152,7 @@ def _printed(config: Config) -> np.ndarray:
 
 
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
-    """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
+    """Returns the regions of the grid; the corrected formula of the paper is eq. (17)."""
     rest = [1] * (theory.ndim - 2)
     far = (np.abs(config.counts() - config.d) >= regions.FAR).reshape(-1, 1, *rest)
     eq_17 = _printed(config)
@@ -161,7 +161,7 @@ def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
 
 
 def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> xr.Dataset:
-    """Makes the dataset of theory and of what the draws gave."""
+    """Creates the dataset of theory and of the draws' results."""
     n = config.counts()
     grid = ("load", "theta", "sigma")
     data: dict[str, Any] = {"n": ("load", n, {"long_name": "target samples"})}

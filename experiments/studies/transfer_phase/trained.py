@@ -1,6 +1,6 @@
 """The trained networks of `transfer_phase`: gradient descent on the paper's losses.
 
-Beside each network stands what theory says of the very same data sets; `compared` names the kinds.
+Each network is compared with theory on the same data sets; `compared` describes the kinds.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,10 @@ from theory import problems
 from theory.claims import optimised
 from theory.deep_linear import directions, networks
 
-STARTS = ("normal", "orthogonal")  # weights of networks that begin from scratch
-# How many draws lie between two points at which a run can be resumed; more where there are several
-# devices.
+STARTS = ("normal", "orthogonal")  # initial weights of networks that train from scratch
+# The number of draws between two points at which a run can be resumed; larger with several devices.
 DRAWS = 1
-# What the predictors of two layers may lose by training in the directions in which they move.
+# The part of a two-layer predictor that training only in the directions in which it moves may lose.
 NEGLIGIBLE = 1e-6
 
 
@@ -38,17 +37,18 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
 
     Args:
       config: The config.
-      stage: What computes or restores the parts of the run.
+      stage: The stage function, which computes or restores the parts of the run.
 
     Returns:
       A dataset over network (a draw of data and of initial weights), kind, way, cell_load,
-      cell_theta and sigma: the `risk` of every kind, the `steps` that networks took and the `loss`
-      that is left, the same of pretraining, and `cell_theory`, the closed form of transferability.
-      The flow and the narrow descent of more than two layers from scratch are NaN. With
-      `networks.orthogonal` also `orthogonal_risk`, that of networks from orthogonal layers, and the
-      `invariant` of each start, which eq. (22) wants above 0, in units of alpha^2.
+      cell_theta and sigma: the `risk` of every kind, the `steps` of the networks and their final
+      `loss`, the same for pretraining, and `cell_theory`, the closed form of transferability. The
+      flow and the narrow descent from scratch are NaN for more than two layers. With
+      `networks.orthogonal` also `orthogonal_risk`, the risk of networks from orthogonal layers, and
+      the `invariant` of each kind of initial weights in units of alpha^2. Eq. (22) needs a positive
+      invariant.
     """
-    # This key is not the simulation's, so that the two do not share their draws.
+    # This key differs from the simulation's, so the two do not share their draws.
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     keys = jax.random.split(key, config.networks.draws)
     train = partial(_trained, keys=keys, train=over_devices(partial(_train, config)))
@@ -66,7 +66,7 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
     }
     line = {}
     if "linear" in config.modes:
-        # The line of linear transfer is that of these networks' own dimension.
+        # The line of linear transfer is computed for these networks' own dimension.
         with jax.enable_x64(True):
             load, angle = regions.zero(
                 "linear", config.networks.d, np.array(config.sigmas), most=config.load_max
@@ -140,14 +140,14 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     budget = options.steps, options.loss
     betas, steps, loss = _descended(config, lambda x, y: small, pretrained, cells, *budget)
     growing, learned = _narrow(config, small, networks.predictor(pretrained))
-    # As many steps as the network took, so that only the size of its weights differs.
+    # As many steps as the network took, so only the size of its weights differs.
     walked, *_ = _descended(config, growing, learned, cells, steps)
     flow = _flows(config, growing, learned, cells, steps)
     risks = problems.risk(jnp.stack([flow, walked, betas]), cells.beta_t)
     limits = _limits(config, dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist()))
     found = {"risk": jnp.concatenate([limits[None], risks]), "steps": steps, "loss": loss}
     if options.orthogonal:
-        # Of the norm that alpha times normal entries have: |W_L| = alpha sqrt(d).
+        # With the norm of alpha times normal entries: |W_L| = alpha sqrt(d).
         orthogonal, orthogonal_source = (
             networks.small_weights(jax.random.fold_in(k, 1), d, depth, options.alpha * np.sqrt(d))
             for k in (key_target, key_source)
@@ -171,7 +171,7 @@ class _Cells(NamedTuple):
       x: Condensed inputs `[load, k, d]`.
       y: Condensed labels `[load, angle, noise, k]`.
       beta_t: Target tasks `[angle, 1, d]`.
-      problem: The same losses in coordinates of their own; basis and scale belong to a load.
+      problem: The same losses in their own coordinates; basis and scale belong to a load.
     """
 
     x: Array
@@ -191,29 +191,29 @@ def _cells(config: Config, x: Array, noise: Array) -> _Cells:
 
 
 def _problems(x: Array, y: Array) -> directions.Problem:
-    """States the loss of each cell; basis and scale have no more axes than the load's."""
+    """States the loss of each cell; basis and scale have only the load's axes."""
     shared = directions.Problem(None, None, 0, 0)  # type: ignore[arg-type]
     of_samples = jax.vmap(jax.vmap(directions.of_samples, (None, 0), shared), (None, 0), shared)
     return jax.vmap(of_samples)(x, y)
 
 
 def _each(fn: Callable[..., Any], of_load: PyTree, of_cell: PyTree) -> PyTree:
-    """Applies a function to each cell; what belongs to a load is shared by its cells."""
+    """Applies a function to each cell; the cells of a load share the load's arguments."""
     return jax.vmap(jax.vmap(jax.vmap(fn, (None, 0)), (None, 0)))(of_load, of_cell)
 
 
-# Makes the weights that training from scratch begins with, from x and y.
+# Makes the initial weights of training from scratch, from x and y.
 Start = Callable[[Array, Array], networks.Weights]
 
 
 def _narrow(
     config: Config, small: networks.Weights, beta_0: Array
 ) -> tuple[Start, networks.Weights]:
-    """Finds the networks of rank one that grow as small weights do, and that pretraining made."""
+    """Returns the rank-one networks that grow as small weights do, and that pretraining made."""
     depth = config.networks.layers
 
     def growing(x: Array, y: Array) -> networks.Weights:
-        # Of more than two small layers no start of growth is known.
+        # For more than two small layers, no beginning of growth is known.
         known = depth <= 2
         beta = networks.start_of_growth(small, x, y) if known else jnp.full_like(beta_0, jnp.nan)
         return networks.narrow_weights(beta, depth)
@@ -225,7 +225,7 @@ def _hidden(
     config: Config, weights: networks.Weights, problem: directions.Problem
 ) -> Float[Array, "k h"]:
     """Finds the hidden directions in which two layers are trained."""
-    # The square of |N(0)| in `directions`, which is what two directions lose in order of size.
+    # The square of |N(0)| in `directions`: the order of the part that two directions lose.
     lost = 4 * config.networks.alpha**2 * config.networks.d
     if lost > NEGLIGIBLE:
         return jnp.eye(weights[1].size)
@@ -254,14 +254,14 @@ def _descended(
     steps: Array | int,
     until: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """Trains networks in each way and each cell: predictors, steps and losses `[way, load, ...]`.
+    """Trains networks by each strategy in each cell; predictors, steps, losses `[way, load, ...]`.
 
-    All cells of a way are trained in one loop.
+    All cells of a strategy are trained in one loop.
     """
     rate = config.networks.rate
 
     def last_alone(steps: Array) -> tuple[Array, Array, Array]:
-        """One layer on the features that the others compute, each coordinate by itself."""
+        """Trains one layer on the others' features, each coordinate separately."""
         *frozen, last = learned
         features = reduce(jnp.matmul, frozen)
         problem = _problems(cells.x @ features, cells.y)
@@ -273,7 +273,7 @@ def _descended(
         return betas, ended.steps, ended.loss
 
     def two_layers(start: Start, steps: Array) -> tuple[Array, Array, Array]:
-        """All of two layers, in the directions in which they move."""
+        """Trains all of two layers, in the directions in which they move."""
 
         def at(of_load: tuple[Array, ...], of_cell: tuple[Array, ...]) -> tuple[Array, Array]:
             (x, *shared), (y, *own) = of_load, of_cell
@@ -287,7 +287,7 @@ def _descended(
         return directions.predictor(spread, ended), ended.steps, ended.loss
 
     def all_layers(start: Start, steps: Array) -> tuple[Array, Array, Array]:
-        """All of any other number of layers, by the plain loop."""
+        """Trains all of any other number of layers, by the plain loop."""
 
         def at(x: Array, of_cell: tuple[Array, Array]) -> tuple[Array, Array, Array]:
             y, most = of_cell
@@ -309,7 +309,7 @@ def _descended(
 
 
 def _spread(problem: directions.Problem) -> directions.Problem:
-    """Gives what belongs to a load axes for the angle and the noise."""
+    """Adds axes for the angle and the noise to the arrays of a load."""
     basis, scale = (part[:, None, None] for part in problem[:2])
     return problem._replace(basis=basis, scale=scale)
 
@@ -355,12 +355,12 @@ def _condensed(
 ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
     """Condenses the first n samples into a number of rows that does not depend on n.
 
-    The rows are the triangular factor of [X, noise]. They have the same loss |y - X beta|^2 / (2n),
-    with labels from any task, so that data of every load have one shape.
+    The rows are the triangular factor of [X, noise]. They have the same loss |y - X beta|^2 / (2n)
+    for labels from any task, so data of every load have the same shape.
     """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
     rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
-    # The losses divide by the number of rows, which this undoes.
+    # The losses divide by the number of rows, which is undone here.
     rows *= np.sqrt(len(rows))
     return rows[:, :-1], rows[:, -1]
 

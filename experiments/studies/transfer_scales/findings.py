@@ -1,4 +1,4 @@
-"""The findings of `transfer_scales`, from the stored dataset alone."""
+"""The findings of `transfer_scales`, computed from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -6,13 +6,13 @@ import xarray as xr
 from experiments.lab.findings import Finding, judged
 
 WHERE = "beyond features are fate"
-PRINTED = "that transfer helps depends on the angle alone: below 60° (overlap 0.5)"
+PRINTED = "whether transfer helps depends only on the angle: below 60° (overlap 0.5)"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether transfer that hurts lazy networks helps rich ones.
 
-    It takes every overlap that, in theory, helps at the smallest scale and hurts at the largest.
+    It tests every overlap that, in theory, helps at the smallest scale and hurts at the largest.
     """
     return [
         _judged(dataset.sel(overlap=overlap), i)
@@ -22,7 +22,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _between(dataset: xr.Dataset) -> np.ndarray:
-    """Which overlaps help at the smallest scale, and hurt at the largest, in theory."""
+    """Returns which overlaps help at the smallest scale and hurt at the largest, in theory."""
     gains = (dataset.scratch - dataset.fine_tuning).sel(share=dataset.overlap.values)
     return ((gains.isel(fine=0) > 0) & (gains.isel(fine=-1) < 0)).values
 
@@ -42,7 +42,7 @@ def _judged(at: xr.Dataset, i: int) -> Finding:
 
 
 def boundary(dataset: xr.Dataset) -> np.ndarray:
-    """The least overlap at which transfer helps, at each fine scale, between grid points linear."""
+    """Returns for each fine scale the least overlap at which transfer helps, by interpolation."""
     gains = (dataset.scratch - dataset.fine_tuning).transpose("fine", "share").values
     return np.array([np.interp(0.0, gain, dataset.share.values) for gain in gains])
 
@@ -55,7 +55,7 @@ def summary(dataset: xr.Dataset) -> str:
     theory = dataset.fine_tuning.sel(share=dataset.overlap.values).isel(fine=[0, -1]).values
     off = float(np.abs(ends[1].values - theory).max())
     return (
-        f"Transfer helps diagonal networks from an overlap of {first:.2f} at scale {low:g}, and of "
-        f"{last:.2f} at scale {high:g}. At these scales mean risks at d = {dataset.attrs['d']} "
-        f"differ from the limit by at most {off:.2f}."
+        f"Transfer helps diagonal networks from an overlap of {first:.2f} at scale {low:g}, and "
+        f"from {last:.2f} at scale {high:g}. At these scales, mean risks at "
+        f"d = {dataset.attrs['d']} differ from the limit by at most {off:.2f}."
     )

@@ -15,7 +15,7 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risks by scale, where transfer helps, and risks by the imbalance of two layers.
 
-    Returns the figure, named "scales".
+    Returns the figure "scales".
     """
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=4.2)
     _risks(left, dataset)
@@ -30,7 +30,7 @@ def _points(ax: Axes, x: np.ndarray, drawn: xr.DataArray, color: str, **look) ->
 
 
 def _key(dataset: xr.Dataset, sigma: str) -> dict[str, Any]:
-    """Options of a legend: its title has the numbers of the problem."""
+    """Returns options of a legend; its title has the numbers of the problem."""
     noise, d = dataset.attrs[sigma], dataset.attrs["d"]
     title = f"$n/d$ = {dataset.attrs['load']:g}, $σ$ = {noise:g}, $d$ = {d}"
     return {"frameon": False, "fontsize": 8, "title": title, "title_fontsize": 8}

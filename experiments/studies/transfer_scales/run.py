@@ -19,9 +19,9 @@ from theory.deep_linear import diagonal, scales
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks of fine-tuning and of training from scratch against the scale of the layers.
 
-    Returns a dataset. Of diagonal networks it has theory over (share, fine), `fine_tuning` and
-    `scratch`, and single draws over (overlap, scale, draw), `fine_tuned` and `from_scratch`. Of two
-    layers it has `layers` over (theta, r), single draws `layers_drawn` over (theta, imbalance,
+    Returns a dataset. For diagonal networks it has theory over (share, fine), `fine_tuning` and
+    `scratch`, and single draws over (overlap, scale, draw), `fine_tuned` and `from_scratch`. For
+    two layers it has `layers` over (theta, r), single draws `layers_drawn` over (theta, imbalance,
     draw), and the risk `layers_scratch`.
     """
     with jax.enable_x64(True):
@@ -65,7 +65,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 def _theory(config: Config) -> Mapping[str, np.ndarray]:
     shares = np.linspace(config.overlaps[0], config.overlaps[-1], config.points)
-    share = np.union1d(shares, config.overlaps)  # those of the data sets, too
+    share = np.union1d(shares, config.overlaps)  # also the overlaps of the data sets
     fine = np.geomspace(config.scales[0], config.scales[-1], config.points)
     r = np.linspace(config.imbalances[0], config.imbalances[-1], 10 * config.points + 1)
     entry, feature = FEATURES**0.5, 1 / FEATURES
@@ -120,7 +120,7 @@ def _diagonal(config: Config, i: int, scale: float) -> Mapping[str, np.ndarray]:
         return np.asarray(problems.risk(_ends(x, y, jnp.asarray(start), scale * root), beta_t))
 
     def source(overlap: float) -> np.ndarray:
-        """Shares its first features with the target, or with a chance those between two counts."""
+        """Shares its first features with the target; a fractional overlap is rounded at random."""
         return np.roll(target, features - round(overlap * features))
 
     return {
@@ -141,7 +141,7 @@ def _layer_risks(key, n: int, d: int, theta, sigma, imbalances: jax.Array) -> ja
 
 
 def _layers(config: Config) -> Mapping[str, np.ndarray]:
-    """Risks `[theta imbalance draw]`: all angles and imbalances on the same inputs and noise."""
+    """Computes risks `[theta imbalance draw]`; all use the same inputs and noise."""
     keys = jax.random.split(jax.random.key(config.seed), config.draws)
     n, imbalances = round(config.load * config.d), jnp.asarray(config.imbalances)
     risks = [

@@ -1,10 +1,10 @@
 """Forward passes of known architectures, for certificates.
 
 Each is a pure function `(params, config, inputs) -> outputs` of a flat dictionary of tensors by
-their Hugging Face names. Its outputs are what the class of the configuration hands out: those of
-its heads by name, the main one first, or the states of a base model. It runs in the precision of
-the tensors. A fourth argument, `see`, is called with the name of each layer and its outputs, and
-what it returns goes on in their place.
+their Hugging Face names. It returns the outputs of the configuration's class: those of its heads by
+name, the main one first, or the states of a base model. It computes in the precision of the
+tensors. A fourth argument, `see`, is called with the name of each layer and its outputs. Its return
+value replaces the outputs.
 """
 
 from sail_jax.architectures.forward.text import bert, gpt2, llama, roberta, t5

@@ -1,8 +1,8 @@
-"""The heads that networks of Hugging Face carry: the axes of their tensors, and what they compute.
+"""The heads of Hugging Face networks: the axes of their tensors, and their computation.
 
-A head reads the states of a body: its stream, or what is pooled of it. There are few kinds of heads
-(`labels`, `dense`, `words`, `vocabulary`, `pixels`), and `HEADS` lists which of them each family
-has. Tables take the axes from there, and forward passes what a head computes.
+A head reads the states of a body: its stream, or a pooled vector. There are few kinds of heads
+(`labels`, `dense`, `words`, `vocabulary`, `pixels`), and `HEADS` lists the heads of each family.
+Tables take the axes from there, and forward passes the computation.
 """
 
 import math
@@ -20,14 +20,15 @@ from sail_jax.configurations import class_of
 
 
 class States(NamedTuple):
-    """What the body of a network computes, for its heads to read.
+    """The output of a network's body, which its heads read.
 
     Attributes:
-      outputs: What a model without a head hands out, by the names that transformers uses:
-        "last_hidden_state", `(batch, time, width)`, first; "pooler_output", `(batch, width)`, where
-        there is a pooler.
-      tokens: The tokens that decide which place a head reads, `(batch, time)`; None of images.
-      table: The table of the embeddings, `(vocab, width)`, for a head that is tied to it.
+      outputs: The outputs of a model without a head, by their names in transformers:
+        "last_hidden_state", `(batch, time, width)`, first; then "pooler_output", `(batch, width)`,
+        if there is a pooler.
+      tokens: The tokens that determine which position a head reads, `(batch, time)`; None for
+        images.
+      table: The embedding table, `(vocab, width)`, for a head that is tied to it.
     """
 
     outputs: Mapping[str, Array]
@@ -36,27 +37,27 @@ class States(NamedTuple):
 
     @property
     def stream(self) -> Array:
-        """The last states of all places, `(batch, time, width)`."""
+        """Returns the last states of all positions, `(batch, time, width)`."""
         return self.outputs["last_hidden_state"]
 
 
 Compute = Callable[[Tensors, Config, States], Array]
-"""What a head computes, or what it reads of the states: all places, one, or what is pooled."""
+"""The computation of a head, or its input: the states of all positions, one, or a pooled vector."""
 
 
 class Head(NamedTuple):
     """A head of a network.
 
     Attributes:
-      weight: The tensor that shows that the head is stored.
-      axes: The axes string of each of its tensors by pattern, "?" in front of those that need not
-        be there although the head is.
+      weight: The tensor that exists if the head is stored.
+      axes: The axes string of each of its tensors by pattern. "?" in front marks tensors that may
+        be missing although the head is stored.
       run: Computes its outputs from the tensors, the configuration and the states.
-      about: What it computes, in a few words.
-      output: What its outputs are called.
-      classes: Endings of the names of the classes that have it; empty for any class. Where two
-        heads have one tensor, the first that fits the class is taken.
-      implied: Whether it may be there without a tensor, tied to the table of the embeddings.
+      about: Its computation in a few words.
+      output: The name of its outputs.
+      classes: Suffixes of the names of the classes that have it; empty for any class. If two heads
+        have one tensor, the first that fits the class is used.
+      implied: Whether it may exist without a tensor, tied to the embedding table.
     """
 
     weight: str
@@ -69,76 +70,78 @@ class Head(NamedTuple):
 
 
 def _everywhere(t: Tensors, config: Config, states: States) -> Array:
-    """Each place of the stream."""
+    """Reads each position of the stream."""
     return states.stream
 
 
 def _first(t: Tensors, config: Config, states: States) -> Array:
-    """The first place."""
+    """Reads the first position."""
     return states.stream[:, 0]
 
 
 def _patches(t: Tensors, config: Config, states: States) -> Array:
-    """The mean of all places but the first."""
+    """Reads the mean of all positions but the first."""
     return states.stream[:, 1:].mean(1)
 
 
 def _pooled(t: Tensors, config: Config, states: States) -> Array:
-    """What the pooler makes of the first place."""
+    """Reads the pooler's output for the first position."""
     if "pooler_output" not in states.outputs:
-        raise ValueError("its head reads the pooler, but there is no tensor 'pooler.dense.weight'")
+        raise ValueError(
+            "its head reads the pooler, but the tensor 'pooler.dense.weight' is missing"
+        )
     return states.outputs["pooler_output"]
 
 
 def _last(t: Tensors, config: Config, states: States) -> Array:
-    """The last place that is not padding; the last of all if the configuration names no padding."""
+    """Reads the last position before padding; the last of all without a padding token."""
     pad = config.get("pad_token_id")
     if pad is None:
         return states.stream[:, -1]
-    # A row of nothing but padding gives its first place, as it does in transformers.
+    # A row of only padding gives its first position, as in transformers.
     at = jnp.argmax(jnp.arange(states.stream.shape[1]) * (_tokens(states) != pad), axis=-1)
     return states.stream[jnp.arange(len(at)), at]
 
 
 def _ended(t: Tensors, config: Config, states: States) -> Array:
-    """The place of the last end token; the last of all where a row has none."""
+    """Reads the position of the last end token; the last of all in a row without one."""
     # Some configurations list several end tokens.
     ends = jnp.isin(_tokens(states), jnp.asarray(config.get("eos_token_id", 1)))
     places = jnp.arange(ends.shape[1])
     at = jnp.where(ends.any(-1), jnp.max(places * ends, axis=-1), places[-1])
-    # The decoder, whose states these are, is as long as the encoder, whose tokens these are.
+    # These states are the decoder's, and these tokens the encoder's. Both have one length.
     return states.stream[jnp.arange(len(at)), at]
 
 
 def _summary(t: Tensors, config: Config, states: States) -> Array:
-    """The place or the mean that GPT-2's `summary_type` names."""
+    """Reads the position or the mean that GPT-2's `summary_type` selects."""
     kind = config.get("summary_type", "cls_index")
     if kind == "mean":
         return states.stream.mean(1)
     one_of("the configuration's 'summary_type'", kind, ("cls_index", "last", "first"))
-    # Unless it is told the place, "cls_index" is the last one.
+    # Without a given position, "cls_index" is the last one.
     return states.stream[:, 0 if kind == "first" else -1]
 
 
 _READS: Mapping[Compute, str] = {
-    _everywhere: "each place",
-    _first: "the first place",
-    _patches: "the mean of all places but the first",
-    _pooled: "what the pooler makes of the first place",
-    _last: "the last place that is not padding",
-    _ended: "the place of the last end token",
-    _summary: "the place that `summary_type` names",
+    _everywhere: "each position",
+    _first: "the first position",
+    _patches: "the mean of all positions but the first",
+    _pooled: "the pooler's output for the first position",
+    _last: "the last position before padding",
+    _ended: "the position of the last end token",
+    _summary: "the position that `summary_type` selects",
 }
-"""What each function reads, for tables that are printed."""
+"""The states that each function reads, for printed tables."""
 
 
 def _tokens(states: States) -> Array:
-    assert states.tokens is not None, "only heads of texts look at tokens"
+    assert states.tokens is not None, "only heads for text read tokens"
     return jnp.asarray(states.tokens)
 
 
 def _space(output: str) -> str:
-    """The space of what a head hands out, for one that does not read words out."""
+    """Returns the space of a head's outputs, for heads without a vocabulary."""
     return "labels" if output == "logits" else output
 
 
@@ -155,11 +158,11 @@ def labels(
 
     Args:
       name: The name of the layer.
-      read: What it reads.
-      reads: The space of what it reads.
-      output: What its outputs are called.
+      read: The function that selects the states it reads.
+      reads: The space of these states.
+      output: The name of its outputs.
       bias: Whether it may have a bias.
-      classes: As the attribute of `Head`.
+      classes: See the attribute of `Head`.
 
     Returns:
       The head.
@@ -180,8 +183,8 @@ def dense(name: str, read: Compute) -> Head:
     """Makes a head of two linear layers, `dense` and `out_proj`, with a tanh between.
 
     Args:
-      name: What the names of the layers begin with.
-      read: What it reads.
+      name: The prefix of the layers' names.
+      read: The function that selects the states it reads.
 
     Returns:
       The head.
@@ -197,21 +200,21 @@ def dense(name: str, read: Compute) -> Head:
         f"{name}.out_proj.weight": "labels pooled*",
         f"{name}.out_proj.bias": "labels",
     }
-    about = f"two linear layers, tanh between, of {_READS[read]}"
+    about = f"two linear layers with a tanh in between, of {_READS[read]}"
     return Head(f"{name}.out_proj.weight", axes, run, about)
 
 
 def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
-    """Makes the head for masked words, which transforms the stream and then reads words out.
+    """Makes the head for masked words, which transforms the stream and then scores words.
 
     Args:
-      name: What the names of its tensors begin with.
+      name: The prefix of its tensors' names.
       layer: The name of the layer of the transform.
       norm: The name of its norm.
-      act: The nonlinearity between the two. None: the one that the configuration states.
+      act: The nonlinearity in between. None: from the configuration.
 
     Returns:
-      The head. Without a table of its own it is tied to that of the embeddings.
+      The head. Without a table of its own it is tied to the embeddings.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:
@@ -222,7 +225,7 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
         table = states.table
         if "decoder.weight" in head:
             table = head["decoder.weight"]
-        # Two names for one bias while the table is tied, and two biases once it is not.
+        # The bias has two names while the table is tied; untied, there are two biases.
         untied = not flag(config, "tie_word_embeddings", default=True) or "bias" not in head
         bias = head["decoder.bias" if untied and "decoder.bias" in head else "bias"]
         return y @ jnp.asarray(table).T + bias
@@ -239,12 +242,12 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
 
 
 def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
-    """Makes the head `lm_head`, which reads words out of the stream.
+    """Makes the head `lm_head`, which scores words from the stream.
 
-    Tables state its axes themselves, since it is required unless it is tied.
+    Tables contain its axes themselves, since it is required unless it is tied.
 
-    `scale` is what the stream is multiplied by, from the configuration. Returns the head. Without a
-    tensor of its own it is tied to the table of the embeddings.
+    `scale` computes the factor on the stream from the configuration. Returns the head. Without a
+    tensor of its own it is tied to the embedding table.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:
@@ -256,10 +259,10 @@ def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
 
 
 def pixels(name: str) -> Head:
-    """Makes the head that draws a square of pixels from each patch.
+    """Makes the head that predicts a square of pixels from each patch.
 
     Args:
-      name: The name of its layer, a convolution whose kernel has one pixel.
+      name: The name of its layer, a convolution with a kernel of one pixel.
 
     Returns:
       The head. Its outputs are images, `(batch, channel, y, x)`.
@@ -270,8 +273,8 @@ def pixels(name: str) -> Head:
         rows, stride = math.isqrt(x.shape[1]), config.get("encoder_stride", 16)
         if rows**2 != x.shape[1] or not stride or x.shape[-1] % stride**2:
             raise ValueError(
-                f"{x.shape[1]} patches of {x.shape[-1]} numbers are no square of squares of "
-                f"{stride} x {stride} pixels, as the configuration's 'encoder_stride' has them"
+                f"{x.shape[1]} patches of {x.shape[-1]} numbers do not form a square of squares "
+                f"with {stride} x {stride} pixels, the configuration's 'encoder_stride'"
             )
         # Outputs are numbered by (channel, y, x) within the square of a patch.
         x = x.reshape(len(x), rows, rows, -1, stride, stride)
@@ -283,17 +286,17 @@ def pixels(name: str) -> Head:
 
 
 def _choices(t: Tensors, config: Config, states: States) -> Array:
-    """GPT-2's second head: one number for each text."""
+    """Runs GPT-2's second head: one number for each text."""
     y = linear(t, "multiple_choice_head.summary", _summary(t, config, states))
     kind = config.get("summary_activation")
     return (activation(kind)(y) if kind else y)[..., 0]
 
 
 def _t5_scale(config: Config) -> float:
-    """What the decoder's states are multiplied by under the tied head of T5's first release."""
-    # A tied head has the scale of embeddings, which is too large for logits by the root of the
-    # width. Newer configurations say that they are tied whether they are or not, and state the
-    # scale by itself.
+    """Returns the factor on the decoder's states under the tied head of T5's first release."""
+    # A tied head has the scale of embeddings, which is too large for logits by a factor of
+    # sqrt(width). Newer configurations may claim tied heads incorrectly, and have a separate entry
+    # for the scale.
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     return config["d_model"] ** -0.5 if scaled else 1.0
 
@@ -308,7 +311,7 @@ _BERT = (
 
 
 def _granite_scale(config: Config) -> float:
-    """What Granite's logits are multiplied by: it states what they are divided by."""
+    """Returns the factor on Granite's logits; the configuration has its inverse."""
     return 1 / setting(config, "logits_scaling", default=1.0)
 
 
@@ -346,14 +349,14 @@ HEADS: Mapping[str, tuple[Head, ...]] = {
     "vit": (labels("classifier", _first), pixels("decoder.0")),
     "clip": (labels("classifier", _patches, reads="vision.resid"),),
 }
-"""The heads of each family. Of two with the same tensor, the first that fits the class is taken."""
+"""The heads of each family. Of two with one tensor, the first that fits the class is used."""
 
 LABELS: Mapping[str, str] = {
     _space(head.output): "outer" for known in HEADS.values() for head in known
 }
-"""The spaces that heads hand out, as tables state them."""
+"""The spaces of heads' outputs, for tables."""
 
-# What the names of classes end with whose heads read no words out.
+# Suffixes of the names of classes with heads that do not score words.
 _OTHER_TASKS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
@@ -361,13 +364,13 @@ _OTHER_TASKS = (
 
 
 def is_base(config: Config) -> bool:
-    """Tells whether a configuration names a class without a head."""
+    """Checks whether a configuration's class has no head."""
     name = class_of(config)
     return name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
 
 
 def has_vocabulary(config: Config) -> bool:
-    """Tells whether a model of language reads words out; one that names no class is taken to.
+    """Checks whether a language model scores words. Without a class, it is assumed to.
 
     Args:
       config: The configuration.
@@ -383,10 +386,10 @@ def heads(family: str, config: Config) -> tuple[Head, ...]:
 
     Args:
       family: The family, a key of `HEADS`.
-      config: The configuration, which names the class.
+      config: The configuration, which contains the class.
 
     Returns:
-      The heads, one for each tensor that shows one.
+      The heads, one for each tensor that identifies a head.
     """
     out: dict[str, Head] = {}
     for head in HEADS[family]:
@@ -396,7 +399,7 @@ def heads(family: str, config: Config) -> tuple[Head, ...]:
 
 
 def head_axes(family: str, config: Config) -> dict[str, str]:
-    """Gives the rules of the heads of a family, all of which are optional.
+    """Gives the rules of the heads of a family. All of them are optional.
 
     Args:
       family: The family, a key of `HEADS`.
@@ -410,7 +413,7 @@ def head_axes(family: str, config: Config) -> dict[str, str]:
 
 
 def ends(family: str, config: Config, resid: str = "resid") -> dict[str, tuple[str, ...]]:
-    """Lists which heads keep the states of a body inside of the network.
+    """Lists the heads that make the states of a body internal to the network.
 
     Args:
       family: The family, a key of `HEADS`.
@@ -418,8 +421,9 @@ def ends(family: str, config: Config, resid: str = "resid") -> dict[str, tuple[s
       resid: The space of the stream.
 
     Returns:
-      For the stream and for what is pooled of it, the tensors of the heads that read it: without
-      any of them it is handed out itself. Empty if a tied head, which has no tensor, reads it.
+      The tensors of the heads that read the stream, and of those that read the pooled vector.
+      Without any of them the states are outputs. Empty if a tied head, which lacks a tensor, reads
+      them.
     """
     known = heads(family, config)
     if has_vocabulary(config) and any(head.implied for head in known):
@@ -429,13 +433,13 @@ def ends(family: str, config: Config, resid: str = "resid") -> dict[str, tuple[s
 
 
 def readers(family: str, config: Config, tied: bool) -> tuple[str, ...]:
-    """Lists the tensors of heads that read the last norm of the stream.
+    """Lists the tensors of heads that read the stream's last norm.
 
     Args:
       family: The family, a key of `HEADS`.
       config: The configuration.
-      tied: Whether the table of the embeddings reads it as well: then the other heads are not
-        listed, so that the norm is not folded into them alone.
+      tied: Whether the embedding table reads it as well. The other heads are then not listed, since
+        the norm must not be folded into them alone.
 
     Returns:
       Their patterns.
@@ -445,7 +449,7 @@ def readers(family: str, config: Config, tied: bool) -> tuple[str, ...]:
 
 
 def outputs(family: str, t: Tensors, config: Config, states: States) -> dict[str, Array]:
-    """Computes what a network hands out: the outputs of its heads, or else its states.
+    """Computes the outputs of a network: the outputs of its heads, or else its states.
 
     Args:
       family: The family, a key of `HEADS`.
@@ -457,18 +461,18 @@ def outputs(family: str, t: Tensors, config: Config, states: States) -> dict[str
       The outputs by name, the main one first.
 
     Raises:
-      ValueError: If the class has a head and none is stored, or a tensor is missing.
+      ValueError: If the class has a head but none is stored, or a tensor is missing.
     """
     known, name = heads(family, config), class_of(config)
     stored = [head for head in known if head.weight in t]
-    # A head that is tied has no tensor. A network that names no class is taken to have it, unless
-    # another head is stored.
+    # A tied head lacks a tensor. A network without a class is assumed to have it, unless another
+    # head is stored.
     if has_vocabulary(config) and (name or not stored):
         stored = [head for head in known if head in stored or head.implied]
     if not stored and name and not is_base(config):
         raise ValueError(
-            f"the configuration names the class {name!r}, but the checkpoint has none of the heads "
-            f"that are known: {', '.join(head.weight for head in known)}"
+            f"the configuration has the class {name!r}, but the checkpoint has none of the known "
+            f"heads: {', '.join(head.weight for head in known)}"
         )
     out: dict[str, Array] = {}
     for head in stored:

@@ -1,4 +1,4 @@
-"""Random inputs to run a network on, two of each kind.
+"""Random inputs for networks, two of each kind.
 
 A kind is a function `(config, rng) -> inputs`.
 """
@@ -14,19 +14,19 @@ Inputs = Callable[[Mapping[str, Any], np.random.Generator], Any]
 def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
     """Draws two sequences of at most 16 random tokens.
 
-    They have two tokens fewer than the network has positions, where that is less.
+    They have two tokens fewer than the network has positions, if that is less than 16.
 
     Args:
       config: A configuration with `vocab_size`. It may have `max_position_embeddings` or
-        `n_positions`; where it states neither, 16 positions are assumed.
+        `n_positions` (default: 16).
       rng: A generator of random numbers.
 
     Returns:
       Token numbers, `(2, length)`.
     """
     longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
-    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer. The
-    # other networks lose nothing by it.
+    # RoBERTa counts positions from 2, after the padding position, so it takes two tokens fewer. Two
+    # fewer tokens do not matter for other networks.
     length = max(1, min(16, longest - 2))
     return rng.integers(0, config["vocab_size"], (2, length))
 
@@ -35,8 +35,8 @@ def images(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
     """Draws two random images of normal pixels.
 
     Args:
-      config: A configuration. It may have `image_size` (224 where not stated) and `num_channels`
-        (3).
+      config: A configuration. It may have `image_size` (default: 224) and `num_channels` (default:
+        3).
       rng: A generator of random numbers.
 
     Returns:
@@ -63,7 +63,7 @@ def both(*kinds: Inputs) -> Inputs:
     """Makes the inputs of a network that takes several.
 
     Args:
-      *kinds: How each of them is drawn.
+      *kinds: The function that draws each of them.
 
     Returns:
       A function that draws a tuple of inputs.
@@ -72,11 +72,11 @@ def both(*kinds: Inputs) -> Inputs:
 
 
 def of_part(part: str, kind: Inputs) -> Inputs:
-    """Makes the inputs of a part of a network, which has a configuration of its own.
+    """Makes the inputs of a part of a network, which has its own configuration.
 
     Args:
-      part: The entry that holds the configuration of the part.
-      kind: How the inputs are drawn from that configuration.
+      part: The entry with the configuration of the part.
+      kind: The function that draws the inputs from that configuration.
 
     Returns:
       A function that draws them from the whole configuration.

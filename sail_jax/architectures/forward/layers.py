@@ -1,4 +1,4 @@
-"""What the forward passes share: tensors by name, norms, nonlinearities, attention, positions."""
+"""Common parts of the forward passes: tensors by name, norms, attention, positions."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 from sail_jax.checks import nearest
 
 See = Callable[[str, Array], Array]
-"""Called with the name of each layer and its outputs; what it returns goes on in their place."""
+"""A function of a layer's name and outputs. Its return value replaces the outputs."""
 
 
 def unseen(name: str, x: Array) -> Array:
-    """Lets the outputs of a layer go on as they are."""
+    """Returns the outputs of a layer unchanged."""
     del name
     return x
 
@@ -25,12 +25,12 @@ def unseen(name: str, x: Array) -> Array:
 class Tensors:
     """The tensors of a checkpoint under a prefix: `t["wte.weight"]`, `t / "h.0."`.
 
-    `t[name]` raises ValueError, naming the nearest, if there is no such tensor. `name in t` tells
-    whether there is. `t / prefix` goes one prefix deeper.
+    `t[name]` raises a ValueError with the closest names if there is no such tensor. `name in t`
+    checks whether there is. `t / prefix` adds to the prefix.
 
     Attributes:
       params: All tensors by their full names.
-      prefix: What the names asked for are preceded by.
+      prefix: The text in front of requested names.
     """
 
     def __init__(self, params: Mapping[str, Any], prefix: str = ""):
@@ -49,13 +49,13 @@ class Tensors:
         return Tensors(self.params, self.prefix + prefix)
 
     def maybe(self, prefix: str) -> "Tensors":
-        """Goes under a prefix if any tensor has it; base models are saved without it."""
+        """Adds a prefix if any tensor has it; base models are saved without it."""
         full_prefix = self.prefix + prefix
         return self / prefix if any(path.startswith(full_prefix) for path in self.params) else self
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """Applies a linear layer: `x @ weight.T + bias`, without bias if there is none."""
+    """Applies a linear layer: `x @ weight.T + bias`; the bias is optional."""
     y = x @ t[f"{name}.weight"].T
     return y + t[f"{name}.bias"] if f"{name}.bias" in t else y
 
@@ -63,10 +63,10 @@ def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "
 def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
     """Applies LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
 
-    `x` and what comes back are `(..., n)`.
+    `x` and the result are `(..., n)`.
     """
     centred = x - x.mean(-1, keepdims=True)
-    # Of the centred values: mean(x^2) - mean(x)^2 would cancel for activations far from 0.
+    # The variance uses centred values: mean(x^2) - mean(x)^2 cancels for activations far from 0.
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
 
@@ -77,8 +77,8 @@ def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    # The names are those of Hugging Face, where "gelu" is exact and two names stand for the
-    # approximation by tanh that GPT-2 was trained with.
+    # These are Hugging Face's names. There "gelu" is exact, and two names stand for the tanh
+    # approximation that GPT-2 was trained with.
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
@@ -91,10 +91,9 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """Returns a nonlinearity by the name that configurations use.
+    """Returns a nonlinearity by its name in configurations.
 
-    `name` is the name, such as "gelu_new". ValueError if the name is unknown; the message says the
-    nearest.
+    `name` is a name such as "gelu_new". An unknown name raises a ValueError with the closest names.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}{nearest(name, _ACTIVATIONS)}")
@@ -110,31 +109,31 @@ def attend(
     mask: Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
 ) -> Float[Array, "b t hv"]:
-    """Computes softmax attention, where several heads of queries may share one of keys and values.
+    """Computes softmax attention. Several query heads may share a head of keys and values.
 
         softmax(scale q k^T + bias) v
 
     Args:
       q: Queries, `(b, t, h, k)`.
-      k: Keys, `(b, s, g, k)`. Each of the g heads serves h / g heads of queries in a row.
+      k: Keys, `(b, s, g, k)`. Each of the g heads serves h / g consecutive query heads.
       v: Values, `(b, s, g, v)`.
-      scale: What the products are multiplied by.
+      scale: The factor on the products.
       mask: Where a query may attend to a key, broadcastable to `(b, h, t, s)`. None: everywhere.
-      bias: What is added to the products, broadcastable to `(b, h, t, s)`.
+      bias: The summand of the products, broadcastable to `(b, h, t, s)`.
 
     Returns:
-      The mixed values, heads side by side, `(b, t, h * v)`.
+      The attention outputs, heads concatenated, `(b, t, h * v)`.
     """
     share = q.shape[2] // k.shape[2]
-    # Queries h share the keys and values of head h // share, as in the checkpoints' own code.
+    # Query head h uses the keys and values of head h // share, as in the original code.
     k, v = (jnp.repeat(x, share, axis=2) for x in (k, v))
     logits = jnp.einsum("bthk,bshk->bhts", q, k) * scale
     if bias is not None:
         logits = logits + bias
     if mask is not None:
         logits = jnp.where(mask, logits, -jnp.inf)
-    # A query that may attend to nothing would be NaN. Causal masks show it itself at least, those
-    # of padding the real tokens.
+    # A query without any allowed key would give NaN. Causal masks allow at least the token itself,
+    # and padding masks allow the real tokens.
     mixed = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(logits, axis=-1), v)
     return mixed.reshape(*mixed.shape[:2], -1)
 
@@ -154,10 +153,10 @@ def attention(
     Args:
       t: The tensors.
       names: The names of query, key, value and output layers, separated by blanks.
-      x: The inputs that queries are made of, `(b, t, n)`.
-      heads: How many heads there are.
-      source: What keys and values are made of, `(b, s, m)`. None: `x`.
-      scale: What the products are multiplied by. None: 1 / sqrt(size of a head).
+      x: The input of the queries, `(b, t, n)`.
+      heads: The number of heads.
+      source: The input of keys and values, `(b, s, m)`. None: `x`.
+      scale: The factor on the products. None: 1 / sqrt(size of a head).
       **kwargs: `mask` and `bias` of `attend`.
 
     Returns:
@@ -178,15 +177,15 @@ def rotary(
 ) -> Float[Array, "b t h k"]:
     """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
 
-    `x` has queries or keys, `(b, t, h, k)`. `frequencies` are the angle per position of each pair,
+    `x` has queries or keys, `(b, t, h, k)`. `frequencies` has each pair's angle per position,
     `(k / 2,)`. Returns the rotated array, `(b, t, h, k)`.
 
     References:
       Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
       (arXiv 2104.09864).
     """
-    # Halves are paired, not neighbours as in the paper: checkpoints of Hugging Face have the units
-    # of queries and keys in this order.
+    # Units i and i + k/2 form a pair, not neighbours as in the paper: Hugging Face checkpoints
+    # store queries and keys in this order.
     angles = jnp.arange(x.shape[1])[:, None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x, 2, axis=-1)
@@ -196,9 +195,9 @@ def rotary(
 def patches(
     x: Float[Array, "b c h w"], kernel: Float[Array, "n c p p"]
 ) -> Float[Array, "b patches n"]:
-    """Embeds the patches of images by a convolution whose stride is the size of its kernel.
+    """Embeds the patches of images by a convolution with its kernel size as stride.
 
-    `x` is images, `(b, c, h, w)`. `kernel` is the kernel, `(n, c, p, p)`. Returns the embedded
+    `x` has images, `(b, c, h, w)`. `kernel` is the kernel, `(n, c, p, p)`. Returns the embedded
     patches, row by row, `(b, patches, n)`.
     """
     size = kernel.shape[2:]
@@ -214,12 +213,12 @@ def embed_patches(
     first: Int[Array, "n"] | Float[Array, "n"],
     positions: Float[Array, "t n"],
 ) -> Float[Array, "b t n"]:
-    """Embeds images as a class token, followed by their patches, plus positions.
+    """Embeds images as a class token, followed by their patches, and adds positions.
 
     Args:
       pixels: Images, `(b, c, h, w)`.
       kernel: The kernel of the patches, `(n, c, p, p)`.
-      bias: What is added to every patch, `(n,)`, or None.
+      bias: The summand of every patch, `(n,)`, or None.
       first: The class token, `(n,)`.
       positions: The embeddings of positions, `(t, n)`.
 
@@ -227,14 +226,14 @@ def embed_patches(
       The embedded tokens, `(b, t, n)`.
 
     Raises:
-      ValueError: If the number of patches does not fit that of positions.
+      ValueError: If the number of patches does not fit the number of positions.
     """
     x = patches(jnp.asarray(pixels), kernel)
     x = x if bias is None else x + bias
     x = jnp.concatenate([jnp.broadcast_to(first, (len(x), 1, x.shape[-1])), x], axis=1)
     if x.shape[1] != positions.shape[0]:
         raise ValueError(
-            f"images of shape {list(pixels.shape)} make {x.shape[1] - 1} patches, but the "
+            f"images of shape {list(pixels.shape)} have {x.shape[1] - 1} patches, but the "
             f"checkpoint has positions for {positions.shape[0] - 1}"
         )
     return x + positions

@@ -1,6 +1,6 @@
 """Forward passes of language models, from the tensors of a checkpoint.
 
-They are GPT-2, the Llama family with Granite and its mixtures of experts, BERT, RoBERTa and T5.
+They cover GPT-2, the Llama family with Granite and its mixtures of experts, BERT, RoBERTa and T5.
 """
 
 import math
@@ -41,11 +41,11 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
       params: The tensors by name.
       config: The configuration; it must have `n_head` and `n_layer`.
       tokens: Token numbers, `(batch, time)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
       ValueError: If a tensor or a head is missing, or the activation is unknown.
@@ -56,7 +56,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
     heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
     act = activation(config.get("activation_function", "gelu_new"))
 
-    # GPT-2 stores its kernels as [in, out], where a linear layer of PyTorch has [out, in].
+    # GPT-2 stores its kernels as [in, out]; a PyTorch linear layer has [out, in].
     def conv1d(t, name, x):
         return x @ t[f"{name}.weight"] + t[f"{name}.bias"]
 
@@ -65,7 +65,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
     for i in range(config["n_layer"]):
         h = body / f"h.{i}."
         qkv = conv1d(h, "attn.c_attn", layer_norm(h, "ln_1", x, eps))
-        # Queries and keys have one size, values what is left of the projection.
+        # Queries and keys have one size. The rest of the projection is values.
         inner = h["attn.c_proj.weight"].shape[0]
         size = (qkv.shape[-1] - inner) // 2
         q, k, v = (
@@ -81,30 +81,30 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
-    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Granite, or mixtures of these.
+    """Runs Llama, Mistral (with its sliding window), Qwen2, Qwen3, Granite, or their mixtures.
 
     Args:
-      params: The tensors by name; those of experts by themselves, or of a layer's experts stacked.
+      params: The tensors by name; each expert's tensors separate, or a layer's experts stacked.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
-      ValueError: If a tensor is missing, or the activation or the kind of rotary positions unknown.
+      ValueError: If a tensor is missing, or the activation or the rotary positions are unknown.
     """
     t = Tensors(params)
-    # The class for question answering calls its body as GPT-2 does.
+    # The class for question answering names its body as GPT-2 does.
     body = t.maybe("model.").maybe("transformer.")
     heads = config["num_attention_heads"]
     shared = setting(config, "num_key_value_heads", default=heads)
     eps = config.get("rms_norm_eps", 1e-5 if _is_mixtral(config) else 1e-6)
     table = body["embed_tokens.weight"]
     time = np.arange(tokens.shape[-1])
-    # [query, key]: how many places back each key lies; negative in the future.
+    # [query, key]: how many positions before the query each key lies; negative in the future.
     back = time[:, None] - time
     by = _multipliers(config)
     x = table[tokens] * by.embedding
@@ -133,9 +133,9 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
 
 
 class _Multipliers(NamedTuple):
-    """What embeddings, the products of attention, and the outputs of parts are multiplied by.
+    """The factors on embeddings, attention products, the outputs of parts, and logits.
 
-    `attention` is None for the root of a head's size, by which products are divided.
+    `attention` is None for the usual 1 / sqrt(size of a head).
     """
 
     embedding: float = 1.0
@@ -144,7 +144,7 @@ class _Multipliers(NamedTuple):
 
 
 def _multipliers(config: Config) -> _Multipliers:
-    """The numbers that Granite states."""
+    """Reads Granite's factors from the configuration."""
     if not _is_granite(config):
         return _Multipliers()
     return _Multipliers(
@@ -161,12 +161,12 @@ def _is_mixtral(config: Config) -> bool:
 
 
 def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
-    """The feed-forward part of a layer: a gated one, or a router and such experts.
+    """Runs the feed-forward part of a layer: a gated layer, or a router with such experts.
 
-    The router gives each token a share for each expert, by a softmax over all of them. The largest
-    shares count. Mixtral and Granite divide them by their sum, and Qwen-MoE does if
-    `norm_topk_prob` is true. Qwen2-MoE adds an expert that all tokens use, with a share of its own,
-    and Granite one with a share of 1.
+    The router gives each token a share for each expert, by a softmax over all of them. Only the
+    largest shares count. Mixtral and Granite normalise them to sum one, and Qwen-MoE does if
+    `norm_topk_prob` is true. Qwen2-MoE adds an expert for all tokens, with a share of its own.
+    Granite adds one with share 1.
     """
     act = activation(config.get("hidden_act", "silu"))
 
@@ -193,12 +193,12 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
     used = count(config, "num_experts_per_tok", default=default)
     if used > experts:
         raise ValueError(
-            f"the configuration's 'num_experts_per_tok' is {used}, and a router has {experts} rows"
+            f"the configuration's 'num_experts_per_tok' is {used}, but a router has {experts} rows"
         )
     largest, which = jax.lax.top_k(shares, used)
     if always or flag(config, "norm_topk_prob", default=False):
         largest = largest / largest.sum(-1, keepdims=True)
-    # [batch, time, expert]: 0 for an expert that the token does not use.
+    # [batch, time, expert]: 0 for experts that the token does not use.
     weights = (largest[..., None] * jax.nn.one_hot(which, experts)).sum(-2).astype(y.dtype)
     outcomes: Iterable[Array]
     if stacks[0] in mixture:
@@ -215,9 +215,9 @@ def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
 
 
 def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
-    """The frequencies of rotary positions: plain, stretched "linear"ly, or as Llama 3.1 does."""
-    # Releases of Hugging Face differ: "rope_parameters" is the newer name of the group, and "type"
-    # the older one of "rope_type".
+    """Returns the frequencies of rotary positions: plain, "linear" scaling, or Llama 3.1's."""
+    # Names differ between releases of transformers: "rope_parameters" is the newer name of the
+    # group, and "type" the older name of "rope_type".
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     usual = 1e6 if _is_mixtral(config) else 1e4
@@ -228,23 +228,23 @@ def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
     elif kind == "llama3":
         old = setting(rope, "original_max_position_embeddings")
         low, high = setting(rope, "low_freq_factor"), setting(rope, "high_freq_factor")
-        # `old * f / (2 pi)` is how often a pair turns within the old context. Those that turn often
-        # keep their frequency (smooth = 1), slow ones are divided by the factor, and between the
-        # two it is interpolated.
+        # `old * f / (2 pi)` is the number of turns of a pair within the old context. Pairs with
+        # many turns keep their frequency (smooth = 1), slow pairs are divided by the factor, and
+        # the frequencies in between are interpolated.
         smooth = np.clip((old * f / (2 * math.pi) - low) / (high - low), 0, 1)
         f = f * (smooth + (1 - smooth) / setting(rope, "factor"))
     elif kind != "default":
-        raise ValueError(f"rotary positions of type {kind!r} are not known here")
+        raise ValueError(f"rotary positions of type {kind!r} are not supported")
     return jnp.asarray(f, jnp.float32)
 
 
 def _window(config: Config, layer: int) -> int | None:
-    """How many tokens back a layer looks, counting the token itself; None for all."""
+    """Returns a layer's window in tokens, including the token itself; None if it is unlimited."""
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     if kinds:
         return window if kinds[layer] == "sliding_attention" else None
-    # Qwen states a window even where it uses none, and uses it in the upper layers alone.
+    # Qwen configurations have a window even if it is unused, and use it only in the upper layers.
     if config.get("model_type", "").startswith("qwen"):
         used = config.get("use_sliding_window") and layer >= config.get("max_window_layers", 0)
         return window if used else None
@@ -258,11 +258,11 @@ def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`, without padding.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
       ValueError: If a tensor or a head is missing, or the activation is unknown.
@@ -274,18 +274,18 @@ def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> O
 
 
 def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
-    """Runs RoBERTa, whose positions start after that of padding and do not count padding.
+    """Runs RoBERTa. Its positions start after the padding position and do not count padding.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`, and may
-        have `pad_token_id` (1 where not stated).
+        have `pad_token_id` (default: 1).
       tokens: Token numbers, `(batch, time)`. Padding is masked.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
       ValueError: If `pad_token_id` is not a whole number, a tensor is missing, or the activation is
@@ -295,7 +295,7 @@ def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -
     pad = setting(config, "pad_token_id", default=1)
     if not isinstance(pad, int):
         raise ValueError(f"the configuration's 'pad_token_id' must be a whole number, got {pad!r}")
-    # Padding has the position `pad`, real tokens have those from `pad + 1` on.
+    # Padding has the position `pad`; real tokens have positions from `pad + 1` on.
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
     states = _bert(t.maybe("roberta."), config, tokens, positions, see, real)
@@ -306,18 +306,18 @@ def _bert(
     t: Tensors, config: Config, tokens: Tokens, positions: Array, see: See,
     real: Array | None = None,
 ) -> States:  # fmt: skip
-    """The states of BERT; `real` says which tokens are not padding."""
+    """Computes the states of BERT; `real` marks tokens other than padding."""
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
     e = t / "embeddings."
     x = e["word_embeddings.weight"][tokens] + e["position_embeddings.weight"][positions]
-    # All tokens are of the first of the two segments.
+    # All tokens belong to the first of the two segments.
     x = layer_norm(e, "LayerNorm", x + e["token_type_embeddings.weight"][0], eps)
     qkvo = "attention.self.query attention.self.key attention.self.value attention.output.dense"
     mask = None if real is None else real[:, None, None, :]
     if config.get("is_decoder"):
         causal = jnp.tri(tokens.shape[-1], dtype=bool)
         mask = causal if mask is None else causal & mask
-        # Padding in front of all tokens would attend to nothing, and shows itself instead.
+        # Padding in front of all tokens could attend to nothing, so it may attend to itself.
         mask |= ~mask.any(-1, keepdims=True) & jnp.eye(tokens.shape[-1], dtype=bool)
     for i in range(config["num_hidden_layers"]):
         h = t / f"encoder.layer.{i}."
@@ -332,17 +332,17 @@ def _bert(
 
 
 def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Outputs:
-    """Runs T5 on tokens of the encoder and of the decoder, both without padding.
+    """Runs T5 on tokens of the encoder and of the decoder, without padding.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `num_heads`, `num_layers` and `d_model`.
       tokens: Token numbers of the encoder and of the decoder, each `(batch, time)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
       ValueError: If a tensor or a head is missing, or the activation is unknown.
@@ -351,7 +351,7 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See =
     body = t.maybe("transformer.")
     table = body["shared.weight"]
     memory = _t5(body, config, "encoder", table[source], None, see)
-    # Classes that have no decoder read what the encoder computes.
+    # Classes without a decoder use the encoder's output.
     if class_of(config).endswith(("EncoderModel", "ForTokenClassification")):
         stream = {"last_hidden_state": memory}
     else:
@@ -361,14 +361,14 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See =
 
 
 def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, see: See) -> Array:
-    """The last states of one tower; `memory`, the encoder's, makes it the decoder."""
+    """Computes the last states of one tower. With `memory`, the encoder's, it is the decoder."""
     heads, eps = config["num_heads"], config.get("layer_norm_epsilon", 1e-6)
     kind = config.get("feed_forward_proj", "relu")
-    # By "gated-gelu" T5 v1.1 means the approximation by tanh.
+    # In T5 v1.1, "gated-gelu" means the tanh approximation.
     act = activation("gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
     decodes = memory is not None
     buckets = _buckets(x.shape[1], config, bidirectional=not decodes)
-    # The first layer of a tower holds the biases by relative position of all its layers.
+    # The first layer of a tower stores the relative position biases of all its layers.
     first = t / f"{tower}.block.0.layer.0.SelfAttention."
     bias = jnp.moveaxis(first["relative_attention_bias.weight"][buckets], -1, 0)
     mask = jnp.tri(x.shape[1], dtype=bool) if decodes else None
@@ -378,12 +378,12 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, 
         h = t / f"{tower}.block.{i}."
         y = rms_norm(h, "layer.0.layer_norm", x, eps)
         h0 = h / "layer.0.SelfAttention."
-        # T5 does not divide logits by the root of a head's size.
+        # T5 does not divide attention logits by sqrt(size of a head).
         x = x + attention(h0, "q k v o", y, heads, scale=1.0, bias=bias, mask=mask)
         if decodes:
             y = rms_norm(h, "layer.1.layer_norm", x, eps)
             h1 = h / "layer.1.EncDecAttention."
-            # Across the towers there are no relative positions, hence no bias.
+            # Attention between the towers has no relative positions, so it has no bias.
             x = x + attention(h1, "q k v o", y, heads, source=memory, scale=1.0)
         last = "layer.2." if decodes else "layer.1."
         y = rms_norm(h, f"{last}layer_norm", x, eps)
@@ -395,13 +395,13 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, 
 
 
 def _buckets(n: int, config: Config, *, bidirectional: bool) -> Int[np.ndarray, "query key"]:
-    """The bucket of each relative position: near distances have their own, far ones share."""
+    """Assigns a bucket to each relative position: near distances have their own, far ones share."""
     count = config.get("relative_attention_num_buckets", 32)
     far = config.get("relative_attention_max_distance", 128)
-    # ahead[query, key] is how far the key lies ahead of the query.
+    # ahead[query, key] is the distance from the query forward to the key.
     ahead = np.arange(n) - np.arange(n)[:, None]
     offset = np.zeros_like(ahead)
-    # An encoder has half of its buckets for each direction, a decoder looks back only.
+    # An encoder has half of its buckets for each direction; a decoder only looks back.
     if bidirectional:
         count //= 2
         offset = count * (ahead > 0)
@@ -409,9 +409,9 @@ def _buckets(n: int, config: Config, *, bidirectional: bool) -> Int[np.ndarray, 
     else:
         distance = np.maximum(-ahead, 0)
     # Half of the buckets have one distance each. In the other half, buckets widen geometrically up
-    # to the distance `far`, and the last one takes all beyond.
+    # to the distance `far`, and the last one contains all larger distances.
     exact = count // 2
-    # The maximum keeps the logarithm finite at distance 0, whose value `where` drops.
+    # The maximum keeps the logarithm finite at distance 0; `where` discards that value.
     ratio = np.log(np.maximum(distance, 1) / exact) / math.log(far / exact)
     large = np.minimum(exact + (ratio * (count - exact)).astype(int), count - 1)
     return offset + np.where(distance < exact, distance, large)

@@ -38,11 +38,11 @@ def vit(params: Params, config: Config, images: Images, see: See = unseen) -> Ou
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       images: Images, `(batch, channel, y, x)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
-      of a base model its states.
+      The outputs by name (see `heads.outputs`): the outputs of the stored heads, or the states of a
+      base model.
 
     Raises:
       ValueError: If a tensor or a head is missing, the images do not fit the positions, or the
@@ -77,13 +77,13 @@ def mlp(
     inputs: Float[Array, "batch n"],
     see: See = unseen,
 ) -> Outputs:
-    """Runs a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
+    """Runs a ReLU MLP with layers `layers.0, layers.1, ..., out` and kernels `(in, out)`.
 
     Args:
       params: The tensors by name.
       config: The configuration; `widths` lists the sizes of the hidden layers.
       inputs: Inputs, `(batch, n)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
       The outputs, `(batch, outputs)`, as "logits".
@@ -106,21 +106,21 @@ def mlp(
 def clip(
     params: Params, config: Config, inputs: tuple[Texts, Images], see: See = unseen
 ) -> Outputs:
-    """Runs CLIP on texts and images, or its classifier on the images.
+    """Runs CLIP on texts and images, or its classifier on images.
 
-    Texts have no padding but after their end.
+    Texts may have padding only after their end.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `text_config` and `vision_config`, each with
         `num_attention_heads` and `num_hidden_layers`.
       inputs: Token numbers, `(texts, time)`, and images, `(images, channel, y, x)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      `logits_per_image`, `(images, texts)`, the scaled cosines between the embeddings; and these,
-      `image_embeds` and `text_embeds`, divided by their norms. Of the class with a classifier its
-      logits, `(images, labels)`.
+      `logits_per_image`, `(images, texts)`: the scaled cosines between the embeddings; and the
+      embeddings `image_embeds` and `text_embeds`, divided by their norms. For the class with a
+      classifier: its logits, `(images, labels)`.
 
     Raises:
       ValueError: If a tensor or a part of the configuration is missing, the images do not fit the
@@ -142,17 +142,17 @@ def clip(
 def clip_images(
     params: Params, config: Config, images: Images, see: See = unseen
 ) -> Float[Array, "images width"]:
-    """Runs CLIP on images alone.
+    """Runs CLIP on images only.
 
     Args:
       params: The tensors by name.
       config: The configuration; its `vision_config` must have `num_attention_heads` and
         `num_hidden_layers`.
       images: Images, `(images, channel, y, x)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      The embeddings of the images before their norm is divided out, `(images, width)`.
+      The embeddings of the images before normalisation, `(images, width)`.
 
     Raises:
       ValueError: As `clip` does.
@@ -163,16 +163,16 @@ def clip_images(
 
 
 def clip_text_model(params: Params, config: Config, tokens: Texts, see: See = unseen) -> Outputs:
-    """Runs CLIP's tower of texts, which is saved by itself, with its projection or without.
+    """Runs CLIP's text tower from its own checkpoint, with or without its projection.
 
     Args:
       params: The tensors by name.
       config: The configuration of the tower.
       tokens: Token numbers, `(texts, time)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      `text_embeds`, `(texts, width)`, where there is a projection; else the states of the tower.
+      `text_embeds`, `(texts, width)`, if there is a projection; otherwise the states of the tower.
 
     Raises:
       ValueError: If a tensor is missing, or the activation is unknown.
@@ -183,16 +183,17 @@ def clip_text_model(params: Params, config: Config, tokens: Texts, see: See = un
 
 
 def clip_vision_model(params: Params, config: Config, images: Images, see: See = unseen) -> Outputs:
-    """Runs CLIP's tower of images, which is saved by itself, with its projection or without.
+    """Runs CLIP's image tower from its own checkpoint, with or without its projection.
 
     Args:
       params: The tensors by name.
       config: The configuration of the tower.
       images: Images, `(images, channel, y, x)`.
-      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+      see: Called after each layer with its name and outputs; its return value replaces them.
 
     Returns:
-      `image_embeds`, `(images, width)`, where there is a projection; else the states of the tower.
+      `image_embeds`, `(images, width)`, if there is a projection; otherwise the states of the
+      tower.
 
     Raises:
       ValueError: If a tensor is missing, the images do not fit the positions, or the activation is
@@ -204,32 +205,32 @@ def clip_vision_model(params: Params, config: Config, images: Images, see: See =
 
 
 def _projected(t: Tensors, config: Config, name: str, output: str, states: States) -> Outputs:
-    """What a tower that is saved by itself hands out."""
-    # A class that is named after its projection must have one: `linear` names what is missing.
+    """Returns the outputs of a tower with its own checkpoint."""
+    # A class with "projection" in its name must have one: `linear` reports a missing tensor.
     if f"{name}.weight" in t or class_of(config).endswith("WithProjection"):
         return {output: linear(t, name, states.outputs["pooler_output"])}
     return dict(states.outputs)
 
 
 def _text_tower(body: Tensors, config: Config, tokens: Texts, see: See) -> States:
-    """The states of texts."""
+    """Computes the states of texts."""
     e = body / "embeddings."
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
     x = _clip_layers(body, config, x, jnp.tri(tokens.shape[1], dtype=bool), see)
     x = layer_norm(body, "final_layer_norm", x, config.get("layer_norm_eps", 1e-5))
-    # Early releases state 2 as the end token, which is wrong: theirs is the largest number of all
-    # tokens.
+    # Early releases have 2 as the end token, which is wrong: their end token is the largest number
+    # of all tokens.
     end = config.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     return States({"last_hidden_state": x, "pooler_output": x[jnp.arange(len(x)), at]})
 
 
 def _vision_tower(body: Tensors, config: Config, images: Images, see: See) -> States:
-    """The states of images."""
+    """Computes the states of images."""
     e, eps = body / "embeddings.", config.get("layer_norm_eps", 1e-5)
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
-    # The name of the norm is misspelt in the checkpoints.
+    # The checkpoints misspell the name of the norm.
     x = _clip_layers(body, config, layer_norm(body, "pre_layrnorm", x, eps), None, see)
     pooled = layer_norm(body, "post_layernorm", x[:, 0], eps)
     return States({"last_hidden_state": x, "pooler_output": pooled})

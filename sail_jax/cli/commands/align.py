@@ -1,8 +1,9 @@
-"""Permute or rotate a checkpoint to match another.
+"""Permute or rotate the units of a checkpoint to match another checkpoint.
 
 $ sail-jax align base tuned aligned
 """
 
+import argparse
 import contextlib
 import math
 import re
@@ -28,26 +29,27 @@ from sail_jax.cli.options import (
 )
 from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.deprecated import UNTIL
 
 if TYPE_CHECKING:
     from sail_jax.architectures import Rules
     from sail_jax.checkpoint.sources.aligned import Aligned
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
-MANY = 24  # rows of a table, from which on layers are taken together
+MANY = 24  # rows of a table; in longer tables equal layers share a row
 
 
 def family(text: str) -> tuple[str, str]:
-    """Reads --family: NAME for all spaces, or SPACES=NAME with a pattern of the names of spaces.
+    """Reads --family: NAME for all spaces, or SPACES=NAME with a pattern of space names.
 
     Args:
       text: The value of the option.
 
     Returns:
-      The pattern, "" for all spaces, and the name of the family of maps.
+      The pattern ("" for all spaces), and the name of the family of maps.
 
     Raises:
-      ArgumentTypeError: If there is no family of this name.
+      ArgumentTypeError: If the family is unknown.
 
     >>> family("signed"), family("v.{i}=orthogonal")
     (('', 'signed'), ('v.{i}', 'orthogonal'))
@@ -59,7 +61,7 @@ def family(text: str) -> tuple[str, str]:
 
 
 def weight(text: str) -> tuple[str, float]:
-    """Reads --weigh: TENSOR=W, how much a tensor counts in the matching.
+    """Reads --weights: TENSOR=W, the weight of a tensor in the objective.
 
     Args:
       text: The value of the option.
@@ -68,7 +70,7 @@ def weight(text: str) -> tuple[str, float]:
       The name of the tensor, and its weight.
 
     Raises:
-      ArgumentTypeError: If no tensor is named, or the weight is negative or not finite.
+      ArgumentTypeError: If TENSOR is missing, or the weight is negative or not finite.
 
     >>> weight("out.kernel=2")
     ('out.kernel', 2.0)
@@ -77,7 +79,7 @@ def weight(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         if path and 0 <= (number := float(value)) < math.inf:
             return path, number
-    raise ArgumentTypeError(f"expected TENSOR=W, a number from 0, got '{text}'")
+    raise ArgumentTypeError(f"expected TENSOR=W with a number W >= 0, got '{text}'")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -91,10 +93,10 @@ def add_arguments(parser: Parser) -> None:
     add(
         "b",
         metavar="B",
-        help="the checkpoint that is moved so that its units match the units of A",
+        help="the checkpoint whose units are moved to match the units of A",
     )
     add_output(parser, "the aligned B", nargs="?")
-    add("--method", metavar="NAME", help="what is matched: weights, the only choice so far")
+    add("--method", metavar="NAME", help="what to compare: weights, the only choice so far")
     add(
         "--family", metavar="[SPACES=]NAME", action="append", type=family,
         help=f"the kind of map: {', '.join(FAMILIES)}; default: permutation",
@@ -106,20 +108,27 @@ def add_arguments(parser: Parser) -> None:
         help="match only these spaces, such as 'hidden.*'",
     )
     add(
-        "--weigh",
-        dest="weights",
+        "--weights",
         metavar="TENSOR=W",
         action="append",
         type=weight,
-        help="how much a tensor counts in the matching; default: 1, and 0 leaves it out",
+        help="the weight w_t of a tensor t in the objective, sum_t w_t |A_t - B_t|^2; default: "
+        "1 / (|A_t| |B_t|); 0 leaves the tensor out",
+    )
+    add("--weigh", action="append", type=weight, help=argparse.SUPPRESS)
+    add(
+        "--no-normalize",
+        dest="normalize",
+        action="store_false",
+        help="use the weight 1 for every tensor without --weights, as published (Git Re-Basin)",
     )
     add_tables(parser, "B")
-    add_seed(parser, "the order in which spaces are matched")
+    add_seed(parser, "the order of the spaces")
     add(
         "--max-sweeps",
         metavar="N",
         type=natural,
-        help="most passes over all spaces; default: 100",
+        help="largest number of passes over all spaces; default: 100",
     )
     add("--plan", action="store_true", help="list the spaces that would be matched, and stop")
     add("--full", action="store_true", help="print a row for every space of every layer")
@@ -135,10 +144,10 @@ def run(args: Namespace) -> bool | None:
       args: The arguments of the command line.
 
     Returns:
-      Of a part, whether the output was finished before; None of anything else.
+      For a part, whether the output was finished before; otherwise None.
 
     Raises:
-      ValueError: If the output is not named, or --family is given both for all spaces and for some;
+      ValueError: If the output is missing, or --family is given both for all spaces and for some;
         and as `align_checkpoints` does.
     """
     remember_kernels()
@@ -152,14 +161,18 @@ def run(args: Namespace) -> bool | None:
         _plan(args, spec, config)
         return None
     if args.out is None:
-        raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
+        raise ValueError("OUT is missing: sail-jax align A B OUT (or use --plan)")
+    if args.weigh:
+        until = UNTIL["sail-jax align --weigh"]
+        say(f"note: --weigh is now --weights; the old name goes in {until}")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
 
         def matching(sweep: int, space: str) -> None:
             meter.tell(f"sweep {sweep}" if sweep else "first visit", space)
 
-        given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
-        given |= {"family": _families(args.family), "weights": dict(args.weights or [])}
+        given = arguments(args, "plan", "full", "weigh") | {"spec": spec, "config": config}
+        weights = dict([*(args.weigh or []), *(args.weights or [])])
+        given |= {"family": _families(args.family), "weights": weights}
         done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
     if args.part is not None:
         show(outcome(done, part=args.part))
@@ -168,6 +181,8 @@ def run(args: Namespace) -> bool | None:
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(fitted(f"note: {note}"))
     show(table(aligned, full=args.full))
+    if aligned.maps:
+        show(objective(aligned.history, args.normalize, weights))
     before, after = aligned.distance
     show(
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
@@ -180,17 +195,17 @@ def run(args: Namespace) -> bool | None:
 
 
 def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:
-    """Returns one name for all spaces, or names by pattern."""
+    """Returns one family name for all spaces, or family names by pattern."""
     if not given:
         return "permutation"
     alone = [name for pattern, name in given if not pattern]
     if alone and len(given) > 1:
-        raise ValueError("--family: either one NAME for all spaces, or SPACES=NAME for each")
+        raise ValueError("--family: give either one NAME for all spaces, or SPACES=NAME each time")
     return alone[0] if alone else dict(given)
 
 
 def _plan(args: Namespace, spec: "Rules | None", config: Mapping[str, Any] | None) -> None:
-    """Prints the spaces that would be matched; no tensor is read."""
+    """Prints the spaces that would be matched, without reading a tensor."""
     from sail_jax import align
     from sail_jax.checkpoint.sources import aligned
     from sail_jax.checkpoint.sources.quantised import open_values
@@ -217,7 +232,7 @@ def _plan(args: Namespace, spec: "Rules | None", config: Mapping[str, Any] | Non
 
 
 def collapsed(name: str) -> str:
-    """Replaces the numbers in a name by {i}, so that it is the same for all layers.
+    """Replaces the numbers in a name by {i}, which gives all layers one name.
 
     >>> collapsed("encoder.hidden.3")
     'encoder.hidden.{i}'
@@ -226,7 +241,7 @@ def collapsed(name: str) -> str:
 
 
 def collapsed_text(text: str) -> str:
-    """Replaces the numbers in all names that a message quotes.
+    """Replaces the numbers in the quoted names of a message.
 
     >>> collapsed_text("'hidden.3' is permuted in 2 sweeps")
     "'hidden.{i}' is permuted in 2 sweeps"
@@ -235,7 +250,7 @@ def collapsed_text(text: str) -> str:
 
 
 def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
-    """Groups names by the label of their row: where there are many, layers share one."""
+    """Groups names by the label of their row. In long tables equal layers share a row."""
     names = list(names)
     apart = full or len(names) <= MANY
     groups: dict[str, list[str]] = {}
@@ -247,16 +262,37 @@ def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
     }
 
 
+def objective(history: Sequence[float], normalize: bool, weights: Mapping[str, float]) -> str:
+    """Formats the objective of the matching, with its values.
+
+    Args:
+      history: The objective before the first sweep and after each sweep.
+      normalize: Whether tensors have the default weights, or the published ones.
+      weights: The weights of single tensors.
+
+    Returns:
+      One line.
+
+    >>> print(objective((2.0, 1.5, 1.25), False, {}))
+    objective (weight matching): sum_t |A_t - B_t|^2; 2 before the sweeps, 1.25 after
+    """
+    form = "sum_t |A_t - B_t|^2 / (|A_t| |B_t|)" if normalize else "sum_t |A_t - B_t|^2"
+    if weights:
+        form += f", except {len(weights)} tensor{'s' * (len(weights) > 1)} by --weights"
+    values = f"{history[0]:.4g} before the sweeps, {history[-1]:.4g} after"
+    return f"objective (weight matching): {form}; {values}"
+
+
 def table(aligned: "Aligned", *, full: bool = False) -> str:
-    """Formats what was matched as a table: a row for each space, or for a space in all layers.
+    """Formats the matches as a table with a row for each space, or for a space in all layers.
 
     Args:
       aligned: The alignment, as `align_maps` returns it.
       full: Whether every space of every layer has a row, even if there are many.
 
     Returns:
-      Columns of the units that moved, the similarity before and after, and what the axes show to be
-      lost.
+      A table. Its columns include the number of moved units, the similarity before and after, and
+      the loss that the axes show.
     """
     from sail_jax.basis.spaces import table as columns
 

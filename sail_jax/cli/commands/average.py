@@ -22,7 +22,7 @@ from sail_jax.cli.options import (
 from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, show
 
-# Written out, as are the choices below: the library is imported after the arguments are read.
+# Written out, like the choices below, because the library is imported after the arguments are read.
 SHAPES = ("uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma")
 
 
@@ -38,13 +38,13 @@ def add_arguments(parser: Parser) -> None:
         metavar="RUN [OUT]",
         nargs="+",
         help="the folder of a run, a pattern such as 'run/checkpoint-*', or a list of checkpoints; "
-        "then where the average is written, by default beside the run: RUN-average",
+        "then the output; default: RUN-average, in the folder that holds RUN",
     )
     steps = parser.add_mutually_exclusive_group()
     steps.add_argument(
         "--steps",
         metavar="A:B:S",
-        help="average the steps from A to B, every S; A, B or S may be left out",
+        help="average every S-th step from A to B; A, B and S are optional",
     )
     steps.add_argument("--last", metavar="N", type=natural, help="average the N newest checkpoints")
     steps.add_argument(
@@ -53,31 +53,32 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--shape",
         choices=SHAPES,
-        help="the decay of the learning rate for which the average stands; default: uniform",
+        help="the learning-rate decay that the average imitates; default: uniform",
     )
     add("--decay", metavar="B", type=float, help="the factor of --shape ema, between 0 and 1")
     add(
         "--weights",
         metavar="C,C,...",
         type=weights,
-        help="a weight for each checkpoint, oldest first, in place of a shape",
+        help="one weight per checkpoint, oldest first; replaces --shape",
     )
     add(
         "--at",
         choices=("points", "means"),
-        help="read the decay at each checkpoint, or as a mean between two; default: points",
+        help="compute the weights from the decay at each checkpoint (points), or from its mean "
+        "between two checkpoints (means); default: points",
     )
     add(
         "--state",
         choices=("last", "zero", "drop", "average-moments"),
-        help="what becomes of the optimiser's state; default: last in a run, else drop",
+        help="the optimiser state in the output; default: last for a run, otherwise drop",
     )
     add(
         "--as",
         dest="write_as",
         choices=("run", "params", "safetensors"),
-        help="write a run that its trainer restores, or the parameters alone; default: run for the "
-        "checkpoints of orbax",
+        help="write a run that its trainer can restore, or only the parameters; default: run for "
+        "orbax checkpoints",
     )
     add("--plan", action="store_true", help="show what would be done, and stop")
     add("--full", action="store_true", help="with --plan: print a line for every tensor")
@@ -92,7 +93,7 @@ def run(args: Namespace) -> bool | None:
       args: The arguments of the command line.
 
     Returns:
-      Of a part, whether the output was finished before; None of anything else.
+      For a part, whether the output was finished before; otherwise None.
 
     Raises:
       ValueError: As `average_checkpoints` does.
@@ -124,7 +125,7 @@ def run(args: Namespace) -> bool | None:
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
-    """The checkpoints that paths and options name together."""
+    """Returns the checkpoints that the paths and options select together."""
     choice = f"last:{args.last}" if args.last is not None else args.steps
     if choice is None:
         return paths[0] if len(paths) == 1 else list(paths)
@@ -134,7 +135,7 @@ def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
     from sail_jax.checkpoint.formats import runs
 
     if runs.split(paths[0])[1] is not None:
-        raise ValueError(f"{option}: the path names steps already, {paths[0]}")
+        raise ValueError(f"{option}: the path already selects steps: {paths[0]}")
     text = f"{paths[0]}@{choice}"
     if runs.split(text)[1] is None:
         raise ValueError(f"{option}: expected A:B:S such as 1000:5000:500, got '{choice}'")

@@ -1,4 +1,4 @@
-"""Trees of MaxText and Tunix to Hugging Face's tensors, and back.
+"""Convert MaxText and Tunix trees to Hugging Face tensors, and back.
 
 $ sail-jax convert run model --to hugging-face --config config.json
 """
@@ -28,52 +28,52 @@ def add_arguments(parser: Parser) -> None:
     """
     add = parser.add_argument
     add_input(parser, "path", "CKPT", "the checkpoint")
-    add("out", metavar="OUT", type=Path, help="where the other checkpoint is written")
+    add("out", metavar="OUT", type=Path, help="the output path")
     add(
         "--to",
         metavar="WHAT",
         required=True,
-        help="what is written: hugging-face, maxtext or tunix",
+        help="the output layout: hugging-face, maxtext or tunix",
     )
     add(
         "--config",
         metavar="FILE",
         type=Path,
-        help="the network's config.json at Hugging Face, or its folder; default: CKPT/config.json",
+        help="the network's Hugging Face config.json, or its folder; default: CKPT/config.json",
     )
-    add("--dtype", metavar="NAME", help="the dtype of the output; default: that of CKPT")
+    add("--dtype", metavar="NAME", help="the dtype of the output; default: the dtype of CKPT")
     add(
         "--lora-alpha",
         metavar="ALPHA",
         type=positive,
-        help="add the factors that qwix stores next to weights to these, with this alpha",
+        help="merge the LoRA factors that qwix stores into the weights, with this alpha",
     )
     add(
         "--no-scan-layers",
         dest="scan_layers",
         action="store_false",
         default=None,
-        help="write a tree of MaxText whose layers are not stacked",
+        help="write a MaxText tree without stacked layers",
     )
     add(
         "--param-scan-axis",
         metavar="AXIS",
         type=int,
         choices=(0, 1),
-        help="the axis on which a tree of MaxText stacks its layers, 0 or 1; default: 1",
+        help="the axis on which MaxText stacks its layers, 0 or 1; default: 1",
     )
     add(
         "--vocab-size",
         metavar="ROWS",
         type=natural,
-        help="rows of the vocabulary of the tree that is written, with padding",
+        help="vocabulary rows of the output, including padding",
     )
     add(
         "--rope",
         metavar="ORDER",
         choices=("halves", "interleaved"),
-        help="how MaxText lays out pairs of rotated units: halves or interleaved; default: "
-        "interleaved for Llama 3.1 and later",
+        help="how MaxText orders the rotated pairs: halves or interleaved; default: interleaved "
+        "for Llama 3.1 and later",
     )
     add_copying(parser)
 

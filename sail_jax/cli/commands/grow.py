@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _times(text: str) -> float:
-    """How many times, as 2x, 1.5x or 2; an int if it is whole.
+    """Parses a factor such as 2x, 1.5x or 2; whole numbers become int.
 
     >>> _times("2x"), _times("1.5")
     (2, 1.5)
@@ -61,25 +61,25 @@ def add_arguments(parser: Parser) -> None:
         "--to",
         metavar="WHAT",
         action="append",
-        help="the sizes to grow to: another model's config.json, or one entry of it as KEY=VALUE; "
-        "2x means twice the present value; smaller sizes are for --method magnitude",
+        help="the target sizes: another model's config.json, or one of its entries as KEY=VALUE; "
+        "2x doubles the present value; smaller sizes need --method magnitude",
     )
     add(
         "--width",
         metavar="2x",
         type=factor,
-        help="factor by which the residual stream, hidden layers and number of heads grow",
+        help="growth factor of the residual stream, the hidden layers and the number of heads",
     )
-    add("--depth", metavar="2x", type=factor, help="factor by which the number of layers grows")
+    add("--depth", metavar="2x", type=factor, help="growth factor of the number of layers")
     add(
         "--method",
         metavar="NAME",
-        help="how the network is grown, one of --methods; default: lemon",
+        help="the growth method; --methods lists them; default: lemon",
     )
     add(
         "--depth-method",
         metavar="NAME",
-        help="how layers are added, where --method is for the width alone",
+        help="the method that adds layers; --method then only widens",
     )
     add_set(parser)
     add(
@@ -87,14 +87,14 @@ def add_arguments(parser: Parser) -> None:
         dest="require_lossless",
         action="store_true",
         default=None,
-        help="refuse a growth unless a run of both networks shows that their outputs agree",
+        help="fail unless running both networks shows equal outputs",
     )
-    add_seed(parser, "what is drawn")
+    add_seed(parser, "the random draws")
     add_tables(parser, "CKPT")
     add(
         "--draft",
         action="store_true",
-        help="print a draft of the file for --spec, with open questions, and stop",
+        help="print a draft of the --spec file with its open questions, and stop",
     )
     add("--methods", action="store_true", help="list the growth methods, and stop")
     add("--plan", action="store_true", help="show what would be done, and stop")
@@ -110,17 +110,17 @@ def run(args: Namespace) -> bool | None:
       args: The arguments of the command line.
 
     Returns:
-      Of a part, whether the output was finished before; None of anything else.
+      For a part, whether the output was finished before; otherwise None.
 
     Raises:
-      ValueError: If the checkpoint, the output or the target is not named, and as `grow_checkpoint`
+      ValueError: If the checkpoint, the output or the target is missing, and as `grow_checkpoint`
         does.
     """
     if args.methods:
         _methods()
         return None
     if args.path is None:
-        raise ValueError("name the checkpoint: sail-jax grow CKPT OUT")
+        raise ValueError("CKPT is missing: sail-jax grow CKPT OUT")
     if args.draft:
         _draft(args)
         return None
@@ -140,7 +140,7 @@ def run(args: Namespace) -> bool | None:
             show_shares(args, ready, codes=ready.codes)
         return None
     if args.out is None:
-        raise ValueError("name the output: sail-jax grow CKPT OUT")
+        raise ValueError("OUT is missing: sail-jax grow CKPT OUT")
     with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
         done = growing.grow_checkpoint(run=run_options(args, meter), **given)
     if args.part is not None:
@@ -156,7 +156,7 @@ def run(args: Namespace) -> bool | None:
 
 
 def _options(args: Namespace) -> dict[str, object]:
-    """Returns what --set says, after checking that some method has each of these options."""
+    """Returns the values of --set. Refuses options that no method has."""
     from sail_jax.checks import nearest
     from sail_jax.growth.named import METHODS
 
@@ -169,28 +169,28 @@ def _options(args: Namespace) -> dict[str, object]:
 
 
 def _target(args: Namespace) -> str | Mapping[str, object]:
-    """Returns the target that --to, --width and --depth ask for."""
+    """Returns the target of --to, --width and --depth."""
     factors = {"width": args.width, "depth": args.depth}
     factors = {key: value for key, value in factors.items() if value is not None}
     given = args.to or []
     if bool(given) == bool(factors):
         raise ValueError(
-            "say what to grow to: either --to (a config.json, or entries of it as KEY=VALUE), or "
-            "factors, --width 2x, --depth 2x or both"
+            "give the target: either --to (a config.json, or its entries as KEY=VALUE), or "
+            "factors: --width 2x, --depth 2x or both"
         )
     if factors:
         return factors
     if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
         return given[0]
     if files := [text for text in given if "=" not in text]:
-        raise ValueError(f"--to {files[0]}: a config.json stands alone, not beside other --to")
+        raise ValueError(f"--to {files[0]}: a config.json cannot be combined with another --to")
     try:
         entries = [entry(text) for text in given]
     except ArgumentTypeError as error:
         raise ValueError(f"--to: {error}") from error
     keys = [key for key, _ in entries]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"--to states {twice[0]!r} more than once")
+        raise ValueError(f"--to sets {twice[0]!r} more than once")
     return dict(entries)
 
 
@@ -204,7 +204,7 @@ def _methods() -> None:
 
 
 def _draft(args: Namespace) -> None:
-    """Prints a table of spaces to start from."""
+    """Prints a draft of a table of spaces."""
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
     from sail_jax.checkpoint.sources.quantised import open_values
@@ -217,7 +217,7 @@ def _draft(args: Namespace) -> None:
 
 
 def _show(ready: "Growing") -> None:
-    """Prints what a growth would do."""
+    """Prints the plan of a growth."""
     about = ready.about
     show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():

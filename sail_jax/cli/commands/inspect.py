@@ -1,8 +1,8 @@
-"""Spaces, sizes and parameters of a checkpoint.
+"""List the tensors, sizes and spaces of a checkpoint; compare several.
 
 $ sail-jax inspect tuned-a tuned-b --base base
 
-With two checkpoints or more, `compare` shows what merging them will meet.
+With two checkpoints or more, `compare` predicts how well they merge.
 """
 
 import math
@@ -41,12 +41,12 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     what = "a folder, a file of tensors, or a name on the Hub; two or more are compared"
     add("checkpoint", metavar="CKPT", nargs="+", help=what)
-    add("--base", metavar="CKPT", help="of several: what they were fine-tuned from")
-    add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
+    add("--base", metavar="CKPT", help="with several CKPT: the model they were fine-tuned from")
+    add("--data", metavar="FILE", type=Path, help="with several CKPT: an .npz of examples to run")
     add(
         "--linearity",
         action="store_true",
-        help="with --data: features of combined weights beside combined features, by layer",
+        help="with --data: compare features of merged weights with merged features, by layer",
     )
     add(
         "--scales",
@@ -56,15 +56,15 @@ def add_arguments(parser: Parser) -> None:
     )
     add_tables(parser, "CKPT")
     add_params(parser)
-    add("--draft", action="store_true", help="print such a file to start from, and stop")
-    add("--full", action="store_true", help="a row for every tensor and space of every layer")
+    add("--draft", action="store_true", help="print a draft of the --spec file, and stop")
+    add("--full", action="store_true", help="print a row for every tensor and space of each layer")
     add(
         "--out",
         metavar="DIR",
         type=Path,
-        help=f"draw which tensors share which space, {FIGURE}, or where models conflict",
+        help=f"draw which tensors share a space ({FIGURE}), or where several CKPT conflict",
     )
-    add("--json", metavar="FILE", type=Path, help="also write a record there")
+    add("--json", metavar="FILE", type=Path, help="also write the result to FILE as JSON")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
     add_offline(parser)
 
@@ -76,8 +76,8 @@ def run(args: Namespace) -> None:
       args: The arguments of the command line.
 
     Raises:
-      ValueError: If an option does not go with the number of checkpoints, or a checkpoint or a
-        table of spaces cannot be read.
+      ValueError: If an option does not fit the number of checkpoints, or a checkpoint or a table
+        of spaces cannot be read.
     """
     if len(args.checkpoint) > 1:
         from sail_jax.cli.compare import run_pairs
@@ -86,7 +86,7 @@ def run(args: Namespace) -> None:
         return
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
-            raise ValueError(f"--{option} is for two checkpoints or more; one was named")
+            raise ValueError(f"--{option} needs two checkpoints or more, got 1")
     from sail_jax.checkpoint.formats.open import open_checkpoint
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
@@ -112,23 +112,23 @@ def run(args: Namespace) -> None:
     if args.out is None:
         return
     if spec is None or layout is None:
-        say("note: no drawing, as no spaces are known")
+        say("note: no drawing was made, because the spaces are unknown")
     else:
         title = f"{record['architecture']}: {parameters(record)}"
         saving.draw(args.out, {FIGURE: inspect_figure.draw(layout, spec, title)})
 
 
 def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any], Spec | None]":
-    """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
+    """Describes an open checkpoint: its tensors and, where known, their spaces.
 
     Args:
-      checkpoint: The checkpoint, whose codes become weights. Only a head that its config.json
-        calls tied is read.
-      args: The arguments of the command line, of which --config and --spec are used.
+      checkpoint: The checkpoint. Codes are read as weights. No tensor values are read except a head
+        that config.json calls tied.
+      args: The arguments of the command line. Only --config and --spec are used.
 
     Returns:
-      A record of JSON data, as --json writes it; and the `Spec` of the spaces, None if none is
-      known.
+      The record as JSON data (what --json writes), and the `Spec` of the spaces, or None if the
+      spaces are unknown.
     """
     from sail_jax.checkpoint.contents.relations import contradictions_of
     from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
@@ -147,7 +147,7 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
         try:
             vocabulary = read_vocabulary(checkpoint.extras)
         except ValueError as error:
-            notes.append(f"its tokenizer is not compared: {error}")
+            notes.append(f"the tokenizer was not compared: {error}")
         notes += map(str, contradictions_of(checkpoint, vocabulary))
     tensors = [
         {
@@ -165,7 +165,7 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
     for space in () if spec is None else spec.spaces:
         by_role: dict[str, dict[str, None]] = {"write": {}, "read": {}, "gain": {}}
         for use in uses(space.name):
-            # A tied tensor, such as an embedding that is also the head, has both roles.
+            # A tied tensor, such as an embedding that also serves as the head, has both roles.
             other = {"write": "read", "read": "write"}.get(use.role)
             for role in (use.role, other) if use.tied and other else (use.role,):
                 by_role[role][use.path] = None
@@ -200,9 +200,9 @@ def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any],
 def _spec(
     checkpoint: "Checkpoint", config: Mapping[str, Any], args: Namespace
 ) -> "tuple[str, Spec | None, list[str], Iterable[Any]]":
-    """Finds the spaces of a checkpoint: in a table given, for a known architecture, or by a draft.
+    """Finds the spaces of a checkpoint: from a given table, a known architecture, or a draft.
 
-    Returns the name of the architecture, the spec, notes on how it was found, and open questions.
+    Returns the architecture's name, the spec, notes on the source of the spec, and open questions.
     """
     import jax
 
@@ -214,9 +214,9 @@ def _spec(
     if args.spec is not None:
         return f"as in {args.spec}", tables.read_table(args.spec).spec(shapes), [], ()
     if adapter := _adapter(checkpoint):
-        return adapter, None, ["an adapter has no spaces of its own: inspect its base model"], ()
+        return adapter, None, ["an adapter lacks spaces of its own: inspect its base model"], ()
     notes = []
-    # Runs of MaxText and Tunix have no config.json, and are recognised by their trees.
+    # Runs of MaxText and Tunix lack a config.json. Their trees identify them.
     if config := config or architectures.of_tree(shapes) or {}:
         try:
             architecture = architectures.of(config)
@@ -229,14 +229,14 @@ def _spec(
                 (),
             )
         except (ValueError, TypeError, LookupError) as error:
-            # No known architecture, or tensors that its table does not fit: say so, and infer the
-            # spaces from the forward pass, or draft them.
+            # The architecture is unknown, or the tensors do not fit its table. Note this, and
+            # infer the spaces from the forward pass, or draft them.
             notes.append(_line(error))
         if by := transformers.name_of(config):
             try:
                 found = transformers.spec_of_config(config, shapes)
             except (ValueError, TypeError) as error:
-                notes.append(f"no spaces from the forward pass of {by}: {_line(error)}")
+                notes.append(f"the forward pass of {by} gave no spaces: {_line(error)}")
             else:
                 notes[-1] = f"the spaces are inferred from the forward pass of {by}"
                 return str(config["model_type"]), found.spec, notes, ()
@@ -244,16 +244,16 @@ def _spec(
         drafted = architectures.draft(shapes)
         spec = drafted.rules.spec(shapes)
     except (ValueError, TypeError, LookupError) as error:
-        return "unknown", None, [*notes, f"no spaces can be drafted: {_line(error)}"], ()
+        return "unknown", None, [*notes, f"no spaces could be drafted: {_line(error)}"], ()
     notes.append(
-        "the spaces below are drafted from names and shapes: correct what --draft prints, and "
-        "give it as --spec"
+        "the spaces below are a draft from names and shapes: correct the output of --draft, and "
+        "pass it with --spec"
     )
     return "unknown", spec, notes, drafted.questions
 
 
 def _adapter(checkpoint: "Checkpoint") -> str:
-    """Describes a checkpoint that is an adapter; "" for any other."""
+    """Describes a checkpoint that is an adapter; returns "" for other checkpoints."""
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
         return ""
@@ -266,7 +266,7 @@ def _adapter(checkpoint: "Checkpoint") -> str:
 
 
 def _line(error: Exception) -> str:
-    """Returns the first line of an error, and how many more there are."""
+    """Returns the first line of an error and the number of further lines."""
     lines = str(error).splitlines() or [type(error).__name__]
     more = f" (and {len(lines) - 1} more like it)" if len(lines) > 1 else ""
     return lines[0] + more
@@ -286,9 +286,9 @@ def render(record: Mapping[str, Any], layout: "Layout | None" = None) -> str:
     """Formats a record as text: totals, tensors, spaces, notes and open questions.
 
     Args:
-      record: What `inspect` says of a checkpoint.
-      layout: The `Layout` of its tensors, by which layers that are alike have their rows once; None
-        for a row for every tensor and space.
+      record: The record that `inspect` returns.
+      layout: The `Layout` of its tensors, with one set of rows for equal layers. With None, every
+        tensor and every space gets a row.
 
     Returns:
       Several lines.
@@ -316,7 +316,7 @@ def render(record: Mapping[str, Any], layout: "Layout | None" = None) -> str:
 
 
 def _tensors(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
-    """Makes a row for each module of each band of a layout; without one, for each tensor."""
+    """Makes one row per module of each band of a layout, or one row per tensor without a layout."""
     by_name = {row["name"]: row for row in record["tensors"]}
     groups = [(name, [row], 1) for name, row in by_name.items()]
     if layout is not None:
@@ -341,7 +341,7 @@ def _tensors(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[s
 
 
 def _spaces(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
-    """Makes a row for each space, once for all layers that have one like it."""
+    """Makes one row per space. Equal spaces of several layers share a row."""
     by_name = {space["name"]: space for space in record["spaces"]}
     groups = [(name, name, 1) for name in by_name] if layout is None else layout.spaces
     out = []
@@ -356,7 +356,7 @@ def _spaces(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[st
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names the first three tensors by the last two parts of their names."""
+    """Lists the first three tensors by the last two parts of their names."""
     short = [".".join(re.split(r"[./]", name)[-2:]) for name in names]
     unique = list(dict.fromkeys(short))
     return (", ".join(unique[:3]) or "-") + (f", +{len(unique) - 3}" if len(unique) > 3 else "")

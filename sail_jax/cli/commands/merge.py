@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.merging import Merged, Prepared
     from sail_jax.checkpoint.recipe.recipes import Recipe
 
-# The most lines of one kind that a run prints about its outcome.
+# The largest number of lines of one kind that a run prints about its result.
 MOST = 5
 
 
 def _recipe(text: str) -> Path:
     """Reads the path of a recipe."""
     if os.path.isdir(text):
-        raise ArgumentTypeError(f"expected a YAML file that names the models; {text} is a folder")
+        raise ArgumentTypeError(f"expected a YAML file that lists the models; {text} is a folder")
     return file(text)
 
 
@@ -53,22 +53,22 @@ def add_arguments(parser: Parser) -> None:
         metavar="RECIPE",
         nargs="?",
         type=_recipe,
-        help="a YAML file as mergekit has it; our own keys may be added",
+        help="a YAML file in mergekit's format, with further keys of sail-jax",
     )
     add_output(parser, "the merge", nargs="?")
-    add("--methods", action="store_true", help="list the methods that a recipe may name, and stop")
-    add("--plan", action="store_true", help="show what would be done to every tensor, and stop")
+    add("--methods", action="store_true", help="list the methods for recipes, and stop")
+    add("--plan", action="store_true", help="print what happens to every tensor, and stop")
     add("--full", action="store_true", help="with --plan: print a line for every tensor")
     add(
         "--report",
         metavar="DIR",
         type=Path,
-        help="measure what was merged, and write report.json and report.html there",
+        help="measure the merge, and write report.json and report.html to DIR",
     )
     add(
         "--strict",
         action="store_true",
-        help="refuse a recipe in which something has no effect; by default that is a note",
+        help="refuse recipes with settings that have no effect; by default a note is printed",
     )
     add_copying(parser)
     add_parts(parser)
@@ -82,10 +82,10 @@ def run(args: Namespace) -> bool | None:
       args: The arguments of the command line.
 
     Returns:
-      Of a part, whether the output was finished before; None of anything else.
+      For a part, whether the output was finished before; otherwise None.
 
     Raises:
-      ValueError: If the recipe or the output is not named, and as `merge_recipe` does.
+      ValueError: If the recipe or the output is missing, and as `merge_recipe` does.
     """
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
@@ -96,18 +96,18 @@ def run(args: Namespace) -> bool | None:
         show(cards.methods(), end="")
         return None
     if args.recipe is None:
-        raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
+        raise ValueError("RECIPE is missing: sail-jax merge RECIPE OUT")
     recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_file(args.recipe)]
     if args.plan:
         _plan(args, recipes)
         return None
     if args.out is None:
-        raise ValueError("name the output: sail-jax merge RECIPE OUT")
+        raise ValueError("OUT is missing: sail-jax merge RECIPE OUT")
     inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
     several = len(recipes) > 1
 
     def report(recipe: "Recipe") -> Path | None:
-        """The folder of the report on a recipe."""
+        """Returns the folder of the report on a recipe."""
         named = several and recipe.name and args.report
         return args.report / recipe.name if named else args.report
 
@@ -124,8 +124,8 @@ def run(args: Namespace) -> bool | None:
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
         _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
-        # The folder of what only serves others is removed by now.
-        where = f"{merged.recipe.name}, for others" if merged.recipe.name in used else None
+        # The folder of an intermediate model has been removed by now.
+        where = f"{merged.recipe.name}, intermediate" if merged.recipe.name in used else None
         show(outcome(merged, where))
         if where is None and not merged.unchanged:
             for line in _summary(merged):
@@ -134,7 +134,7 @@ def run(args: Namespace) -> bool | None:
 
 
 def _summary(merged: "Merged") -> list[str]:
-    """What was merged, and where to look; two lines."""
+    """Returns two lines: what was merged, and where to look next."""
     base = merged.recipe.base_model
     refs = dict.fromkeys(source.model for source in merged.recipe.sources())
     names = [Path(ref.path).name for ref in refs if ref != base]
@@ -148,7 +148,7 @@ def _summary(merged: "Merged") -> list[str]:
 
 
 def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
-    """Prints what would be done, for each recipe of the file."""
+    """Prints the plan of each recipe in the file."""
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
 
@@ -156,7 +156,7 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
         for number, (recipe, ready) in enumerate(zip(recipes, plans, strict=True)):
             if len(recipes) > 1:
                 uses = f", which uses {', '.join(recipe.uses)}" if recipe.uses else ""
-                who = recipe.name or "the last of them"
+                who = recipe.name or "the last one"
                 show(f"{chr(10) * (number > 0)}document {number + 1}, {who}{uses}")
             if isinstance(ready, merging.Prepared):
                 show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
@@ -167,7 +167,7 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
 
 
 def _costs(args: Namespace, ready: "Prepared") -> None:
-    """Prints what a merge takes of a processor, and what each part of it reads and writes."""
+    """Prints the CPU time of a merge, and the bytes that each part reads and writes."""
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import costs
 
@@ -182,29 +182,29 @@ def _costs(args: Namespace, ready: "Prepared") -> None:
 
 
 def _said(merged: "Merged", who: str) -> None:
-    """Prints what is to be known of a merge; `who` begins each line."""
+    """Prints the notes on a merge; each line begins with `who`."""
     if differing := merged.plan.differing():
         say(fitted(f"{who}{_differing(differing, merged.recipe.integers)}"))
     for kind, lines in (("lost", merged.plan.losses), ("note", merged.plan.notes)):
         for line in lines[:MOST]:
             say(fitted(f"{who}{kind}: {line}"))
         if len(lines) > MOST:
-            say(fitted(f"{who}{kind}: and {len(lines) - MOST} more, which --plan lists"))
+            say(fitted(f"{who}{kind}: and {len(lines) - MOST} more; --plan lists them"))
 
 
 def _differing(names: Sequence[str], integers: str) -> str:
-    """A line about integers that differ between models."""
+    """Returns a line about integers that differ between the models."""
     taken = {
-        "first": "those of the first are taken",
-        "last": "those of the last are taken",
-        "max": "the largest are taken",
+        "first": "the first model's are used",
+        "last": "the last model's are used",
+        "max": "the largest are used",
     }[integers]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"note: integers of {names[0]}{more} differ: {taken} (integers: {integers})"
 
 
 def _admit(report: Path | None) -> None:
-    """Refuses a folder for the report that holds something else, before the merge starts."""
+    """Refuses a report folder with other contents, before the merge starts."""
     if report is not None:
         from sail_jax.cli import merge_report
 
@@ -212,7 +212,7 @@ def _admit(report: Path | None) -> None:
 
 
 def _report(folder: Path | None, merged: "Merged") -> None:
-    """Writes the report of a merge, and prints where."""
+    """Writes the report of a merge, and prints its paths."""
     if folder is None:
         return
     from sail_jax.checkpoint.sources.requantised import summary

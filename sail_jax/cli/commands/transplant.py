@@ -1,4 +1,4 @@
-"""Give a checkpoint another one's tokenizer.
+"""Replace a checkpoint's tokenizer by another checkpoint's.
 
 $ sail-jax transplant base donor out
 """
@@ -27,19 +27,19 @@ def add_arguments(parser: Parser) -> None:
       parser: The parser of the command.
     """
     add_input(parser, "base", "BASE", "the checkpoint")
-    add_input(parser, "donor", "DONOR", "the checkpoint that has the tokenizer")
+    add_input(parser, "donor", "DONOR", "the checkpoint with the new tokenizer")
     add_output(parser, "the result")
     parser.add_argument(
         "--method",
         metavar="NAME",
-        help="how rows of tokens that BASE lacks are made: omp (orthogonal matching pursuit), "
+        help="how to make rows for tokens that BASE lacks: omp (orthogonal matching pursuit), "
         "nearest, mean or zero; default: omp",
     )
     parser.add_argument(
         "--k",
         metavar="N",
         type=natural,
-        help="of how many rows of shared tokens one is made at most; default: 64",
+        help="make each new row from at most N rows of shared tokens; default: 64",
     )
     parser.add_argument(
         "--pad-to-multiple-of",

@@ -1,4 +1,4 @@
-"""Make a mixture of experts of dense checkpoints.
+"""Make a mixture of experts from dense checkpoints.
 
 $ sail-jax upcycle dense experts --experts 4 --router random
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.recipe.mixtures import Mixture
 
 _fraction = reader(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-_scale = reader(float, lambda x: 0 <= x < 1e6, "a number from 0")
+_scale = reader(float, lambda x: 0 <= x < 1e6, "a number >= 0")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,16 +41,16 @@ def add_arguments(parser: Parser) -> None:
     add(
         "path",
         metavar="CKPT|FILE",
-        help="a dense checkpoint, whose copies become the experts; or a YAML file as mergekit-moe "
-        "reads it, for experts of several checkpoints and routers made of prompts",
+        help="a dense checkpoint, to be copied into the experts; or a YAML file in mergekit-moe's "
+        "format, for experts from several checkpoints and routers from prompts",
     )
     add_output(parser, "the mixture", nargs="?")
-    add("--experts", metavar="N", type=natural, help="how many copies; default: 8")
+    add("--experts", metavar="N", type=natural, help="the number of experts; default: 8")
     add(
         "--experts-per-token",
         metavar="N",
         type=natural,
-        help="how many experts each token uses; default: 2",
+        help="the number of experts that each token uses; default: 2",
     )
     add(
         "--router",
@@ -62,22 +62,22 @@ def add_arguments(parser: Parser) -> None:
         "--drop",
         metavar="SHARE",
         type=_fraction,
-        help="draw this share of the hidden units of each expert anew; default: 0",
+        help="draw this share of each expert's hidden units anew; default: 0",
     )
     add(
         "--noise",
         dest="noise_scale",
         metavar="SCALE",
         type=_scale,
-        help="add normal noise of this size to the weights of experts; default: 0",
+        help="add normal noise of this scale to the experts' weights; default: 0",
     )
     add(
         "--architecture",
         metavar="NAME",
-        help="what mixture it becomes, such as granitemoeshared; default: the first that fits CKPT",
+        help="the output's model type, such as granitemoeshared; default: the first that fits CKPT",
     )
-    add("--dtype", metavar="NAME", help="the dtype that is written; default: that of each tensor")
-    add_seed(parser, "what is drawn")
+    add("--dtype", metavar="NAME", help="the dtype of the output; default: each tensor's own")
+    add_seed(parser, "the random draws")
     add("--plan", action="store_true", help="show what would be done, and stop")
     add_certify(parser)
     add_copying(parser)
@@ -90,8 +90,8 @@ def run(args: Namespace) -> None:
       args: The arguments of the command line.
 
     Raises:
-      ValueError: If the output is not named, or an option stands beside a file that has it; and as
-        `upcycle_checkpoint` does.
+      ValueError: If the output is missing, or an option is given together with a file that sets
+        it; and as `upcycle_checkpoint` does.
     """
     remember_kernels()
     from sail_jax.checkpoint.operations import upcycling
@@ -102,7 +102,7 @@ def run(args: Namespace) -> None:
             _show(ready)
         return
     if args.out is None:
-        raise ValueError(f"name the output: sail-jax upcycle {args.path} OUT")
+        raise ValueError(f"OUT is missing: sail-jax upcycle {args.path} OUT")
     bases = [str(mixture.base_model.checkpoint)]
     with Meter(args.quiet) as meter, compiled_for(bases, offline=args.offline):
         done = upcycling.upcycle_checkpoint(
@@ -116,7 +116,7 @@ def run(args: Namespace) -> None:
 
 
 def _mixture(args: Namespace) -> "Mixture":
-    """Reads what is asked for: a file, or copies of a checkpoint."""
+    """Reads the mixture from a file, or makes copies of a checkpoint."""
     from sail_jax import disk
     from sail_jax.checkpoint.recipe import mixtures
     from sail_jax.checkpoint.recipe.yaml_tree import LIMIT
@@ -126,12 +126,12 @@ def _mixture(args: Namespace) -> "Mixture":
         return mixtures.copies(args.path, given.pop("experts", 8), **given)
     if given:
         key = next(iter(given))
-        raise ValueError(f"{args.path} says what is made, so that {key} has no place here")
+        raise ValueError(f"{key} cannot be given with a file: {args.path} defines the mixture")
     return mixtures.parse(disk.read_bytes(Path(args.path), LIMIT), args.path)
 
 
 def _show(ready: "Upcycling") -> None:
-    """Prints what would be done."""
+    """Prints the plan."""
     config, mixture = ready.plan.config, ready.mixture
     show(
         f"{config['model_type']}: {len(mixture.experts)} experts, {mixture.experts_per_token} for "

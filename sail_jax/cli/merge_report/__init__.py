@@ -1,7 +1,7 @@
-"""The report of a merge: what was measured of each tensor, as JSON and as a page to read.
+"""The report of a merge: measurements of each tensor, as JSON and as an HTML page.
 
-`measures` adds up what the merge recorded, `words` and `figures` show it, `record` and `pages` make
-the two documents, and `files` writes them.
+`measures` adds up the records of the merge, `words` and `figures` present them, `record` and
+`pages` make the two documents, and `files` writes them.
 """
 
 from sail_jax.cli.merge_report.files import admit, write

@@ -20,7 +20,7 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
     """Draws all pictures of a report.
 
     Args:
-      data: What was measured of each tensor.
+      data: The measurements of each tensor.
       total: The sums over all tensors.
 
     Returns:
@@ -43,7 +43,7 @@ def _look(k: int) -> dict[str, Any]:
 
 
 def _depth(ax: Axes, bins: Sequence[Bin], room: int = 14) -> None:
-    """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
+    """Labels the axis of layers: ticks at some layers, and a stack's name below its first layer."""
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -68,7 +68,7 @@ def _depth(ax: Axes, bins: Sequence[Bin], room: int = 14) -> None:
 
 
 def _line(ax: Axes, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
-    """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
+    """Draws `values [bin]`: a line within every stack of layers, single marks elsewhere."""
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
@@ -83,7 +83,7 @@ def _lines(ax: Axes, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[s
 
 
 def _scaled(ax: Axes, values: np.ndarray) -> None:
-    """Makes an axis logarithmic if its values span much."""
+    """Makes an axis logarithmic if its values span a wide range."""
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > 30 * positive.min():
         ax.set_yscale("log")
@@ -91,15 +91,17 @@ def _scaled(ax: Axes, values: np.ndarray) -> None:
         ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
 
 
-def _legend(fig: Figure, ax: Axes) -> None:
+def _legend(fig: Figure, *panels: Axes) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
-    marks, names = ax.get_legend_handles_labels()
-    # Of the entries with one name the last one stays: a line, if there is one.
+    parts = [ax.get_legend_handles_labels() for ax in panels]
+    marks = [mark for own, _ in parts for mark in own]
+    names = [name for _, own in parts for name in own]
+    # Of several entries with one name the last one stays: a line, if there is one.
     pairs = zip(names, marks, strict=True)
     lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")
     order = {name: k for k, name in enumerate(names)}
     handles = dict(sorted(dict(lines).items(), key=lambda pair: order[pair[0]]))
-    wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
+    wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label with its mark
     columns = max(1, min(len(handles), int(fig.get_figwidth() / wide)))
     fig.legend(
         handles.values(),
@@ -141,7 +143,7 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figu
 
 
 def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
-    """Draws the cosines between models: in all, and for each pair by depth."""
+    """Draws the cosines between models: over all tensors, and for each pair by depth."""
     m = len(data.models)
     letters = [label.split(" ")[0] for label in lettered(data.models)]
     pairs = list(combinations(range(m), 2))
@@ -153,8 +155,9 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
     limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
     options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
-    # The diagonal is 1 by definition: left out, so that the colours tell the rest apart.
+    # The diagonal is 1 by definition. It is grey, so the colours can show differences of the rest.
     left.imshow(apart, **options)
+    left.set_facecolor(style.NOTHING)
     left.grid(visible=False)
     for i in range(m):
         for j in range(m):
@@ -168,8 +171,9 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     left.set_xlabel("model")
     left.set_ylabel("model")
     shown = right.imshow(by_bin, aspect="auto", interpolation="nearest", **options)
-    fig.colorbar(shown, ax=right, label="cosine").outline.set_visible(False)  # pyright: ignore
-    right.set_facecolor("#E4E4E4")
+    bar = fig.colorbar(shown, ax=right, label="cosine (grey: 1 by definition, or undefined)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    right.set_facecolor(style.NOTHING)
     right.grid(visible=False)
     right.set_yticks(range(len(pairs)), [f"{letters[i]} {letters[j]}" for i, j in pairs])
     right.tick_params(axis="y", labelsize=9 if len(pairs) < 12 else 7)
@@ -181,20 +185,22 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
 
 
 def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
-    """Draws by depth where signs conflict, what was kept or changed, and the update's direction."""
+    """Draws sign conflicts, kept and changed shares, and the update's direction, by depth."""
     labels = lettered(data.models)
     fig, axes = style.figure(1, 3, width=3.4)
     for ax, title in zip(
         axes[0],
-        ("Conflicts of signs", "Kept (of moved), changed (of all)", "Alignment"),
+        ("Sign conflicts", "Kept (of moved), changed (of all)", "Alignment"),
         strict=True,
     ):
         ax.set_title(title)
         _depth(ax, bins, 8)
     left, middle, right = axes[0]
-    shares = 100 * np.array([[subtotal.conflicts, subtotal.changed] for subtotal in totals])
+    shares = 100 * np.array([[part.conflicts, part.changed, part.chance] for part in totals])
     ink = {"color": style.INK, "marker": ".", "linestyle": "--"}
     _line(left, bins, shares[:, 0], "", **{**ink, "linestyle": "-"})
+    grey = {"color": style.FAINT, "marker": "_", "linestyle": ":"}
+    _line(left, bins, shares[:, 2], "conflicts by chance", **grey)
     left.set_ylabel("% of entries")
     left.set_ylim(-3, 103)
     _lines(middle, bins, 100 * np.array([subtotal.kept for subtotal in totals]), labels)
@@ -206,5 +212,5 @@ def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Fig
     right.axhline(0, color=style.FAINT, linewidth=0.8)
     low = np.nanmin([np.append(subtotal.alignment, 0.0) for subtotal in totals])
     right.set_ylim(min(-0.05, 1.1 * low), 1.05)
-    _legend(fig, middle)
+    _legend(fig, middle, left)
     return fig

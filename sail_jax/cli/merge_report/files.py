@@ -1,4 +1,4 @@
-"""Writes the files of a report, which may replace those of a report and nothing else."""
+"""Writes the files of a report. They replace an earlier report, and nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ FILES = {
 def admit(folder: str | Path) -> None:
     """Makes the folder of a report, and checks that the report can be written there.
 
-    It is called before the merge starts, so that a refusal comes at once and not after the work.
+    Call it before the merge starts, to refuse a folder before the work.
 
     Args:
       folder: The folder.
@@ -30,12 +30,12 @@ def admit(folder: str | Path) -> None:
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise disk.RefusedError(f"{folder} is not a directory; choose another --report")
+        raise disk.RefusedError(f"{folder} is not a folder; choose another --report")
     for name, mark in FILES.items():
         path = folder / name
         if path.exists() and mark.encode() not in disk.read_bytes(path, 1 << 30)[:200]:
             raise disk.RefusedError(
-                f"{path} exists and is no report of a merge; choose another --report"
+                f"{path} exists and is not a merge report; choose another --report"
             )
     with disk.explained("write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,8 +50,8 @@ def write(
     Args:
       folder: The folder.
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
-      about: What heads the report, as JSON data: recipe, versions, wall time.
+      records: The measurements, by tensor name.
+      about: The head of the report, as JSON data: recipe, versions, wall time.
 
     Returns:
       The paths of the two files.
@@ -60,7 +60,7 @@ def write(
       RefusedError: As `admit` does.
       StoreError: If the files cannot be written.
     """
-    # Not above: figures import slowly, and `admit` is called before the merge.
+    # Imported here: figures import slowly, and `admit` is called before the merge.
     from sail_jax.cli.merge_report.pages import page
 
     folder = Path(folder)

@@ -1,8 +1,8 @@
-"""Adds up what was measured of tensors: over the model, by kind of tensor, by depth.
+"""Adds up the measurements of tensors: over the model, by kind of tensor, by depth.
 
-Task vectors are the models' differences from the base or, where a method takes no base, the models
-themselves. Sums over several tensors are exact: squares of norms, inner products and counts of
-entries add.
+Task vectors are the models' differences from the base. For methods without a base they are the
+models themselves. Sums over several tensors are exact: squares of norms, inner products and counts
+of entries add.
 """
 
 import re
@@ -19,6 +19,7 @@ from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
+_ROUTER = re.compile(r"router|(?:moe|mlp|ffn|feed_?forward)[._/]gate[./]", re.IGNORECASE)
 _ATTENTION = re.compile(
     r"att|(?:^|[._/])(?:[qkvo]_proj|qkv|query|key|value|wq|wk|wv|wo)(?:[._/]|$)", re.IGNORECASE
 )
@@ -27,36 +28,49 @@ _MLP = re.compile(
     r"|(?:^|[._/])(?:fc|w|linear)_?\d*(?:[._/]|$)|output[._/]",
     re.IGNORECASE,
 )
-KINDS = ("embedding", "attention", "MLP", "norm", "head", "other")
+_RECURRENT = re.compile(
+    r"mixer|mamba|ssm|rwkv|time_mix|channel_mix|rg_lru|A_log|dt_(?:proj|bias)"
+    r"|(?:^|[._/])(?:lstm|gru|rnn)(?:[._/\d]|$)"
+)
+_CONVOLUTION = re.compile(r"conv|downsample|patch_embed", re.IGNORECASE)
+_LAST = re.compile(r"(?:^|[./])(?:out|head|classifier|score|logits|unembed)[./]")
+# A layer of a plain network, which has nothing but an array and its bias.
+_PLAIN = re.compile(r"[./](?:weight|kernel|bias|w|b)")
+KINDS = ("embedding", "attention", "MLP", "router", "recurrent", "convolution", "norm", "head",
+         "other")  # fmt: skip
 
 
 def kind(name: str) -> str:
-    """Tells what a tensor is in a transformer, by its name.
+    """Reads the kind of a tensor off its name.
 
     Args:
       name: The name of the tensor.
 
     Returns:
-      One of `KINDS`; "other" if the name does not tell.
+      One of `KINDS`; "other" if no rule matches the name.
 
     >>> [kind(f"model.layers.3.{x}.weight") for x in ("self_attn.q_proj", "input_layernorm")]
     ['attention', 'norm']
     >>> kind("model.embed_tokens.weight"), kind("h.0.mlp.c_fc.bias"), kind("conv.kernel")
-    ('embedding', 'MLP', 'other')
+    ('embedding', 'MLP', 'convolution')
     """
     place = position(name)
-    if role(name) == "head":
+    if role(name) == "head" or (place is None and _LAST.search(name)):
         return "head"
     if _NORM.search(name if place is None else place.rest):
         return "norm"
     if role(name) or (place is None and is_early(name)):
         return "embedding"
     rest = name if place is None else place.rest
-    return "attention" if _ATTENTION.search(rest) else "MLP" if _MLP.search(rest) else "other"
+    if place is not None and _PLAIN.fullmatch(rest):
+        return "convolution" if _CONVOLUTION.search(name) else "MLP"
+    rules = {"router": _ROUTER, "recurrent": _RECURRENT, "attention": _ATTENTION, "MLP": _MLP,
+             "convolution": _CONVOLUTION}  # fmt: skip
+    return next((own for own, rule in rules.items() if rule.search(rest)), "other")
 
 
 class Total(NamedTuple):
-    """What was measured of some tensors together; NaN where it is undefined.
+    """The measurements of some tensors together; undefined values are NaN.
 
     Attributes:
       norms: The norm of each task vector, `[model]`.
@@ -65,9 +79,11 @@ class Total(NamedTuple):
       update: The norm of the update.
       alignment: The cosine between each task vector and the update, `[model]`.
       conflicts: The fraction of entries that task vectors move in both directions.
+      chance: The same fraction by chance: if every model moved as many entries of each tensor as it
+        did, but at random places and with random signs.
       changed: The fraction of entries that the merge changed.
-      moved: How many entries each model moved, `[model]`.
-      kept: The fraction of these that the merge kept, `[model]`.
+      moved: The number of entries that each model moved, `[model]`.
+      kept: The fraction of these entries that the merge kept, `[model]`.
     """
 
     norms: np.ndarray
@@ -76,6 +92,7 @@ class Total(NamedTuple):
     update: float
     alignment: np.ndarray
     conflicts: float
+    chance: float
     changed: float
     moved: np.ndarray
     kept: np.ndarray
@@ -84,21 +101,21 @@ class Total(NamedTuple):
 class Measured(NamedTuple):
     """The finite records of a merge, with a column for every model.
 
-    A model that has no part in a tensor counts as one that does not move there.
+    A model without a part in a tensor counts as unmoved there.
 
     Attributes:
-      models: The models that were merged.
-      deltas: Whether task vectors start at a base; if not, they are the models.
+      models: The merged models.
+      deltas: Whether task vectors are differences from a base; otherwise they are the models.
       names: The tensors.
-      size: How many entries a tensor has, `[tensor]`.
-      sizes: The same for each model, 0 where it has no part, `[tensor, model]`.
+      size: The number of entries of a tensor, `[tensor]`.
+      sizes: The same for each model, 0 for tensors without a part of it, `[tensor, model]`.
       gram: The inner products of task vectors, `[tensor, model, model]`.
       cross: The inner products of task vectors with the update, `[tensor, model]`.
-      moved: How many entries a model moved, `[tensor, model]`.
-      kept: How many of these the merge kept, `[tensor, model]`.
+      moved: The number of entries that a model moved, `[tensor, model]`.
+      kept: The number of these entries that the merge kept, `[tensor, model]`.
       square: The square of the update's norm, `[tensor]`.
-      conflicts: How many entries task vectors move in both directions, `[tensor]`.
-      changed: How many entries the merge changed, `[tensor]`.
+      conflicts: The number of entries that task vectors move in both directions, `[tensor]`.
+      changed: The number of entries that the merge changed, `[tensor]`.
     """
 
     models: tuple[str, ...]
@@ -115,13 +132,13 @@ class Measured(NamedTuple):
     changed: np.ndarray
 
     def total(self, members: Sequence[int] | None = None) -> Total:
-        """Adds up what was measured of some tensors.
+        """Adds up the measurements of some tensors.
 
         Args:
           members: The numbers of the tensors; None for all.
 
         Returns:
-          What they have together, as if they were one tensor.
+          The measurements of all their entries together, as if of one tensor.
         """
         at = slice(None) if members is None else np.asarray(members, int)
         size, sizes, gram = self.size[at].sum(), self.sizes[at].sum(0), self.gram[at].sum(0)
@@ -130,46 +147,58 @@ class Measured(NamedTuple):
         return Total(
             np.where(sizes > 0, norms, np.nan),
             _ratio(norms, np.sqrt(sizes)),
-            # Rounding may leave a cosine a little beyond 1.
+            # Rounding may make a cosine slightly larger than 1.
             np.clip(_ratio(gram, np.outer(norms, norms)), -1, 1),
             update,
             np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
             float(_ratio(self.conflicts[at].sum(), size)),
+            float(_ratio((self._chance()[at] * self.size[at]).sum(), size)),
             float(_ratio(self.changed[at].sum(), size)),
             moved,
             _ratio(self.kept[at].sum(0), moved),
         )
 
+    def _chance(self) -> np.ndarray:
+        """The fraction of entries that would conflict by chance, `[tensor]`.
+
+        A model moves an entry up or down with a chance of half its moved fraction each. An entry
+        conflicts unless none moves it up or none moves it down. Of k models that move everything,
+        1 - 2^(1-k) of the entries conflict.
+        """
+        moved = np.clip(_ratio(self.moved, self.size[:, None]), 0, 1)
+        one_way, still = np.prod(1 - moved / 2, axis=1), np.prod(1 - moved, axis=1)
+        return np.nan_to_num(1 - 2 * one_way + still)
+
 
 def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Divides, with NaN where the divisor is 0."""
+    """Divides, and returns NaN where the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
 
 
 def from_base(t: Treatment, record: Record) -> bool:
-    """Tells whether the task vectors of a tensor started at a base.
+    """Checks whether the task vectors of a tensor are differences from a base.
 
     Args:
-      t: What was done to the tensor.
-      record: What was measured of it.
+      t: The treatment of the tensor.
+      record: The measurements of the tensor.
 
     Returns:
-      Whether there is a base, and it is not one of the measured models itself.
+      Whether there is a base that is not itself one of the measured models.
     """
     return t.base is not None and len(record.norms) == len(t.models)
 
 
 def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
-    """Names the models whose tensors were merged, as a record counts them.
+    """Lists the models of a tensor in the order of its record.
 
-    A model that is merged twice, as with other layers of itself, is named once for each, the second
-    time with "(2)".
+    If a model is merged several times, such as with other layers of itself, its name is repeated,
+    the second time with "(2)".
 
     Args:
       plan: The plan of the merge.
-      t: What was done to the tensor.
-      models: How many models the record counts: one more than are merged if the base is the first.
+      t: The treatment of the tensor.
+      models: The number of models in the record: one more than were merged if the base is first.
 
     Returns:
       A name for each model of the record.
@@ -184,10 +213,10 @@ def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
 
 
 def finite(record: Record) -> bool:
-    """Tells whether everything that was measured of a tensor is a finite number.
+    """Checks whether all measurements of a tensor are finite.
 
     Args:
-      record: What was measured.
+      record: The measurements.
 
     Returns:
       False if there is a NaN or an infinity.
@@ -199,12 +228,12 @@ def finite(record: Record) -> bool:
 def measured(plan: Plan, records: Mapping[str, Record]) -> Measured:
     """Collects the finite records of a merge as arrays.
 
-    If task vectors start at a base in some tensors, only those are kept: a total cannot mix them
-    with tensors in which they are the models themselves.
+    If task vectors are differences from a base in some tensors, only these tensors are kept. A
+    total cannot mix them with tensors in which the task vectors are the models themselves.
 
     Args:
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
+      records: The measurements, by tensor name.
 
     Returns:
       The records, in the order of the output's tensors.
@@ -242,12 +271,12 @@ def measured(plan: Plan, records: Mapping[str, Record]) -> Measured:
 
 
 class Bin(NamedTuple):
-    """Tensors that a plot by depth shows as one.
+    """Tensors that a plot by depth shows as one point.
 
     Attributes:
-      label: What it is called on the axis.
-      run: The stack that the layer belongs to, "modules" if there are no layers; "" for tensors
-        before or after the layers.
+      label: The label on the axis.
+      run: The stack of the layer; "modules" for a network without layers; "" for tensors before or
+        after the layers.
       members: The numbers of the tensors.
     """
 
@@ -261,11 +290,11 @@ def by_depth(names: Sequence[str], most: int = 48) -> list[Bin]:
 
     Args:
       names: The names of the tensors, in the order of the output.
-      most: How many groups there are at most, if there are no layers.
+      most: The largest number of groups for a network without layers.
 
     Returns:
-      A group for each layer in order, with one for all tensors before the layers and one for those
-      after them; without layers, groups of consecutive modules.
+      A group for each layer in order, one for all tensors before the layers, and one for all after
+      them. Without layers: groups of consecutive modules.
     """
     places = [position(name) for name in names]
     layers: dict[tuple[str, int], list[int]] = {}

@@ -17,15 +17,15 @@ SCHEMA = "sail-jax merge report 1"
 
 
 def as_json(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]) -> bytes:
-    """Writes the report as JSON: what it is about, a summary, and a row for each tensor.
+    """Writes the report as JSON: facts about the run, a summary, and a row for each tensor.
 
-    A null stands for what was not measured (in tensors that are copied), what is undefined, such as
-    the cosine of a zero vector, and what is not finite.
+    A null stands for a value that was not measured (in copied tensors), is undefined (such as the
+    cosine of a zero vector), or is not finite.
 
     Args:
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
-      about: What heads the report, as JSON data: recipe, versions, wall time.
+      records: The measurements, by tensor name.
+      about: Facts about the run, as JSON data: recipe, versions, wall time.
 
     Returns:
       The document in UTF-8, with the tensors in the order of the output.
@@ -62,16 +62,16 @@ def as_json(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any])
 
 
 def row_of(plan: Plan, t: Treatment, record: Record | None) -> dict[str, Any]:
-    """Describes what was done to a tensor and what was measured of it.
+    """Describes the treatment and the measurements of a tensor.
 
     Args:
       plan: The plan of the merge.
-      t: What was done to the tensor.
-      record: What was measured of it; None if nothing was.
+      t: The treatment of the tensor.
+      record: The measurements; None if there are none.
 
     Returns:
-      The row of the tensor. Its arrays have an entry for each of "models", NaN where a value is
-      undefined; they are None if nothing was measured.
+      The row of the tensor. Its arrays have an entry for each of "models", NaN for undefined
+      values. They are None without measurements.
     """
     models = len(t.models) if record is None else len(record.norms)
     row = {
@@ -111,8 +111,8 @@ def plain(value: object) -> Any:
       value: The value.
 
     Returns:
-      Dictionaries, lists and scalars; None in place of numbers that are not finite, text in place
-      of what JSON lacks.
+      Dictionaries, lists and scalars. Non-finite numbers become None. Values of other types become
+      text.
 
     >>> plain({"norms": (1.0, float("nan"))})
     {'norms': [1.0, None]}

@@ -1,4 +1,4 @@
-"""Formats numbers and names for the report, and says what a user should look at."""
+"""Formats numbers and names for the report, and lists what a user should check."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.cli.merge_report.measures import Measured, finite, owners_of
+from sail_jax.cli.merge_report.measures import Measured, Total, finite, owners_of
 
 
 def number(x: float | None) -> str:
     """Formats a number in three digits.
 
     Args:
-      x: The number; None and what is not finite are undefined.
+      x: The number; None and non-finite numbers count as undefined.
 
     Returns:
       The number; a dash if it is undefined.
@@ -30,7 +30,7 @@ def percent(x: float | None) -> str:
     """Formats a fraction as a percentage.
 
     Args:
-      x: The fraction; None and what is not finite are undefined.
+      x: The fraction; None and non-finite numbers count as undefined.
 
     Returns:
       The percentage, with more digits below 0.1 %; a dash if it is undefined.
@@ -47,11 +47,11 @@ def many(count: int, thing: str) -> str:
     """Formats a count of things.
 
     Args:
-      count: How many there are.
-      thing: What they are, in the singular.
+      count: The number of things.
+      thing: Their name in the singular.
 
     Returns:
-      The count, with an s after the thing unless there is one.
+      The count and the name, with an s unless the count is 1.
 
     >>> many(1, "tensor"), many(1200, "tensor")
     ('1 tensor', '1,200 tensors')
@@ -68,10 +68,10 @@ def few(names: Sequence[str], limit: int = 3) -> str:
 
     Args:
       names: The names.
-      limit: How many are listed.
+      limit: How many to list.
 
     Returns:
-      The names, and how many more there are.
+      The listed names, and the number of further names.
 
     >>> few(["a", "b", "c", "d"])
     'a, b, c and 1 more'
@@ -85,10 +85,10 @@ def short(name: str, limit: int = 26) -> str:
 
     Args:
       name: A path, or a name with slashes.
-      limit: How many characters it may have.
+      limit: The longest result, in characters.
 
     Returns:
-      The last part, cut in its middle if it is too long.
+      The last part, shortened in its middle if it is too long.
 
     >>> short("models/llama-math/")
     'llama-math'
@@ -104,7 +104,7 @@ def lettered(models: Sequence[str]) -> list[str]:
       models: The names of the models.
 
     Returns:
-      For each model its letter and the last part of its name; a number after the 26th.
+      A letter and the last part of the name for each model; after the 26th, a number.
 
     >>> lettered(["models/math", "models/code"])
     ['A · math', 'B · code']
@@ -132,85 +132,103 @@ def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:
     return weights
 
 
+# Fractions of conflicts that differ by less are called equal.
+NEAR_CHANCE = 0.01
+
+
+def conflicts(total: Total) -> str:
+    """Compares the fraction of entries where signs conflict with chance.
+
+    Args:
+      total: The measurements of the whole model.
+
+    Returns:
+      One sentence.
+    """
+    apart = total.conflicts - total.chance
+    than = "more than" if apart > 0 else "less than"
+    than = "about as often as" if abs(apart) <= NEAR_CHANCE else than
+    return (
+        f"Signs conflict at {percent(total.conflicts)} of the entries, {than} by chance"
+        f" (chance: {percent(total.chance)})."
+    )
+
+
 def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[str]:
-    """Says what a user should look at: unmeasured tensors, duplicates, conflicts, odd weights.
+    """Lists what a user should check: unmeasured tensors, duplicates, conflicts, odd weights.
 
     Args:
       plan: The plan of the merge.
-      records: What was measured, by the name of the tensor.
+      records: The measurements, by tensor name.
       data: The finite records as arrays.
 
     Returns:
-      Plain sentences, one for each thing; empty if nothing stands out.
+      One sentence per fact; empty if nothing stands out.
     """
     lines = []
     merged = [t for t in plan.treatments if t.method != "copy"]
     wild = [t.name for t in merged if t.name in records and not finite(records[t.name])]
     if wild:
         lines.append(
-            f"NaN or infinity in {many(len(wild), 'tensor')}, left out of every total and plot:"
+            f"NaN or infinity in {many(len(wild), 'tensor')}, excluded from all totals and plots:"
             f" {few(wild)}."
         )
     unseen = [t.name for t in merged if t.name not in records]
     if unseen and records:
         lines.append(
-            f"{many(len(unseen), 'merged tensor')} {_were(unseen)} not measured, as in a run that"
-            f" was resumed: {few(unseen)}."
+            f"{many(len(unseen), 'merged tensor')} {_were(unseen)} not measured (this is normal in"
+            f" a resumed run): {few(unseen)}."
         )
     other = {t.name for t in merged if t.name in records} - {*wild, *data.names}
     if other:
         lines.append(
-            f"{many(len(other), 'tensor')} {_were(other)} merged without the base: in the table,"
-            " but not in the totals and plots."
+            f"{many(len(other), 'tensor')} {_were(other)} merged without the base. The table"
+            " includes them; the totals and plots do not."
         )
     if not data.names:
         return lines
     total, names = data.total(), lettered(data.models)
-    norms, what = total.norms, "moved from the base" if data.deltas else "differs from 0"
+    norms, what = total.norms, "equals the base" if data.deltas else "is 0"
     still = [k for k, norm in enumerate(norms) if norm == 0]
-    lines += [f"{names[k]} has not {what} in any merged tensor: it adds nothing." for k in still]
+    lines += [f"{names[k]} {what} in every merged tensor. It adds nothing." for k in still]
     for i, j in combinations(range(len(names)), 2):
         cosine = total.cosines[i, j]
-        # Whole models fine-tuned from one another have cosines near 1 without being duplicates.
+        # Models fine-tuned from one another have cosines of whole weights near 1 without being
+        # duplicates.
         near = 0.999 if data.deltas else 1 - 1e-12
         if cosine > near and (data.deltas or abs(norms[i] / norms[j] - 1) < 1e-9):
             lines.append(
-                f"{names[i]} and {names[j]} are duplicates, or nearly (cosine {cosine:.4f}):"
-                " what they agree on counts twice."
+                f"{names[i]} and {names[j]} are duplicates, or nearly (cosine {cosine:.4f})."
+                " Their common changes count twice."
             )
         elif cosine < -0.5:
             lines.append(
-                f"{names[i]} and {names[j]} pull in opposite directions (cosine {cosine:.2f}):"
-                " much of both cancels."
+                f"{names[i]} and {names[j]} point in opposite directions (cosine {cosine:.2f})."
+                " Most of both cancels."
             )
-    if total.conflicts > 0.5:
-        moving = len(names) - len(still)
-        chance = percent(1 - 2.0 ** (1 - moving)) if moving > 1 else "–"
-        lines.append(
-            f"Signs conflict at {percent(total.conflicts)} of all entries (unrelated signs of"
-            f" {moving} models would at {chance})."
-        )
+    if total.conflicts > total.chance + NEAR_CHANCE:
+        lines.append(conflicts(total))
     moved = [k for k in range(len(names)) if norms[k] > 0]
     if moved and data.deltas:
         far, near = max(moved, key=lambda k: norms[k]), min(moved, key=lambda k: norms[k])
         if norms[far] > 10 * norms[near]:
             lines.append(
                 f"{names[far]} moved {norms[far] / norms[near]:.0f} times as far from the base as"
-                f" {names[near]}: with like weights it drowns the other."
+                f" {names[near]}. With similar weights it dominates the merge."
             )
         if total.update > 2 * norms[far]:
             lines.append(
                 f"The merged model is {total.update / norms[far]:.1f} times as far from the base as"
-                " the farthest input: look at weights and scale."
+                " the farthest input. Check the weights and the scale."
             )
         if total.update == 0:
-            lines.append("The merged model equals the base in every tensor measured.")
+            lines.append("The merged model equals the base in every measured tensor.")
     for k, weights in enumerate(weights_of(plan, data.models)):
         if k in moved and total.kept[k] == 0:
-            lines.append(f"Nothing of {names[k]} survives.")
+            lines.append(f"The merge kept no entry that {names[k]} moved.")
         elif k in moved and total.alignment[k] < -0.1 and min(weights, default=0) >= 0:
             lines.append(
                 f"The update points away from {names[k]} (cosine {total.alignment[k]:.2f}),"
-                " whose weight is not negative."
+                " although the model's weight is not negative."
             )
     return lines

@@ -84,7 +84,7 @@ def test_a_split_without_members_of_a_task_is_refused():
     ones = np.flatnonzero(of(POOL).labels == 1)[None]
     tasks = [of(POOL, "classes 0-4"), of(POOL, "classes 5-9")]
     assert pick(tasks[:1], ones).images.shape == (1, 1, ones.size, 64)
-    with pytest.raises(ValueError, match="tasks: one has no images in a split"):
+    with pytest.raises(ValueError, match="tasks: a split has no images of one task"):
         pick(tasks, ones)
 
 
@@ -146,7 +146,7 @@ def test_studies_learn_from_any_images(name, folder):
 @pytest.mark.parametrize("name", STUDIES)
 def test_images_in_files_need_a_folder(name):
     study = registry.load(name)
-    with pytest.raises(DataError, match=r"data.folder must name where Fashion-MNIST"):
+    with pytest.raises(DataError, match=r"data.folder must be the place of Fashion-MNIST"):
         study.run(varied(study.presets["tiny"], data={"name": "fashion"}, **STUDIES[name]))
 
 
@@ -162,7 +162,7 @@ def test_images_in_files_need_a_folder(name):
         (
             "growth_training",
             {"task": "text", "data": {"examples": 9}},
-            "data must be left out where",
+            "data must be left out if",
         ),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
         [*command, "--processes", "auto"], env=clean, capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 2
-    assert "nothing here tells this process which of several it is" in ended.stderr
+    assert "auto found no environment that gives this process a rank" in ended.stderr
     assert not (tmp_path / "x").exists()
 
 
@@ -121,7 +121,7 @@ TOGETHER = """
     run.main = command
     sys.exit(main())
 """
-LOST = "sail-jax: error: another of the processes has ended, and this one ends with it\n"
+LOST = "sail-jax: error: another of the processes has ended, so this one ends, too\n"
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_the_bias_of_finite_samples_falls_as_one_over_n(rng):
         (lambda: frechet.fit(np.zeros(3)), r"got shape \[3\]"),
         (lambda: frechet.fit([[0.0], [np.nan]]), r"sample\[1\] is not finite"),
         (lambda: frechet.normal(np.zeros(2), np.eye(3)), r"shapes \[2\] and \[3, 3\]"),
-        (lambda: frechet.between(np.eye(3), np.eye(2)), "features: 3 of one and 2 of the other"),
+        (lambda: frechet.between(np.eye(3), np.eye(2)), "dimensions must be equal; got 3 and 2"),
     ],
 )
 def test_what_is_refused(call, message):

@@ -601,9 +601,9 @@ def test_checkpoints_compute_what_they_did(name, tmp_path):
         ("gpt2", {"scale_attn_weights": False}, "'scale_attn_weights' must be True here, got Fal"),
         ("gpt2", {"n_head": 3}, "n_head heads in n_embd units: 3 does not divide 8"),
         ("gpt2", {"n_positions": 16}, r"'wpe.weight': expected shape \[16, 8\], got \[12, 8\]"),
-        ("gpt2", {"n_layer": 3}, "no tensor 'h.2.* is to hold"),
-        ("gpt2", {"n_layer": 1}, "has 'h.1.attn.c_attn.bias', for which the network has no place"),
-        ("gpt2", {"tie_word_embeddings": False}, "no tensor 'lm_head.weight', which 'unembed/kern"),
+        ("gpt2", {"n_layer": 3}, "lacks the tensor 'h.2.* for "),
+        ("gpt2", {"n_layer": 1}, "no place for the checkpoint's 'h.1.attn.c_attn.bias'"),
+        ("gpt2", {"tie_word_embeddings": False}, "lacks the tensor 'lm_head.weight' for 'un"),
         ("llama", {"vocab_size": 19}, r"expected shape \[19, 8\], got \[17, 8\]"),
         ("llama", {"tie_word_embeddings": True}, "'lm_head.weight' differs from the embeddings"),
         ("llama", {"attention_bias": True}, "'attention_bias' must be False here, got True"),
@@ -624,7 +624,7 @@ def test_data_that_a_checkpoint_does_not_fit(tmp_path):
     folder = saved(tmp_path / "model", c, tensors)
     with pytest.raises(ValueError, match=r"vocabulary has 17 tokens, the data's 256"):
         load_pretrained(folder, vocab=256)
-    with pytest.raises(ValueError, match=r"of 13 were asked for, but the checkpoint has pos.* 12"):
+    with pytest.raises(ValueError, match=r"of 13 were requested, but the checkpoint has pos.* 12"):
         load_pretrained(folder, context=13)
     assert load_pretrained(folder, vocab=10).module.vocab == 17  # padded
     (folder / "config.json").write_text("{")

@@ -95,7 +95,10 @@ def test_what_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulated, "compute", lambda *_: pytest.fail("computed"))
     other = tmp_path / "other.html"
     other.write_text("mine")
-    for out, why in ((other, "is no explorer"), (tmp_path / "no" / "page", "is not a directory")):
+    for out, why in (
+        (other, "is not an explorer"),
+        (tmp_path / "no" / "page", "is not a directory"),
+    ):
         assert cli.main(["explore", "--out", str(out)]) == 2
         assert why in capsys.readouterr().err
     assert other.read_text() == "mine"

@@ -98,7 +98,7 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
     for cell in ("it gains", "A &amp; B, Table 1", "7 of 9", "holds", "not tested"):
         assert f"<td>{cell}</td>" in text
     assert text.count("paper, at its scale") == 3
-    assert text.count("here, at another scale than the paper&#39;s") == 2
+    assert text.count("here, at a different scale from the paper&#39;s") == 2
     assert text.count("here, at the paper&#39;s scale") == 1
     facts = re.findall("<dt>(preset|scale|again)</dt><dd>(.*?)</dd>", text)
     assert facts == [
@@ -106,10 +106,10 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
         ("scale", "the paper&#39;s scale"),
         ("again", "sail-jax run other --preset paper --seed 0"),
         ("preset", "default"),
-        ("scale", "another scale than the paper&#39;s"),
+        ("scale", "a different scale from the paper&#39;s"),
         ("again", "sail-jax run fake --preset default --seed 4"),
-        ("preset", "none of them: see config"),
-        ("scale", "another scale than the paper&#39;s"),
+        ("preset", "none: see config"),
+        ("scale", "a different scale from the paper&#39;s"),
     ]
 
 
@@ -140,8 +140,8 @@ def test_a_page_is_made_again_and_nothing_else_is_replaced(runs, capsys):
     assert cli.main(["report", str(runs)]) == 0
     assert cli.main(["report", str(runs)]) == 0
     for out, says in (
-        (runs / "notes.html", "is no report"),
-        (runs, "is no report"),
+        (runs / "notes.html", "is not a report"),
+        (runs, "is not a report"),
         (runs / "no" / "where.html", "is not a directory"),
     ):
         capsys.readouterr()
@@ -170,7 +170,7 @@ def test_damage_is_named_and_the_others_are_shown(runs, capsys):
 def test_a_result_of_another_version_is_named(runs, capsys, monkeypatch):
     monkeypatch.setattr(Fake, "summary", lambda _, dataset: str(dataset["loss"]))
     assert cli.main(["report", str(runs)]) == 2
-    assert "this version cannot show what it holds" in capsys.readouterr().err
+    assert "this version cannot show its result" in capsys.readouterr().err
 
 
 def test_links_are_not_followed(runs):

@@ -155,5 +155,5 @@ def test_javascript_computes_what_jax_does(tmp_path):
     ],
 )
 def test_what_has_no_translation_is_named(function, name):
-    with pytest.raises(NotImplementedError, match=f"^{name} has no translation into JavaScript"):
+    with pytest.raises(NotImplementedError, match=f"^{name} cannot be translated to JavaScript"):
         javascript(lambda x: {"found": function(x)}, (3,))

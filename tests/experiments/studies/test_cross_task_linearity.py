@@ -316,7 +316,9 @@ PAPER = [name for name in ctl.presets if name.startswith("paper")]
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_preset_of_the_paper_says_which_files_it_needs(name):
-    told = r"^data.folder must name where (MNIST|CIFAR-10*) .*; the default, data.name = digits,"
+    told = (
+        r"^data.folder must be the place of (MNIST|CIFAR-10*) .*; the default, data.name = digits,"
+    )
     with pytest.raises(DataError, match=told):
         ctl.run(ctl.presets[name])
 
@@ -344,7 +346,7 @@ def test_the_publisher_s_split_is_kept(mnist):
     assert runs.tasks[0] == "rotate 22.5"
     upright = runs.data("upright").learn
     np.testing.assert_array_equal(upright.images[0, 0], ImagePool(**data).pool(0).images[:63])
-    with pytest.raises(DataError, match=r"^splits must have as many images each; 'classes 5-9'"):
+    with pytest.raises(DataError, match=r"^splits must have equally many images; 'classes 5-9'"):
         runs.data("classes 0-4", "classes 5-9")
 
 

@@ -194,7 +194,7 @@ def test_the_verdict_reads_the_band_of_the_cosine():
     assert "sail-jax align" not in said(0.5)
     assert "--data" in said(0.9999)
     data = {"losses": [1.0, 2.0], "average": 2.5}
-    assert "1.0000 above the models' mean there, above the worst" in said(0.9, data=data)
+    assert "1.0000 above the models' mean and above the worst model's" in said(0.9, data=data)
 
 
 @pytest.mark.parametrize(

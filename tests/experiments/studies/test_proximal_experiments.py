@@ -375,11 +375,15 @@ def test_a_run_on_another_text_has_a_map_and_names_the_texts(corpora):
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("paper", {}, r"^data.folder must name where OpenWebText .*data.name = python, needs none"),
+        (
+            "paper",
+            {},
+            r"^data.folder must be the place of OpenWebText .*data.name = python, needs no",
+        ),
         (
             "paper_wikitext",
             {"data": {"name": "tokens", "vocab": None}},
-            r"^target_data.folder must name where WikiText-103 .*target_data.name = same, needs",
+            r"^target_data.folder must be the place of WikiText-103 .*target_data.name = same",
         ),
     ],
 )
@@ -477,7 +481,7 @@ def test_bad_fields_are_named(study, change, message):
         ),
         (
             lambda: gpt.load(varied(GAMMA, blocks={"held_out": 10**6})),
-            "blocks.held_out must be at most .* no more blocks of 16 tokens",
+            "blocks.held_out must be at most .* only so many blocks of 16 tokens",
         ),
     ],
 )

@@ -346,14 +346,14 @@ BAD = {
     "functions.features must be a function; got os:getcwd": {
         "functions": {"features": "os:getcwd"}
     },
-    "functions.measure must be given where decode is": {"functions": {"decode": len}},
+    "functions.measure must be given with decode": {"functions": {"decode": len}},
     "functions.encode must be None for data.name digits": {"functions": {"encode": len}},
-    "functions.features must be None where data.features names a file": {
+    "functions.features must be None if data.features names a file": {
         "data": {"name": "latents", "features": "f.npy"},
         "ways": ("sit", "repa", "sail_clean"),
         "functions": {"features": len},
     },
-    "functions.decode must be given where functions.measure is, for data.name image-folders": {
+    "functions.decode must be given with functions.measure, for data.name image-folders": {
         "data": {"name": "image-folders"},
         "functions": {"measure": len},
     },
@@ -403,10 +403,12 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
     np.save(labels, np.full(6, 10, np.uint8))
     with pytest.raises(DataError, match="label"):
         study.loaded(varied(clean, data=of))
-    with pytest.raises(ValueError, match=r"data.file must name where the latents .* digits, needs"):
+    with pytest.raises(
+        ValueError, match=r"data.file must be the place of the latents .* digits, needs"
+    ):
         sd.run(sd.presets["paper"])
     with pytest.raises(
-        ValueError, match=r"data.folder must name where a folder of images .* needs"
+        ValueError, match=r"data.folder must be the place of a folder of images .* needs"
     ):
         sd.run(sd.presets["paper_images"])
 

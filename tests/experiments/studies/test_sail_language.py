@@ -554,7 +554,7 @@ def test_questions_for_a_text_of_files_need_its_tokenizer():
         ),
         (
             {"data": {"name": "openwebtext"}},
-            "data.folder must name where OpenWebText .* can be found .published at .* needs none",
+            "data.folder must be the place of OpenWebText .* .published at .* needs no",
         ),
         ({"model": {"context": 10**7}}, "model.context must be below"),
         ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),
@@ -744,8 +744,8 @@ def test_what_ligo_cannot_grow_is_named():
     large = presets.build(sizes)
     for changes, message in (
         ({"vocab": 9}, "smaller must have the vocab of the checkpoints, 256; got 9"),
-        ({}, "smaller must be no larger in any size .* got equal sizes"),
-        ({"layers": 1, "width": 64}, "smaller must be no larger .* got width 64 to 32"),
+        ({}, "smaller must be smaller in a size, and larger in none; got equal sizes"),
+        ({"layers": 1, "width": 64}, "smaller must be smaller .* got width 64 to 32"),
     ):
         with pytest.raises(ValueError, match=message):
             ligo.check(presets.build({**sizes, **changes}), large)
@@ -786,7 +786,7 @@ def test_ligo_grows_width_and_depth_and_learns(kind):
         ({"data": {"vocab": 301}}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
         (
             {"model": {"context": 17}},
-            "sequences of 17 were asked for, but the checkpoint has positions for",
+            "sequences of 17 were requested, but the checkpoint has positions for",
         ),
         ({"held_out": 10**5}, "held_out must be at most"),
         (

@@ -143,7 +143,7 @@ def test_weights_are_shares_of_the_images_as_theorem_3_has_it_for_disjoint_parts
 def test_other_data_need_a_folder_and_what_is_there(tmp_path):
     config = varied(TINY, data={"name": "cifar-10"})
     with pytest.raises(
-        DataError, match=r"data.folder must name where CIFAR-10.*digits, needs none"
+        DataError, match=r"data.folder must be the place of CIFAR-10.*digits, needs no"
     ):
         sv.run(config)
     with pytest.raises(DataError, match=r"CIFAR-10 .* is published at"):

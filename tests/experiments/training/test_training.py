@@ -463,7 +463,7 @@ def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
         return batch(step)
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"of 12, which .* holds: run the same again"):
+    with pytest.raises(KeyboardInterrupt, match=r"of 12, which .* holds: run the same command"):
         learn(tmp_path, batch=pressed, save_every=100)
     assert signal.getsignal(signal.SIGINT) is before
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
@@ -518,7 +518,7 @@ def test_damage_is_refused_in_one_sentence(tmp_path, file, how):
         target.unlink()
     else:
         target.write_bytes(data if how == "flip" else data[: len(data) // 2])
-    with pytest.raises(StoreError, match=r"[^\n]*remove .*5 to go on from step 0$"):
+    with pytest.raises(StoreError, match=r"[^\n]*remove .*5 to continue from step 0$"):
         Checkpoints(tmp_path, TRAINING).restore(state)
 
 

@@ -165,7 +165,7 @@ def test_scales_of_queries_and_keys():
     back = change_blocks(moved, m.spec, found.maps, {})
     assert found.distance[-1] < 1e-8
     assert certify("gpt2", moved, m.spec, back, m.spec).preserved
-    with pytest.raises(ValueError, match=r"'v.0' .* no matching|'hidden.0' cannot be matched"):
+    with pytest.raises(ValueError, match=r"'hidden.0' cannot be matched"):
         align.match_weights(m.params, moved, m.spec, spaces=["hidden.0"], family=Family.LINEAR)
 
 

@@ -173,7 +173,7 @@ def test_rotation_under_layernorm_is_reported(name):
     assert "(layernorm" in exactness(s, maps).spaces[0].lost
     new = re_expressed(m.params, s, maps)
     assert not certify(name, m.params, s, new, s).preserved
-    with pytest.raises(ValueError, match="only the scale of RMSNorm"):
+    with pytest.raises(ValueError, match="only scales of RMSNorm"):
         m.rules.fold(m.params)
 
 
@@ -264,14 +264,14 @@ def test_detection():
     ("family", "config", "match"),
     [
         ("gpt2", {"n_embd": 8, "n_head": 3}, "'n_head' must divide 'n_embd': 3 does not divide 8"),
-        ("gpt2", {"n_embd": 8, "n_head": "2"}, "'n_head' must be a whole number from 1, got '2'"),
+        ("gpt2", {"n_embd": 8, "n_head": "2"}, "'n_head' must be a whole number >= 1, got '2'"),
         (
             "llama",
             {"num_attention_heads": 4, "num_key_value_heads": 3, "hidden_size": 8},
             "'num_key_value_heads' must divide 'num_attention_heads': 3 does not divide 4",
         ),
-        ("clip", {"vision_config": {}}, "does not state 'text_config'"),
-        ("flax_mlp", {}, "does not state 'widths'"),
+        ("clip", {"vision_config": {}}, "has no 'text_config'"),
+        ("flax_mlp", {}, "has no 'widths'"),
     ],
 )
 def test_bad_configurations(family, config, match):
@@ -415,7 +415,7 @@ def test_heads_that_are_not_known():
         architectures.forward.llama(bare, config, TOKENS)
     bert, c = model("BertForSequenceClassification"), HEADS["BertForSequenceClassification"]
     lost = {k: v for k, v in bert.params.items() if "pooler" not in k}
-    with pytest.raises(ValueError, match=r"there is no tensor 'pooler\.dense\.weight'"):
+    with pytest.raises(ValueError, match=r"but the tensor 'pooler\.dense\.weight' is missing"):
         architectures.forward.bert(lost, c["config"], TOKENS)
 
 
@@ -570,7 +570,7 @@ def test_a_draft_of_an_mlp():
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        (shapes(a__w=(3, 8), b__w=(8, 2)), "which axis is read, which written?"),
+        (shapes(a__w=(3, 8), b__w=(8, 2)), "which axis is read, and which is written?"),
         (
             shapes(a__kernel=(3, 8), b__kernel=(8, 8), c__kernel=(8, 2)),
             "write 8 units each: one space",
@@ -578,8 +578,14 @@ def test_a_draft_of_an_mlp():
         (shapes(a__kernel=(8, 8), b__kernel=(8, 8)), "the network's input"),
         (shapes(a__kernel=(4, 8), b__kernel=(8, 4)), "the network's output"),
         (shapes(a__kernel=(3, 8), b__kernel=(8, 2), c__thing=(8, 8, 8)), "what are the 3 axes"),
-        (shapes(a__kernel=(3, 8), b__kernel=(8, 2), mystery=(7,)), "which space has its 7 units"),
-        (shapes(embed__embedding=(9, 4), a__kernel=(4, 6), b__kernel=(6, 4)), "table too (tied)"),
+        (
+            shapes(a__kernel=(3, 8), b__kernel=(8, 2), mystery=(7,)),
+            "to which space do its 7 units belong",
+        ),
+        (
+            shapes(embed__embedding=(9, 4), a__kernel=(4, 6), b__kernel=(6, 4)),
+            "also the output's table (tied)",
+        ),
     ],
 )
 def test_drafts_ask(params, text):

@@ -141,7 +141,7 @@ def test_composition(first, second):
 def test_composition_is_associative():
     a, b, c = (MAPS[k][0] for k in ("flip", "rescale", "widen uneven"))
     chex.assert_trees_all_close(compose(compose(c, b), a), compose(c, compose(b, a)))
-    with pytest.raises(ValueError, match="first has 8 new units, second re-expresses 4"):
+    with pytest.raises(ValueError, match="first has 8 new units, but second takes 4"):
         compose(a, MAPS["pad"][0])
 
 
@@ -317,7 +317,7 @@ def test_depth_makers_are_the_papers():
     ("make", "error", "match"),
     [
         (lambda: growth.permute([0, 0, 2]), ValueError, "permutation of range"),
-        (lambda: growth.permute([0.0, 1.0]), TypeError, "index must hold integers, got float32"),
+        (lambda: growth.permute([0.0, 1.0]), TypeError, "index must contain integers, got float32"),
         (lambda: growth.permute([[0, 1]]), ValueError, "index must be a vector"),
         (lambda: growth.widen(4, 3), ValueError, "0 < old <= new, got old=4, new=3"),
         (lambda: growth.widen(4, 6, even=True), ValueError, "multiple of old, got old=4, new=6"),

@@ -287,7 +287,7 @@ NET_SPACES = {"x": "outer", "y": "outer"}
         ({}, {"bias": "diag(g)"}, {}, r"'g' is only multiplied by leaf 'bias'"),
         ({}, {}, {"spaces": {"hidden": "stack"}}, r"'hidden' is a stack, but leaf 'out' reads"),
         # what is said of spaces
-        ({}, {}, {"spaces": {"hiden": "relu"}}, r"spaces\['hiden'\] names no space.*'hidden'"),
+        ({}, {}, {"spaces": {"hiden": "relu"}}, r"spaces\['hiden'\] matches no space.*'hidden'"),
         ({}, {}, {"spaces": {"hidden": "rellu"}}, r"spaces\['hidden'\] is 'rellu'; .* relu,"),
         ({}, {}, {"spaces": {"hidden": ""}}, r"spaces\['hidden'\] is ''; write one of"),
         ({}, {}, {"spaces": {"hidden*": "relu"}}, r"'hidden\*': a star marks .* 'hidden\{i\}'"),
@@ -295,9 +295,9 @@ NET_SPACES = {"x": "outer", "y": "outer"}
             {},
             {},
             {"spaces": {"hidden": "relu", "h{i}": "odd"}},
-            r"spaces\['h\{i\}'\] and spaces\['hidden'\] both name 'hidden'",
+            r"spaces\['h\{i\}'\] and spaces\['hidden'\] both match 'hidden'",
         ),
-        ({}, {}, {"sizes": {"head": 2}}, r"sizes\['head'\] names no space"),
+        ({}, {}, {"sizes": {"head": 2}}, r"sizes\['head'\] matches no space"),
         # patterns
         ({}, {"{i/x": "a"}, {}, "unbalanced or empty braces in the pattern '{i/x'"),
         ({}, {"{}": "a"}, {}, "unbalanced or empty braces"),

@@ -685,7 +685,7 @@ COMMAND_LINES = {
     ],
     "align": [
         ["a", "b", "--plan", "--full"], ["a", "b", "out", "--family", "signed", "--no-certify"],
-        ["a", "b", "out", "--spaces", "resid", "--weigh", "lm_head.weight=0", "--no-certify",
+        ["a", "b", "out", "--spaces", "resid", "--weights", "lm_head.weight=0", "--no-certify",
          "--family", "resid=signed", "--seed", "2", "--max-sweeps", "3", "--config", "b"],
     ],
     "convert": [

@@ -43,6 +43,6 @@ def test_its_errors_are_one_line(scratch, capsys):
     assert cli.main(["norms", "nothing"]) == 2
     assert capsys.readouterr().err.startswith("sail-jax: error: ")
     assert cli.main(["norms", "x", "--mist", "2"]) == 2
-    assert "unknown option '--mist' (nearest: '--most', " in capsys.readouterr().err
+    assert "unknown option '--mist' (nearest: '--most')" in capsys.readouterr().err
     assert cli.main(["norm"]) == 2
     assert "unknown command 'norm' (nearest: 'norms')" in capsys.readouterr().err

@@ -23,7 +23,7 @@ import xarray as xr
 
 from experiments.commands import bench
 from experiments.lab import registry, store
-from experiments.pages import quickstart
+from experiments.pages import quickstart, quickstart_panels
 from experiments.studies.ledger.attacks import SCHEMA as ATTACKS
 from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
@@ -103,8 +103,11 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(
         registry, "load", lambda name: experiment if name != "ledger" else load(name)
     )
-    grown = pages.Section("a checkpoint, grown", "?", "yes")
+    grown = pages.Section("a checkpoint, grown", "?", "yes", verdict="It is the same.")
     monkeypatch.setattr(quickstart, "grown", lambda folder, seed: grown)
+    shown = quickstart_panels.Shown(lambda _: "x < y", lambda d: [*experiment.plot(d).values()])
+    names = {"transfer_phase": shown, "merge_digits": shown}
+    monkeypatch.setattr(quickstart_panels, "SHOWN", {**quickstart_panels.SHOWN, **names})
     return experiment
 
 
@@ -199,8 +202,8 @@ def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
 
 
 BAD = [
-    ("data cifar", "no data set is called 'cifar' (nearest: 'cifar-10'"),
-    ("data cifar-10", "--folder must name where CIFAR-10"),
+    ("data cifar", "unknown data set 'cifar' (nearest: 'cifar-10'"),
+    ("data cifar-10", "--folder must be the place of CIFAR-10"),
     ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
     ("data digits --folder x", "folder must not be given for digits; got x"),
     ("verfy", "unknown command 'verfy' (nearest: 'verify'"),
@@ -209,13 +212,13 @@ BAD = [
     ("verify --seed -1", "argument --seed: expected an integer from 0 to 2^31 - 1, got '-1'"),
     ("verify --seed 1.5", "expected an integer"),
     ("verify x", "unexpected argument 'x'"),
-    ("verify --coverage --quick", "--coverage simulates nothing, and takes no other option"),
+    ("verify --coverage --quick", "--coverage simulates nothing, and allows no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
-    ("quickstart --out a\0b", r"'a\x00b' holds a null character"),
+    ("quickstart --out a\0b", r"'a\x00b' contains a null character"),
     ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
-    ("run merge_digit", "unknown experiment 'merge_digit' (nearest: 'merge_digits'"),
-    ("run --preset tiny", "name the experiment first"),
+    ("run merge_digit", "unknown study 'merge_digit' (nearest: 'merge_digits'"),
+    ("run --preset tiny", "give the study first"),
     ("run fake --preset tinny", "unknown preset 'tinny' (nearest: 'tiny'"),
     ("run fake --step-siz 1", "unknown option '--step-siz' (nearest: '--step-size'"),
     ("run fake --ouu x", "unknown option '--ouu' (nearest: '--out'"),
@@ -231,7 +234,7 @@ BAD = [
     ("plot there", "there holds no run"),
     ("examples here --sed 1", "unknown option '--sed' (nearest: '--seed'"),
     ("bench grid --nope", "unknown option '--nope'"),
-    ("bench grid --draws few", "argument --draws: expected a whole number from 1, got 'few'"),
+    ("bench grid --draws few", "argument --draws: expected a whole number >= 1, got 'few'"),
     ("bench spee", "unknown benchmark 'spee' (nearest: 'speed'"),
     ("list --all", "unknown option '--all'"),
 ]
@@ -272,6 +275,8 @@ def test_run_keeps_and_plot_redraws(fake, call, tmp_path):
 
 
 def test_presets_are_starting_points(fake, call, tmp_path):
+    out = call("run", "fake", "--help")[1]
+    assert out.endswith("example:\n  sail-jax run fake --preset tiny\n")
     assert call("run", "merge_digits", "--preset", "tiny", "--out", "a", "--seed", "4")[0] == 0
     record = json.loads((tmp_path / "a/config.json").read_text())
     assert record["config"] == {"seed": 4, "step_size": 0.5, "sizes": [1]}
@@ -313,8 +318,7 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         said += process.stderr.read()
     assert process.returncode == 130
     assert said.endswith(
-        f"sail-jax: interrupted\nwhat is finished is kept; continue with: "
-        f"sail-jax {line} --resume\n"
+        f"sail-jax: interrupted\nfinished work is kept; continue with: sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0
 
@@ -371,7 +375,7 @@ def test_a_signal_amid_an_import_ends_the_command_with_one_line(module, number):
     ended = subprocess.run([*command, "merge", "--methods"], capture_output=True, text=True)
     said = ended.stderr.splitlines()
     assert (ended.returncode, said[0]) == (130, "sail-jax: interrupted"), ended.stderr
-    assert [line for line in said[1:] if not line.startswith("what is finished is kept; ")] == []
+    assert [line for line in said[1:] if not line.startswith("finished work is kept; ")] == []
 
 
 STUCK = """
@@ -448,9 +452,9 @@ def test_a_signal_ends_a_command_in_time_wherever_it_is():
                 child.kill()  # else the test waits for it for ever
         took = time.monotonic() - began
         assert child.returncode == 130, said
-        assert "sail-jax: interrupted\nwhat is finished is kept; continue with: " in said
+        assert "sail-jax: interrupted\nfinished work is kept; continue with: " in said
         waits = where == "computing" and len(numbers) == 1
-        assert ("waiting for the next safe point" in said) == waits
+        assert ("stopping at the next safe point" in said) == waits
         assert "Traceback" not in said
         # of itself a process ends after GRACE; the rest is what a busy machine takes
         assert took < stopping.GRACE + 5 * waits
@@ -472,7 +476,7 @@ def test_a_record_naming_a_module_outside_the_registry_is_not_imported(fake, cal
     disk.write_record(Path("here/config.json"), {**record, "experiment": "os"})
     code, _, err = call("plot", "here")
     assert code == 1
-    assert "unknown experiment 'os'" in err
+    assert "unknown study 'os'" in err
 
 
 def test_a_bug_keeps_its_traceback(fake, call):
@@ -539,11 +543,11 @@ def test_verify_says_what_is_too_weak(verdicts, call):
     assert "x 5 " in out  # the slack
     assert "2 of 3 equalities and misprints overlook their effect: p/one, p/two." in out
     assert (
-        "2 of 2 bounds may hold when they are tightened by their effect, and do not see it: "
+        "2 of 2 bounds may still hold when they are tightened by their effect: "
         "p/bound, p/wide." in out
     )
     verdicts([_verdict("p/strong", power=strong)])
-    assert "All 1 equalities and misprints see the effect" in call("verify", "--power")[1]
+    assert "All 1 equalities and misprints detect the effect" in call("verify", "--power")[1]
 
 
 def test_verify_lists_the_claims_that_hold_with_a_wrong_prediction(verdicts, call, tmp_path):
@@ -600,7 +604,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     assert asked == [("p/wide/ours", 4, 1.5), ("p/wrong/printed", 4, 1.5)]
     assert said in out
     assert "Not attacked: p/other/ours: a measurement.\n" in out
-    assert "1 of 1 misprints attacked are broken.\n" in out
+    assert "1 of 1 attacked misprints are broken.\n" in out
     assert "a: breaks, b: holds (0.5)" in out
     kept = json.loads(file.read_text())
     assert kept["schema"] == ATTACKS
@@ -627,8 +631,8 @@ def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--budget", "3"], "--budget is for --attack"),
-        (["--attack", "--quick"], "--attack takes --claims, --budget, --seed and --json"),
+        (["--budget", "3"], "--budget needs --attack"),
+        (["--attack", "--quick"], "--attack allows only --claims, --budget, --seed and --json"),
         (["--attack", "--budget", "1,2"], "expected one number of seconds"),
         (["--attack", "--budget", "nan"], "expected positive numbers"),
     ],
@@ -649,7 +653,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     assert "1.1 ± 0.05" in out
     assert "wrong as printed" in out
     assert "fails, as expected" in out
-    assert "2 of 3 claims hold, 1 fail as printed, as expected." in out
+    assert "2 claims hold. 1 claim fails as printed, as expected (a known misprint)." in out
     assert "exact as printed 2, wrong as printed 1." in out
     found = json.loads(file.read_text())
     assert found["schema"] == SCHEMA
@@ -698,7 +702,7 @@ def test_verify_replaces_nothing_but_a_ledger(verdicts, call, tmp_path):
 def test_verify_with_real_claims(call):
     code, out, _ = call("verify", "--claims", "features-are-fate/eq44/*", "--quick")
     assert code == 0
-    assert "Every verdict is the expected one." in out
+    assert "Every verdict is as expected." in out
 
 
 def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):
@@ -758,6 +762,8 @@ def test_bench_hands_over(monkeypatch, call, tmp_path):
     )
     monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
+    out = call("bench", "speed", "--help")[1]
+    assert out.endswith("example:\n  sail-jax bench speed --json speed.json\n")
     assert call("bench", "speed", "--size", "3")[0] == 0
     assert call("bench", "speed", "--size", "4", "--json", "record.json")[0] == 1
     record = json.loads(Path("record.json").read_text())
@@ -793,10 +799,15 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     verdicts(GOOD)
     code, out, err = call("quickstart")
     assert code == 0
-    assert out == "Look at quickstart/index.html\n"
-    assert "s in all" in err
+    assert "s in total" in err
     text = (tmp_path / "quickstart/index.html").read_text()
     page = Page(text)
+    # The page begins with what the terminal ends with.
+    *printed, last = out.splitlines()
+    assert last == "Look at quickstart/index.html"
+    assert printed[0] == "Transfer against training from scratch: x < y"
+    assert len(printed) == 4
+    assert set(printed) <= set(page.text.split("\n"))
     assert "http" not in re.sub(r"http-equiv", "", text)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "b"})
     assert (
@@ -809,10 +820,11 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     for image in images:
         assert image["alt"]
         kind, data = image["src"].split(",")
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
+        assert kind == "data:image/svg+xml;base64"
+        assert b"<svg" in base64.b64decode(data, validate=True)
     assert images[0]["alt"] == 'x: n & "m"'
     assert "sum <b>1.167</b>" in page.text  # escaped: shown, not obeyed
+    assert len([tag for tag, _ in page.tags if tag == "details"]) == 3
     assert "a < b & c" in page.text
     assert len([tag for tag, _ in page.tags if tag == "tr"]) == 1 + len(GOOD)
     assert "a checkpoint, grown" in page.text
@@ -842,7 +854,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
         *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
     )
     assert float(trained[2]) > 0.9
-    assert "outputs on probe inputs agree to rounding" in section.answer
+    assert re.search("computes the same as .* is within rounding", section.verdict)
     assert quickstart.grown(tmp_path, 1) == section
 
 

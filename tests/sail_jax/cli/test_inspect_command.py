@@ -177,7 +177,7 @@ def test_an_unknown_architecture_is_drafted(tmp_path, capsys):
     assert main(["inspect", str(folder), "--out", str(tmp_path / "d")]) == 0
     shown = capsys.readouterr().out
     assert "no table for the architecture 'novel'" in shown
-    assert "? layers.0.w: which axis is read, which written?" in shown
+    assert "? layers.0.w: which axis is read, and which is written?" in shown
     assert main(["inspect", str(folder), "--draft"]) == 0
     table = capsys.readouterr().out
     spec = tmp_path / "t.yaml"

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from functools import partial
@@ -57,7 +58,7 @@ def merged(
         tensors = tuple(_Lies(name, dtype, shape, f"/data/{m}/model.safetensors") for m in models)
         base = _Lies(name, dtype, shape, "/data/models/base/model.safetensors") if based else None
         if name in copied:
-            note = "not floating: copied"
+            note = "non-float: copied"
             treatments.append(Treatment(copy(name, dtype, tensors[0]), models, None, None, 1, note))
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
@@ -186,11 +187,32 @@ def test_whole_model_numbers_are_those_of_all_entries_at_once(shapes, based):
     close(total["update"], _norm(update))
     close(total["alignment"], [_cosine(x, update) for x in deltas])
     close(total["conflicts"], ((deltas > 0).any(0) & (deltas < 0).any(0)).mean())
+    close(total["chance"], _by_chance(case))
     close(total["changed"], (update != 0).mean())
     assert total["moved"] == (deltas != 0).sum(1).tolist()
     close(total["kept"], (kept != 0).sum(1) / (deltas != 0).sum(1))
     assert total["models"] == list(MODELS)
     assert total["from"] == ("base" if based else "zero")
+
+
+def _by_chance(case):
+    """The chance of a conflict, added up over all signs that the models may have in an entry."""
+    conflicts = 0.0
+    for deltas, _, _ in case.arrays.values():
+        moved = (deltas != 0).reshape(len(deltas), -1).mean(1)
+        for signs in itertools.product((-1, 0, 1), repeat=len(deltas)):
+            odds = np.prod([p / 2 if s else 1 - p for s, p in zip(signs, moved, strict=True)])
+            conflicts += odds * ({-1, 1} <= set(signs)) * deltas[0].size
+    return conflicts / sum(x[0][0].size for x in case.arrays.values())
+
+
+def test_models_that_move_everything_conflict_by_chance_in_half_and_in_three_quarters():
+    for models, chance in ((MODELS[:2], 0.5), (MODELS, 0.75)):
+        case = merged(SMALL, models=models, change=lambda deltas: [abs(d) + 1 for d in deltas])
+        total = report(case)["summary"]["total"]
+        assert (total["chance"], total["conflicts"]) == (pytest.approx(chance), 0)
+    less = "Signs conflict at 0 % of the entries, less than by chance (chance: 75.0 %)"
+    assert less in page(case)
 
 
 def test_layers_and_kinds_partition_the_tensors(large):
@@ -221,8 +243,14 @@ def test_layers_and_kinds_partition_the_tensors(large):
         ("encoder.layer.3.output.dense.weight", "MLP"),
         ("decoder.block.1.layer.2.DenseReluDense.wi.weight", "MLP"),
         ("model.layers.2.block_sparse_moe.experts.3.w1.weight", "MLP"),
-        ("params/Conv_0/kernel", "other"),
+        ("params/Conv_0/kernel", "convolution"),
+        ("params/scale", "other"),
+        ("out.kernel", "head"),
         ("model.layers.0.attention.wq.weight", "attention"),
+        ("layers.0.kernel", "MLP"),
+        ("model.layers.2.block_sparse_moe.gate.weight", "router"),
+        ("model.layers.2.mlp.gate_proj.weight", "MLP"),
+        ("backbone.layers.0.mixer.in_proj.weight", "recurrent"),
     ],
 )
 def test_kinds_are_read_off_names(name, kind):
@@ -302,7 +330,7 @@ def test_json_has_a_row_for_every_tensor_and_the_recipe(large):
     assert found["summary"]["notes"] == ["a note"]
     copy = rows["model.layers.3.input_layernorm.weight"]
     assert {copy[field] for field in FIELDS} == {None}
-    assert copy["note"].startswith("not floating")
+    assert copy["note"].startswith("non-float")
     for name, one in large.records.items():
         row = rows[name]
         assert row["size"] == one.size
@@ -337,6 +365,11 @@ def _opposed(deltas):
     return [deltas[0], -deltas[0] + 0.3 * deltas[1], deltas[2]]
 
 
+def _contrary(deltas):
+    """A third model that undoes some of the first."""
+    return [deltas[0], deltas[1], deltas[2] - 0.3 * deltas[0]]
+
+
 def _apart(deltas):
     """Models that move disjoint entries: nothing to conflict."""
     which = np.arange(deltas[0].size).reshape(deltas[0].shape) % len(deltas)
@@ -349,15 +382,15 @@ BASE = {"a.weight": (30, 31), "b.weight": (400,)}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scales": [1, 0, 1]}, "B · code-7b has not moved from the base"),
+        ({"scales": [1, 0, 1]}, "B · code-7b equals the base in every"),
         ({"change": _equal}, "A · math-7b and B · code-7b are duplicates"),
-        ({"change": _opposed}, "A · math-7b and B · code-7b pull in opposite directions"),
-        ({}, "Signs conflict at"),
+        ({"change": _opposed}, "A · math-7b and B · code-7b point in opposite directions"),
+        ({"change": _contrary}, "more than by chance (chance: "),
         ({"scales": [1, 0.05, 1]}, "times as far from the base as B · code-7b"),
     ],
 )
 def test_warnings_fire_alone(options, words):
-    """Each for its reason; only the rate of conflicts comes with others, as a fact of them."""
+    """Each for its reason. Opposed models also have more conflicts than chance."""
     found = report(merged(BASE, **options))["summary"]["warnings"]
     others = [w for w in found if words not in w and "Signs conflict" not in w]
     assert sum(words in w for w in found) == 1, found
@@ -377,9 +410,9 @@ def test_warnings_about_the_outcome():
         case.records = {n: r._replace(**changes) for n, r in case.records.items()}
         return report(case)["summary"]["warnings"]
 
-    assert any("equals the base in every tensor" in w for w in told(update=0.0))
+    assert any("equals the base in every measured tensor" in w for w in told(update=0.0))
     assert any("times as far from the base as the farthest" in w for w in told(update=100.0))
-    assert told(kept=[0.0, 0.4, 0.4]) == ["Nothing of A · math-7b survives."]
+    assert told(kept=[0.0, 0.4, 0.4]) == ["The merge kept no entry that A · math-7b moved."]
     away = told(alignment=[0.5, -0.3, 0.5])
     assert [w for w in away if "points away from B" in w] == away != []
 
@@ -505,7 +538,7 @@ def test_models_that_all_equal_the_base_have_a_page():
     case = merged(llama(1), models=MODELS[:2], scales=[0, 0])
     text = _Page(page(case)).text
     for label in ("A · math-7b", "B · code-7b"):
-        assert f"{label} has not moved from the base" in text
+        assert f"{label} equals the base in every merged tensor" in text
     assert report(case)["summary"]["total"]["cosines"] == [[None, None], [None, None]]
 
 
@@ -525,12 +558,12 @@ def test_report_replaces_a_report_and_nothing_else(tmp_path):
         other = tmp_path / name[-4:]
         other.mkdir()
         (other / name).write_text("mine")
-        with pytest.raises(disk.RefusedError, match=f"{name} exists and is no report"):
+        with pytest.raises(disk.RefusedError, match=f"{name} exists and is not a merge report"):
             merge_report.admit(other)
         with pytest.raises(disk.RefusedError):
             merge_report.write(other, case.plan, case.records, ABOUT)
         assert [(p.name, p.read_text()) for p in other.iterdir()] == [(name, "mine")]
-    with pytest.raises(disk.RefusedError, match="not a directory"):
+    with pytest.raises(disk.RefusedError, match="not a folder"):
         merge_report.admit(paths[0])
 
 

@@ -51,11 +51,11 @@ SILENT = (
 )
 REFUSED = {
     "--unsafe-truncate-embeddings": r"tokenizer: \{source: base\}",
-    "--no-safe-serialization": "no pickle is ever written",
+    "--no-safe-serialization": "pickles are never written",
     "--out-shard-size 500MB": "expected a whole number such as 1B",
     "--out-shard-size 1.5B": "expected a whole number such as 1B",
     "--random-seed -1": "expected an integer from 0",
-    "-j 0": "expected a whole number from 1",
+    "-j 0": "expected a whole number >= 1",
 }
 
 
@@ -147,7 +147,7 @@ def test_the_command_line_of_notebooks_runs(models, capsys):
 
 def test_no_tokenizer_no_card_and_the_seed_of_the_command_line(models, capsys):
     assert call("out", "--no-copy-tokenizer", "--no-write-model-card", "--random-seed", "5") == 0
-    said = "note: --random-seed 5 is used in place of seed 1 in the recipe"
+    said = "note: --random-seed 5 replaces seed 1 of the recipe"
     assert said in capsys.readouterr().err
     names = {path.name for path in (models / "out").iterdir()}
     assert names == {"model.safetensors", "config.json", "generation_config.json", ".sail-jax"}
@@ -219,13 +219,13 @@ def test_an_output_is_replaced_on_demand(models, capsys):
     (models / "out" / "notes").write_text("mine")
     capsys.readouterr()
     assert call("out", "--force") == 2
-    assert "out is left alone, as 'notes' was added to it" in capsys.readouterr().err
+    assert "out is not replaced, because 'notes' was added to it" in capsys.readouterr().err
     assert call("a", "--force") == 2
-    assert "a is left alone, as it has no record of sail-jax" in capsys.readouterr().err
+    assert "a is not replaced, because it lacks sail-jax's record" in capsys.readouterr().err
     (models / "recipe").write_text("merge_method: passthrough\nmodels: [{model: out}]\n")
     (models / "out" / "notes").unlink()
     assert call("out", "--force") == 2
-    assert "which is read" in capsys.readouterr().err
+    assert "lies in the input" in capsys.readouterr().err
     after = load_checkpoint("out")
     assert all((after[name] == second[name]).all() for name in SHAPES)
 
@@ -238,7 +238,7 @@ def test_force_and_resume_compare_what_is_finished(models, capsys):
         assert call("out", "--force", "--resume", *change) == 0
         now = (models / "out" / ".sail-jax").stat()
         assert os.path.samestat(now, before) == same
-        assert ("out: finished before" in capsys.readouterr().out) == same
+        assert ("out: already finished" in capsys.readouterr().out) == same
         before = now
     # Equal tensors, and another recipe beside them.
     with open(models / "recipe", "a") as recipe:
@@ -254,7 +254,7 @@ def test_an_input_within_what_is_replaced_is_refused(models):
         save_checkpoint(f"run/checkpoint-{step}", load_checkpoint(name))
     assert cli.main(["average", "run", "averaged", "--as", "run"]) == 0
     (inside,) = [path for path in (models / "averaged").iterdir() if path.is_dir()]
-    with pytest.raises(ValueError, match=rf"{inside.name}, which is read, lies in averaged"):
+    with pytest.raises(ValueError, match=rf"the input .*{inside.name} lies in averaged"):
         merge_checkpoints([f"averaged/{inside.name}", "b"], "averaged", run=RunOptions(force=True))
 
 

@@ -271,7 +271,7 @@ REFUSED = {
     ),
     "a window": (
         {"config": {**CONFIG, "layer_types": ["full_attention", "sliding_attention"]}},
-        "look back through a window have no place in Mixtral",
+        "Mixtral does not support the sliding-window layers",
     ),
 }
 
@@ -314,7 +314,7 @@ def test_forward_pass_of_a_mixture_is_its_definition(config, normalised):
 @pytest.mark.slow
 def test_router_of_fewer_rows_than_experts_that_are_used_is_refused():
     mixture, config = upcycle([dense()], CONFIG, [Expert()] * 2, rows(2))
-    with pytest.raises(ValueError, match="'num_experts_per_tok' is 3, and a router has 2 rows"):
+    with pytest.raises(ValueError, match="'num_experts_per_tok' is 3, but a router has 2 rows"):
         architectures.of(config).logits(mixture, {**config, "num_experts_per_tok": 3}, TOKENS[None])
 
 

@@ -1,1 +1,1 @@
-"""Extract, merge and apply adapters of low rank."""
+"""Extract, merge and apply low-rank adapters (LoRA)."""

@@ -1,4 +1,4 @@
-"""Add an adapter to its base, and write the model.
+"""Merge an adapter into its base model.
 
 $ sail-jax lora apply base adapter model
 """
@@ -18,9 +18,9 @@ def add_arguments(parser: Parser) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("base", metavar="BASE", help="the model that the adapter was trained on")
+    add("base", metavar="BASE", help="the model on which the adapter was trained")
     add("adapter", metavar="ADAPTER", help="the adapter, a folder in PEFT's layout")
-    add("out", metavar="OUT", type=Path, help="where the adapted model is written")
+    add("out", metavar="OUT", type=Path, help="the output path of the merged model")
     add_copying(parser)
 
 

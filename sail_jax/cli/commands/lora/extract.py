@@ -1,4 +1,4 @@
-"""Extract an adapter from a tuned model and its base.
+"""Extract a low-rank adapter from a fine-tuned model and its base.
 
 $ sail-jax lora extract base tuned adapter --rank 16
 """
@@ -15,7 +15,7 @@ energy = reader(float, lambda x: 0 < x <= 1, "a number above 0, up to 1")
 
 
 def patterns(text: str) -> list[str]:
-    """Reads --modules-to-save: patterns with commas between them."""
+    """Reads --modules-to-save: patterns separated by commas."""
     return [pattern for pattern in text.split(",") if pattern]
 
 
@@ -26,22 +26,22 @@ def add_arguments(parser: Parser) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("base", metavar="BASE", help="the model before training: a path, or a name on the Hub")
-    add("tuned", metavar="TUNED", help="the model after training")
-    add("out", metavar="OUT", type=Path, help="where the adapter is written, a folder")
+    add("base", metavar="BASE", help="the model before fine-tuning: a path, or a name on the Hub")
+    add("tuned", metavar="TUNED", help="the model after fine-tuning")
+    add("out", metavar="OUT", type=Path, help="the output folder of the adapter")
     add(
         "--energy",
         metavar="E",
         type=energy,
-        help="the fraction of each change's squared singular values that is kept, such as 0.9; "
-        "with --rank, the smaller rank counts",
+        help="keep this fraction of the squared singular values of each change, such as 0.9; "
+        "with --rank, the smaller rank is used",
     )
     add(
         "--modules-to-save",
         metavar="NAMES",
         type=patterns,
-        help="store these modules whole where they changed, such as 'lm_head,*norm'; the word rest "
-        "takes all that has no factors, such as norms and biases",
+        help="store changed modules in full, such as 'lm_head,*norm'; the word rest selects all "
+        "tensors without factors, such as norms and biases",
     )
     add_factors(parser, rank="")
 
@@ -62,7 +62,7 @@ def run(args: Namespace) -> None:
         done = extract_adapter(**arguments(args, "full"), run=run_options(args, meter))
     table(done.rows, args.full)
     if done.saved:
-        show(f"stored whole: {len(done.saved)} tensors")
+        show(f"stored in full: {len(done.saved)} tensors")
     for name, reason in done.lost.items():
         say(fitted(f"lost: {name} ({reason})"))
     if done.lost:

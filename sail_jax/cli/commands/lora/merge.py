@@ -1,4 +1,4 @@
-"""Merge adapters of one base into one, exactly or to a rank.
+"""Merge adapters of one base into one adapter, exactly or truncated to a rank.
 
 $ sail-jax lora merge adapter-a adapter-b merged --rank 16
 """
@@ -22,22 +22,22 @@ def add_arguments(parser: Parser) -> None:
         "paths",
         metavar="ADAPTER ... OUT",
         nargs="+",
-        help="the adapters, folders in PEFT's layout; then where the merged one is written",
+        help="the adapters, folders in PEFT's layout; then the output folder",
     )
     add(
         "--weights",
         metavar="W,W,...",
         type=weights,
-        help="a weight for each adapter; default: 1 each",
+        help="one weight per adapter; default: 1 each",
     )
     add(
         "--method",
         metavar="NAME",
-        help="merge core matrices by a method of `sail-jax merge --methods`, such as ties; "
+        help="merge the core matrices by a method of `sail-jax merge --methods`, such as ties; "
         "default: add up the changes",
     )
     add_set(parser)
-    add_factors(parser, rank="; default: nothing is cut off, and ranks add up")
+    add_factors(parser, rank="; default: no truncation, and the ranks add up")
 
 
 def run(args: Namespace) -> None:
@@ -47,16 +47,16 @@ def run(args: Namespace) -> None:
       args: The arguments of the command line.
 
     Raises:
-      ValueError: If no adapter is named, or an option of no method; and as `merge_adapters` does.
+      ValueError: If no adapter is given, or --set lacks --method; and as `merge_adapters` does.
     """
     remember_kernels()
     from sail_jax.checkpoint import merge_adapters
 
     *adapters, out = args.paths
     if not adapters:
-        raise ValueError("name the adapters and the output: sail-jax lora merge A B OUT")
+        raise ValueError("adapters or OUT are missing: sail-jax lora merge A B OUT")
     if args.set and args.method is None:
-        raise ValueError(f"--set {min(dict(args.set))}: an option of --method, which is not given")
+        raise ValueError(f"--set {min(dict(args.set))} needs --method")
     given = arguments(args, "paths", "set", "full") | dict(args.set)
     with Meter(args.quiet) as meter:
         done = merge_adapters(adapters, out, run=run_options(args, meter), **given)
