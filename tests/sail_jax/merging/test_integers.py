@@ -37,9 +37,8 @@ def test_the_rule_decides(integers, expected):
 
 def test_by_default_the_first_is_taken_and_a_warning_names_the_leaf():
     a, b, base = ({k: m[k] for k in ("w", "step")} for m in (A, B, BASE))
-    with pytest.warns(
-        UserWarning, match=r"leaf 'step': int\d+ values differ.*the values of model 0"
-    ):
+    told = r"leaf 'step': int\d+ values differ.*the values of model 0"
+    with pytest.warns(UserWarning, match=told):
         merged = methods.linear()([a, b])
     assert merged["step"].tolist() == [1, 6]
     with pytest.warns(UserWarning, match="the values of the base"):
