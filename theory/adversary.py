@@ -50,7 +50,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of its entries."""
         return math.prod(self.shape)
 
     def place(self, share: Any) -> Any:
@@ -141,7 +141,7 @@ class Attack:
 
     @property
     def kind(self) -> str:
-        """How sharp the bound is, in a word."""
+        """The sharpness of the bound, in a word."""
         ratio = min(self.ratio, self.again)
         if self.broken:
             return "broken"
@@ -151,7 +151,7 @@ class Attack:
 
     @property
     def finding(self) -> str:
-        """How sharp the bound is, in words."""
+        """The sharpness of the bound, in words."""
         ratio = min(self.ratio, self.again)
         match self.kind:
             case "not sharp" if not ratio > 0:
@@ -171,7 +171,7 @@ def quadrature(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Computes the nodes of Gauss-Legendre quadrature over [0, 1], for both sides of a bound.
 
     Args:
-      count: How many nodes.
+      count: The number of nodes.
 
     Returns:
       The nodes and their weights.
@@ -185,17 +185,17 @@ def quadrature(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.inf) -> Attack:
-    """Looks for the problem at which a bound is nearest to being broken, in float64.
+    """Searches the problem at which a bound is nearest to being broken, in float64.
 
     Args:
       name: The claim's id.
-      domain: Where to look.
+      domain: The problems.
       seed: Seed of the random starts.
-      seconds: For how long to look at most; a round that has begun is finished.
+      seconds: The time limit of the search. A round that has begun is finished.
 
     Returns:
-      What was found. The outcome depends on the seed, and on the time only if that is too short for
-      all rounds.
+      The outcome of the search. It depends on the seed, and on the time only if that is too short
+      for all rounds.
     """
     import jax
 
@@ -220,7 +220,7 @@ def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.in
 
 
 def _search(domain: Domain, seed: int, seconds: float) -> tuple[np.ndarray, float, int]:
-    """The best point of the unit cube, its ratio, and the number of evaluations."""
+    """Returns the best point of the unit cube, its ratio, and the number of evaluations."""
     deadline = time.perf_counter() + seconds
     rng = np.random.default_rng(seed)
     size = sum(box.size for box in domain.boxes.values())
@@ -236,7 +236,7 @@ def _climb(
     import optax
 
     def value(z: "Array") -> tuple["Array", "Array"]:
-        """The ratio, and by how much the problem is outside of the domain."""
+        """Computes the ratio and the distance of the problem from the domain."""
         problem = domain.at(jax.nn.sigmoid(z))
         outside = 0.0 if domain.allowed is None else jnp.maximum(-domain.allowed(problem), 0.0)
         return domain.ratio(problem), jnp.asarray(outside)
@@ -244,7 +244,7 @@ def _climb(
     def loss(z: "Array") -> tuple["Array", "Array"]:
         ratio, outside = value(z)
         kept = jnp.where(outside > 0, -jnp.inf, ratio)
-        # The logarithm, where there is one: ratios differ by orders of magnitude.
+        # The logarithm of positive ratios, since they differ by orders of magnitude.
         gain = jnp.where(ratio > 0, jnp.log(jnp.where(ratio > 0, ratio, 1.0)), ratio - 1)
         return 10 * outside - gain, jnp.where(jnp.isfinite(kept), kept, -jnp.inf)
 
@@ -270,7 +270,7 @@ def _climb(
     for _ in range(ROUNDS):
         starts = rng.logistic(size=(STARTS, size))
         ratios = np.asarray(several(starts))
-        # Starts outside of the domain come last; the ascent brings them back.
+        # Starts outside of the domain come last. The ascent brings them back.
         chosen = starts[np.argsort(-ratios)[:CLIMBERS]]
         places, found = map(np.asarray, climb(chosen))
         evaluations += STARTS + CLIMBERS * STEPS
@@ -287,7 +287,7 @@ def _evolve(
     import cmaes
 
     def value(shares: np.ndarray) -> float:
-        """The ratio; outside of the domain a negative number that rises towards it."""
+        """Computes the ratio, or a negative number that rises towards the domain outside of it."""
         problem = domain.at(shares)
         margin = math.inf if domain.allowed is None else float(domain.allowed(problem))
         ratio = float(domain.ratio(problem)) if margin >= 0 else margin - 1

@@ -533,7 +533,7 @@ class Verdict:
       holds: Whether it does.
       note: The claim's note.
       power: The power of the comparison.
-      seconds: How long it took.
+      seconds: Its duration.
       unnoticed: Names of wrong predictions (see `mutants`) with which the claim would hold too.
       unsearched: The reason why no search tries to break the bound, if the claim gives one.
     """
@@ -619,7 +619,7 @@ def judge(
       claim: The claim.
       predicted: The value of its formula.
       estimate: The outcome of its simulation.
-      seconds: How long both took.
+      seconds: The duration of both.
       wrong: Wrong predictions by name (see `mutants`), if any.
 
     Returns:

@@ -48,7 +48,7 @@ class Statement:
 
     Attributes:
       paper: Key of the paper in `EQUATIONS`.
-      name: What the statement is called, as "Theorem 3.6" or "Figure 5, Section 3.3".
+      name: Its name, such as "Theorem 3.6" or "Figure 5, Section 3.3".
       equations: Numbers of the displayed equations that belong to it.
       reason: The reason why no claim tests it. Empty if claims do.
     """
@@ -148,9 +148,9 @@ def _table(paper: str, rows: Mapping[str, str | tuple[str, str]]) -> list[Statem
     ]
 
 
-_DEFINES, _ASSUMES = "defines, and states nothing", "an assumption of the statements below it"
-_MEASURES = "a measurement on networks of the paper's own: an experiment, not a claim"
-_INTERPRETS = "reads the statements beside it, whose claims judge it"
+_DEFINES, _ASSUMES = "a definition, not a statement", "an assumption of the statements below it"
+_MEASURES = "a measurement on the paper's own networks, not a claim"
+_INTERPRETS = "interprets neighbouring statements, which have claims"
 _BEYOND = "Beyond the paper"
 
 _FATE = {

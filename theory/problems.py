@@ -162,7 +162,7 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
     """Makes a closed form compute in float64 and refuse NaN.
 
     Args:
-      closed_form: A function whose result is a pytree of arrays.
+      closed_form: A function that returns a pytree of arrays.
 
     Returns:
       The function with the same signature; its result has the caller's default float precision.
@@ -178,7 +178,7 @@ def unchecked_in_float64(closed_form: Callable[Given, Result]) -> Callable[Given
     numbers do not fit into float32, although the results do.
 
     Args:
-      closed_form: A function whose result is a pytree of arrays.
+      closed_form: A function that returns a pytree of arrays.
 
     Returns:
       The function with the same signature; its result has the caller's default float precision.

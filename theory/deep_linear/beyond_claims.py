@@ -219,8 +219,8 @@ def _finite_source(mode: str) -> Simulate:
     f"{BEYOND} Thms 3.7 and 3.9 without infinite source data",
     f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {{how}}",
     each=(
-        ("linear", "linear transfer", "least squares"),
-        ("fine-tune", "fine-tuning, L=2,", AVERAGED),
+        ("linear", "Linear transfer", "least squares"),
+        ("fine-tune", "Fine-tuning, L=2,", AVERAGED),
     ),
 )
 def _(mode, text, how):
@@ -316,7 +316,7 @@ def _(alpha=1e-3):
 
 # --- any covariance, stated -----------------------------------------------------------------------
 
-EIGENVALUES = f"eigenvalues 1, 1/2, 1/4, 1/8, γ={A.load}, σ={A.sigma}, d={A.d}"
+EIGENVALUES = f"eigenvalues 1, 1/2, 1/4, 1/8, load={A.load}, σ={A.sigma}, d={A.d}"
 
 
 @claim(
@@ -388,7 +388,7 @@ for _effect, _case in (
         None,
         (
             "time",
-            f"risk of depth-1 fine-tuning at t = {A.time:g} → the two-point equivalent",
+            f"The risk of depth-1 fine-tuning at t = {A.time:g} → the two-point equivalent",
             "",
             lambda s, source, target, n: training_time.flow_risk(
                 s, target - source, n=n, sigma=A.sigma, times=jnp.array([A.time])

@@ -136,7 +136,7 @@ for _name, _limit, _finite in (
 def _printed_descent(at=Setting(1, 40, 0.0, 1.5)):
     """For load < 1 the risk first decreases. Its slope in load, from no sample to one, is < 0
 
-    right for σ < 1 only
+    It is right for σ < 1 only.
     """
 
     def slope(key: Array, quick: bool) -> Estimate:

@@ -254,7 +254,7 @@ class Equivalent(NamedTuple):
 
         Args:
           offset2: Squared components of beta_t - beta_0 in the eigenbasis, `(..., d)`. beta_0 is
-            where training starts (without ridge) or what the ridge pulls to.
+            the start of training (without ridge) or the centre of the ridge.
           sigma: Standard deviation of the label noise.
 
         Returns:

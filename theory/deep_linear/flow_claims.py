@@ -24,7 +24,7 @@ ALPHA = 1e-3  # size of the weights that pretraining begins with
 STEP = 0.4
 STEPS = 375  # fine-tuning: what is left changes no mean by more than 3e-4 of it
 LONG = 1500  # pretraining, which begins with the growth of small weights
-EXACT = 20_000  # draws of exact laws, whose error adds 5 % to that of the networks
+EXACT = 20_000  # draws of exact laws. Their error adds 5 % to the error of the networks
 FLOW = f"gradient flow of networks, L=2, α={ALPHA}"
 
 Data = tuple[Array, Array]  # inputs [draws n d] and labels [draws n]

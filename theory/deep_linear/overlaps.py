@@ -113,7 +113,8 @@ def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
 
 @problems.defined
 def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
-    """Computes the factor by which fine-tuning rescales what the data cannot see of the source.
+    """Computes the factor by which fine-tuning rescales the part of the source that data cannot
+    see.
 
     Gradient flow from a rank-one balanced pretrained network freezes (I - P) W_1 but not the later
     layers, which grow with |beta|. So (I - P) beta_s is multiplied by the c that solves
@@ -178,7 +179,7 @@ def _scale(p: ArrayLike, seen: Array, q: Array, depth: ArrayLike) -> Array:
 @jax.jit  # not compiled anew by every caller, as a loop over a local function is
 def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
-    # Without p it is e^{-bx} = q, and without b and what is seen there is no root.
+    # With p = 0 the equation is e^{-bx} = q. With b = 0 and seen = 0 it cannot be solved.
     partly, empty, endless = q > 0, p <= 0, (b == 0) & (seen == 0)
     log_q = jnp.where(
         seen < 0.5, problems.log1p(-jnp.minimum(seen, 0.5)), jnp.log(jnp.where(partly, q, 1.0))
@@ -190,7 +191,7 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     log_p, shorter = jnp.log(p), p < seen
 
     def newton(x: Array) -> Array:
-        # p / N^2 and q c^2 / N^2, whose sum is 1 at the root.
+        # p / N^2 and q c^2 / N^2. Their sum is 1 at the root.
         fitted, retained = jnp.exp(log_p - x), q * jnp.exp(-b * x)
         right = seen - q * jnp.expm1(-b * x)
         below = -jnp.log1p(fitted - right) / ((fitted + b * retained) / (fitted + retained))
@@ -204,7 +205,7 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     start = jnp.clip((p / np.e - seen) / jnp.maximum(b * q, tiny), 0.0, 1.0)
     start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)
     x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), start)
-    # One more step from the frozen root makes the derivative that of the implicit function.
+    # One more step from the frozen root has the derivative of the implicit function.
     x = newton(jax.lax.stop_gradient(x))
     x = jnp.where(empty, emptied, jnp.where(endless, jnp.inf, x))
     return jnp.exp((1 - b) / 2 * x)

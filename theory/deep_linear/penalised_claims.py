@@ -96,7 +96,7 @@ def ridges(
       offset: beta_t - start `[d]`, in its eigenbasis.
       n: Number of samples.
       sigma: Standard deviation of the label noise.
-      draws: How many data sets.
+      draws: The number of data sets.
 
     Returns:
       The problems.

@@ -65,7 +65,7 @@ class Setting(NamedTuple):
 
         Args:
           rng: Random generator.
-          draws: How many inputs.
+          draws: The number of inputs.
           labels: The number of labels. If it is above one, their noise comes in pairs of opposite
             sign.
 
@@ -203,7 +203,7 @@ def risks(
       fit: The fit.
       at: Sizes and tasks.
       rng: Random generator.
-      draws: How many data sets.
+      draws: The number of data sets.
       baseline: A fit for the difference (risk of baseline) - (risk of fit). None for the risk of
         `fit`.
       labels: The number of labels of the same inputs that each risk averages over. This averages

@@ -55,7 +55,7 @@ def distance2(theta: ArrayLike, source: Learned, scale: ArrayLike = 1.0) -> Arra
 
     Args:
       theta: Angle between the tasks in radians, in [0, pi].
-      source: What the source has learned of its task.
+      source: The mean overlap and size of the source fit.
       scale: The multiple, of either sign.
 
     Returns:
@@ -86,7 +86,7 @@ def best_scale(theta: ArrayLike, source: Learned) -> Array:
 
     Args:
       theta: Angle between the tasks in radians, in [0, pi].
-      source: What the source has learned of its task, of positive size.
+      source: The mean overlap and size of the source fit, of positive size.
 
     Returns:
       The multiple, negative beyond pi/2, with the broadcast shape of the arguments.
@@ -113,7 +113,7 @@ def l2sp_boundary(source: Learned) -> Array:
         cos = (1 + sigma_s^2 d / (|n_s - d| - 1)) / 2.
 
     Args:
-      source: What the source has learned of its task, of positive overlap.
+      source: The mean overlap and size of the source fit, of positive overlap.
 
     Returns:
       The angle in radians; 0 where L2-SP hurts at every angle.

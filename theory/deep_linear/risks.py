@@ -613,7 +613,7 @@ def _fine_tuning_gain(load, unseen, theta, sigma, depth, size) -> Array:
 
 
 def _limit_null_scale(load, unseen, sigma, depth, size) -> Array:
-    """Computes `null_scale` at the limiting sizes of what the data see and do not see."""
+    """Computes `null_scale` at the limiting sizes of the seen and unseen parts."""
     sigma, size = jnp.asarray(sigma, dtype=float), jnp.asarray(size, dtype=float)
     q = jnp.where(unseen > 0, unseen, 1.0)
     seen = jnp.minimum(load, 1)

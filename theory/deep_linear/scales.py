@@ -27,7 +27,8 @@ from theory.deep_linear.estimators import check_data, scratch_fit
 
 @problems.in_float64
 def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
-    """Computes the factor by which fine-tuning rescales what the data cannot see of the source.
+    """Computes the factor by which fine-tuning rescales the part of the source that data cannot
+    see.
 
     Gradient flow moves b / sqrt(a) along X^T residual, so it conserves (I - P) b / sqrt(a). The
     factor is c = sqrt(a / a_s), and a solves a (a - r) = |b|^2 = p + q c^2, a quadratic equation:

@@ -217,7 +217,7 @@ def in_random(
       k: Dimension of the subspaces.
       n: Number of samples.
       sigma: Standard deviation of the label noise.
-      draws: How many data sets.
+      draws: The number of data sets.
 
     Returns:
       The risks `[draws]`.
@@ -247,7 +247,7 @@ def in_first(
       counts: Numbers of directions, at least 1.
       n: Number of samples.
       sigma: Standard deviation of the label noise.
-      draws: How many data sets.
+      draws: The number of data sets.
 
     Returns:
       The risks `[draws]` for each of the numbers.

@@ -251,13 +251,13 @@ EXACT = (
         "above",
         Samples(2.0, 0.5, 0.4, inputs=TURNED),
         f"{BOTH}; n_s=32, σ_s=.5, angle .4, d={D}",
-        "n_s ≥ d + 2: E|b_s - β_t|²_Σ = |β_s - β_t|²_Σ + σ_s² tr(Σ Σ_s⁻¹)/(n_s - d - 1), exactly",
+        "For n_s ≥ d + 2, E|b_s - β_t|²_Σ = |β_s - β_t|²_Σ + σ_s² tr(Σ Σ_s⁻¹)/(n_s - d - 1)",
     ),
     (
         "below",
         Samples(0.5, 0.1, pi / 4),
         f"target: eigenvalues 1, 1/2, 1/4, 1/8; source: all 1, n_s=8, σ_s=.1, angle 45°, d={D}",
-        "n_s ≤ d - 2: E b_sb_sᵀ = (n_s/d - ud) β_sβ_sᵀ + (u|β_s|² + σ_s²n_s/d(d-n_s-1)) I, exactly",
+        "For n_s ≤ d - 2, E b_sb_sᵀ = (n_s/d - ud) β_sβ_sᵀ + (u|β_s|² + σ_s²n_s/d(d-n_s-1)) I",
     ),
 )
 
@@ -308,7 +308,7 @@ for _effect, *_case in (
         Several((Samples(0.625, 0.5, 0.4, inputs=TURNED),), inputs=DECAY),
         (4_000, 4_000),
         "n_s=.625 d, σ_s=.5, angle .4",
-        "least norm: E|b_s - β_t|²_Σ → |Aβ_s - β_t|²_Σ + tr(ΣA²Σ_s⁻¹)(R_s+σ_s²)/n_s, A=Σ_s/(Σ_s+κ)",
+        "E|b_s - β_t|²_Σ → |Aβ_s - β_t|²_Σ + tr(ΣA²Σ_s⁻¹)(R_s+σ_s²)/n_s, A=Σ_s/(Σ_s+κ)",
     ),
     (
         None,
@@ -316,7 +316,7 @@ for _effect, *_case in (
         Several((Samples(0.625, 0.5, 0.4, inputs=TURNED, ridge=0.2),), inputs=DECAY),
         (8_000, 2_000),
         "n_s=.625 d, σ_s=.5, λ=.2, angle .4",
-        "the same with a ridge, λ = κ_s(1 - df₁/n_s)",
+        "The same holds with a ridge λ = κ_s(1 - df₁/n_s)",
     ),
     (
         None,
@@ -324,7 +324,7 @@ for _effect, *_case in (
         Several((Samples(0.625, 0.5, 0.4, inputs=TURNED, ridge=0.2),), 0.5, 0.3, DECAY),
         (12_000, 4_000),
         "n_s=.625 d, σ_s=.5, λ=.2, angle .4; n=.5 d, σ=.3",
-        "fine-tuned from there: E R → [κ² tr(Σ(Σ+κ)⁻² D) + σ²df₂/n]/(1 - df₂/n), D of the start",
+        "Fine-tuning from b_s has E R → [κ² tr(Σ(Σ+κ)⁻² D) + σ²df₂/n]/(1 - df₂/n), D of b_s",
     ),
 ):
 

@@ -117,7 +117,7 @@ for _dim, _length, _overlooks in (
     @claim(
         "T1-independent-d{dim}/ours",
         "Theorem 1, Appendix A, step 2 (p. 21), for X independent of Y",
-        "d={dim}, |θ*|²={length:g}; that of 60 y where the sides are closest",
+        "d={dim}, |θ*|²={length:g}; the y of 60 with the closest sides",
         "<=",
         attack=proximity_domains.markov(_dim, _dim),
         overlooks=_overlooks,

@@ -60,9 +60,9 @@ def lda_total_variation(
 ) -> Float[Array, "*b"]:
     """Computes the total variation distance between two tasks as laws of (x, y).
 
-    Both share a covariance and a prior. For classes whose means differ by the Mahalanobis distance
-    Delta it is 2 Phi(Delta / 2) - 1, averaged over the two classes. The paper's Delta / 2 of the
-    difference of class means can exceed 1, and ignores a shift of both classes.
+    Both share a covariance and a prior. For class means at the Mahalanobis distance Delta it is 2
+    Phi(Delta / 2) - 1, averaged over the two classes. The paper's Delta / 2 of the difference of
+    class means can exceed 1, and ignores a shift of both classes.
 
     Args:
       means: Class means of the first task, `(..., 2, d)`.

@@ -204,7 +204,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
       The risks `(n + 1,)`, starting with the threshold below all points.
 
     Raises:
-      ValueError: If there are no points.
+      ValueError: If `y` is empty.
 
     >>> empirical_risks(jnp.array([-1, 1])).tolist()
     [0.5, 0.0, 0.5]
@@ -237,8 +237,8 @@ def worst_gap(
     >>> round(float(worst_gap(x, y, jnp.array([1.0, -1.0]))), 4)
     0.2614
     """
-    # Between neighbouring points the empirical risk is constant, and the true risk has no interior
-    # maximum where means[0] >= means[1]. The ends of the intervals are enough.
+    # Between neighbouring points the empirical risk is constant. The true risk has its maximum at
+    # an end where means[0] >= means[1]. So the ends of the intervals are enough.
     ends = threshold_risk(jnp.concatenate([jnp.array([-jnp.inf]), x, jnp.array([jnp.inf])]), means)
     return jnp.max(jnp.maximum(ends[:-1], ends[1:]) - empirical_risks(y))
 

@@ -83,7 +83,7 @@ for _case in (
     ),
     (
         "eq4",
-        "f(θ-λτ) - (2f(θ) - f(θ+λτ)) = +λ² D²f[τ,τ], minus twice that of eq. (3)",
+        "f(θ-λτ) - (2f(θ) - f(θ+λτ)) = +λ² D²f[τ,τ], minus twice the error of eq. (3)",
         _forget,
         lambda: _curved(1.0, lambda t: pick(t, 0)),
         4.0,

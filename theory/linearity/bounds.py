@@ -346,7 +346,7 @@ def loss_bound(
 
 @problems.defined
 def addition(theta: Any, first: Any, second: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Returns models and weights whose gap is the error of task addition.
+    """Returns models and weights with a gap equal to the error of task addition.
 
     The gap is f(theta + s (u + v)) minus the mean of f(theta + 2 s u) and f(theta + 2 s v). To
     second order it is -(s^2 / 2) D^2 f[u - v, u - v].
@@ -374,7 +374,7 @@ def addition(theta: Any, first: Any, second: Any, scale: ArrayLike) -> tuple[Any
 
 @problems.defined
 def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Returns models and weights whose gap is the error of task negation.
+    """Returns models and weights with a gap equal to the error of task negation.
 
     The gap is f(theta) minus the mean of f(theta + s u) and f(theta - s u). To second order it is
     -(s^2 / 2) D^2 f[u, u]. The remainder is of order 4, not 3.
@@ -401,7 +401,7 @@ def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
 
 @problems.defined
 def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Returns models and weights whose gap is the error of predicting a forgotten task.
+    """Returns models and weights with a gap equal to the error of predicting a forgotten task.
 
     The gap is f(theta - s u) minus 2 f(theta) - f(theta + s u). This is minus twice the gap of
     `negation`, and s^2 D^2 f[u, u] to second order.
@@ -427,7 +427,7 @@ def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
 
 @problems.defined
 def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Returns models and weights whose gap is the interference of several task vectors.
+    """Returns models and weights with a gap equal to the interference of several task vectors.
 
     The gap is f(theta + s sum_i u_i) minus f(theta) + sum_i (f(theta + s u_i) - f(theta)). To
     second order it is s^2 sum_{i<j} D^2 f[u_i, u_j], which equation (2) leaves out.

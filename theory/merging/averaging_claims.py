@@ -126,7 +126,7 @@ for _field, _simulated, _effect, _texts in (
         (
             "E Σcⱼxⱼ = μ₀Σcⱼρʲ, ρ = (1-ηh)^p",
             "E x_k = μ₀Πᵢ(1-ηdᵢh)^p of decayed SGD",
-            "the average keeps old bias",
+            "The average keeps old bias.",
             f"The test detects 5 % of the distance of the biases, {APART}.",
         ),
     ),
@@ -137,7 +137,7 @@ for _field, _simulated, _effect, _texts in (
         (
             "V Σcⱼxⱼ = vΣcᵢcⱼρ^|i-j| + (v₀-v)(Σcⱼρʲ)², v = ησ²/(h(2-ηh))",
             "v ← (1-ηdᵢh)²v + (ηdᵢσ)², p times for each i, of decayed SGD",
-            "the average has less noise",
+            "The average has less noise.",
             "",
         ),
     ),

@@ -47,10 +47,10 @@ class Bound(NamedTuple):
       stability: Bound of the merged model's stability (Theorem 1).
       surrogate: Bound of |grad f~|^2 (Theorem 2, eps_sgd).
       gradient: Bound of |grad f|^2 (eq. 7).
-      sample_gradient: Bound of what Lemma 1 divides by 2 gamma.
-      excess: Bound of the excess risk at the gamma asked for.
-      gamma: The gamma at which that bound is least.
-      least: The bound at that gamma.
+      sample_gradient: Bound of the term that Lemma 1 divides by 2 gamma.
+      excess: Bound of the excess risk at the given gamma.
+      gamma: The gamma with the least bound.
+      least: The bound at this gamma.
     """
 
     stability: Float[Array, ""]
@@ -76,8 +76,8 @@ def excess_risk_bound(
 
         (L + gamma) / 2 stability + sample_gradient / (2 gamma) + C gradient
 
-    Form "printed" is Theorem 3, for gamma = 1 as there. It is not a bound, since Lemma 1 and
-    Theorems 1 and 2 are not.
+    Form "printed" is Theorem 3, which has gamma = 1. It is not a bound, since Lemma 1 and Theorems
+    1 and 2 are not bounds.
 
     Form "corrected" holds for quadratics of one curvature and rates <= 1 / L, with at least two
     samples per task. It combines Lemma 1 with gradients of samples, `local_stability`,
@@ -85,14 +85,14 @@ def excess_risk_bound(
 
     Args:
       constants: Constants of the losses.
-      training: How experts were trained and are merged.
+      training: The training and merging of the experts.
       form: "printed" or "corrected".
       gamma: The free parameter of Lemma 1, finite and > 0.
-      coefficient: Coefficient of the term in A_3: 5 (Theorem 2) or 12 (Corollary 2, Theorem 4);
-        "printed" only.
-      convex: False multiplies the stability by exp(2 rate L K), for losses that are not convex;
-        sigma_i^2 must then bound the variance all along the way, and the gradient's part still
-        holds for quadratics only. "corrected" only.
+      coefficient: Coefficient of the term in A_3, 5 (Theorem 2) or 12 (Corollary 2, Theorem 4).
+        Only for "printed".
+      convex: Whether the losses are convex. False multiplies the stability by exp(2 rate L K).
+        sigma_i^2 must then bound the variance along the whole path, and the gradient's part still
+        holds for quadratics only. Only for "corrected".
 
     Returns:
       The bound and its parts, scalars.
@@ -130,11 +130,11 @@ def excess_risk_bound(
         surrogate = surrogate_gradient(constants, training, form=form)
         chi = chi_square(w, form=form)
         # With the divergence of the corrected form, eq. (7) holds without the term in chi |grad
-        # f~|^2: grad f - grad f~ = sum_i (1/N - w_i) (grad f_i - grad f), whose square is at most
+        # f~|^2. The square of grad f - grad f~ = sum_i (1/N - w_i) (grad f_i - grad f) is at most
         # chi sum_i w_i zeta_i^2 by Cauchy and Schwarz.
         gradient = 2 * surrogate + 2 * _times(chi, jnp.sum(w * zeta2))
-        # The mean square of all samples' gradients: that of their mean, the spread of the tasks
-        # about it, and the spread of the samples within their tasks.
+        # The mean square of all samples' gradients has three parts. They are the square of their
+        # mean, the spread of the tasks about it, and the spread of the samples within their tasks.
         sample = gradient + jnp.mean(zeta2 + variance)
     gamma = jnp.asarray(gamma, float)
     excess = (L + gamma) / 2 * stability + sample / (2 * gamma) + C * gradient
@@ -154,22 +154,22 @@ def local_stability(
         corrected:  2 sigma^2 ((rate K)^2 / (n (n - 1)) + rate^2 K / (b n))
 
     "corrected" holds for convex losses and rates <= 2 / L, with batches at the same places for both
-    experts. In general it carries a factor exp(2 rate L K). It has n (n - 1) because sigma^2 is
-    about the mean of n samples, while two samples of a task differ by 2 sigma^2 n / (n - 1). Where
-    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1). It is violated from K of about
-    8 n on.
+    experts. In general it has a factor exp(2 rate L K). It has n (n - 1), since sigma^2 is about
+    the mean of n samples, and two samples of a task differ by 2 sigma^2 n / (n - 1). Where
+    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1). It is violated from K of about 8
+    n on.
 
     Args:
       constants: Constants of the losses.
-      training: How experts were trained.
+      training: The training of the experts.
       form: "printed" or "corrected".
-      convex: Whether the losses are convex; "corrected" only.
+      convex: Whether the losses are convex. Only for "corrected".
 
     Returns:
       The bounds `(N,)`, one per task.
 
     Raises:
-      ValueError: If an argument is out of range, or form "corrected" meets a task of one sample.
+      ValueError: If an argument is out of range, or a task has one sample with form "corrected".
 
     References:
       Li et al., 2026 (arXiv 2601.21690), Lemma 3, eq. (11).
@@ -199,22 +199,22 @@ def surrogate_gradient(
         corrected:  (1 - rate / 2C)^(2 min K) (2 L gap + sum_i w_i zeta_i^2)
                     + rate L sum_i w_i^2 sigma_i^2 / b_i
 
-    "printed" is for the rate sqrt(N / mean K) only. It fails there unless L sqrt(N mean K) <= 1/8,
-    and then says nothing, since its first term is at least 16 |grad f~(start)|^2. "corrected" holds
+    "printed" is for the rate sqrt(N / mean K) only. It fails there unless L sqrt(N mean K) <= 1/8.
+    It is then vacuous, since its first term is at least 16 |grad f~(start)|^2. "corrected" holds
     for quadratics of one curvature and rates <= 1 / L.
 
     Args:
       constants: Constants of the losses.
-      training: How experts were trained and are merged.
+      training: The training and merging of the experts.
       form: "printed" or "corrected".
-      coefficient: Coefficient of the term in A_3: 5 (Theorem 2) or 12 (Corollary 2, Theorem 4);
-        "printed" only.
+      coefficient: Coefficient of the term in A_3, 5 (Theorem 2) or 12 (Corollary 2, Theorem 4).
+        Only for "printed".
 
     Returns:
       The bound, a scalar.
 
     Raises:
-      ValueError: If an argument is out of range, or form "corrected" meets a rate above 1 / L.
+      ValueError: If an argument is out of range, or the rate is above 1 / L with form "corrected".
 
     References:
       Li et al., 2026 (arXiv 2601.21690), Theorem 2, eq. (6).
@@ -240,8 +240,8 @@ def surrogate_gradient(
             + coefficient * N * L**2 * zeta2.max() * a3 / mean
         )
     check("rate * L", training.rate * L, lambda x: x <= 1 + 1e-6, "at most 1")
-    # 1 / (2 C) is the least eigenvalue, so that this is the largest share of a start that is left
-    # after the least number of steps.
+    # 1 / (2 C) is the least eigenvalue, so this is the largest remaining share of a start after the
+    # least number of steps.
     left = jnp.exp(2 * k.min() * log1p(-jnp.minimum(training.rate / (2 * C), 1.0)))
     noise = jnp.sum(w**2 * variance / b) * training.rate * L
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise
@@ -254,7 +254,7 @@ def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""
         corrected:  sum_i (p - w_i)^2 / w_i
         printed:    sum_i (p - w_i)^2 / w_i^2
 
-    "printed" is no divergence, but at least as large for weights <= 1. A weight of 0 gives inf.
+    "printed" is not a divergence, but at least as large for weights <= 1. A weight of 0 gives inf.
 
     Args:
       weights: Weights `(N,)` of sum 1.
@@ -278,12 +278,12 @@ def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""
 
 
 def _times(a: Array, b: Array) -> Array:
-    """Multiplies with 0 inf = 0, for no heterogeneity beside a weight of 0 or an infinite batch."""
+    """Multiplies with 0 inf = 0, for heterogeneity 0 with a weight of 0 or an infinite batch."""
     return jnp.where(b == 0, 0.0, a * jnp.where(b == 0, 1.0, b))
 
 
 def _checked(constants: Constants, training: Training) -> tuple[Array, ...]:
-    """Checks the constants and broadcasts those that may differ between tasks."""
+    """Checks the constants and broadcasts the ones that may differ between tasks."""
     for name, value in constants._asdict().items():
         least = (lambda x: x > 0) if name in ("smoothness", "pl") else (lambda x: x >= 0)
         check(name, value, least, "> 0" if name in ("smoothness", "pl") else ">= 0")

@@ -1,13 +1,13 @@
 """Effective local steps and weights (eq. 14 of Li et al., 2026, arXiv 2601.21690), and Adam's.
 
-An expert whose optimizer applies the stochastic gradients g_0, ..., g_{K-1} with effective step
-sizes a_0, ..., a_{K-1}, in units of the learning rate, moves by
+An optimizer applies the stochastic gradients g_0, ..., g_{K-1} with effective step sizes a_0, ...,
+a_{K-1}, in units of the learning rate. The expert then moves by
 
     x_K - x_0 = -rate sum_t a_t g_t.
 
-For SGD a_t = 1. Remark 6 says that Adam has such step sizes, too, and prints none. Adam divides
-each coordinate by its own root mean square, so that its a_t has an entry for every coordinate: one
-number for each step, as eq. (14) has it, does not do.
+For SGD a_t = 1. By Remark 6 Adam has such step sizes, too, but the paper does not print them. Adam
+divides each coordinate by its own root mean square, so its a_t has an entry for every coordinate.
+One number per step, as in eq. (14), is not enough.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EffectiveSteps(NamedTuple):
-    """What eq. (14) makes of the step sizes of experts that are averaged.
+    """The effective steps and weights of averaged experts by eq. (14).
 
     Attributes:
       steps: tau_eff, the mean over experts of the sums of their step sizes, `(*d)`.
@@ -52,19 +52,19 @@ def adam_steps(
         v_s = sum_{r <= s} (1 - b2) b2^(s-r) g_r^2 / (1 - b2^(s+1))
 
     A gradient acts at its own step and, by momentum, at all later ones. The sizes depend on the
-    gradients by v. For gradients that stay the same they sum to K / (|g| + eps).
+    gradients through v. For constant gradients they sum to K / (|g| + eps).
 
     Args:
       gradients: The gradients of one expert, step by step `(K, *d)`.
       b1: Decay of the first moment, in [0, 1).
       b2: Decay of the second moment, in [0, 1).
-      eps: What is added to the root of the second moment, > 0.
+      eps: The number added to the root of the second moment, > 0.
 
     Returns:
       The step sizes in units of the learning rate, one for each step and coordinate `(K, *d)`.
 
     Raises:
-      ValueError: If there are no gradients, or an argument is out of range.
+      ValueError: If `gradients` is empty, or an argument is out of range.
 
     References:
       Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1; Li et al., 2026 (arXiv 2601.21690),
@@ -91,14 +91,14 @@ def _adam_steps(g: Array, b1: Array, b2: Array, eps: Array) -> Array:
     def second_moment(v: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         gradient, count = at
         v = b2 * v + (1 - b2) * gradient**2
-        # 1 - b^k by expm1 keeps its digits for b near 1; log 0 = -inf gives 1, as it should.
+        # 1 - b^k by expm1 keeps its digits for b near 1. log 0 = -inf gives 1, as it should.
         unbiased = v / -jnp.expm1(count * jnp.log(b2))
         return v, -1 / (jnp.expm1(count * jnp.log(b1)) * (jnp.sqrt(unbiased) + eps))
 
     _, divisors = jax.lax.scan(second_moment, jnp.zeros_like(g[0]), (g, counts))
 
-    # a_t is the sum over all later steps s of b1^(s-t) times the divisor of step s: a recursion
-    # that runs backward in time.
+    # a_t is the sum over all later steps s of b1^(s-t) times the divisor of step s. This is a
+    # recursion backward in time.
     def later(total: Array, here: Array) -> tuple[Array, Array]:
         total = b1 * total + (1 - b1) * here
         return total, total
@@ -113,14 +113,14 @@ def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> Effective
         tau_eff = (1/N) sum_i |a_i|_1,    lambda_i = |a_i|_1 / sum_j |a_j|_1
 
     Args:
-      step_sizes: For each expert, its step sizes `(K_i, *d)`, >= 0 and not all 0: one number for
-        each step, or one for each coordinate, as `adam_steps` has them.
+      step_sizes: For each expert, its step sizes `(K_i, *d)`, >= 0 and not all 0. There is one
+        number for each step, or one for each coordinate, as from `adam_steps`.
 
     Returns:
       The steps and weights, for each coordinate where the step sizes differ between coordinates.
 
     Raises:
-      ValueError: If there are no experts, their coordinates differ, or sizes are negative or all 0.
+      ValueError: If `step_sizes` is empty, coordinates differ, or sizes are negative or all 0.
 
     References:
       Li et al., 2026 (arXiv 2601.21690), eq. (14).
@@ -147,12 +147,12 @@ def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> Effective
 def simulate_movement(
     optimizer: "optax.GradientTransformation", gradients: Float[ArrayLike, "K *d"]
 ) -> Float[Array, "*d"]:
-    """Runs an optimizer on a sequence of gradients, and returns how far it moves.
+    """Runs an optimizer on a sequence of gradients and returns its movement.
 
-    This knows nothing of effective step sizes: it is what they are compared with.
+    Effective step sizes are compared with this simulator, which does not use them.
 
     Args:
-      optimizer: Any optimizer of Optax that asks for no parameters.
+      optimizer: Any optimizer of Optax that works without parameters.
       gradients: The gradients, step by step `(K, *d)`.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Moments of experts on quadratic tasks, step by step, and the bounds as they are stated, in NumPy.
+"""Moments of experts on quadratic tasks, step by step, and the stated bounds, in NumPy.
 
-This is other code than `quadratic` and `bounds`, with which searches confirm what they find.
+Searches confirm their findings with this code, which is independent of `quadratic` and `bounds`.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from theory.merging.tasks import QuadraticTasks
 
 
 class Followed:
-    """Experts that are followed step by step: their first and second moments.
+    """First and second moments of experts that are followed step by step.
 
     An expert is kept * start + pull * (mean of its data) + noise.
 
@@ -55,7 +55,7 @@ class Followed:
         return mean**2 + own.sum(0)
 
     def merged(self, less: Any = 0.0) -> Any:
-        """Computes the mean square of the merged model less a combination of means of the data.
+        """Computes the mean square of the merged model minus a combination of means of the data.
 
         Args:
           less: The combination, one number per task.
@@ -69,7 +69,7 @@ class Followed:
 
     @property
     def even(self) -> np.ndarray:
-        """1/N for each task."""
+        """Returns 1/N for each task."""
         return np.full(self.tasks, 1 / self.tasks)
 
     def empirical(self, squares: Any) -> float:
@@ -79,7 +79,7 @@ class Followed:
 
     @property
     def risk(self) -> float:
-        """F at the merged model."""
+        """Computes F at the merged model."""
         total = 0.0
         for centre in self.c:
             mean = (self.w[:, None] * (self.kept * self.start + self.pull * self.c)).sum(0) - centre
@@ -90,53 +90,54 @@ class Followed:
 
     @property
     def generalisation(self) -> float:
-        """F - f at the merged model."""
+        """Computes F - f at the merged model."""
         return self.risk - self.empirical([self.merged(e) for e in np.eye(self.tasks)])
 
     @property
     def excess(self) -> float:
-        """F at the merged model less the least of f."""
+        """Computes F at the merged model minus the least of f."""
         units = np.eye(self.tasks)[:, :, None]
         best = [self.square(0.0, self.even[:, None] - e, 0.0) for e in units]
         return self.risk - self.empirical(best)
 
     @property
     def gradient(self) -> float:
-        """|grad f|^2 at the merged model."""
+        """Computes |grad f|^2 at the merged model."""
         return float(np.sum(self.h**2 * self.merged(self.even)))
 
     @property
     def surrogate(self) -> float:
-        """|grad f~|^2 at the merged model."""
+        """Computes |grad f~|^2 at the merged model."""
         return float(np.sum(self.h**2 * self.merged(self.w)))
 
     @property
     def sample_gradient(self) -> float:
-        """The mean of |grad l|^2 over all samples, at the merged model."""
+        """Averages |grad l|^2 over all samples, at the merged model."""
         inner = self.s2 * (1 - 1 / self.n)
         each = [np.sum(self.h**2 * self.merged(e)) for e in np.eye(self.tasks)]
         return float(np.mean(np.array(each) + inner * np.sum(self.h**2)))
 
     @property
     def start_gradient(self) -> float:
-        """|grad f~|^2 at the start."""
+        """Computes |grad f~|^2 at the start."""
         return float(np.sum(self.h**2 * self.square(1.0, -self.w[:, None], 0.0)))
 
     @property
     def gap(self) -> float:
-        """f~ at the start less its least value."""
+        """Computes f~ at the start minus its least value."""
         return float(np.sum(self.h * self.square(1.0, -self.w[:, None], 0.0))) / 2
 
     @property
     def local(self) -> np.ndarray:
-        """How far an expert moves if one sample is replaced: of each step a share c / b of that
-        sample, c binomial (b, 1/n), enters."""
+        """Computes an expert's change if one sample is replaced. The sample has a share c / b of
+        each step, with c binomial (b, 1/n).
+        """
         n, b = self.n[:, None], self.b[:, None]
         return 2 * self.s2 * (self.pull**2 / n**2 + self.memory * (1 - 1 / n) / (n * b)).sum(1)
 
     @property
     def stability(self) -> float:
-        """How far the merged model moves, in the mean over the tasks."""
+        """Computes the merged model's change, as a mean over the tasks."""
         return float(np.mean(self.w**2 * self.local))
 
     # --- the constants and the bounds
@@ -170,24 +171,24 @@ class Followed:
 
     @property
     def local_bound(self) -> np.ndarray:
-        """Of `local`, corrected."""
+        """Computes the corrected bound of `local`."""
         first = (self.rate * self.k) ** 2 / (self.n * (self.n - 1))
         return 2 * self.variance * (first + self.rate**2 * self.k / (self.b * self.n))
 
     @property
     def local_printed(self) -> np.ndarray:
-        """Of `local`, as printed."""
+        """Computes the printed bound of `local`."""
         each = self.variance / self.n + 3 * self.b * self.zeta2 / self.n
         return 16 * self.k * self.rate**2 * each
 
     @property
     def stability_bound(self) -> float:
-        """Of `stability`, corrected."""
+        """Computes the corrected bound of `stability`."""
         return float(np.mean(self.w**2 * self.local_bound))
 
     @property
     def surrogate_bound(self) -> float:
-        """Of `surrogate`, corrected."""
+        """Computes the corrected bound of `surrogate`."""
         left = (1 - self.rate * self.h.min()) ** (2 * self.k.min())
         noise = self.rate * self.smoothness * float(np.sum(self.w**2 * self.variance / self.b))
         return float(left * (2 * self.smoothness * self.gap + self.weighted_zeta2) + noise)
@@ -196,7 +197,7 @@ class Followed:
         """Computes eps_sgd as printed.
 
         Args:
-          coefficient: Of its last term.
+          coefficient: The coefficient of its last term.
 
         Returns:
           The bound.
@@ -207,7 +208,7 @@ class Followed:
 
     @property
     def excess_bound(self) -> float:
-        """Of `excess`, corrected, at the best gamma."""
+        """Computes the corrected bound of `excess`, at the best gamma."""
         chi2 = np.sum(self.even**2 / self.w) - 1
         gradient = 2 * self.surrogate_bound + 2 * chi2 * self.weighted_zeta2
         sample, S = gradient + np.mean(self.zeta2 + self.variance), self.stability_bound
@@ -215,7 +216,7 @@ class Followed:
 
     @property
     def excess_printed(self) -> float:
-        """Of `excess`, as printed."""
+        """Computes the printed bound of `excess`."""
         chi = np.sum((self.even - self.w) ** 2 / self.w**2)
         B = chi * self.weighted_zeta2 + (chi + 1) * self.surrogate_printed(5.0)
         S = float(self.w @ self.local_printed) / (16 * self.rate**2)
@@ -240,12 +241,12 @@ def epsilon_sgd(
 
     Args:
       smoothness: L.
-      gap: f~ at the start less its least value.
+      gap: f~ at the start minus its least value.
       noise: sigma^2 / b.
       zeta2: zeta^2.
       steps: K_i of each task.
       weights: w_i of each task.
-      coefficient: Of the last term.
+      coefficient: The coefficient of the last term.
 
     Returns:
       The bound.

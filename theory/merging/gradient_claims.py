@@ -141,7 +141,7 @@ def _squares() -> _Squares:
 
 
 SQUARED = "eqs. (7), (20), (22) (Section IV-A, Appendix A-A)"
-CLOSEST = f"4 gradients and weights; that of {DRAWS} draws where the sides are closest"
+CLOSEST = f"4 gradients and weights; the draw of {DRAWS} with the closest sides"
 
 
 def _closest(left: np.ndarray, right: np.ndarray) -> tuple[float, Simulate]:

@@ -84,7 +84,7 @@ def measure_constants(
       infimum: Least value of the losses, one number, or one for f and one for f~.
       examples: Number of examples of each task for `smoothness`.
       iterations: Number of Lanczos iterations.
-      batch_size: Number of examples whose gradients are held at once.
+      batch_size: Number of gradients of examples that are held at once.
 
     Returns:
       The constants at each point, and their errors.

@@ -72,7 +72,7 @@ def scaling(
     one_of("law", law, Law)
     if np.ndim(values) != 1 or not len(values):
         raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
-    # The settings have equal shapes, except those of "tasks": one compilation serves them.
+    # The settings have equal shapes, except for "tasks", so one compilation serves them.
     settings = [_with(tasks, law, value) for value in values]
     points = [_point(setting, coefficient) for setting in settings]
     quantities, printed, corrected = jax.tree.map(lambda *x: jnp.stack(x), *points)

@@ -19,7 +19,7 @@ from theory.merging.testbeds import claim
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 N, D, DRAWS = len(WEIGHTS), 50, 200
 NORMAL = f"{N} normal task vectors in {D} dimensions, λ={WEIGHTS}"
-WORST = f"{NORMAL}; that of {DRAWS} draws in which V falls least"
+WORST = f"{NORMAL}; the draw of {DRAWS} in which V falls least"
 SHARED, KEPT, RATE = 3.0, 0.2, 0.5  # share of entries that TIES keeps; of those that DARE drops
 ORIGINAL, TRIMMED, TIES, ELECTED = range(4)  # stages
 CLOSE = np.array([[1.0, 0.9], [0.9, 1.0]])

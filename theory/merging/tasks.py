@@ -175,7 +175,7 @@ class QuadraticTasks:
 
     @property
     def training(self) -> Training:
-        """How the experts are trained and merged."""
+        """The training and merging of the experts."""
         return Training(*(getattr(self, name) for name in Training._fields))
 
 

@@ -34,7 +34,7 @@ from theory.two_layer.tasks import (
 SGD = {"rate": 0.003, "steps": 20, "anchor": 0.5}
 BATCH, SMALLER = 1024, 256
 TRAINED = f"{BOTH}, λ={SGD['anchor']}, η={SGD['rate']}"
-OFF = 1e-3  # |Sigma_k - I|, of which Lemma A.17 asks that it is < 1/(4 * 211)
+OFF = 1e-3  # |Sigma_k - I|. Lemma A.17 requires it to be < 1/(4 * 211)
 NOISY = f"{TRAINED}, K={SGD['steps']}, |Σ_k - I|={OFF:g}"
 APART = 1e-6  # of a start that is not ideal
 GENERAL, SAMPLES = 500, 8  # layers in general position, and their batches

@@ -164,7 +164,7 @@ def pretraining_losses(
 def degradations(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """Computes by how much fine-tuning from n = 0, ..., d modes raises the pre-training loss.
+    """Computes the rise of the pre-training loss by fine-tuning from n = 0, ..., d modes.
 
         Delta_pre(n) = sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2
 
@@ -212,7 +212,7 @@ def fine_tuning_losses(
 
 
 def _stages(learned: Array, unlearned: Array) -> Array:
-    """sum_{i<=n} learned_i + sum_{i>n} unlearned_i for n = 0, ..., d."""
+    """Computes sum_{i<=n} learned_i + sum_{i>n} unlearned_i for n = 0, ..., d."""
     zero = jnp.zeros(1, learned.dtype)
     before = jnp.concatenate([zero, jnp.cumsum(learned)])
     after = jnp.concatenate([jnp.cumsum(unlearned[::-1])[::-1], zero])
@@ -221,7 +221,7 @@ def _stages(learned: Array, unlearned: Array) -> Array:
 
 @problems.defined
 def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) -> bool:
-    """Tells whether sigma_ft > alpha sigma_pre for every mode after the r-th.
+    """Checks whether sigma_ft > alpha sigma_pre for every mode after the r-th.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`.
@@ -240,7 +240,7 @@ def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) ->
 
 @problems.defined
 def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
-    """Returns 2 + lambda, the ratio sigma_ft / sigma_pre from which on learning a mode does harm.
+    """Returns 2 + lambda, the ratio sigma_ft / sigma_pre above which learning a mode hurts.
 
     Learning mode n raises the pre-training loss of the fine-tuned model if and only if its ratio
     exceeds this.

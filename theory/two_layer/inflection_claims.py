@@ -58,7 +58,7 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int =
 @claim(
     "D4.2-power-{decay}/ours",
     SOURCE,
-    f"d={D}, σ_i={SCALE:g} i^-{{decay}}, γ={GAMMA}",
+    f"d={D}, σ_i={SCALE:g} i^-{{decay}}, noise γ={GAMMA}",
     effect=1.0,
     each=((0.6,), (1.0,), (2.0,)),
 )
@@ -76,7 +76,7 @@ def _(decay):
 @claim(
     "D4.2-smaller-any/ours",
     SOURCE,
-    f"d={D}, σ_i={SCALE:g} i^-{{decay}} and σ'_i={SCALE:g} i^-{{quicker}}, γ={GAMMA}",
+    f"d={D}, σ_i={SCALE:g} i^-{{decay}} and σ'_i={SCALE:g} i^-{{quicker}}, noise γ={GAMMA}",
     "<=",
     attack=inflection_domains.SMALLER,
     overlooks="tightened",
@@ -92,7 +92,7 @@ def _(decay=0.6, quicker=1.0):
 @claim(
     "D4.2-equal-norm/ours",
     SOURCE,
-    f"d={D}, σ={FLAT} and {STEEP}, |A|_F²=2.56, γ={STRONG}",
+    f"d={D}, σ={FLAT} and {STEEP}, |A|_F²=2.56, noise γ={STRONG}",
     effect=1.0,
 )
 def _():
@@ -117,7 +117,7 @@ TAU, SHARP, BLUNT = 6.0, 1.0, 0.7  # start, and two decays with r = 2
 @claim(
     "D4.2-time/ours",
     SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={TAU:g}, γ={GAMMA}",
+    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={TAU:g}, noise γ={GAMMA}",
 )
 def _(decay=BLUNT):
     """The best time t* solves Σ_i y_i (σ_i - y_i) (y_i - σ_i + dγ²) = 0, at finite τ and noise γ"""
@@ -128,7 +128,7 @@ def _(decay=BLUNT):
 @claim(
     "D4.2-time/limit",
     SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={{tau:g}}, γ={GAMMA}",
+    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={{tau:g}}, noise γ={GAMMA}",
 )
 def _(decay=0.8, tau=12.0):
     """As τ → ∞ with distinct σ, t* → log((σ_r e^(2τ) - 1)(σ_r/(dγ²) - 1))/(4σ_r), with r modes
@@ -143,7 +143,7 @@ def _(decay=0.8, tau=12.0):
 @claim(
     "D4.2-later/ours",
     SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-α, α={BLUNT} and {SHARP:g}, τ={TAU:g}, γ={GAMMA}",
+    f"d={D}, U = V, σ_i={SCALE:g} i^-α, α={BLUNT} and {SHARP:g}, τ={TAU:g}, noise γ={GAMMA}",
 )
 def _():
     """Features that decay more quickly can move t* to a later time. The shift is compared
@@ -193,7 +193,7 @@ LAST, QUIET, EARLY = 1.2, 0.25, 2.0  # last time by tau; noise; a start that is 
 TURNED = f"d={D}, U ≠ V, σ={PRE}"
 
 
-@claim("D4.2-turned/ours", SOURCE, f"{TURNED}, start e^(-τ)I, τ={EARLY:g}, γ={QUIET}")
+@claim("D4.2-turned/ours", SOURCE, f"{TURNED}, start e^(-τ)I, τ={EARLY:g}, noise γ={QUIET}")
 def _():
     """For U ≠ V at finite τ the Riccati flow and the mean loss under noise give the best time"""
     start, target = identity_start(D, EARLY), task()
@@ -201,7 +201,7 @@ def _():
     return found, _turned(QUIET, EARLY, 8_000)
 
 
-@claim("D4.2-turned/limit", SOURCE, f"{TURNED}, start e^(-τ)I, τ={{tau:g}}, γ={QUIET}")
+@claim("D4.2-turned/limit", SOURCE, f"{TURNED}, start e^(-τ)I, τ={{tau:g}}, noise γ={QUIET}")
 def _(tau=8.0):
     """For U ≠ V and τ → ∞ the best time is as for U = V with τ_i = τ - log(p_i)/2 for mode i. p_i
     is the squared part of (u_i + v_i)/2 outside of the span of larger modes

@@ -263,18 +263,18 @@ def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate
     """Searches the time of least mean loss, with common random numbers.
 
     A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of
-    the time: rounded weights jump, so that differences over short times are useless.
+    the time. Rounded weights jump, so differences over short times are useless.
 
     Args:
       run: The pre-training.
-      after: Returns the losses `(draws,)` of what is done to a network afterwards, for a slice of
-        the draws, with the same random numbers at every call.
-      points: How many times the grid has.
-      few: How many draws are enough on the grid.
+      after: Returns the losses `(draws,)` of a network after the perturbation, for a slice of the
+        draws, with the same random numbers at every call.
+      points: The number of times of the grid.
+      few: The number of draws for the grid.
 
     Returns:
-      The time, with the standard error of the root of a mean slope; 0 where the loss only rises,
-      inf where the last time is the best.
+      The time, with the standard error of the root of a mean slope. It is 0 where the loss only
+      rises, and inf where the last time is the best.
     """
     times = np.linspace(0.0, run.end, points)
     k = int(np.argmin([after(run.at(t), slice(few)).mean() for t in times]))

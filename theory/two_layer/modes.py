@@ -1,9 +1,9 @@
-"""Aligned networks, whose modes follow independent sigmoids and learn a spectrum one by one.
+"""Aligned networks. Their modes follow independent sigmoids and learn a spectrum one by one.
 
-When W_1 = U diag(sqrt y) R and W_2 = R^T diag(sqrt y) V^T share the singular vectors of A, each
-mode y_i obeys its own equation, dy/dt = 4 y (sigma - y). This is the special case of `riccati.flow`
-that the theorems of Springer et al., 2025 (arXiv 2503.19206), are about. A start e^{-tau} I is
-aligned if and only if U = V.
+If W_1 = U diag(sqrt y) R and W_2 = R^T diag(sqrt y) V^T share the singular vectors of A, each mode
+y_i obeys its own equation dy/dt = 4 y (sigma - y). This is the special case of `riccati.flow` in
+the theorems of Springer et al., 2025 (arXiv 2503.19206). A start e^{-tau} I is aligned if and only
+if U = V.
 """
 
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
 
         y(t) = sigma / (1 + (sigma/y_0 - 1) e^{-4 sigma t})
 
-    The form in the code also holds at y_0 = 0, sigma = 0 and sigma < 0 (where y dies out), and in
-    float32 at any time, inf too.
+    The form in the code also holds at y_0 = 0, sigma = 0 and sigma < 0 (where y decays), and in
+    float32 at any time, including inf.
 
     Args:
       time: Times >= 0, inf allowed.
@@ -46,11 +46,11 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     flat = size == 0
     # With sigma = 0 the exponent is 0 at t = inf, too, where the product would be NaN.
     z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)
-    # `share` is int_0^t 4 e^{-4 |sigma| s} ds, also where 4 |sigma| t is too small for a float.
+    # `share` is int_0^t 4 e^{-4 |sigma| s} ds, even where 4 |sigma| t underflows.
     early, still = z < 1, z < jnp.finfo(z.dtype).tiny
     mean = jnp.where(still, 1.0, -jnp.expm1(-z) / jnp.where(still, 1.0, z))
     share = jnp.where(early, 4 * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
-    # Only decaying exponentials, whatever the sign: e^{4 |sigma| t} would overflow.
+    # Only decaying exponentials for either sign, since e^{4 |sigma| t} would overflow.
     grown, left = jnp.where(sigma < 0, jnp.exp(-z), 1.0), jnp.where(sigma < 0, 1.0, jnp.exp(-z))
     empty = start == 0
     return jnp.where(empty, 0.0, grown / (left / jnp.where(empty, 1.0, start) + share))
@@ -58,7 +58,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
 
 @problems.in_float64
 def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
-    """Computes when a mode reaches a given level.
+    """Computes the time at which a mode reaches a given level.
 
     Args:
       level: Levels in [start, sigma].
@@ -66,7 +66,7 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
       sigma: Singular values of the target.
 
     Returns:
-      The times, with the broadcast shape of the arguments; inf where level = sigma.
+      The times, with the broadcast shape of the arguments. They are inf where level = sigma.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -83,7 +83,7 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
 
 @problems.defined
 def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
-    """Computes `crossing_time` from sigma - level, where the level alone would not determine it.
+    """Computes `crossing_time` from sigma - level, for levels that round to sigma.
 
     Args:
       level: Levels in [start, sigma].
@@ -92,7 +92,7 @@ def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
       sigma: Singular values of the target.
 
     Returns:
-      log(level (sigma - start) / (start lacking)) / (4 sigma); nothing is checked.
+      log(level (sigma - start) / (start lacking)) / (4 sigma), without checks.
     """
     # The sigmoid solved for t. Its odds y / (sigma - y) grow as e^{4 sigma t}.
     return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)

@@ -35,9 +35,9 @@ GAMMA = 0.35  # of the noise, unless said otherwise
 ANYTIME, LATE, QUADRATIC = 0.3, 0.2, 0.3
 TIMES = [0.5, 1.0, 1.5, 2.0]
 SUFFICIENT = sqrt(1.02 * PRE[-1] / D)
-SECOND = f"{SIZES}, ideal start, n=2, γ={GAMMA}"
+SECOND = f"{SIZES}, ideal start, n=2, noise γ={GAMMA}"
 SMALL, LOUD = (0.103, 0.102, 0.101, 0.1), 20.0  # singular values and noise for Lemma A.6
-EDGE = f"d={D}, σ={SMALL}, γ={LOUD:g}, W at the edge of the ball"
+EDGE = f"d={D}, σ={SMALL}, noise γ={LOUD:g}, W at the edge of the ball"
 
 
 def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> np.ndarray:
@@ -121,7 +121,7 @@ def _():
 @claim(
     "A.4-first/ours",
     "Lemma A.4 (Appendix A.2), extended",
-    f"{SIZES}, ideal start, γ={GAMMA}",
+    f"{SIZES}, ideal start, noise γ={GAMMA}",
 )
 def _():
     """L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1, so the lemma holds for n = 1 too"""
@@ -131,7 +131,7 @@ def _():
 @claim(
     "P4.3-anytime/ours",
     "Prop 4.3 (Section 4.2), extended",
-    f"{SIZES}, U ≠ V, τ=3, t={TIMES[-1]:g}, γ={ANYTIME}",
+    f"{SIZES}, U ≠ V, τ=3, t={TIMES[-1]:g}, noise γ={ANYTIME}",
 )
 def _():
     """L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time"""
@@ -148,7 +148,7 @@ def _():
 @claim(
     "D4.2/printed",
     "after Prop 4.3 (Section 4.2), by Definition 4.2",
-    f"{SIZES}, γ={GAMMA}",
+    f"{SIZES}, noise γ={GAMMA}",
     effect=1.0,
 )
 def _printed_inflection():
@@ -171,7 +171,7 @@ def _():
 @claim(
     "D4.2-first/exact",
     "Definition 4.2 (Section 4.1): t_1, ..., t_d",
-    f"{SIZES}, γ={{strong}}: 2dγ² > σ_1",
+    f"{SIZES}, noise γ={{strong}}: 2dγ² > σ_1",
     effect=1.0,
 )
 def _(strong=0.6):
@@ -185,7 +185,7 @@ def _(strong=0.6):
 @claim(
     "D4.2-{name}/exact",
     "after Prop 4.3 (Section 4.2)",
-    f"{SIZES} and {{sigma}}, γ={GAMMA}",
+    f"{SIZES} and {{sigma}}, noise γ={GAMMA}",
     effect=1.0,
     each=(
         ("smaller", "smaller", (1.1, 0.825, 0.33, 0.165)),  # .55 `PRE`
@@ -249,7 +249,7 @@ def _():
 @claim(
     "T4.4-continuous/ours",
     "Theorem 4.4, in continuous time",
-    f"{SIZES}, U = V, τ=6, last mode, γ={LATE}",
+    f"{SIZES}, U = V, τ=6, last mode, noise γ={LATE}",
 )
 def _():
     """Each mode's share falls until y = σ - dγ², then rises by (dγ²)²"""
@@ -271,7 +271,7 @@ def _():
 @claim(
     "A.5/exact",
     "Lemma A.5 and its proof (Appendix A.2)",
-    f"{SIZES}, M = A, γ={{gamma}}",
+    f"{SIZES}, M = A, noise γ={{gamma}}",
 )
 def _product(gamma=0.7):
     """E|αM|_F² = dγ²|M|_F²"""
@@ -372,7 +372,7 @@ def _():
 @claim(
     "D.1-network/ours",
     "Appendix D, quantified",
-    f"{SIZES}, three modes learned, γ={{gamma}}",
+    f"{SIZES}, three modes learned, noise γ={{gamma}}",
 )
 def _(gamma=0.5):
     """For the network the quadratic prediction is too low by d³γ⁴, everywhere"""

@@ -175,10 +175,9 @@ def trajectory(
     anchor: ArrayLike = 0.0,
     steps: int | None = None,
 ) -> Trajectory:
-    """Solves gradient flow of |W_1 W_2 - A|^2 exactly and returns all that it determines.
+    """Solves gradient flow of |W_1 W_2 - A|^2 exactly, with derived quantities.
 
-    This is `flow` with separate weight matrices as arguments and with derived quantities in the
-    result.
+    This is `flow` with separate weight matrices as arguments and more quantities in the result.
 
     Args:
       w1: Initial W_1 `(o, h)`.
@@ -215,7 +214,7 @@ def substeps(
     *,
     anchor: ArrayLike = 0.0,
 ) -> int | None:
-    """Computes how many substeps `flow` needs between times, so that |F| h <= 1.
+    """Computes the number of substeps for |F| h <= 1 in `flow` between times.
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -224,7 +223,7 @@ def substeps(
       anchor: Strength of the penalty |theta - theta(0)|^2, >= 0.
 
     Returns:
-      A power of 2, so that few numbers are ever compiled; None while an argument is traced.
+      A power of 2, which keeps the number of compilations small. None while an argument is traced.
 
     >>> start = Layers(0.1 * jnp.eye(2), 0.1 * jnp.eye(2))
     >>> substeps(start, jnp.eye(2), np.array([0.1, 3.0]))
@@ -235,14 +234,14 @@ def substeps(
     if len(values) < len(given):
         return None
     w1, w2, a, t, strength = values
-    # With the anchor, the flow is that towards A_eff = (A + anchor theta(0)) / (1 + anchor), 1 +
-    # anchor times as fast. Both numbers below have that factor.
+    # With the anchor, the flow is towards A_eff = (A + anchor theta(0)) / (1 + anchor), 1 + anchor
+    # times as fast. Both numbers below have this factor.
     pull = np.linalg.norm(a + strength * w1 @ w2, 2)  # |A_eff| (1 + anchor)
     balance = np.trace(w1.T @ w1 - w2 @ w2.T) / w1.shape[1] * (1 + strength)
-    # The spectral norm of F: its eigenvalues are +-sqrt(c^2 + 4 sigma^2).
+    # The spectral norm of F, with eigenvalues +-sqrt(c^2 + 4 sigma^2).
     speed = float(np.hypot(balance, 2 * pull))
     widest = float(np.diff(t, prepend=0.0).max())
-    # A power of two: nearby targets and times then share a compiled program.
+    # A power of two, so nearby targets and times share a compiled program.
     return 2 ** max(0, ceil(log2(max(speed * widest, 1.0))))
 
 
@@ -253,18 +252,18 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
     (o, i), n = target.shape, min(target.shape)
     balance = jnp.trace(imbalance(start)) / start.w1.shape[1]
 
-    # In the eigenbasis of F the modes stay apart: small ones keep their relative accuracy beside
-    # large ones. It is U and V, the singular vectors of A, and a rotation in the plane of each pair
-    # (u, v), in which F is [[c, 2 sigma], [2 sigma, -c]]. A constant basis is enough; it carries no
-    # derivative (that of an SVD does not exist where singular values coincide), and what F has off
-    # the diagonal is rounding in value, not in derivative.
+    # In the eigenbasis of F the modes stay separate, so small ones keep their relative accuracy.
+    # The basis is U and V, the singular vectors of A, and a rotation in the plane of each pair (u,
+    # v), in which F is [[c, 2 sigma], [2 sigma, -c]]. A constant basis is enough. It is not
+    # differentiated, since an SVD lacks a derivative where singular values coincide. Off-diagonal
+    # entries of F are rounding in value, but not in derivative.
     U, sigma, Vt = jnp.linalg.svd(jax.lax.stop_gradient(target), full_matrices=True)
     # [[c, 2 sigma], [2 sigma, -c]] has eigenvectors at half of the angle of (c, 2 sigma).
     angle = jnp.arctan2(2 * sigma, jax.lax.stop_gradient(balance))[:, None] / 2
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
 
     def to_modes(q: Array) -> Array:
-        """Changes from the coordinates U, V to those of F's eigenvectors."""
+        """Changes from the coordinates U, V to F's eigenvectors."""
         a, b = q[:o], q[o:]
         plus, minus = cosine * a[:n] + sine * b[:n], cosine * b[:n] - sine * a[:n]
         return jnp.concatenate([plus, a[n:], minus, b[n:]])
@@ -277,29 +276,27 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
 
     T = U.T @ target @ Vt.T
     F = jnp.block([[balance * jnp.eye(o), 2 * T], [2 * T.T, -balance * jnp.eye(i)]])
-    # The change of basis from both sides: F is symmetric, so the order of the two does not matter.
+    # The change of basis from both sides. F is symmetric, so the order of the two does not matter.
     F = to_modes(to_modes(F).T)
     F = F - jax.lax.stop_gradient(F - jnp.diag(jnp.diag(F)))
     speed = jax.lax.stop_gradient(jnp.abs(jnp.diag(F)).max())
 
     def advance(q: Array, increment: Array) -> tuple[Array, Layers]:
         time = increment * (1 + anchor)
-        # As few substeps as this increment needs: rounding grows with their number.
+        # As few substeps as this increment needs, since rounding grows with their number.
         needed = jnp.ceil(speed * jax.lax.stop_gradient(time))
         count = jnp.clip(needed, 1, steps)
-        # Too few substeps were given under tracing, where this cannot raise: NaN instead of wrong
-        # numbers.
+        # Under tracing too few substeps cannot raise an error. NaN is better than wrong numbers.
         h = jnp.where(needed > 2 * steps, jnp.nan, time / count)
 
         def substep(q: Array) -> Array:
             grown, integrated = _propagate(F, h, q)
-            # M = I + 2 Q^T Phi(h) Q and Q <- e^{Fh} Q L^{-T}, as at the top of this module.
+            # M = I + 2 Q^T Phi(h) Q and Q <- e^{Fh} Q L^{-T}, as in the module's docstring.
             M = jnp.eye(q.shape[1], dtype=q.dtype) + 2 * q.T @ integrated
             return grown @ _inverse_root(M).T
 
         def body(q: Array, k: Array) -> tuple[Array, None]:
-            # A scan of fixed length, so that it can be differentiated backward; surplus rounds do
-            # nothing.
+            # A scan of fixed length can be differentiated backward. Surplus rounds do nothing.
             return jax.lax.cond(k < count, substep, lambda q: q, q), None
 
         q, _ = jax.lax.scan(body, q, jnp.arange(steps))
@@ -320,8 +317,7 @@ def _inverse_root(M: Array) -> Array:
         return solve_triangular(root, jnp.eye(n, dtype=M.dtype), lower=True)
     h = n // 2
     first = _inverse_root(M[:h, :h])
-    # The blocks of Cholesky's factor: L_21 = M_21 L_11^-T, and L_22 is that of the Schur
-    # complement.
+    # The blocks of Cholesky's factor are L_21 = M_21 L_11^-T, and L_22 from the Schur complement.
     below = M[h:, :h] @ first.T
     second = _inverse_root(M[h:, h:] - below @ below.T)
     corner = jnp.zeros((h, n - h), M.dtype)

@@ -1,4 +1,4 @@
-"""Problems on which overtrained's bounds of the loss under noise and its curvature are attacked.
+"""Problems that attack overtrained's bounds of the loss under noise and of its curvature.
 
 The loss is of degree two in each weight. Its mean under Gaussian noise is therefore its mean over
 all signs of noise of that size, and its mean over the nodes of a Gaussian quadrature.
@@ -22,7 +22,7 @@ _ANGLE = Box(0.0, 6.3)
 
 
 def _learned(p: Problem, n: int) -> tuple[Any, Any, Any]:
-    """Layers that have learned the first n modes, and the target."""
+    """Returns layers that have learned the first n modes, and the target."""
     u, v, hidden = (turn(p[name]) for name in ("left", "right", "hidden"))
     root = jnp.sqrt(p["sigma"]) * (jnp.arange(TWO) < n)
     return (u * root) @ hidden, hidden.T @ (root[:, None] * v.T), (u * p["sigma"]) @ v.T
@@ -33,7 +33,7 @@ def _loss(w1: Any, w2: Any, target: Any) -> Any:
 
 
 def _by_signs(p: Problem, n: int) -> tuple[Any, Any]:
-    """The loss with n modes, and by how much noise raises it."""
+    """Computes the loss with n modes and its rise by noise."""
     w1, w2, target = _learned(p, n)
     signs = jnp.array(list(product((-1.0, 1.0), repeat=2 * TWO**2))).reshape(-1, 2, TWO, TWO)
     noisy = _loss(w1 + p["gamma"] * signs[:, 0], w2 + p["gamma"] * signs[:, 1], target)
@@ -42,7 +42,7 @@ def _by_signs(p: Problem, n: int) -> tuple[Any, Any]:
 
 
 def _by_quadrature(p: Problem, n: int) -> tuple[Any, Any]:
-    """The same by three nodes for each weight, in NumPy."""
+    """Computes the same by three nodes for each weight, in NumPy."""
     w1, w2, target = (np.asarray(x) for x in _learned(p, n))
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)
     weights = weights / weights.sum()
@@ -54,7 +54,7 @@ def _by_quadrature(p: Problem, n: int) -> tuple[Any, Any]:
 
 
 def _change(raised: Any, p: Problem) -> tuple[Any, Any]:
-    """By how much the last mode lowers the loss, and by how much it raises what noise adds."""
+    """Computes the fall of the loss by the last mode, and the rise of the noise term by it."""
     (more, noisy), (fewer, less_noisy) = (raised(p, n) for n in (TWO, TWO - 1))
     return fewer - more, noisy - less_noisy
 
@@ -86,7 +86,7 @@ def _harmful(raised: Any, p: Problem) -> Any:
 
 
 HARMFUL = Domain(
-    "d = n = 2, γ² ≥ σ_d/d; the fall of the loss beside the rise of what noise adds",
+    "d = n = 2, γ² ≥ σ_d/d; the fall of the loss relative to the rise of the noise term",
     _MODES,
     partial(_harmful, _by_signs),
     partial(_harmful, _by_quadrature),
@@ -110,7 +110,7 @@ def _radius(corrected: bool, p: Problem) -> Any:
 
 
 def _networks(corrected: bool, p: Problem) -> tuple[Any, Any]:
-    """The ideal layers of three modes, and others at the largest distance."""
+    """Returns the ideal layers of three modes, and others at the largest distance."""
     ideal = jnp.diag(jnp.sqrt(p["sigma"]))
     ways = (p[name] / jnp.sqrt((p[name] ** 2).sum()) for name in ("v1", "v2"))
     return jnp.stack([ideal, ideal]), jnp.stack(
@@ -119,7 +119,7 @@ def _networks(corrected: bool, p: Problem) -> tuple[Any, Any]:
 
 
 def _noisy(p: Problem, layers: Any) -> Any:
-    """The mean loss under noise but for a constant, by the second difference in each weight."""
+    """Computes the mean loss under noise up to a constant, by second differences in each weight."""
     target, size = jnp.diag(p["sigma"]), 2 * THREE**2
     steps = p["gamma"] * jnp.eye(size).reshape(size, 2, THREE, THREE)
     up, down = (_loss(layers[0] + s[:, 0], layers[1] + s[:, 1], target) for s in (steps, -steps))
@@ -133,7 +133,7 @@ def _gap(corrected: bool, p: Problem) -> Any:
 
 
 def _gap_again(corrected: bool, p: Problem) -> float:
-    """By all signs of the noise on one layer, and the variance that noise on the other adds."""
+    """Computes the same by all signs of the noise on one layer, and the variance from the other."""
     target, gamma = np.diag(p["sigma"]), float(p["gamma"])
     signs = np.array(list(product((-1.0, 1.0), repeat=THREE**2))).reshape(-1, THREE, THREE)
     means = []

@@ -1,8 +1,8 @@
-"""Curvature of the loss along training, and how well it predicts the sensitivity to weight noise.
+"""Curvature of the loss along training, as a predictor of the sensitivity to weight noise.
 
 The loss is quadratic in each layer, so E L(W + gamma Z) = L + gamma^2 tr(H)/2 + gamma^4 o h i. The
-quadratic prediction (Springer et al. 2025, arXiv 2503.19206, Proposition D.1) therefore lacks only
-the last term, and is always too low.
+quadratic prediction (Springer et al. 2025, arXiv 2503.19206, Proposition D.1) lacks only the last
+term, so it is always too low.
 """
 
 import jax.numpy as jnp

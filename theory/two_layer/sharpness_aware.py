@@ -82,7 +82,7 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
       level: The level, in [start, sigma).
       start: The mode at the start, > 0.
       sigma: Singular value of the target.
-      rho: How far SAM ascends, in units of the gradient, finite and >= 0.
+      rho: The ascent of SAM in units of the gradient, finite and >= 0.
 
     Returns:
       The time. It is inf if the mode is never learned.

@@ -200,7 +200,7 @@ def test_boundaries_have_derivatives_where_there_is_no_region_too():
 
 @pytest.mark.parametrize("depth", [2, 3, np.inf])
 @pytest.mark.parametrize(("gamma", "sigma"), [(0.3, 0.0), (0.5, 1.0), (0.9, 0.2)])
-def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
+def test_fine_tuning_boundary_is_the_sign_change(gamma, sigma, depth):
     edge = float(dl.fine_tuning_boundary(load=gamma, sigma=sigma, depth=depth))
     gain = [
         float(

@@ -204,7 +204,7 @@ def test_more_and_more_source_data_become_the_paper_s_source():
 
 @pytest.mark.parametrize(("n", "d", "sigma"), [(10, 20, 1.0), (19, 20, 0.2), (26, 20, 0.5)])
 @pytest.mark.slow
-def test_fine_tune_law_against_simulated_data(n, d, sigma):
+def test_fine_tuning_law_against_simulated_data(n, d, sigma):
     """Two-sample Kolmogorov-Smirnov against real X; null: one law."""
     law = distributions.fine_tuning_law(
         jax.random.key(0), n=n, d=d, theta=0.6, sigma=sigma, depth=3, draws=20_000
@@ -219,7 +219,7 @@ def test_fine_tune_law_against_simulated_data(n, d, sigma):
 
 
 @pytest.mark.slow
-def test_fine_tune_law_from_n_equal_d_on_is_that_of_scratch_training():
+def test_fine_tuning_law_from_n_equal_d_on_is_that_of_scratch_training():
     law = distributions.fine_tuning_law(
         jax.random.key(0), n=30, d=20, theta=0.6, sigma=0.5, depth=2, draws=20_000
     )
