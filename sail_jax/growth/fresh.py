@@ -101,8 +101,8 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
         )
         if not fits:
             raise ValueError(
-                f"leaf {path!r} has shape {list(x.shape)}, which is not that after a change of "
-                "basis by these maps: apply change_basis first"
+                f"leaf {path!r} has shape {list(x.shape)}, which does not fit the new "
+                "basis of these maps: apply change_basis first"
             )
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         fused = any(len(blocks(axis)) > 1 for axis in axes)

@@ -364,7 +364,7 @@ def _apart(stacked: PyTree, axis: int) -> list[PyTree]:
     counts = {shape[axis] for shape in shapes if len(shape) > axis >= 0}
     if len(counts) != 1 or any(len(shape) <= axis for shape in shapes):
         got = f"shapes {', '.join(map(str, shapes[:5]))}"
-        raise ValueError(f"models: expected as many models on axis {axis} of every leaf, got {got}")
+        raise ValueError(f"models: expected leaves of equal length on axis {axis}, got {got}")
     (count,) = counts
     before = (slice(None),) * axis
     return [jax.tree.map(lambda x, k=k: x[*before, k], stacked) for k in range(count)]

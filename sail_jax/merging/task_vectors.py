@@ -570,7 +570,7 @@ def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any],
     if None in at:
         raise ValueError(f"weights: no entry for the leaf {paths[at.index(None)]!r}")
     if unused := sorted(entries.keys() - {*at}):
-        raise ValueError(f"weights: no leaf that is merged lies at {some_paths(unused)}")
+        raise ValueError(f"weights: no merged leaf lies at {some_paths(unused)}")
     return [entries[above] for above in at if above is not None]
 
 

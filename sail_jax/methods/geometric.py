@@ -165,7 +165,7 @@ def multislerp(
         scalar("eps", eps, lambda x: 0 <= x < np.inf, "a finite number >= 0")
         reduction = combination(_nlerp, number(eps))
     elif eps is not None:
-        raise ValueError('eps: expected None unless compat="mergekit", which alone has it')
+        raise ValueError(f'eps: expected None unless compat="mergekit", got {eps!r}')
     else:
         reduction = combination(_karcher(False, *CONVERGED))
     return Merge(reduction=reduction, normalize=normalize, base="optional")

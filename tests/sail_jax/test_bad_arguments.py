@@ -49,10 +49,10 @@ WRONG = {
     "models: expected a sequence.*give axis=0": lambda: methods.linear()(A),
     "models: expected pytrees, got a path; merge_checkpoints": lambda: methods.linear()(PATHS),
     "weights: no entry for the leaf 'w'": lambda: methods.linear()([A, B], weights={}),
-    "weights: no leaf that is merged lies at 'v'": lambda: methods.linear()(
+    "weights: no merged leaf lies at 'v'": lambda: methods.linear()(
         [A, B], weights={"w": [1, 1], "v": [1, 1]}
     ),
-    "models: expected as many models on axis 0": lambda: methods.linear()(
+    "models: expected leaves of equal length on axis 0": lambda: methods.linear()(
         {"a": jnp.ones(3), "b": jnp.ones((2, 2))}, axis=0
     ),
 }

@@ -110,7 +110,9 @@ def test_joined_tensor_is_read_from_any_place():
             out = np.empty(size, np.float32)
             joined.read(out, start)
             assert np.array_equal(out, whole[start : start + size])
-    with pytest.raises(ValueError, match="stack of model 0 and model 1 and model 2: entries 4 to"):
+    with pytest.raises(
+        ValueError, match="model 0 and model 1 and model 2: cannot read entries 4 to"
+    ):
         joined.read(np.empty(9, np.float32), 4)
 
 
