@@ -14,6 +14,7 @@ from typing import Any
 
 import figures
 import gallery
+import method_pages
 import spaces
 from markup import table
 
@@ -54,6 +55,7 @@ def write_all(folder: Path) -> None:
     pages = {
         **api_pages(),
         "methods.md": methods_page(),
+        **method_pages.pages(method_cards()),
         "growth.md": growth_page(),
         "heads.md": heads_page(),
         "recipes.md": recipes_page(),
@@ -163,6 +165,13 @@ def _directive(name: str, value: Any) -> str:
 # Methods
 
 
+def method_cards() -> dict[str, str]:
+    """What `sail-jax merge --methods` prints of each method, by its name."""
+    from sail_jax.checkpoint.planning import cards
+
+    return {block.split(": ", 1)[0]: block for block in cards.methods().rstrip().split("\n\n")}
+
+
 def methods_page() -> str:
     """Makes the table of merging methods, from what `sail-jax merge --methods` prints.
 
@@ -170,18 +179,17 @@ def methods_page() -> str:
       The page in Markdown.
     """
     from sail_jax import methods
-    from sail_jax.checkpoint.planning import cards
 
     in_recipes: dict[str, list[Row]] = {}
-    for block in cards.methods().rstrip().split("\n\n"):
+    for name, block in method_cards().items():
         first, asks, *more = (line.strip() for line in block.splitlines())
-        name, about = first.split(": ", 1)
+        about = first.split(": ", 1)[1]
         models, base, reads = asks.split("; ")
         knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
-        beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
+        beside = [line.split(": ", 1)[1] for line in more if line.startswith("at the top")]
         made = methods.get(name)
         row = (
-            _link("sail_jax.methods", name),
+            _method(name),
             _with_source(about, made),
             f"{models}; {base}; {reads}",
             _options([*knobs, *beside]),
@@ -195,11 +203,12 @@ def methods_page() -> str:
     linked = {row[0] for rows in in_recipes.values() for row in rows}
     others = []
     for name in dir(methods):
-        value, link = getattr(methods, name), _link("sail_jax.methods", name)
+        value, link = getattr(methods, name), _method(name)
         about_methods = getattr(value, "__module__", "") == methods.get.__module__
         if inspect.isroutine(value) and link not in linked and not about_methods:
             knobs = ", ".join(inspect.signature(value).parameters)
             others.append((link, _with_source(_sentence(value), value), f"`{knobs}`"))
+    toc = "\n".join(map(method_pages.stem, method_pages.advice()))
     return f"""# Merging methods
 
 This page is made from the registry that the command `sail-jax merge --methods` prints.
@@ -224,6 +233,12 @@ These take arrays or functions, which a recipe cannot hold, and are called in Py
 What the docstrings say of it; see [what each convention means](../explanation/compat.md).
 
 {table(("method", "conventions"), _conventions())}
+
+```{{toctree}}
+:hidden:
+
+{toc}
+```
 """
 
 
@@ -241,8 +256,15 @@ def _conventions() -> list[Row]:
             )
             parts = re.split(r"^- ", differ[1], flags=re.M)[1:] if differ else []
             lines = [" ".join(part.split()) for part in (said[1], *parts)]
-            rows.append((_link("sail_jax.methods", name), "<br>".join(map(_escaped, lines))))
+            rows.append((_method(name), "<br>".join(map(_escaped, lines))))
     return rows
+
+
+def _method(name: str) -> str:
+    """A link to the page of a method, or else to its docstring."""
+    if name in method_pages.advice():
+        return f"[`{name}`]({method_pages.stem(name)}.md)"
+    return _link("sail_jax.methods", name)
 
 
 def _options(parts: Sequence[str]) -> str:
@@ -363,7 +385,7 @@ def recipes_page() -> str:
     Returns:
       The page in Markdown.
     """
-    from sail_jax.checkpoint.recipe import parts
+    from sail_jax.checkpoint.recipe import mergekit, parts
 
     titles = {
         parts.Recipe: "The recipe",
@@ -394,6 +416,17 @@ def recipes_page() -> str:
         f"[method](growth.md). `align` also takes {_code(parts.ALIGNMENT)}, the options of "
         "`sail_jax.checkpoint.align_checkpoints`.\n"
     )
+    names = {
+        p.name: p.theirs
+        for listed in mergekit.MERGEKIT.values()
+        for p in listed.parameters.values()
+        if p.theirs
+    }
+    sections += [
+        f"`{name}` (mergekit's name: `{theirs}`) is a parameter of many methods. A recipe may use "
+        "either name; if it uses both, their values must be equal.\n"
+        for name, theirs in names.items()
+    ]
     return (
         "# Recipe keys\n\nThis page is generated from the declarations of the recipe reader. Any "
         "other key is an error, and the message has the line and the nearest key. The parameters "

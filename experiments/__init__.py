@@ -1,9 +1,9 @@
-"""Studies of the papers' claims, and what they share: data, models, training, storage, commands.
+"""Studies of the papers' claims, with their data, models, training, storage and commands.
 
-`experiments.run(name)` runs a study and returns its dataset, figures and findings;
-`experiments.list()` lists all studies. A study is a folder of `experiments.studies`. Its config
-goes to its `run`, which returns a dataset; its findings and its plots are computed from that
-dataset alone.
+`experiments.run(name)` runs a study and returns its dataset, figures and findings.
+`experiments.list()` lists all studies. A study is a folder of `experiments.studies`. Its `run`
+takes its config and returns a dataset. Its findings and its plots are computed from that dataset
+alone.
 """
 
 from typing import TYPE_CHECKING

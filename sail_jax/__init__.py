@@ -1,12 +1,12 @@
 """Merge, grow and transfer neural networks with pure functions on JAX pytrees.
 
 Merging: `methods` has a function for each published method. It returns a `Merge`, which is called
-on pytrees of parameters, or given to `merge_checkpoints` for files on disk. Growing and aligning:
-`spec_of` infers the feature space of every array axis from a forward pass (`spec` takes their names
-from a table), the functions of `growth` and `align` return maps between such spaces (`SpaceMap`),
-and `change_basis` applies them to parameters; `exactness` and `certificate` report whether the
-network still computes the same function. Every name is imported
-when it is first used, so that `import sail_jax` stays fast.
+on pytrees of parameters, or passed to `merge_checkpoints` for files on disk. Growing and aligning:
+`spec_of` infers the feature space of every array axis from a forward pass, and `spec` reads them
+from a table. The functions of `growth` and `align` return maps between such spaces (`SpaceMap`),
+and `change_basis` applies them to parameters. `exactness` and `certificate` report whether the
+network still computes the same function. Names are imported on first use, which keeps
+`import sail_jax` fast.
 
 >>> import jax.numpy as jnp
 >>> from sail_jax import methods
@@ -19,7 +19,7 @@ when it is first used, so that `import sail_jax` stays fast.
 from sail_jax.deprecated import former
 from sail_jax.lazy import lazily
 
-TYPE_CHECKING = False  # as that of `typing`, which is imported when it is needed
+TYPE_CHECKING = False  # as in `typing`, which is imported only when needed
 if TYPE_CHECKING:
     from sail_jax import (
         align,

@@ -243,7 +243,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     (" (nearest: 'ties')", ' (known: ties, dare)')
     """
     options = list(options)
-    most = 2 if len(word) > 5 else 1
+    letters = len(word.strip("-"))
+    most = (letters > 1) + (letters > 5)
     ranks = [(_typos(word, option, most), option) for option in options[:_COMPARED]]
     near = [option for rank, option in sorted(ranks, key=lambda r: r[0]) if rank <= most + 1][:3]
     if near:

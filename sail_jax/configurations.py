@@ -1,4 +1,4 @@
-"""Entries of a network's config.json, and the differences between two of them."""
+"""Entries of a network's config.json, and differences between two configurations."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,12 +7,12 @@ from typing import Any
 Config = Mapping[str, Any]
 
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
-"""Entries that state what a norm adds to a variance."""
+"""Entries that state the epsilon of a norm."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 """Entries that count the layers of a network."""
 
-# Entries that say what function the tensors compute. Where one is not stated, the architecture has
-# a default for it, so that a target that states it may ask for another function.
+# Entries that determine the function of the tensors. If an entry is missing, the architecture has a
+# default, so a target that states the entry may define another function.
 KEPT_ENTRIES = (
     *EPSILONS,
     *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
@@ -23,8 +23,8 @@ KEPT_ENTRIES = (
     *("type_vocab_size", "image_size", "patch_size", "num_channels"),
 )
 
-# Entries that may differ: training, generation and files depend on them, the function does not; or
-# they are compared elsewhere (layer_types, model_type).
+# Entries that may differ. Only training, generation or files depend on them, or they are compared
+# elsewhere (layer_types, model_type).
 _FREE_ENTRIES = re.compile(
     r"(.*\.)?(_.*|.*drop.*|.*initializer.*|(torch_)?dtype|transformers_version|use_cache|(id2label|label2id)(\..*)?"
     r"|(bos|eos|sep|cls|mask|decoder_start)_token_id|problem_type|gradient_checkpointing"
@@ -34,14 +34,14 @@ _FREE_ENTRIES = re.compile(
 
 
 def look_up(config: Mapping[str, Any], key: str) -> Any:
-    """Returns an entry of a configuration, or of the text tower's within it.
+    """Returns an entry of a configuration, or of its text tower.
 
     Args:
       config: The content of config.json.
       key: The name of the entry.
 
     Returns:
-      The entry; None if neither states it.
+      The entry; None if it is missing in both.
     """
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and key in part:
@@ -50,7 +50,7 @@ def look_up(config: Mapping[str, Any], key: str) -> Any:
 
 
 def class_of(config: Config) -> str:
-    """Returns the class of networks that a configuration names.
+    """Returns the class of a network from its configuration.
 
     Args:
       config: The content of config.json.
@@ -64,25 +64,25 @@ def class_of(config: Config) -> str:
 
 
 def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """Lists the entries that may make two configurations two functions of the same tensors.
+    """Lists entries that may give two configurations different functions of the same tensors.
 
-    Entries that only training, generation or files depend on do not count. An entry that `second`
-    alone states counts if `first` has a default for it; one that `first` alone states does not.
+    Entries for training, generation or files do not count. An entry that only `second` states
+    counts if `first` has a default for it. An entry that only `first` states does not count.
 
     Args:
       first: A configuration.
-      second: Another one.
+      second: Another configuration.
 
     Returns:
-      Both values, by the dotted key of the entry; None for a value that `first` does not state.
+      Both values, by the dotted key of the entry; None if `first` does not state it.
     """
     flat_first, flat_second = dict(_entries(first)), dict(_entries(second))
     out = {}
     for key in dict.fromkeys([*flat_first, *flat_second]):
         a, b = flat_first.get(key), flat_second.get(key)
         said = a is not None and b is not None
-        # An entry counts by its full key, by the group it is in (rope_scaling.factor), or by its
-        # last name (text_config.vocab_size).
+        # An entry counts by its full key, by its group (rope_scaling.factor), or by its last name
+        # (text_config.vocab_size).
         kept = {key, key.split(".")[0], key.rpartition(".")[2]} & {*KEPT_ENTRIES}
         if a != b and not _FREE_ENTRIES.fullmatch(key) and (said or (kept and b is not None)):
             out[key] = a, b
@@ -92,8 +92,8 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
 def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The entries of a configuration by dotted key."""
     for key, value in config.items():
-        # Under this name newer configurations state what older ones state at the top and under
-        # rope_scaling.
+        # Newer configurations use this name for entries that older ones state at the top level and
+        # under rope_scaling.
         if key == "rope_parameters" and isinstance(value, Mapping):
             rope = dict(value)
             if rope.get("rope_type") == "default":
@@ -104,6 +104,6 @@ def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{key}.")
         else:
-            # JSON has no tuples: a configuration that was read from a file must equal the one it
-            # was written from.
+            # JSON lacks tuples. A configuration read from a file must equal the one that was
+            # written.
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value

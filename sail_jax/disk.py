@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and records that are sealed by a checksum."""
+"""Files that are written completely or not at all, and records with a checksum."""
 
 import contextlib
 import errno
@@ -15,33 +15,33 @@ from sail_jax.checks import argument, escaped
 
 try:
     import fcntl
-# Windows has no such locks. There, two processes in one folder are not noticed.
+# Windows lacks such locks, so two processes in one folder are not detected there.
 except ImportError:
     fcntl = None
 
 FORMAT = 1
-# The most bytes of a JSON file.
+# The largest size of a JSON file in bytes.
 MAX_JSON = 4 << 20
-# The deepest nesting of JSON, far below Python's limit on recursion.
+# The deepest nesting of JSON, far below Python's recursion limit.
 _DEPTH = 100
-# The most parts of a JSON file.
+# The largest number of parts of a JSON file.
 _PARTS = 1 << 23
 
 
 class StoreError(Exception):
     """Something on disk cannot be written or trusted.
 
-    The message is one line and names the path.
+    The message is one line and contains the path.
 
     Attributes:
-      code: The exit code of a command that it ends: 1, or 2 where the command was asked for what
-        cannot be done.
+      code: The exit code of a command that it ends: 1, or 2 if the command requested something
+        impossible.
     """
 
     code = 1
 
     def __init__(self, message: str) -> None:
-        # Names in a file may hold what ends a line.
+        # Names in a file may contain line ends.
         super().__init__(escaped(message))
 
 
@@ -50,18 +50,18 @@ class BusyError(StoreError):
 
 
 class RefusedError(StoreError):
-    """What was asked for cannot be done as asked. This is raised before any work starts."""
+    """The request cannot be carried out. This is raised before any work starts."""
 
     code = 2
 
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` in its block into a `StoreError` that says what to do about it.
+    """Turns an `OSError` in its block into a `StoreError` with advice.
 
     Args:
-      doing: What was being done, as a verb: "read", "write to".
-      path: The file or folder that it was done to.
+      doing: The action, as a verb: "read", "write to".
+      path: The file or folder of the action.
 
     Yields:
       Nothing.
@@ -85,34 +85,34 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def raise_limit(error: OSError) -> str:
-    """Says how more files can be open at once, if that is what an error is about.
+    """Returns advice if an error is about too many open files.
 
     Args:
       error: The error.
 
     Returns:
-      A text to follow the error's own; "" for another error.
+      A text to append to the error's own; "" for other errors.
     """
     few = error.errno in (errno.EMFILE, errno.ENFILE)
-    return " (`ulimit -n` shows how many, and raises it)" if few else ""
+    return " (`ulimit -n` shows the limit of open files, and raises it)" if few else ""
 
 
 def admit(path: Path, schema: str, what: str) -> None:
-    """Checks that a record may be written to a path: it may only replace one of its kind.
+    """Checks that a record may be written to a path. It may only replace a record of its kind.
 
     Args:
-      path: Where the record is to be written.
-      schema: What the field "schema" of such records says. It has to be among a file's first bytes.
-      what: What the message calls such a record, such as "a record of inspect".
+      path: The path of the record.
+      schema: The value of "schema" in such records. It must be among a file's first bytes.
+      what: The name of such a record in the message, such as "a record of inspect".
 
     Raises:
-      RefusedError: If something else is there already.
-      StoreError: If what is there cannot be read.
+      RefusedError: If there is another file at the path.
+      StoreError: If that file cannot be read.
     """
     mark = f'"schema": "{schema}"'.encode()
     if path.is_file():
         with explained("read", path), open(path, "rb") as file:
-            # The schema is the first entry of such a record; the rest need not be read.
+            # The schema is the first entry of such a record, so the rest need not be read.
             alike = mark in file.read(99)
     else:
         alike = not path.exists()
@@ -124,7 +124,7 @@ def sync(path: Path) -> None:
     """Flushes a file, or the entries of a folder, to the device.
 
     Args:
-      path: The file or folder. On Windows nothing is done for a folder.
+      path: The file or folder. On Windows, folders are skipped.
     """
     if path.is_dir() and os.name == "nt":
         return
@@ -135,26 +135,27 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-# The user of this process; Windows has no such numbers.
+# The user of this process; Windows does not have such numbers.
 _USER = getattr(os, "geteuid", lambda: 0)
 
 
 def foreign(path: Path, *, links: bool = False) -> str:
-    """Says why a folder that is there already may hold what others put there.
+    """Checks whether an existing folder may contain files of other users.
 
-    Whoever can write to a folder can put a link in the place of any file in it, and what is written
-    to the file then goes elsewhere.
+    Anyone who can write to a folder can replace any file in it by a link. Data written to the file
+    then goes elsewhere.
 
     Args:
       path: The folder.
-      links: Whether it may be a link that this user made, to a folder for which the rest holds.
+      links: Whether it may be a link by this user to a folder that meets the other conditions.
 
     Returns:
-      What is wrong, to follow its name: "is a link", "belongs to another user"; "" for a folder
-      that is this user's. Its group may write to it, which was let in by name.
+      The problem, to follow its name: "is a link", "belongs to another user"; "" for this user's
+        own
+      folder. The folder's group may have write access, which somebody granted explicitly.
 
     Raises:
-      OSError: If it cannot be looked at.
+      OSError: If the folder cannot be examined.
     """
     about = os.lstat(path)
     if stat.S_ISLNK(about.st_mode):
@@ -173,24 +174,24 @@ def foreign(path: Path, *, links: bool = False) -> str:
 
 
 def stranger(folder: Path) -> str:
-    """Names something in a folder that others may have put there.
+    """Finds something in a folder that other users may have put there.
 
     Args:
-      folder: The folder, which itself is to be trusted; see `foreign`.
+      folder: The folder, which must be trusted itself; see `foreign`.
 
     Returns:
-      The path of a link, of another user's file or folder, or of what is neither, with what it is;
-      "" if there is none.
+      The path of a link, of another user's file or folder, or of a special file, with a
+      description; "" if there is none.
 
     Raises:
-      OSError: If something cannot be looked at.
+      OSError: If something cannot be examined.
     """
     mine = os.stat(folder).st_uid
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
             try:
                 about = os.lstat(path)
-            except FileNotFoundError:  # a file that another part of the work has renamed
+            except FileNotFoundError:  # another part of the work has renamed the file
                 continue
             if stat.S_ISLNK(about.st_mode):
                 return f"{path} is a link"
@@ -202,9 +203,9 @@ def stranger(folder: Path) -> str:
 
 
 def _keeps_modes(folder: Path, mode: int) -> bool:
-    """Whether who may write to a folder can be set, which is not so on exFAT and some networks.
+    """Checks whether a file system has write permissions. exFAT and some network drives lack them.
 
-    There every folder looks as if all could write to it.
+    There every folder appears to be writable by all users.
     """
     try:
         os.chmod(folder, stat.S_IMODE(mode) & ~stat.S_IWOTH)
@@ -221,11 +222,11 @@ def lock(folder: Path, *, links: bool = False, shared: bool = False) -> int | No
     Args:
       folder: The folder.
       links: Whether a link to a folder is followed.
-      shared: Whether others may hold such a lock at the same time, but none that is not shared.
+      shared: Whether others may hold a shared lock at the same time, but no exclusive one.
 
     Returns:
-      An open file descriptor: the lock lasts until it is closed. None if the system or the file
-      system has no locks.
+      An open file descriptor. The lock lasts until it is closed. None if the system or the file
+      system does not support locks.
 
     Raises:
       BusyError: If another process holds the lock.
@@ -239,7 +240,7 @@ def lock(folder: Path, *, links: bool = False, shared: bool = False) -> int | No
     except BlockingIOError:
         os.close(fd)
         raise BusyError(f"{folder} is in use by another process") from None
-    # A file system without locks must not keep anyone from writing.
+    # A file system without locks must not prevent writing.
     except OSError:
         os.close(fd)
         return None
@@ -250,63 +251,63 @@ def create(path: Path) -> int:
     """Makes a new file, and never writes through a link.
 
     Args:
-      path: The file. What is there already is removed.
+      path: The file. An existing file is removed.
 
     Returns:
       An open file descriptor, for writing.
 
     Raises:
-      OSError: If it cannot be made.
+      OSError: If the file cannot be made.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    # O_EXCL follows no link. Names of temporary files can be guessed, so one may have been put
-    # there in a folder that others can write to, such as /tmp.
+    # O_EXCL does not follow links. Names of temporary files can be guessed, so another user may
+    # have put a link into a folder that others can write to, such as /tmp.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Writes a file whose path holds, at any instant, all of its old content or all of the new.
+    """Writes a file atomically: the path always holds either all of the old data or all of the new.
 
     Args:
       path: The file.
       data: Its new content.
 
     Raises:
-      StoreError: If it cannot be written. The path still holds all of the old content, or all of
-        the new.
+      StoreError: If the file cannot be written. The path still holds all of the old content, or all
+        of the new.
     """
     path = Path(path)
-    # In the same folder, since a rename is atomic only within one file system.
+    # In the same folder, since a rename is only atomic within one file system.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explained("write", path):
         try:
             with open(create(part), "wb") as file:
                 file.write(data)
                 file.flush()
-                # Before the rename: after a crash the name could else stand for an empty file.
+                # Before the rename; after a crash the name could otherwise be an empty file.
                 os.fsync(file.fileno())
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-        # The new name is an entry of the folder, which has to be on disk as well.
+        # The new name is an entry of the folder, which must also be flushed.
         sync(path.parent)
 
 
 class Cache:
-    """A folder of what commands keep for one another, of a bounded size.
+    """A folder that commands use as a cache, of limited size.
 
-    Entries are written whole or not at all. One that is damaged all the same, such as by a full
-    disk, is removed when it is read. What cannot be kept is not: the one who asks for it computes
-    it again.
+    Entries are written completely or not at all. Damaged entries, for example from a full disk, are
+    removed when they are read. Failures to store an entry are ignored: the caller then computes it
+    again.
 
     Args:
       folder: The folder, which exists.
-      most: The most bytes that all files below it may have. The entries that were longest out of
-        use give way to new ones.
+      most: The largest total size of its files in bytes. New entries replace the least recently
+        used ones.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -317,10 +318,10 @@ class Cache:
         """Reads an entry.
 
         Args:
-          name: Its name, which is that of a file.
+          name: Its name, which is also the name of a file.
 
         Returns:
-          What `put` was given under this name; None if there is nothing of it.
+          The content that `put` stored under this name; None if there is none.
         """
         path = self.folder / name
         try:
@@ -335,7 +336,7 @@ class Cache:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Keeps an entry, unless the file system refuses or it is larger than the bound.
+        """Stores an entry, unless the file system refuses or it exceeds the limit.
 
         Args:
           name: Its name.
@@ -347,14 +348,14 @@ class Cache:
             if not self._make_room(size):
                 return
             try:
-                # Not synced: of what a crash leaves, the seal is wrong.
+                # Without sync: after a crash, incomplete entries fail their checksum.
                 part.write_bytes(hashlib.sha256(data).digest() + data)
                 os.replace(part, self.folder / name)
             finally:
                 part.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> bool:
-        """Removes the oldest files if need be; returns whether there is room for so many bytes."""
+        """Removes the oldest files if necessary; returns whether this many bytes fit."""
         if size > self.most:
             return False
         held = self._size
@@ -366,7 +367,7 @@ class Cache:
                         about = os.lstat(path := os.path.join(folder, name))
                         files.append((about.st_mtime, about.st_size, path))
             held = sum(bytes_ for _, bytes_, _ in files)
-            # Down to less than the bound, since to look through the folder takes time.
+            # To well below the limit, since searching the folder takes time.
             least = self.most if held + size <= self.most else self.most * 3 // 4
             for _, freed, path in sorted(files):
                 if held + size <= least:
@@ -382,21 +383,21 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def cache(kind: str, most: int) -> Cache | None:
-    """Finds the folder for what commands keep for one another, and makes it if need be.
+    """Finds the folder of a cache for commands, and makes it if necessary.
 
-    It is $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. What lies in it
-    decides what is computed, or is executed, so it must be the user's own.
+    It is in $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. Its content is
+    trusted, and partly executed, so it must belong to the user.
 
     Args:
       kind: The name of a folder in it.
-      most: The most bytes of this folder.
+      most: The largest size of this folder in bytes.
 
     Returns:
-      That folder; None if it cannot be written, or others can write to it or to one above it.
+      The cache; None if the folder cannot be written, or others can write to it or to a parent.
     """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        # Each level: who can write to one can put another folder in the place of the next.
+        # Each level is checked: write access to one allows replacing the folder below it.
         for name in ("sail-jax", *kind.split("/")):
             folder /= name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -410,7 +411,7 @@ def cache(kind: str, most: int) -> Cache | None:
 def probe(path: Path) -> None:
     """Checks that a folder can be written to, by writing a small file there and removing it.
 
-    Permissions alone do not tell: the device may be full or mounted read-only.
+    Permissions alone are not enough: the device may be full or mounted read-only.
 
     Args:
       path: The folder.
@@ -434,7 +435,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
     Args:
       path: The file.
-      limit: The largest size, in bytes, that is read.
+      limit: The largest allowed size in bytes.
 
     Returns:
       Its content.
@@ -451,22 +452,22 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def parsed(text: str | bytes, **hooks: Any) -> Any:
-    """Parses JSON that may come from a stranger.
+    """Parses JSON from an untrusted source.
 
-    `json` makes 70 bytes of three, and reads a thousand levels. Then `repr`, `json.dumps` and every
-    recursion that starts from a deeper frame fail.
+    `json` makes 70 bytes from three, and reads a thousand levels. Afterwards `repr`, `json.dumps`
+    and any recursion that starts from a deeper frame fail.
 
     Args:
       text: The JSON.
       **hooks: Options of `json.loads`.
 
     Returns:
-      What it holds.
+      The content.
 
     Raises:
-      ValueError: If it is no JSON, is nested more than 100 deep, or has more than 2^23 parts.
+      ValueError: If it is not JSON, is nested more than 100 deep, or has more than 2^23 parts.
     """
-    # Every part but the first of a container follows a comma. Commas within text count as well.
+    # A comma precedes every part but the first of a container. Commas within text also count.
     if sum(map(text.count, ",[{" if isinstance(text, str) else b",[{")) > _PARTS:  # type: ignore[arg-type]
         raise ValueError(f"it has more than {_PARTS} parts")
     tree = json.loads(text, **hooks)
@@ -481,10 +482,10 @@ def parsed(text: str | bytes, **hooks: Any) -> Any:
 
 
 def sha256(data: bytes) -> str:
-    """Computes the checksum that is used everywhere, SHA-256.
+    """Computes the SHA-256 checksum, which is used everywhere.
 
     Args:
-      data: What it is of.
+      data: The bytes.
 
     Returns:
       64 hexadecimal digits.
@@ -493,61 +494,61 @@ def sha256(data: bytes) -> str:
 
 
 def _canonical(record: object) -> bytes:
-    """The bytes whose checksum a record bears, whatever the order of its keys."""
+    """Returns the bytes for a record's checksum, which do not depend on the order of its keys."""
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
-    """Makes the file of a JSON object together with the checksum of its content.
+    """Makes the file content of a JSON object with its checksum.
 
     Args:
-      record: What JSON can hold, without NaN and infinities.
+      record: JSON data without NaN and infinities.
 
     Returns:
       The bytes of the file.
 
     Raises:
       ValueError: For a value that is NaN or infinite.
-      TypeError: For a value that JSON cannot hold.
+      TypeError: For a value that JSON cannot represent.
     """
-    # The checksum is of the content and not of the text, so that indentation and order may change.
+    # The checksum covers the content, not the text, so indentation and order may change.
     whole = {**record, "sha256": sha256(_canonical(record))}
     return (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a JSON object together with the checksum of its content, all of it or nothing.
+    """Writes a JSON object with its checksum, completely or not at all.
 
     Args:
       path: The file.
-      record: What JSON can hold, without NaN and infinities. The field "format" has to be `FORMAT`
-        if the record is to be read again.
+      record: JSON data without NaN and infinities. The field "format" must be `FORMAT` if the
+        record will be read again.
 
     Raises:
       ValueError: For a value that is NaN or infinite.
-      TypeError: For a value that JSON cannot hold.
+      TypeError: For a value that JSON cannot represent.
       StoreError: If the file cannot be written.
     """
     write_atomic(path, sealed(record))
 
 
 def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """Reads the object that `write_record` wrote, and checks it.
+    """Reads and checks an object written by `write_record`.
 
     Args:
       path: The file.
-      fields: The type, or types, of each field. There must be exactly these, beside "format" and
-        the checksum.
+      fields: The type, or types, of each field. There must be exactly these fields, plus "format"
+        and the checksum.
 
     Returns:
       The object, without its checksum.
 
     Raises:
-      StoreError: If the file cannot be read, is no JSON, repeats a key, has another checksum or
-        format, or has other fields.
+      StoreError: If the file cannot be read, is not JSON, repeats a key, or has another checksum,
+        another format, or other fields.
     """
 
-    # `json` would silently take the last of repeated keys, and read NaN
+    # `json` would silently use the last of repeated keys, and accept NaN
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise ValueError("a key is repeated")
@@ -566,8 +567,8 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
     if stated != computed:
         raise StoreError(f"{path} is damaged or was edited: its checksum does not match")
     if record.get("format") != FORMAT:
-        raise StoreError(f"{path} has format {record.get('format')!r}, this version reads {FORMAT}")
-    # `...` stands for a missing field: it is of none of the types
+        raise StoreError(f"{path} has format {record.get('format')!r}; this version reads {FORMAT}")
+    # `...` stands for a missing field and is an instance of none of the types
     for field in sorted(fields.keys() | record.keys() - {"format"}):
         if field not in fields or not isinstance(record.get(field, ...), fields[field]):
             raise StoreError(f"{path} has no valid '{field}'")

@@ -1,14 +1,14 @@
-"""Names of a package: imported when first asked for, so that commands start fast, and listed."""
+"""Lazy imports of a package's names, which let commands start fast."""
 
-# Whatever this imports, every command does before it can handle signals: `typing` takes as long as
-# all else.
+# Every command imports this module before it can handle signals, so it imports little. `typing`
+# would take as long as everything else.
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 
 
 def listed(package: str) -> Callable[[], list[str]]:
-    """Makes the `__dir__` of a package: the names it hands on, without those it only uses itself.
+    """Makes the `__dir__` of a package: its exported names, without its private imports.
 
     Args:
       package: The package's name, its `__name__`. Its `__all__` has the names.
@@ -27,16 +27,15 @@ def listed(package: str) -> Callable[[], list[str]]:
 def lazily(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Makes the `__getattr__` and `__dir__` of a package whose names are imported on first use.
+    """Makes the `__getattr__` and `__dir__` of a package that imports its names on first use.
 
-    Not for a name that equals the name of the module it lives in: as soon as that module is
-    imported, it would take the name's place.
+    A name must differ from the name of its module. Otherwise the imported module would replace it.
 
     Args:
       package: The package's name, its `__name__`. Its `__all__` has all names.
-      modules: Where each name lives, relative to the package. For a function or class it is the
-        module that has it. For a name that is a module itself it is the package around it, with a
-        dot at the end ("" for this package).
+      modules: The location of each name, relative to the package. For a function or class this is
+        its module. For a module it is the surrounding package with a dot at the end ("" for this
+        package).
 
     Returns:
       The two functions.

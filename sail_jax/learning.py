@@ -1,6 +1,6 @@
-"""Small loops of gradient descent on parameters from which a function makes a network.
+"""Gradient descent on coefficients that determine the parameters of a network.
 
-Learned merges, growth that is learned and proximal weights all use `learn`.
+Learned merges, learned growth and proximal weights use `learn`.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from sail_jax.checks import concrete, integer
 
 
 class Learned(NamedTuple):
-    """What was learned, with the network that it makes.
+    """Learned coefficients and the resulting network.
 
     Attributes:
       params: The network, `merge(coefficients, None)`.
-      coefficients: What was learned.
+      coefficients: The learned coefficients.
       losses: The loss at each step, `[step]`, before its update.
     """
 
@@ -41,30 +41,29 @@ def learn(
     project: Callable[[PyTree], PyTree] | None = None,
     key: Array | None = None,
 ) -> Learned:
-    """Minimises the loss of a network over the coefficients from which it is made.
+    """Minimises the loss of a network over coefficients that determine its parameters.
 
-    Each step descends the gradient of loss(merge(coefficients, key), batch) with respect to the
-    coefficients. All steps are one compiled loop. What `merge` closes over (task vectors, say) is
-    held once in memory, not once per step.
+    Each step follows the gradient of loss(merge(coefficients, key), batch) with respect to the
+    coefficients. All steps are one compiled loop. Arrays that `merge` closes over (such as task
+    vectors) are held once in memory, not once per step.
 
     Args:
       loss: `loss(params, batch)`, a scalar.
-      merge: `merge(coefficients, key)` makes the params; anything that can be differentiated. Step
-        t gets fold_in(key, t) for its key. The merge after the last step gets None.
-      coefficients: A pytree of numbers or arrays, where the descent starts.
-      batches: Leaves `[n, ...]`; step t takes entry t mod n of each.
-      steps: How many, an integer >= 0.
+      merge: `merge(coefficients, key)` computes the params, differentiably. Step t gets the key
+        fold_in(key, t). The merge after the last step gets None.
+      coefficients: The initial coefficients, a pytree of numbers or arrays.
+      batches: Leaves `[n, ...]`. Step t uses entry t mod n of each.
+      steps: The number of steps, an integer >= 0.
       optimizer: Adam at 1e-3 by default.
       project: Applied to the coefficients after every step.
-      key: A PRNG key; without it `merge` gets None in every step.
+      key: A PRNG key. Without it, `merge` gets None in every step.
 
     Returns:
       The network after the last step, its coefficients and the losses.
 
     Raises:
-      ValueError: For another number of steps, batches without entries, and a loss that is not
-        finite; the message names the first step at which it is not. A loss that is traced cannot be
-        checked.
+      ValueError: For an invalid number of steps, batches without entries, and a loss that is not
+        finite. The message contains the first such step. A traced loss is not checked.
 
     >>> merge = lambda c, key: {"w": c * jnp.array([1.0, 2.0])}
     >>> loss = lambda params, target: jnp.sum((params["w"] - target) ** 2)
@@ -80,9 +79,9 @@ def learn(
 
     def step(state: tuple[PyTree, Any], t: Array) -> tuple[tuple[PyTree, Any], Array]:
         coefficients, memory = state
-        # Leaves may have different numbers of batches: each starts again by itself.
+        # Leaves may have different numbers of batches. Each restarts independently.
         batch = jax.tree.map(lambda x: x[t % x.shape[0]], batches)
-        # Without a key `merge` draws nothing, in the steps as in the end.
+        # Without a key, `merge` draws nothing, in the steps and at the end.
         step_key = None if key is None else jax.random.fold_in(key, t)
         objective = lambda c: loss(merge(c, step_key), batch)  # noqa: E731
         value, gradient = jax.value_and_grad(objective)(coefficients)
@@ -94,20 +93,20 @@ def learn(
     (coefficients, _), losses = lax.scan(step, start, jnp.arange(steps))
     value = concrete(losses)
     if value is not None and not np.isfinite(value).all():
-        # The first False: `argmin` finds the first of equals.
+        # `argmin` finds the first False.
         t = int(np.argmin(np.isfinite(value)))
         raise ValueError(f"loss: expected finite values, got {value[t]} in step {t} of {steps}")
     return Learned(merge(coefficients, None), coefficients, losses)
 
 
 def check_batches(batches: PyTree) -> None:
-    """Checks that batches have leaves, each with a leading axis that is not empty.
+    """Checks that batches have leaves, each with a nonempty leading axis.
 
     Args:
       batches: A pytree of arrays `[n, ...]`.
 
     Raises:
-      ValueError: If they have not.
+      ValueError: If the batches are empty or a leading axis is.
     """
     shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
     if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes):

@@ -1,12 +1,12 @@
-"""Low-rank adapters: found in the difference of two checkpoints, added to a base, and merged.
+"""Low-rank adapters: extracted from two checkpoints, added to a base, and merged.
 
-An adapter stands for a change B A of a matrix of a model, [out, in] as in PyTorch, with B
-[out, rank] and A [rank, in]. So y = x W^T becomes y = x W^T + x A^T B^T. Kernels that are laid out
-[in, out] (Flax) are transposed on the way in and out by `input_axis=0`. Factors have no further
-axes: of stacked layers each needs a pair of its own.
+An adapter represents a change B A of a matrix of a model, [out, in] as in PyTorch, with B
+[out, rank] and A [rank, in]: y = x W^T becomes y = x W^T + x A^T B^T. With `input_axis=0`, kernels
+with layout [in, out] (Flax) are transposed on input and output. Factors have exactly two axes:
+stacked layers need one pair each.
 
-Qwix stores two factors next to each weight, in the same tree and with axes of their own. `fold`
-adds their product to the weight.
+Qwix stores two factors next to each weight, in the same tree and with their own axes. `fold` adds
+their product to the weight.
 """
 
 import functools
@@ -59,15 +59,15 @@ OVERSAMPLING, POWERS = 8, 6
 """How many directions `approximate` draws beyond the rank, and how often it multiplies them by the
 matrix and its transpose.
 """
-_ROWS = 256  # of a matrix that are compared with factors at a time
+_ROWS = 256  # rows of a matrix that are compared with factors at a time
 _FIRST = 16  # the rank that `approximate` tries first for an energy
 
-# The most axes of a weight whose factors of qwix are folded.
+# The largest number of axes of a weight with qwix factors.
 _AXES = 8
 
 
 class LowRank(NamedTuple):
-    """The two factors of a matrix B A of low rank.
+    """The two factors of a low-rank matrix B A.
 
     Attributes:
       B: Shape `[out, rank]`.
@@ -79,34 +79,34 @@ class LowRank(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """How many columns B has, and rows A."""
+        """The number of columns of B and of rows of A."""
         return self.A.shape[0]
 
 
 Adapter = Mapping[str, LowRank]
-"""Factors by the path of the matrix that they change."""
+"""Factors by the path of their matrix."""
 
 
 @in_float64("delta")
 def truncate(
     delta: Float[ArrayLike, "out in"], rank: int | None = None, energy: float | None = None
 ) -> tuple[LowRank, Float[Array, ""]]:
-    """Finds the best approximation of a matrix by one of low rank, with its error.
+    """Finds the best low-rank approximation of a matrix, with its error.
 
     It is the truncated singular value decomposition, with the singular values shared equally: B = U
-    sqrt(S) and A = sqrt(S) V^T. No matrix of that rank is nearer (Eckart and Young 1936). Where
-    both `rank` and `energy` are given, the smaller rank is taken.
+    sqrt(S) and A = sqrt(S) V^T. No matrix of that rank is nearer (Eckart and Young 1936). With both
+    `rank` and `energy`, the smaller rank is used.
 
     Args:
       delta: The matrix, real and with at least one entry.
       rank: The largest rank, an integer >= 1, static; min(out, in) by default.
-      energy: In (0, 1]. The rank is the least, but at least 1, whose squared singular values add up
-        to this fraction of all. It depends on values, which must not be traced.
+      energy: A number in (0, 1]. The rank is the smallest (at least 1) that keeps this fraction of
+        the sum of squared singular values. It depends on values, which must not be traced.
 
     Returns:
-      The factors, in float32 (float64 if given), and the Frobenius norm of the error. That is the
-      root of the sum of the discarded S_i^2. Singular values within rounding of 0 are taken for 0.
-      Gradients are finite, and lack what would turn vectors of equal singular values, or of 0.
+      The factors, in float32 (float64 for float64 input), and the Frobenius norm of the error, the
+      root of the sum of the discarded S_i^2. Singular values within rounding of 0 count as 0.
+      Gradients are finite; they omit rotations of vectors with equal or zero singular values.
 
     Raises:
       ValueError: For another shape, complex numbers, and a rank or energy outside its range.
@@ -126,11 +126,11 @@ def truncate(
         if values is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
         squares = np.cumsum((values.astype(float) / (values[0] or 1)) ** 2)
-        # A little less than asked for, so that rounding never asks for one value more.
+        # Slightly less than requested, so rounding does not require one more value.
         enough = np.searchsorted(squares, energy * squares[-1] * (1 - 1e-12)) + 1
         limit = min(limit, int(enough))
     kept, rest = S[:limit], S[limit:]
-    # The roots have infinite slopes at 0, which gradients would meet.
+    # The square roots have infinite slopes at 0, which would enter gradients.
     root = jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)
     return LowRank(U[:, :limit] * root, (V[:, :limit] * root).T), norm(rest)
 
@@ -145,34 +145,34 @@ def approximate(
     oversampling: int = OVERSAMPLING,
     powers: int = POWERS,
 ) -> tuple[LowRank, Float[Array, ""]]:
-    """Finds a nearly best approximation of a matrix by one of low rank, faster than `truncate`.
+    """Finds a nearly optimal low-rank approximation of a matrix, faster than `truncate`.
 
     The matrix D is projected on the span of (D^T D)^j D^T X for j = 0, ..., `powers`, where X has
     rank + `oversampling` random columns (a block Krylov space). The projection is then truncated as
-    by `truncate`. Where that space has more than half as many dimensions as there are, `truncate`
-    is computed instead.
+    in `truncate`. If that space has more than half of all dimensions, `truncate` is computed
+    instead.
 
-    The expected error is at most 1 + e times the least, where e falls like (log(n) / powers)^2,
-    whatever the singular values are; it falls exponentially where they decay. With the defaults and
-    a matrix of independent entries, for which this is worst, e is about 1e-4. The error that is
-    returned is that of these very factors, and no estimate.
+    The expected error is at most 1 + e times the optimum. Here e falls like (log(n) / powers)^2 for
+    any singular values, and exponentially if they decay. With the defaults and a matrix of
+    independent entries, the worst case, e is about 1e-4. The returned error is the exact error of
+    these factors, not an estimate.
 
-    Where an energy is asked for, ranks of 16, 64, 256, ... are tried. The singular values of the
-    projection are at most those of the matrix. So the rank that is found keeps the energy, and may
-    be larger than the least.
+    For a given energy, ranks of 16, 64, 256, ... are tried. The singular values of the projection
+    do not exceed the matrix's. The resulting rank therefore keeps the energy, and may be larger
+    than the smallest possible one.
 
     Args:
       delta: The matrix; see `truncate`.
       rank: The largest rank; see `truncate`.
       energy: The fraction of squared singular values to keep; see `truncate`.
-      key: What the random columns are drawn with.
-      oversampling: How many columns are drawn beyond the rank, an integer >= 0, static.
+      key: The PRNG key of the random columns.
+      oversampling: The number of columns beyond the rank, an integer >= 0, static.
       powers: How often the columns are multiplied by D^T D, an integer >= 0, static.
 
     Returns:
-      The factors, in float32 (float64 if given), with singular values shared equally; and the
-      Frobenius norm of the error. Gradients pass only where the matrix has a higher rank than
-      columns are drawn; elsewhere they are NaN, and those of `truncate` are not.
+      The factors, in float32 (float64 for float64 input), with singular values shared equally; and
+      the Frobenius norm of the error. Gradients exist only if the matrix has a higher rank than the
+      number of drawn columns. Otherwise they are NaN, while `truncate` has finite gradients.
 
     Raises:
       ValueError: As `truncate` does, and for a negative `oversampling` or `powers`.
@@ -209,7 +209,7 @@ def approximate(
         enough = np.cumsum(np.asarray(kept, float)) >= wanted
         if enough.any() or tried == limit:
             found = int(enough.argmax()) + 1 if enough.any() else tried
-            # Without the rest of the factors, in arrays of one shape: compiled once for all ranks.
+            # Arrays of one shape, with zeros beyond the rank: compiled once for all ranks.
             error = residual(delta, LowRank(pair.B * (np.arange(tried) < found), pair.A))
             return LowRank(pair.B[:, :found], pair.A[:found]), error
         tried = min(limit, 4 * tried)
@@ -222,13 +222,13 @@ def sketched(
     oversampling: int = OVERSAMPLING,
     powers: int = POWERS,
 ) -> bool:
-    """Returns whether `approximate` draws random columns for a matrix, or computes `truncate`.
+    """Checks whether `approximate` draws random columns for a matrix, or computes `truncate`.
 
     Args:
       shape: The shape of the matrix.
       rank: The rank of the approximation.
-      oversampling: As `approximate` takes it.
-      powers: As `approximate` takes it.
+      oversampling: See `approximate`.
+      powers: See `approximate`.
 
     Returns:
       Whether the space that it projects on has at most half as many dimensions as the matrix.
@@ -240,21 +240,21 @@ def sketched(
 def _krylov(
     delta: Array, rank: int, key: Array, oversampling: int, powers: int
 ) -> tuple[LowRank, Array]:
-    """The best approximation within a block Krylov space, and its squared singular values.
+    """Finds the best approximation within a block Krylov space, and its squared singular values.
 
-    The latter are those of the matrix over its unit (`unit_of`).
+    The latter belong to the matrix over its unit (`unit_of`).
     """
     if delta.shape[0] < delta.shape[1]:
         pair, kept = _krylov(delta.T, rank, key, oversampling, powers)
         return LowRank(pair.A.T, pair.B.T), kept
-    unit = unit_of(delta)  # products with D^T D are computed where they fit
+    unit = unit_of(delta)  # keeps products with D^T D in range
     delta = delta * (1 / unit)
-    # The space lies on the shorter side, where vectors are cheaper to keep orthogonal.
+    # The space lies on the shorter side, where orthogonalisation is cheaper.
     columns = jax.random.normal(key, (delta.shape[0], rank + oversampling), delta.dtype)
     block = jnp.linalg.qr(matmul(delta.T, columns))[0]
     blocks = [block]
     for _ in range(powers):
-        # Orthogonal again each time, or all columns would turn to the first singular vector.
+        # Orthogonalised in each step; otherwise all columns would converge to the first vector.
         block = jnp.linalg.qr(matmul(delta.T, matmul(delta, block)))[0]
         blocks.append(block)
     basis = jnp.linalg.qr(jnp.concatenate(blocks, 1))[0]
@@ -267,7 +267,7 @@ def _krylov(
 
 @jax.jit
 def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, ""]:
-    """Measures how far factors are from a matrix.
+    """Measures the distance of factors from a matrix.
 
     Args:
       delta: The matrix, real.
@@ -281,14 +281,14 @@ def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, "
     """
     matrix = _matrix(delta)
     B, A = (x.astype(matrix.dtype) for x in pair)
-    # Squares are summed of what is divided by about the largest entry of delta or B A.
+    # Squares are summed after division by about the largest entry of delta or B A.
     unit = jnp.maximum(unit_of(matrix), unit_of(B) * unit_of(A))
     matrix, B = matrix * (1 / unit), B * (1 / unit)
     rows = matrix.shape[0]
     height = min(rows, _ROWS)
 
     def add(k: Array, total: Array) -> Array:
-        # The last block begins earlier, to be as high as the others; its first rows were counted.
+        # The last block starts earlier to have full height; its first rows were already counted.
         begin = jnp.minimum(k * height, rows - height)
         own, left = (lax.dynamic_slice_in_dim(x, begin, height) for x in (matrix, B))
         counted = begin + jnp.arange(height) < k * height
@@ -310,20 +310,20 @@ def extract(
 ) -> tuple[dict[str, LowRank], dict[str, Array]]:
     """Extracts an adapter from the difference between a model and its base.
 
-    Deltas of leaves with exactly two axes, both longer than 1, are factored by `truncate`. Deltas
-    of 0 are left out. (Under a transformation values are not known, and none is left out.)
+    Deltas of leaves with exactly two axes, both longer than 1, are factored by `truncate`. Zero
+    deltas are left out. (Under a transformation the values are unknown, and all deltas are kept.)
 
     Args:
       model: A pytree with the leaf paths and shapes of the base.
-      base: The pytree that it was tuned from.
+      base: The model before fine-tuning.
       rank: The largest rank; see `truncate`.
       energy: The fraction of squared singular values to keep; see `truncate`.
       input_axis: -1 for matrices [out, in] (PyTorch), 0 for [in, out] (Flax).
-      matrices: A predicate of leaf paths, which chooses among the matrices; all by default.
+      matrices: A predicate of leaf paths that selects matrices; all by default.
 
     Returns:
-      The adapter, factors by path, and the deltas of all other leaves that changed, by path, in
-      float32 (float64 if given).
+      The adapter, factors by path, and the deltas of all other changed leaves, by path, in float32
+      (float64 for float64 input).
 
     Raises:
       ValueError: For another `input_axis`, and as `task_vectors` and `truncate` do.
@@ -362,7 +362,7 @@ def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array
       B A by path, or its transpose, in float32 at least.
 
     Raises:
-      ValueError: For factors that do not fit each other, and another `input_axis`.
+      ValueError: For factors that do not fit each other, and for another `input_axis`.
 
     >>> dense({"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 3)))}, input_axis=0)["w"].shape
     (3, 2)
@@ -376,21 +376,21 @@ def add(
 ) -> PyTree:
     """Adds an adapter to a model.
 
-    Each leaf that the adapter names becomes base + scale * B A, rounded once to the base's dtype.
-    Other leaves stay as they are.
+    Each leaf in the adapter becomes base + scale * B A, rounded once to the base's dtype. Other
+    leaves stay unchanged.
 
     Args:
       base: The model.
       adapter: Factors by the path of the leaf.
-      scale: What multiplies the change; a finite number.
+      scale: The factor on the change; a finite number.
       input_axis: -1 for matrices [out, in] (PyTorch), 0 for [in, out] (Flax).
 
     Returns:
-      A pytree of the structure and dtypes of the base.
+      A pytree with the structure and dtypes of the base.
 
     Raises:
-      ValueError: For a path that is no leaf of the base (the message names the nearest ones),
-        shapes that do not fit, and as `dense` does.
+      ValueError: For a path that is not in the base (the message suggests similar paths), shapes
+        that do not fit, and as `dense` does.
 
     >>> pair = LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))
     >>> add({"w": jnp.zeros((2, 2))}, {"w": pair}, 0.5)["w"].tolist()
@@ -400,7 +400,7 @@ def add(
     products = dense(adapter, input_axis)
     for path, product in products.items():
         if path not in paths:
-            raise ValueError(f"adapter: {path!r} is no leaf of the base{nearest(path, paths)}")
+            raise ValueError(f"adapter: {path!r} is not a leaf of the base{nearest(path, paths)}")
         shape = np.shape(leaves[paths.index(path)])
         if shape != product.shape:
             raise ValueError(
@@ -413,21 +413,21 @@ def add(
 def concatenate(
     adapters: Sequence[Adapter], weights: Sequence[float] | Array | None = None
 ) -> dict[str, LowRank]:
-    """Adds up adapters exactly, by placing their factors next to each other.
+    """Adds adapters exactly, by concatenating their factors.
 
-    The result stands for sum_k w_k B_k A_k, by the factors [w_1 B_1 ... w_M B_M] and [A_1; ...;
-    A_M]. Ranks add up; `refactor` reduces them.
+    The result represents sum_k w_k B_k A_k, with the factors [w_1 B_1 ... w_M B_M] and
+    [A_1; ...; A_M]. Ranks add up; `refactor` reduces them.
 
     Args:
-      adapters: At least one adapter. One without a path adds nothing there.
+      adapters: At least one adapter. An adapter without a path adds nothing there.
       weights: One per adapter, finite; 1 by default.
 
     Returns:
       The sum as one adapter.
 
     Raises:
-      ValueError: For no adapters, weights that do not fit, and factors whose products differ in
-        shape.
+      ValueError: For missing adapters, weights that do not fit, and factors with products of
+        different shapes.
 
     >>> one = {"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))}
     >>> both = concatenate([one, one], weights=[1.0, -0.5])
@@ -441,7 +441,7 @@ def concatenate(
         shapes = {(pair.B.shape[0], pair.A.shape[1]) for _, pair in pairs}
         if len(shapes) > 1:
             raise ValueError(f"adapters, {path!r}: expected one shape of B A, got {sorted(shapes)}")
-        # The weight goes to one factor only: on both it would count as its square.
+        # The weight goes to one factor only: on both it would be squared.
         B = jnp.concatenate([weight * pair.B for weight, pair in pairs], 1)
         adapter[path] = LowRank(B, jnp.concatenate([pair.A for _, pair in pairs], 0))
     return adapter
@@ -451,11 +451,11 @@ def concatenate(
 def refactor(
     adapter: Adapter, rank: int | None = None, energy: float | None = None
 ) -> dict[str, LowRank]:
-    """Reduces the rank of an adapter's factors, with the least error.
+    """Reduces the rank of an adapter's factors, with the smallest error.
 
-    Each B A becomes the best approximation that `truncate` finds, without forming B A: by a QR
+    Each B A becomes the best approximation, as in `truncate`, without forming B A: by a QR
     decomposition of both factors, then the singular values of a matrix [rank, rank]. Gradients are
-    NaN where a factor has a lower rank than its shape allows, as those of QR decompositions are.
+    NaN if a factor has a lower rank than its shape allows, as for QR decompositions in general.
 
     Args:
       adapter: Factors by path.
@@ -463,7 +463,7 @@ def refactor(
       energy: The fraction of squared singular values to keep; see `truncate`.
 
     Returns:
-      An adapter of the same paths.
+      An adapter with the same paths.
 
     Raises:
       ValueError: For factors that do not fit each other, and as `truncate` does.
@@ -477,8 +477,7 @@ def refactor(
 
     def truncated(path: str, pair: LowRank) -> LowRank:
         B, A = _pair(path, pair)
-        # B A = Q (R L^T) P^T with orthonormal Q and P: its singular values are those of the small
-        # matrix.
+        # B A = Q (R L^T) P^T with orthonormal Q and P: its singular values are the small matrix's.
         Q, R = jnp.linalg.qr(B)
         P, L = jnp.linalg.qr(A.T)
         small, _ = truncate(matmul(R, L.T), rank, energy)
@@ -496,17 +495,17 @@ def merge_adapters(
     *,
     weights: Sequence[float] | Array | None = None,
 ) -> dict[str, LowRank]:
-    """Merges adapters by any merge of the matrices that they stand for.
+    """Merges adapters by any merge of their products B A.
 
-    The products B A are task vectors of a base of 0. Their merge is factored again by `truncate`.
-    One matrix at a time is dense, so statistics of a merge are of one matrix (`scope="tensor"`).
-    (Averaging A and B each by itself, as is sometimes done, does not average what they stand for.)
+    The products B A are task vectors of a zero base. Their merge is factored again by `truncate`.
+    Only one matrix at a time is dense, so a merge's statistics cover one matrix (`scope="tensor"`).
+    (Averaging A and B separately, as is sometimes done, does not average the products.)
 
     Args:
       merge: For instance `methods.ties(density=0.2)`.
-      adapters: At least one adapter. One without a path has delta 0 there.
-      rank: The largest rank of the result; by default, for each path, the largest among the
-        adapters'.
+      adapters: At least one adapter. An adapter without a path has delta 0 there.
+      rank: The largest rank of the result; by default, for each path, the largest rank of the
+        adapters.
       energy: The fraction of squared singular values to keep; see `truncate`.
       weights: One per adapter; 1 by default.
 
@@ -514,7 +513,7 @@ def merge_adapters(
       The merge as one adapter.
 
     Raises:
-      ValueError: For no adapters, factors that do not fit, and as `merge` and `truncate` do.
+      ValueError: For missing adapters, factors that do not fit, and as `merge` and `truncate` do.
       TypeError: As `merge` and `truncate` do.
 
     >>> from sail_jax import methods
@@ -526,8 +525,7 @@ def merge_adapters(
     adapter = {}
     for path in _paths(adapters):
         pairs = {k: _pair(path, a[path]) for k, a in enumerate(adapters) if path in a}
-        # A model whose adapter leaves this matrix alone proposes no change of it, and still has its
-        # weight.
+        # An adapter without this matrix proposes no change of it, but keeps its weight.
         zero = jnp.zeros_like(_product(next(iter(pairs.values()))))
         deltas = [_product(pairs[k]) if k in pairs else zero for k in range(len(adapters))]
         merged = merge([{path: d} for d in deltas], {path: zero}, weights=weights)
@@ -547,21 +545,21 @@ def core_space(
 ) -> dict[str, LowRank]:
     """Merges adapters by any merge of their core matrices, without forming a dense matrix.
 
-    The columns of all B_k lie in a space with the orthonormal basis U, the rows of all A_k in one
-    with the basis V. So B_k A_k = U M_k V^T, with the core matrix M_k = U^T B_k A_k V. The bases
-    are the singular vectors of [B_1 ... B_M] and of [A_1; ...; A_M], whose ranks are at most the
-    sum of the adapters' ranks. The M_k are merged as task vectors of a base of 0, and
-    U merge(M_1, ..., M_M) V^T is factored again by `truncate`.
+    Let U be an orthonormal basis of the columns of all B_k, and V one of the rows of all A_k. Then
+    B_k A_k = U M_k V^T, with the core matrix M_k = U^T B_k A_k V. The bases are the singular
+    vectors of [B_1 ... B_M] and of [A_1; ...; A_M], with ranks at most the sum of the adapters'
+    ranks. The M_k are merged as task vectors of a zero base, and U merge(M_1, ..., M_M) V^T is
+    factored again by `truncate`.
 
-    A merge that commutes with rotations, such as `methods.task_arithmetic` or `methods.tsv`, has
-    the outcome of `merge_adapters`. One that looks at single entries, such as `methods.ties`, looks
-    at those of M_k. (KnOTS does the latter to the rows of V alone.) Gradients are NaN where the
-    factors have a lower rank than their shapes allow, as in `refactor`.
+    A merge that commutes with rotations, such as `methods.task_arithmetic` or `methods.tsv`, gives
+    the result of `merge_adapters`. A merge of single entries, such as `methods.ties`, uses the
+    entries of M_k. (KnOTS uses entries in the basis V only.) Gradients are NaN if the factors have
+    a lower rank than their shapes allow, as in `refactor`.
 
     Args:
       merge: For instance `methods.ties(density=0.2)`.
-      adapters: At least one adapter. One without a path has delta 0 there.
-      rank: The largest rank of the result; that of the merged core matrix by default.
+      adapters: At least one adapter. An adapter without a path has delta 0 there.
+      rank: The largest rank of the result; by default the rank of the merged core matrix.
       energy: The fraction of squared singular values to keep; see `truncate`.
       weights: One per adapter; 1 by default.
 
@@ -569,7 +567,7 @@ def core_space(
       The merge as one adapter.
 
     Raises:
-      ValueError: For no adapters, factors that do not fit, and as `merge` and `truncate` do.
+      ValueError: For missing adapters, factors that do not fit, and as `merge` and `truncate` do.
       TypeError: As `merge` and `truncate` do.
 
     References:
@@ -587,7 +585,7 @@ def core_space(
     for path in _paths(adapters):
         B, A = stacked[path]
         U, V = _span(B), _span(A.T)
-        # An adapter that leaves this matrix alone proposes no change of it, and has its weight.
+        # An adapter without this matrix proposes no change of it, but keeps its weight.
         zero = jnp.zeros((U.shape[1], V.shape[1]), B.dtype)
         pairs = [_pair(path, a[path]) if path in a else None for a in adapters]
         cores = [zero if p is None else matmul(matmul(U.T, p.B), matmul(p.A, V)) for p in pairs]
@@ -598,32 +596,32 @@ def core_space(
 
 
 def _span(columns: Array) -> Array:
-    """An orthonormal basis of the columns of a matrix: its left singular vectors."""
+    """Returns an orthonormal basis of a matrix's columns: its left singular vectors."""
     Q, R = jnp.linalg.qr(columns)
     return matmul(Q, jnp.linalg.svd(R, full_matrices=False)[0])
 
 
 def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:
-    """Adds the factors that qwix stores next to weights to these weights, and drops them.
+    """Adds the factors that qwix stores next to weights to these weights, and removes them.
 
     A weight w with `w_lora_a` and `w_lora_b` becomes w + alpha / rank * a b, rounded once. Factor a
-    has the axes of w that are contracted and the rank, b the rank and the other axes. Both may be
-    joined to one axis, and both may be stacked on one of their first two axes, as w is.
+    has the contracted axes of w and the rank, b the rank and the other axes. Either group of axes
+    may be joined to one axis. Both factors may be stacked on one of their first two axes, as w is.
 
     Average runs after folding: the product of averages is not the average of products.
 
     Args:
       params: Nested mappings, such as the parameters of a Linen module or an `nnx.State`.
-      alpha: The alpha of qwix's `LoraRule`, a finite number; the tree does not have it.
-      spec: The spaces of the weights. The axes that read a space are those that are contracted.
-        Needed only where shapes leave this open.
+      alpha: The alpha of qwix's `LoraRule`, a finite number. The tree does not contain it.
+      spec: The spaces of the weights. The axes that read a space are contracted. Needed only if
+        shapes are ambiguous.
 
     Returns:
-      The parameters without factors, of the same kinds of mappings.
+      The parameters without factors, in mappings of the same types.
 
     Raises:
       ValueError: If there are no factors, one of a pair or its weight is missing, shapes do not fit
-        or leave open which axes are contracted, or `alpha` is not finite. The message names the
+        or are ambiguous about the contracted axes, or `alpha` is not finite. The message names the
         leaf.
 
     >>> layer = {"kernel": jnp.zeros((3, 2)), "kernel_lora_a": jnp.ones((3, 1))}
@@ -646,7 +644,7 @@ def factors(paths: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Pairs the factors that qwix stores next to weights.
 
     Args:
-      paths: The leaves of a tree by path; their values are not looked at.
+      paths: The leaves of a tree by path; their values are ignored.
 
     Returns:
       The paths of the factors a and b, by the path of the weight.
@@ -667,14 +665,14 @@ def factors(paths: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             raise ValueError(f"{one!r}: the other factor of {weight!r} is missing")
         if weight not in paths:
             raise ValueError(
-                f"{pair['a']!r}: its weight {weight!r} is missing; a quantised weight has to be "
-                "dequantised first, and factors that were saved alone put next to their weights"
+                f"{pair['a']!r}: its weight {weight!r} is missing; dequantise quantised weights "
+                "first, and put separately saved factors next to their weights"
             )
     return {weight: (pair["a"], pair["b"]) for weight, pair in found.items()}
 
 
 def _reading(spec: Spec, path: str) -> tuple[int, ...]:
-    """The axes of a leaf that read a space."""
+    """Returns the axes of a leaf that read a space."""
     axes = enumerate(spec.axes(path))
     return tuple(i for i, axis in axes if any(f.role == "read" for f in axis))
 
@@ -690,10 +688,10 @@ def folded(
       b: The factor with the other axes.
       alpha: The alpha of the rule.
       path: The path of the weight, for messages.
-      reads: The axes that are contracted. None: to be found from the shapes.
+      reads: The contracted axes. None: found from the shapes.
 
     Returns:
-      The weight + alpha / rank * a b, of its dtype.
+      The weight + alpha / rank * a b, in its dtype.
 
     Raises:
       ValueError: As `fold` does.
@@ -728,7 +726,7 @@ def _contracted(
     path: str,
     reads: Sequence[int] | None,
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The axis of a stack, and the axes of the weight inside of it that are contracted."""
+    """Finds the axis of a stack, and the contracted axes of the weight inside it."""
 
     def fitting(
         w: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]
@@ -753,27 +751,27 @@ def _contracted(
             stacks.append((t, fitting(cut[0], cut[1], cut[2])))
     found = [(t, axes) for t, choices in stacks for axes in choices]
     if reads is not None:
-        # Axes of the weight are counted with the stack.
+        # Axes of the weight are counted including the stack.
         found = [
             (t, axes)
             for t, axes in found
             if {i + (t is not None and i >= t) for i in axes} == set(reads)
         ]
     elif len(w) == 2 and (None, (0,)) in found:
-        # A square matrix: Flax contracts the first axis.
+        # For a square matrix: Flax contracts the first axis.
         found = [(None, (0,))]
     if not found:
-        raise ValueError(f"{path!r} of shape {w}: no factors of shapes {a} and {b} are its change")
+        raise ValueError(f"{path!r} of shape {w}: factors of shapes {a} and {b} do not fit it")
     if len(found) > 1:
         raise ValueError(
-            f"{path!r} of shape {w}, with factors {a} and {b}: which axes are contracted is open "
+            f"{path!r} of shape {w}, with factors {a} and {b}: the contracted axes are ambiguous "
             f"({' or '.join(str(axes) for _, axes in found)}); give `spec`, the spaces of the axes"
         )
     return found[0]
 
 
 def _without_factors(tree: PyTree) -> PyTree:
-    """Nested mappings without the leaves that are factors."""
+    """Copies nested mappings without the leaves that are factors."""
     if not isinstance(tree, Mapping):
         return tree
     kept = {k: _without_factors(v) for k, v in tree.items() if factor_of(f"/{k}") is None}
@@ -781,16 +779,16 @@ def _without_factors(tree: PyTree) -> PyTree:
 
 
 def _matrix(delta: ArrayLike) -> Array:
-    """A matrix in float32 at least, checked to be real and to have entries."""
+    """Converts to a matrix in float32 at least, checked to be real and non-empty."""
     matrix = _real("delta", delta)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"delta: expected a matrix with entries, got shape {matrix.shape}")
-    # There are no decompositions of 16-bit matrices.
+    # Decompositions do not support 16-bit matrices.
     return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
 def _pair(path: str, pair: LowRank) -> LowRank:
-    """The factors in float32 at least, checked to fit each other."""
+    """Returns the factors in float32 at least, checked to fit each other."""
     B, A = (_real(f"adapter, {path!r}", x) for x in pair)
     if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0] or not B.shape[1]:
         raise ValueError(
@@ -801,7 +799,7 @@ def _pair(path: str, pair: LowRank) -> LowRank:
 
 
 def _real(name: str, x: ArrayLike) -> Array:
-    """x as an array, checked not to be complex."""
+    """Converts x to an array, checked not to be complex."""
     array = jnp.asarray(x)
     if jnp.iscomplexobj(array):
         raise ValueError(f"{name}: expected real numbers, got {array.dtype}")
@@ -809,20 +807,20 @@ def _real(name: str, x: ArrayLike) -> Array:
 
 
 def _product(pair: LowRank, input_axis: InputAxis = -1) -> Array:
-    """B A, or its transpose for `input_axis=0`."""
+    """Computes B A, or its transpose for `input_axis=0`."""
     product = matmul(pair.B, pair.A)
     return product.T if input_axis == 0 else product
 
 
 def _adapters(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
-    """The adapters, checked to be a sequence with at least one."""
+    """Returns the adapters, checked to be a non-empty sequence."""
     if isinstance(adapters, Mapping) or not isinstance(adapters, Sequence) or not adapters:
         raise ValueError(f"adapters: expected at least one, in a sequence, got {adapters!r:.80}")
     return adapters
 
 
 def _paths(adapters: Sequence[Adapter]) -> list[str]:
-    """The paths of all adapters, each once, in order."""
+    """Lists the paths of all adapters, each once, in order."""
     return list(dict.fromkeys(path for adapter in adapters for path in adapter))
 
 
@@ -831,7 +829,7 @@ def check_rank(rank: int | None, most: int | None = None) -> int:
 
     Args:
       rank: The rank; None for `most`.
-      most: What it is cut to; None for no limit.
+      most: The upper limit; None for no limit.
 
     Returns:
       The rank.

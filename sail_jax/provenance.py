@@ -1,11 +1,11 @@
-"""What a record of results says about how it was computed: versions and device."""
+"""Versions and device of a computation, for records of results."""
 
 import platform
 from typing import Any
 
 
 def versions() -> dict[str, str]:
-    """Lists the versions with which this process computes; nothing is imported for it.
+    """Lists the versions of packages in this process, without importing them.
 
     Returns:
       The versions of Python, sail-jax, jax, jaxlib and numpy by name.
@@ -17,11 +17,11 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, Any]:
-    """Says with which versions and on which device this process computes.
+    """Lists the versions of packages and the devices of this process.
 
     Returns:
-      {"versions": ..., "device": ...}: what `versions` lists, and the platform, kind and count of
-      JAX's devices.
+      A dictionary with "versions" (as from `versions`) and "device" (the platform, kind and count
+      of JAX's devices).
     """
     import jax
 

@@ -1,12 +1,13 @@
-"""Rows of embeddings for tokens that a network lacks, made of rows that it has.
+"""Embeddings for tokens that a network lacks, made from embeddings that it has.
 
-Two networks share some tokens. A *donor* also has tokens that the *base* lacks. Each of the donor's
-new rows is written as a combination of its own rows of shared tokens, the *anchors*. The same
-combination of the base's rows of these tokens is the new row of the base.
+Two networks share some tokens. A *donor* has further tokens that the *base* lacks. Each new
+embedding of the donor is written as a combination of the donor's embeddings of shared tokens, the
+*anchors*. The same combination of the base's embeddings of these tokens is the new embedding of the
+base.
 
-If the base's shared rows are a linear image of the donor's, b = a M, then a new row is off by r M:
-r is what the combination leaves of the donor's row. So it is recovered up to rounding where r is 0,
-as it is for as many independent anchors as the donor's rows have entries.
+Let the base's shared embeddings be a linear image of the donor's, b = a M. Let r be the residual of
+the combination for the donor's embedding. The new embedding then has the error r M. It is exact up
+to rounding if r is 0, for instance with as many independent anchors as the donor's width.
 """
 
 import functools
@@ -27,24 +28,24 @@ __all__ = ["Combination", "Method", "neighbours", "pursue", "transplant"]
 __dir__ = listed(__name__)
 
 Method = Literal["omp", "nearest"]
-"""How a row is written by anchors: see `pursue` and `neighbours`."""
+"""The combination of anchors for a row; see `pursue` and `neighbours`."""
 
-_NEAR = 1e-6  # of the largest entry: rows that are nearer than this count as this near
+_NEAR = 1e-6  # relative to the largest entry; the smallest distance that counts
 
 
 class Combination(NamedTuple):
-    """Rows written as sums of anchors.
+    """Rows as linear combinations of anchors.
 
     Attributes:
       indices: The anchors of each row, `[row, k]`.
-      coefficients: What each is multiplied by, `[row, k]`; 0 for an anchor that is not used.
+      coefficients: The coefficient of each anchor, `[row, k]`; 0 for an unused anchor.
     """
 
     indices: Int[Array, "row k"]
     coefficients: Float[Array, "row k"]
 
     def of(self, anchors: Float[Array, "anchor width"]) -> Float[Array, "row width"]:
-        """Computes the same sums of other anchors."""
+        """Computes the same combinations of other anchors."""
         picked = anchors[self.indices]
         return jnp.einsum("bk,bkd->bd", self.coefficients, picked, precision=lax.Precision.HIGHEST)
 
@@ -53,26 +54,26 @@ class Combination(NamedTuple):
 def pursue(
     targets: Float[ArrayLike, "row width"], anchors: Float[ArrayLike, "anchor width"], k: int = 64
 ) -> Combination:
-    """Writes rows by k anchors each: orthogonal matching pursuit.
+    """Writes each row as a combination of k anchors, by orthogonal matching pursuit.
 
-    An anchor after the other is chosen, the one with the largest inner product with what is left of
-    the row. After each, the coefficients of all that are chosen are those of least squares. Anchors
-    are not normalised, as in mergekit.
+    Anchors are chosen one after another. The next anchor has the largest inner product with the
+    residual of the row. After each choice, the coefficients of all chosen anchors are the least
+    squares solution. Anchors are not normalised, as in mergekit.
 
-    Least squares are solved by a QR factorisation that grows by a column at a time, each
-    orthogonalised twice. An anchor that depends on those before it, and all anchors once nothing
-    but rounding is left of a row, get the coefficient 0.
+    The least squares problem uses a QR factorisation that grows column by column, with each column
+    orthogonalised twice. An anchor gets the coefficient 0 if it depends on earlier anchors, or if
+    the residual is only rounding.
 
     Args:
       targets: The rows.
       anchors: The anchors, at least one.
-      k: How many anchors at most, an integer >= 1, static.
+      k: The largest number of anchors per row, an integer >= 1, static.
 
     Returns:
       The anchors and coefficients, with min(k, number of anchors) for each row.
 
     Raises:
-      ValueError: If shapes do not fit, or k is no such integer.
+      ValueError: If shapes do not fit, or k is not an integer >= 1.
 
     References:
       Pati, Rezaiifar and Krishnaprasad, Orthogonal Matching Pursuit, 1993; Goddard and Fernandes
@@ -90,20 +91,20 @@ def pursue(
 def neighbours(
     targets: Float[ArrayLike, "row width"], anchors: Float[ArrayLike, "anchor width"], k: int = 64
 ) -> Combination:
-    """Writes rows by the k nearest anchors, weighted by the inverse of their distances.
+    """Writes each row as a mean of its k nearest anchors, with inverse distances as weights.
 
-    The weights of a row sum to 1. With k = 1 it is the nearest anchor itself.
+    The weights of a row sum to 1. With k = 1 the result is the nearest anchor.
 
     Args:
       targets: The rows.
       anchors: The anchors, at least one.
-      k: How many anchors at most, an integer >= 1, static.
+      k: The largest number of anchors per row, an integer >= 1, static.
 
     Returns:
       The anchors and weights, with min(k, number of anchors) for each row.
 
     Raises:
-      ValueError: If shapes do not fit, or k is no such integer.
+      ValueError: If shapes do not fit, or k is not an integer >= 1.
 
     >>> neighbours(jnp.array([[0.0]]), jnp.array([[1.0], [-3.0], [9.0]]), 2).coefficients.tolist()
     [[0.75, 0.25]]
@@ -119,22 +120,22 @@ def transplant(
     method: Method = "omp",
     k: int = 64,
 ) -> Float[Array, "row width"]:
-    """Makes rows for new tokens from those of shared tokens.
+    """Makes embeddings of new tokens from embeddings of shared tokens.
 
-    Every row is made by itself, so that rows may come in batches of any size.
+    Rows are independent and may come in batches of any size.
 
     Args:
       targets: The donor's rows of the new tokens.
       anchors: The donor's rows of the shared tokens, at least one.
       own: The base's rows of the shared tokens, in the same order.
       method: "omp" for `pursue`, "nearest" for `neighbours`.
-      k: How many anchors a row is made from at most, an integer >= 1, static.
+      k: The largest number of anchors per row, an integer >= 1, static.
 
     Returns:
       The base's rows of the new tokens.
 
     Raises:
-      ValueError: If shapes do not fit, or an argument is none of these.
+      ValueError: If shapes do not fit, or an argument is invalid.
 
     >>> donor, base = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0], [5.0]])
     >>> transplant(jnp.array([[3.0, 1.0]]), donor, base).tolist()
@@ -156,14 +157,14 @@ def combined(
     method: Method,
     k: int,
 ) -> Float[Array, "row width"]:
-    """Computes `transplant` of arguments that are checked, as one program.
+    """Computes `transplant` for checked arguments, as one program.
 
     Args:
       targets: The donor's rows of the new tokens.
       anchors: The donor's rows of the shared tokens.
       own: The base's rows of the shared tokens.
-      method: How a row is written by anchors.
-      k: How many anchors a row is made from, at most as many as there are.
+      method: "omp" or "nearest".
+      k: The number of anchors per row, at most the number of anchors.
 
     Returns:
       The base's rows of the new tokens.
@@ -174,17 +175,16 @@ def combined(
 
 @functools.partial(jax.jit, static_argnames="k")
 def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
-    # Units are powers of two: divided by them, neither squares nor sums overflow, and every digit
-    # stays.
+    # Units are powers of two. Dividing by them is exact and prevents overflow of squares and sums.
     unit, units = unit_of(anchors), unit_of(targets, [1])[:, None]
     anchors, targets = anchors / unit, targets / units
     (batch, width), eps = targets.shape, jnp.finfo(targets.dtype).eps
     size = jnp.linalg.norm(targets, axis=1)
     rows = jnp.arange(batch)[:, None]
-    # Columns of Q and R beyond the t-th are 0: products with all of them are of the first t.
+    # Columns of Q and R beyond the t-th are 0, so products with all columns use only the first t.
     start = (
         targets,
-        jnp.full((batch, k), len(anchors)),  # no index of an anchor
+        jnp.full((batch, k), len(anchors)),  # not an index of an anchor
         jnp.zeros((batch, k, width), targets.dtype),
         jnp.broadcast_to(jnp.eye(k, dtype=targets.dtype), (batch, k, k)),
         jnp.zeros((batch, k), targets.dtype),
@@ -196,7 +196,7 @@ def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
         chosen = products.at[rows, indices].set(-1, mode="drop").argmax(1)
         anchor = anchors[chosen]
         new, along = anchor, jnp.zeros_like(z)
-        # One pass leaves what rounding made of the columns; the second removes it.
+        # One pass leaves rounding errors of the columns. The second pass removes them.
         for _ in range(2):
             part = jnp.einsum("bkd,bd->bk", Q, new, precision=lax.Precision.HIGHEST)
             new = new - jnp.einsum("bkd,bk->bd", Q, part, precision=lax.Precision.HIGHEST)
@@ -224,21 +224,22 @@ def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
 def _neighbours(targets: Array, anchors: Array, k: int) -> Combination:
     unit = unit_of(anchors)
     anchors, targets = anchors / unit, targets / unit
-    # Half the square of the distance, but for what all anchors have in common.
+    # Half the squared distance, up to terms that are equal for all anchors.
     _, indices = lax.top_k(matmul(targets, anchors.T) - (anchors**2).sum(1) / 2, k)
-    # Differences of rows, since those of squares would lose the digits of small distances.
+    # Differences of rows are used, because differences of squares would lose the digits of small
+    # distances.
     apart = jnp.linalg.norm(anchors[indices] - targets[:, None], axis=2)
     weights = 1 / jnp.maximum(apart, _NEAR)
     return Combination(indices, weights / weights.sum(1, keepdims=True))
 
 
 def _checked(targets: ArrayLike, anchors: ArrayLike, k: int) -> tuple[Array, Array, int]:
-    """The arguments as arrays of one dtype, and k as far as there are anchors."""
+    """Checks the arguments; returns arrays of one dtype, and k limited to the number of anchors."""
     integer("k", k)
     targets, anchors = _matrix("targets", targets), _matrix("anchors", anchors)
     if targets.shape[1] != anchors.shape[1]:
         raise ValueError(
-            f"anchors: expected rows of {targets.shape[1]} entries, as those of targets; "
+            f"anchors: expected rows of {targets.shape[1]} entries, as in targets; "
             f"got {anchors.shape[1]}"
         )
     if not len(anchors):
@@ -248,7 +249,7 @@ def _checked(targets: ArrayLike, anchors: ArrayLike, k: int) -> tuple[Array, Arr
 
 
 def _matrix(name: str, x: ArrayLike) -> Array:
-    """A matrix in float32, or wider if it is; ValueError for anything else."""
+    """A matrix in float32 or wider; ValueError for anything else."""
     x = jnp.asarray(x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{name}: expected a matrix of floats, got {x.dtype}{list(x.shape)}")

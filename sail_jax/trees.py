@@ -1,4 +1,4 @@
-"""Stable names for the leaves of a pytree, which messages, files and random masks refer to."""
+"""Stable names for the leaves of a pytree, for messages, files and random masks."""
 
 import re
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ import jax
 
 
 def path_str(path: tuple[Any, ...]) -> str:
-    """Writes a JAX key path as names joined by "/".
+    """Formats a JAX key path as names joined by "/".
 
     Args:
       path: Keys, as from `jax.tree.leaves_with_path`.
 
     Returns:
-      The path; "" for a tree that is one leaf.
+      The path; "" for a tree with a single leaf.
 
     >>> [path_str(p) for p, _ in jax.tree.leaves_with_path({"a": [1, {"kernel": 2}]})]
     ['a/0', 'a/1/kernel']
@@ -23,16 +23,16 @@ def path_str(path: tuple[Any, ...]) -> str:
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """Lists the path of each leaf, in the order in which the tree flattens.
+    """Lists the path of each leaf, in flattening order.
 
     Args:
       tree: Any pytree.
 
     Returns:
-      One path per leaf, no two of them equal.
+      One unique path per leaf.
 
     Raises:
-      ValueError: If two leaves share a path. They can, since a key may hold a "/":
+      ValueError: If two leaves share a path. This is possible because a key may contain a "/":
         `{"a": {"b": 0}, "a/b": 1}`.
 
     >>> leaf_paths({"b": 1, "a": [2, 3]})
@@ -54,11 +54,11 @@ def some_paths(paths: Sequence[str], limit: int = 5) -> str:
     """Lists the first few paths for a message.
 
     Args:
-      paths: All of them.
-      limit: How many are listed.
+      paths: All paths.
+      limit: The number of listed paths.
 
     Returns:
-      The first `limit` paths in quotes, and how many more there are.
+      The first `limit` paths in quotes, and the number of further paths.
 
     >>> some_paths(["a", "b", "c"], limit=2)
     "'a', 'b' and 1 more"
@@ -67,19 +67,19 @@ def some_paths(paths: Sequence[str], limit: int = 5) -> str:
     return ", ".join(map(repr, paths[:limit])) + more
 
 
-# The names that qwix gives to the factors of a change of a weight, which lie next to the weight.
-# Variables of NNX may have their "value" below their name.
+# The names that qwix gives to low-rank factors, next to their weight. NNX variables may have a
+# "value" below their name.
 _FACTOR = re.compile(r"(.+)_lora_([ab])((?:/value)?)")
 
 
 def factor_of(path: str) -> tuple[str, str] | None:
-    """Finds out whether a leaf is a factor of low rank, as qwix stores them next to a weight.
+    """Checks whether a leaf is a low-rank factor, which qwix stores next to a weight.
 
     Args:
       path: The path of the leaf.
 
     Returns:
-      The path of the weight and which factor it is, "a" or "b"; None for any other leaf.
+      The path of the weight and the factor, "a" or "b"; None for any other leaf.
 
     >>> factor_of("layers/0/attn/q_proj/w_lora_b"), factor_of("layers/0/attn/q_proj/w")
     (('layers/0/attn/q_proj/w', 'b'), None)

@@ -85,5 +85,5 @@ def test_a_method(tmp_path):
         "    1 or more models; a base; 1 pass, in pieces",
         "    parameters: weight, scale=1.0",
     ]
-    (row,) = (line for line in lines if "methods.median" in line)
+    (row,) = (line for line in lines if "method-median.md" in line)
     assert about in row

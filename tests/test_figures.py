@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab import registry
+from sail_jax import methods
 from sail_jax.cli.finder import commands
 from theory import claims
 from theory.coverage import EQUATIONS
@@ -31,6 +32,7 @@ def _module(name):
 
 
 figures, gallery = _module("figures"), _module("gallery")
+method_pages = _module("method_pages")
 PAPERS = figures.read()
 IDS = [claim.id for claim in claims.all_claims()]
 LINES = [(key, line) for key, paper in PAPERS.items() for line in paper.lines]
@@ -149,3 +151,9 @@ def test_the_page_on_performance_is_made_of_its_records():
         # Other versions of Matplotlib draw other bytes: the digest tells what was drawn.
         digest = page.digest([found[record] for record in drawn if record in found])
         assert digest in (page.FOLDER / name).read_text(), f"{name}: run python docs/performance.py"
+
+
+def test_every_method_has_advice_for_its_page():
+    advice = method_pages.advice()
+    assert set(methods.METHODS) <= set(advice)
+    assert all(callable(getattr(methods, name)) for name in advice)

@@ -1,8 +1,9 @@
-"""A search that tries to break a bound: random starts, then ascent of simulated / predicted.
+"""A search that tries to break a bound by ascent of simulated / predicted from random points.
 
-A claim that is an inequality may name a `Domain`, the problems to which it applies. `attack` looks
-there for the problem at which the bound is nearest to being broken, by gradients where both sides
-are smooth, by CMA-ES where they are not. What it finds is evaluated again by other code, `again`.
+A claim that is an inequality may have a `Domain`, the problems to which it applies. `attack`
+searches the domain for the problem at which the bound is nearest to being broken. It uses gradients
+where both sides are smooth, and CMA-ES elsewhere. Other code, `again`, evaluates its outcome a
+second time.
 """
 
 import functools
@@ -17,14 +18,14 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Array
 
-# A bound is attained where the ratio of its sides comes as near to 1. It is not sharp where the
-# ratio does not come as near to a half, which several bounds reach to the last bit.
+# A bound is attained if the ratio of its sides reaches ATTAINED. It is not sharp if the ratio stays
+# below LOOSE, which is just under a half. Several bounds reach a half to the last bit.
 ATTAINED = 0.95
 LOOSE = ATTAINED / 2
-# A ratio above 1 by rounding is no counterexample.
+# A ratio may exceed 1 by this much through rounding.
 ROUNDING = 1e-9
-# How far apart two evaluations of one ratio may be: differences of networks 1e-6 apart are good to
-# four digits.
+# The largest relative difference of two evaluations of one ratio. Differences of networks that are
+# 1e-6 apart have four good digits.
 AGREES = 1e-3
 
 STARTS, CLIMBERS, STEPS, ROUNDS = 512, 8, 300, 4
@@ -75,15 +76,15 @@ class Domain:
     """The problems to which a bound applies.
 
     Attributes:
-      problems: What they are, in words.
-      boxes: The range of each of their parts, by name.
-      ratio: The ratio of both sides at a problem, which the bound says is at most 1: simulated /
-        predicted of a bound "<=", and the reverse of one ">=".
+      problems: A description of them.
+      boxes: The ranges of their parts, by name.
+      ratio: The ratio of both sides at a problem. The bound is that it is at most 1. It is
+        simulated / predicted for "<=", and predicted / simulated for ">=".
       again: The same ratio by other code, in NumPy and without derivatives.
-      allowed: A number that is >= 0 where a problem satisfies the bound's assumptions; None if the
-        boxes do.
-      smooth: Whether JAX can differentiate `ratio` and `allowed`; if not they take NumPy arrays.
-      without: By the name of a term of the bound: the ratio with the bound that lacks it.
+      allowed: A number that is >= 0 where a problem satisfies the bound's assumptions. None if all
+        problems of the boxes do.
+      smooth: Whether JAX can differentiate `ratio` and `allowed`. Otherwise they take NumPy arrays.
+      without: Ratios by the name of a term of the bound, each for the bound without that term.
     """
 
     problems: str
@@ -113,16 +114,16 @@ class Domain:
 
 @dataclass(frozen=True)
 class Attack:
-    """What a search found.
+    """The outcome of a search.
 
     Attributes:
-      id: The claim's.
-      problems: Where it was looked for, in words.
-      ratio: The largest ratio of both sides; at most 1 if the bound holds.
-      again: The same by other code, at the same problem.
+      id: The id of the claim.
+      problems: A description of the problems that were searched.
+      ratio: The largest ratio of both sides. It is at most 1 if the bound holds.
+      again: The ratio at the same problem, by other code.
       at: The problem.
-      evaluations: How many problems were tried.
-      terms: By the name of a term: the largest ratio found with the bound that lacks it.
+      evaluations: The number of problems that were tried.
+      terms: The largest ratio for the bound without a term, by the name of the term.
     """
 
     id: str

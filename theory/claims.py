@@ -1,7 +1,7 @@
-"""A claim is a closed form beside a simulator of the same quantity; a ledger is their verdicts.
+"""Claims compare a closed form with a simulator, and a ledger lists their verdicts.
 
-A claim that is wrong as printed is kept as printed, and is expected to fail: the ledger is sound
-when every claim fares as expected, and the score says by how much a misprint misses.
+A claim that is wrong as printed is kept as printed and is expected to fail. The ledger is sound
+when every claim fares as expected. The score shows how far a misprint is off.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import numpy as np
 
 from sail_jax.checks import argument, nearest, one_of
 
-# JAX, slow to import, is imported where claims are checked: what shows verdicts needs none.
+# JAX is slow to import. Only the check of a claim needs it, so it is imported there.
 if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Array
@@ -67,27 +67,28 @@ ROOMS = (
     "theory.merging.averaging_claims",
 )
 
-# |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %
-# for a ledger of a hundred. Seeds are fixed, so a sound ledger stays sound.
+# |z| above which agreement is rejected. A true Gaussian claim exceeds it with probability 6e-5, and
+# some claim of a ledger of a hundred with 0.6 %. Seeds are fixed, so a sound ledger stays sound.
 Z_MAX = 4.0
 
-# The change of its prediction that a claim is made to see, unless it says another: 5 % of it, or
-# of 1 where it is 0. It counts as seen where it is overlooked with a chance of at most MISS.
+# The default effect: the change of the prediction that a claim must detect. It is 5 % of the
+# prediction, or .05 where the prediction is 0. An effect is detected if it is overlooked with a
+# probability of at most MISS.
 EFFECT = 0.05
 MISS = 0.01
 
 # The rounding of hundreds of operations on numbers of order one, in float64.
 ROUNDING = 1e-12
 
-# What a claim is to its paper, by the last part of its id.
+# The status of a claim, by the last part of its id.
 STATUSES = {
     "exact": "exact as printed",
     "open": "holds here, unproved",
     "limit": "holds in the stated limit",
     "printed": "wrong as printed",
     "corrected": "corrected",
-    "reading": "our reading",
-    "ours": "ours, beside the paper",
+    "reading": "our interpretation",
+    "ours": "ours, not in the paper",
 }
 
 Relation = Literal["=", "<=", ">="]
@@ -95,14 +96,13 @@ Relation = Literal["=", "<=", ">="]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A simulated number with its error, of which it has exactly one kind.
+    """A simulated number with exactly one kind of error.
 
     Attributes:
       value: The number.
       stderr: The standard error of a Monte Carlo mean; its z is Gaussian by the central limit
         theorem.
-      tolerance: The largest error of a deterministic computation; the claim's note says where it
-        comes from.
+      tolerance: The largest error of a deterministic computation. The claim's note explains it.
     """
 
     value: float
@@ -135,26 +135,26 @@ class Claim:
     """A statement of a paper, or one of ours, as two sides that can be compared.
 
     Attributes:
-      id: "paper/statement/variant"; the variant is a key of `STATUSES`.
-      statement: What is claimed, as a formula or a sentence.
-      source: Where it stands: the paper, and the number of the theorem or equation.
+      id: "paper/statement/variant". The variant is a key of `STATUSES`.
+      statement: A formula or a sentence.
+      source: The paper, and the number of the theorem or equation.
       domain: The numbers at which both sides are evaluated.
       predict: Returns the predicted value.
-      simulate: Takes a key and whether a tenth of the work is enough; returns the simulated value
-        with its error.
-      relation: What is compared: simulated "=", "<=" or ">=" predicted, within the error of the
+      simulate: Takes a key and whether a tenth of the work is enough. It returns the simulated
+        value with its error.
+      relation: "=", "<=" or ">=", as in "simulated = predicted", within the error of the
         simulation.
-      note: Why a print is wrong, or where a tolerance or an effect comes from.
-      effect: The smallest change of the prediction that the simulation is made to see; None means
-        5 % of the prediction, or .05 where it is 0.
-      draws: A name for the random numbers; None means "paper/statement". Claims of one name are
-        simulated with one key: a statement as printed and as corrected stands beside one number,
+      note: Explains why the printed statement is wrong, or the tolerance or effect.
+      effect: The smallest change of the prediction that the simulation must detect. None means 5 %
+        of the prediction, or .05 where it is 0.
+      draws: A name for the random numbers. None means "paper/statement". Claims with the same name
+        share a key. A statement as printed and as corrected is therefore compared with one number,
         which is computed once.
-      without: By the name of a term of the prediction: what computes the prediction without it.
-      attack: The problems on which a bound can be attacked, or why there are none; None for
-        equalities and misprints.
-      overlooks: The wrong predictions, see `mutants`, with which the claim is known to hold in a
-        whole run, too, with "; " between them.
+      without: Functions by the name of a term. Each computes the prediction without its term.
+      attack: The problems on which a bound can be attacked, or the reason why there are none. None
+        for equalities and misprints.
+      overlooks: The wrong predictions (see `mutants`) with which the claim is known to hold in a
+        whole run too. They are separated by "; ".
     """
 
     id: str
@@ -173,12 +173,12 @@ class Claim:
 
     @property
     def status(self) -> str:
-        """What the claim is to its paper, in words."""
+        """The status of the claim, in words."""
         return STATUSES[self.id.rsplit("/", 1)[-1]]
 
     @property
     def expected(self) -> bool:
-        """Whether the claim should hold: all but what is wrong as printed."""
+        """Whether the claim should hold. Only misprints should not."""
         return not self.id.endswith("/printed")
 
 
@@ -187,10 +187,10 @@ Sides = Callable[..., Any]  # returns the prediction and the simulator, or the p
 
 @dataclass(frozen=True)
 class Stated:
-    """What `claim` makes of a function: its claims, beside which others can stand.
+    """The claims that `claim` makes of a function. `beside` adds other variants of them.
 
     Attributes:
-      claims: The claims, one for each of the problems.
+      claims: One claim for each problem.
       problems: The numbers of each problem by the function's parameters.
     """
 
@@ -208,15 +208,15 @@ class Stated:
         attack: "Domain | str | None" = None,
         overlooks: str = "",
     ) -> Callable[[Sides], "Stated"]:
-        """Decorates a function that states the same otherwise, as it is true or as we have it.
+        """Decorates a function that states the same in another form, such as corrected.
 
         The claim has the source, the domain and the simulation of this one.
 
         Args:
-          status: What it is to the paper, a key of `STATUSES`.
-          relation: What is compared; None for the relation of this claim.
-          source: What is added to the source, such as ", corrected".
-          effect: As for `Claim`; None for the effect of this claim.
+          status: A key of `STATUSES`.
+          relation: As for `Claim`. None takes the relation of this claim.
+          source: Text that is added to the source, such as ", corrected".
+          effect: As for `Claim`. None takes the effect of this claim.
           without: As for `Claim`.
           attack: As for `Claim`.
           overlooks: As for `Claim`.
@@ -265,27 +265,27 @@ def claim(
     overlooks: str = "",
     each: Iterable[Sequence[Any]] = ((),),
 ) -> Callable[[Sides], Stated]:
-    """Decorates a function that states a claim: it returns the prediction and its simulator.
+    """Decorates a function that states a claim and returns the prediction and its simulator.
 
-    The function is called when the claim is checked, in float64. The first paragraph of its
-    docstring is the statement, the others are the note. Its parameters are the numbers of the
-    problem: where it has some, `{parameter}` stands for one in the name, the source, the domain and
-    the docstring.
+    The function is called in float64 when the claim is checked. The first paragraph of its
+    docstring is the statement, and the others are the note. Its parameters are the numbers of the
+    problem. `{parameter}` in the name, the source, the domain and the docstring is replaced by its
+    value.
 
     Args:
       paper: The paper, with which the claim's id begins.
       name: The claim's id after the paper's, "statement/variant".
-      source: Where the statement stands in the paper, whose name is put before it unless it has it,
-        as in "beyond paper: Thm 3.9 in finite time". The theorems and equations that it names
-        decide which statement of `theory.coverage` the claim answers to.
+      source: The place of the statement in the paper. The paper's name is put before it unless it
+        has the name already, as in "beyond paper: Thm 3.9 in finite time". Its theorems and
+        equations decide which statement of `theory.coverage` the claim answers to.
       domain: The numbers at which both sides are evaluated.
-      relation: What is compared: simulated "=", "<=" or ">=" predicted.
+      relation: "=", "<=" or ">=", as in "simulated = predicted".
       effect: As for `Claim`.
       draws: As for `Claim`.
       without: As for `Claim`.
       attack: As for `Claim`.
       overlooks: As for `Claim`.
-      each: Values of the function's first parameters, a claim for each; the other parameters have
+      each: Values of the function's first parameters, a claim for each. The other parameters have
         their defaults.
 
     Returns:
@@ -328,7 +328,7 @@ def _filled(text: str, numbers: Mapping[str, Any]) -> str:
 
 
 def _said(name: str, function: Sides, numbers: Mapping[str, Any]) -> tuple[str, str]:
-    """The statement and the note of a claim, from a function's docstring."""
+    """Splits a function's docstring into the statement and the note of a claim."""
     statement, *notes = _filled(inspect.getdoc(function) or "", numbers).split("\n\n")
     if not statement:
         raise ValueError(f"{name}: expected a docstring that states the claim, got none")
@@ -336,7 +336,7 @@ def _said(name: str, function: Sides, numbers: Mapping[str, Any]) -> tuple[str, 
 
 
 def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
-    """Calls a function in float64 when its result is asked for, once."""
+    """Delays the call of a function, in float64, until its result is needed, and calls it once."""
 
     @functools.cache
     def called() -> Any:
@@ -348,12 +348,12 @@ def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
     return called
 
 
-# The claims that each module states, in their order, from when it is imported.
+# The claims of each imported module, in their order.
 _STATED: dict[str, list[Claim]] = {}
 
 
 def _registered(function: Sides, stated: Stated) -> Stated:
-    """Files claims under the module of their function, after a check that nothing is missing."""
+    """Checks that claims are complete, and files them under the module of their function."""
     for made in stated.claims:
         one_of(f"{made.id}: its last part", made.id.rpartition("/")[2], tuple(STATUSES))
         if made.expected and made.relation != "=" and made.attack is None:
@@ -379,15 +379,14 @@ def of_room(room: str) -> tuple[Claim, ...]:
 
 
 def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
-    """Computes a number by a closed form in one program.
+    """Evaluates a closed form in one compiled program.
 
-    Called as it is, a closed form is compiled operation by operation, which takes longer.
+    Without this, JAX compiles a closed form operation by operation, which takes longer.
 
     Args:
       formula: The closed form, such as `deep_linear.scratch_risk`.
-      *given: Its arguments, which become arguments of the program: checks of their values are left
-        out.
-      **options: Further arguments, which are part of the program.
+      *given: Its arguments, which become arguments of the program. Their values are not checked.
+      **options: Further arguments, which become constants of the program.
 
     Returns:
       The number.
@@ -403,7 +402,7 @@ def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
 def generator(key: "Array") -> np.random.Generator:
     """Makes a NumPy random generator from a JAX key.
 
-    It serves simulations that have nothing to compile but their random numbers.
+    It is for simulations in which JAX would compile nothing but random numbers.
 
     Args:
       key: Random key.
@@ -417,15 +416,15 @@ def generator(key: "Array") -> np.random.Generator:
 
 
 def once(draw: Callable[["Array", bool], Any]) -> Callable[["Array", bool], Any]:
-    """Makes what several simulators draw remember its last outcome.
+    """Caches the last outcome of a draw that several simulators share.
 
-    Claims that measure one thing in several ways, with one name for their `draws`, draw it once.
+    Claims that measure the same draws in several ways, with one name for `draws`, draw once.
 
     Args:
       draw: Takes a key and whether a tenth of the work is enough.
 
     Returns:
-      The same function, which answers a repeated call without drawing.
+      The same function. A repeated call returns the cached outcome.
 
     >>> import jax
     >>> drawn = once(lambda key, quick: [key])
@@ -450,10 +449,10 @@ def once(draw: Callable[["Array", bool], Any]) -> Callable[["Array", bool], Any]
 
 @contextlib.contextmanager
 def optimised() -> Iterator[None]:
-    """Makes JAX optimise what it compiles while the block lasts, or the function that is decorated.
+    """Turns on JAX's compiler optimisations in a `with` block or in a decorated function.
 
-    It is for loops of thousands of steps in a command that compiles quickly: they run for longer
-    than they compile.
+    It is for loops of thousands of steps, which run for longer than they compile. Elsewhere the
+    command turns optimisation off to compile quickly.
 
     Yields:
       Nothing.
@@ -470,11 +469,11 @@ def optimised() -> Iterator[None]:
 
 
 def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """Makes a simulator of a computation without randomness; keys and sizes do not matter.
+    """Makes a simulator of a deterministic computation, which ignores the key and `quick`.
 
     Args:
       compute: The computation.
-      tolerance: How far off its result may be by rounding.
+      tolerance: The largest rounding error of its result.
 
     Returns:
       The simulator.
@@ -484,21 +483,21 @@ def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulat
 
 @dataclass(frozen=True)
 class Power:
-    """What a comparison can see, for errors that are Gaussian, or within the tolerance.
+    """The power of a comparison, for errors that are Gaussian or within the tolerance.
 
-    An equality is taken to be true, a bound and a misprint to be as far off as the simulation
-    finds them.
+    An equality is assumed to be true. A bound and a misprint are assumed to be as far off as in the
+    simulation.
 
     Attributes:
-      effect: The change of the prediction that the claim is made to see. For a misprint it is the
-        distance by which the print misses. A bound is tightened by it.
-      sees: The smallest change that is overlooked with a chance of at most `MISS`.
-      false_alarm: The chance that a claim which is true does not hold; for a bound it is largest
-        where the bound is attained.
-      miss: The chance that the claim still holds with a prediction that is changed by `effect`. For
-        a misprint it is the chance that the print holds.
-      slack: The room that a bound which should hold leaves, predicted - simulated or the reverse;
-        0 for other claims.
+      effect: The change of the prediction that the claim must detect. For a misprint it is the
+        error of the printed value. A bound is tightened by it.
+      sees: The smallest change that is overlooked with a probability of at most `MISS`.
+      false_alarm: The probability that a true claim does not hold. For a bound it is the one where
+        the bound is attained.
+      miss: The probability that the claim still holds if its prediction is changed by `effect`. For
+        a misprint it is the probability that the printed value holds.
+      slack: The distance between simulation and bound, for a bound that should hold. It is 0 for
+        other claims.
     """
 
     effect: float
@@ -509,7 +508,7 @@ class Power:
 
     @property
     def enough(self) -> bool:
-        """Whether the effect is overlooked with a chance of at most `MISS`."""
+        """Whether the effect is overlooked with a probability of at most `MISS`."""
         return self.miss <= MISS
 
 
@@ -518,25 +517,25 @@ class Verdict:
     """The outcome of checking one claim.
 
     Attributes:
-      id: The claim's; so are `status`, `statement`, `source`, `domain`, `relation`, `expected` and
-        `note`.
-      status: What the claim is to its paper, in words.
-      statement: What is claimed.
-      source: Where it stands.
+      id: The id of the claim. `status`, `statement`, `source`, `domain`, `relation`, `expected` and
+        `note` are the claim's too.
+      status: The status, in words.
+      statement: The statement.
+      source: Its place in the paper.
       domain: The numbers at which both sides were evaluated.
       relation: "=", "<=" or ">=".
       predicted: The value of the closed form.
       simulated: The value of the simulation.
-      stderr: Its standard error; None where it is deterministic.
+      stderr: Its standard error. None for a deterministic simulation.
       score: (simulated - predicted) in standard errors, or in tolerances.
       score_name: Which of the two: "z" or "err/tol".
       expected: Whether the claim should hold.
       holds: Whether it does.
       note: The claim's note.
-      power: What the comparison can see.
+      power: The power of the comparison.
       seconds: How long it took.
-      unnoticed: Names of wrong predictions, see `mutants`, with which the claim would hold too.
-      unsearched: Why no search tries to break the bound, if the claim says so.
+      unnoticed: Names of wrong predictions (see `mutants`) with which the claim would hold too.
+      unsearched: The reason why no search tries to break the bound, if the claim gives one.
     """
 
     id: str
@@ -571,7 +570,7 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
       claim: The claim.
       seed: Seed of the simulation. The simulator's key depends on it and on the name of the
         claim's draws only, not on which other claims are checked.
-      quick: Whether to ask the simulator for about a tenth of the work.
+      quick: Whether the simulator does only about a tenth of the work.
 
     Returns:
       The verdict.
@@ -587,10 +586,10 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     return judge(claim, predicted, estimate, time.perf_counter() - start, wrong)
 
 
-# Claims of one statement follow one another: few have others of other statements between them.
+# Claims of one statement mostly follow one another, so a small cache is enough.
 @functools.lru_cache(maxsize=32)
 def _simulated(simulate: Simulate, draws: str, seed: int, quick: bool) -> Estimate:
-    """Simulates; claims of the same simulator and draws share the outcome."""
+    """Simulates a claim. Claims with the same simulator and draws share the outcome."""
     return simulate(claim_key(draws, seed), quick)
 
 
@@ -598,7 +597,7 @@ def _score(predicted: float, estimate: Estimate) -> float:
     """(simulated - predicted) in standard errors, or in tolerances."""
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
-    # Without an error nothing but equality agrees; inf * 0 would be NaN.
+    # Without an error only equality agrees. inf * 0 would be NaN.
     return difference / unit if unit else difference * math.inf if difference else 0.0
 
 
@@ -618,10 +617,10 @@ def judge(
 
     Args:
       claim: The claim.
-      predicted: What its formula gives.
-      estimate: What its simulation gives.
+      predicted: The value of its formula.
+      estimate: The outcome of its simulation.
       seconds: How long both took.
-      wrong: Wrong predictions by name, see `mutants`; None for none.
+      wrong: Wrong predictions by name (see `mutants`), if any.
 
     Returns:
       The verdict.
@@ -654,22 +653,22 @@ def judge(
 
 
 def _effect(claim: Claim, predicted: float) -> float:
-    """The change of its prediction that a claim which should hold is made to see."""
+    """Returns the change of the prediction that a claim which should hold must detect."""
     return EFFECT * (abs(predicted) or 1.0) if claim.effect is None else claim.effect
 
 
 def mutants(claim: Claim, predicted: float) -> dict[str, float]:
-    """Makes wrong predictions from that of a claim which should hold.
+    """Makes wrong predictions from the prediction of a claim that should hold.
 
-    An equality is moved by its effect in both directions, a bound is tightened by it. Where a claim
-    names the terms of its prediction, each is left out in turn.
+    An equality is moved by its effect in both directions, and a bound is tightened by it. Each term
+    in `claim.without` is left out in turn.
 
     Args:
       claim: The claim.
       predicted: Its prediction.
 
     Returns:
-      Wrong predictions by what is wrong. There are none for a misprint, which is wrong already.
+      Wrong predictions by name. A misprint gets none, since it is wrong already.
     """
     if not claim.expected:
         return {}
@@ -684,15 +683,15 @@ def mutants(claim: Claim, predicted: float) -> dict[str, float]:
 
 
 def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
-    """Computes what the comparison of a claim with an estimate can see.
+    """Computes the power of the comparison of a claim with an estimate.
 
     Args:
-      claim: The claim; its relation, effect and whether it is expected to hold count.
+      claim: The claim. Its relation, its effect and whether it should hold are used.
       predicted: Its prediction.
-      estimate: Its simulation; the error counts, and the value except for equalities.
+      estimate: Its simulation. Its error is used, and its value except for equalities.
 
     Returns:
-      The effect, the smallest change that is seen, the two chances of error, and the slack.
+      The effect, the smallest detected change, the two probabilities of error, and the slack.
     """
     two_sided, normal = claim.relation == "=", NormalDist()
     inside = {"=": 0.0, "<=": predicted - estimate.value, ">=": estimate.value - predicted}
@@ -702,8 +701,8 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
     else:
         effect, slack = abs(estimate.value - predicted) if two_sided else -room, 0.0
     if estimate.stderr is None:
-        # Where the true value is not known, it may be off by the tolerance, and the simulated one
-        # by as much again.
+        # If the true value is unknown, it may be off by the tolerance, and the simulated value by
+        # as much again.
         unknown = 2 if claim.expected and two_sided else 1
         sees = slack + unknown * float(estimate.tolerance or 0.0)
         return Power(effect, sees, 0.0, float(not effect > sees), slack)
@@ -719,7 +718,7 @@ def claim_key(name: str, seed: int) -> "Array":
     """Makes a key from a seed and the bytes of a name, stable across processes and versions.
 
     Args:
-      name: A name, such as that of a claim's draws.
+      name: A name, such as the `draws` of a claim.
       seed: The seed.
 
     Returns:
@@ -729,13 +728,13 @@ def claim_key(name: str, seed: int) -> "Array":
 
     key = jax.random.key(seed)
     for byte in name.encode():
-        # Not by Python's `hash` of the text, which differs from process to process.
+        # Python's `hash` of a text would differ from process to process.
         key = jax.random.fold_in(key, byte)
     return key
 
 
 def all_claims() -> tuple[Claim, ...]:
-    """Returns every claim of every room, in the order of the papers' statements.
+    """Returns every claim of every module, in the order of the papers' statements.
 
     Returns:
       The claims.
@@ -751,7 +750,7 @@ def all_claims() -> tuple[Claim, ...]:
 
 
 def select(patterns: str = "*") -> list[Claim]:
-    """Selects the claims whose ids match one of several globs.
+    """Selects claims by globs of their ids.
 
     Args:
       patterns: Globs such as "features-are-fate/T3.9*", separated by commas.
@@ -775,13 +774,13 @@ def select(patterns: str = "*") -> list[Claim]:
 def table(
     patterns: str = "*", *, check: bool = False, seed: int = 0, quick: bool = False
 ) -> "pd.DataFrame":
-    """Lists claims as a table, and checks them if asked.
+    """Lists claims as a table, and checks them with `check=True`.
 
     Args:
-      patterns: Which claims, as `select` takes them.
-      check: Whether both sides are evaluated; all claims take some minutes.
+      patterns: Globs of ids, as in `select`.
+      check: Whether both sides are evaluated. All claims take some minutes.
       seed: Seed of the simulations.
-      quick: Whether simulators are asked for about a tenth of the work.
+      quick: Whether simulators do only about a tenth of the work.
 
     Returns:
       A data frame with a row for each claim: its statement, source, status and relation. With

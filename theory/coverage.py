@@ -1,14 +1,14 @@
-"""A table of every numbered statement of the papers, and the claims whose sources name them.
+"""A table of every numbered statement of the papers, and of the claims that test each one.
 
 A statement is a theorem, lemma, proposition, corollary or definition, or a displayed equation that
-states a result. Equations are listed by their numbers, so that none can go missing. A statement
+states a result. The table lists equations by their numbers, so none can be forgotten. A statement
 without claims has a reason instead. `gaps` and `orphans` are both empty for a complete ledger.
 
-Which statements a claim answers to is read from its source: "Thm 3.6, eq. (10), p. 6" names Theorem
-3.6, to which eq. (10) belongs. A source that names no theorem and no equation, as "App. C.2", is
-placed by its appendix, section or figure. What is in brackets, as "(Section 4.2)", says only where
-to look. A source with the word "beyond" belongs to what we
-add to a paper, where the table has a row for it.
+The source of a claim decides which statements it answers to. "Thm 3.6, eq. (10), p. 6" names
+Theorem 3.6, to which eq. (10) belongs. A source that names no theorem and no equation, as "App.
+C.2", is placed by its appendix, section or figure. Text in brackets, as "(Section 4.2)", does not
+count. A source with the word "beyond" belongs to our additions to a paper, if the table has a row
+for them.
 """
 
 import re
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-# How many equations each paper numbers; its papers are those accounted for here.
+# The number of numbered equations of each paper in the table.
 EQUATIONS = {
     "features-are-fate": 159,
     "overtrained": 20,
@@ -29,7 +29,7 @@ EQUATIONS = {
 
 @runtime_checkable
 class Sourced(Protocol):
-    """What is accounted for: a claim, or the verdict on one."""
+    """A claim, or the verdict on one."""
 
     @property
     def id(self) -> str:
@@ -38,7 +38,7 @@ class Sourced(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the claim stands in its paper."""
+        """The place of the claim in its paper."""
         ...
 
 
@@ -50,7 +50,7 @@ class Statement:
       paper: Key of the paper in `EQUATIONS`.
       name: What the statement is called, as "Theorem 3.6" or "Figure 5, Section 3.3".
       equations: Numbers of the displayed equations that belong to it.
-      reason: Why no claim tests it; empty if claims do.
+      reason: The reason why no claim tests it. Empty if claims do.
     """
 
     paper: str
@@ -69,7 +69,7 @@ _SHORT |= {"App": "Appendix", "Appendices": "Appendix"}
 
 
 def _named(text: str, kinds: str) -> set[str]:
-    """What a text names of some kinds, such as "Lemma 4"; what is in brackets does not count.
+    """Finds references of some kinds, such as "Lemma 4", outside of brackets.
 
     >>> sorted(_named("Thms 4.4 and A.3 (Section 2), by Prop 1", _RESULTS))
     ['Proposition 1', 'Theorem 4.4', 'Theorem A.3']
@@ -284,8 +284,8 @@ def gaps(
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      For each paper with gaps: the statements that have neither claims nor a reason, or both, those
-      with a theorem that no source names, and the equations that no statement lists.
+      A list for each paper with gaps. It has the statements with neither claims nor a reason, or
+      with both, the theorems that no source names, and the equations that no statement lists.
     """
     claims = list(claims)
     found, sources = answers(claims, statements), {claim.id: claim.source for claim in claims}
@@ -313,8 +313,8 @@ def orphans(claims: Iterable[Sourced], statements: Sequence[Statement] | None = 
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      A line for each: its id, and the source in which a statement was looked for. Claims on papers
-      outside of the table are ignored.
+      A line for each claim, with its id and its source. Claims on papers outside of the table are
+      ignored.
     """
     table = STATEMENTS if statements is None else statements
     return [
@@ -332,8 +332,8 @@ def report(claims: Iterable[Sourced], statements: Sequence[Statement] | None = N
       statements: The table to report on; None for `STATEMENTS`.
 
     Returns:
-      A text of several lines. A statement without claims shows its reason. Gaps and claims without
-      a statement come last, or a sentence that there are none.
+      A text of several lines. A statement without claims shows its reason. At the end it lists gaps
+      and claims without a statement, or states that there are none.
     """
     claims, blocks = list(claims), []
     found = answers(claims, statements)

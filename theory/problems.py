@@ -4,8 +4,9 @@ Inputs are x ~ N(0, I_d). Labels are y = x.beta_t + sigma * noise with noise ~ N
 is a standard deviation. Source and target are unit vectors at an angle `theta` in radians. The
 training loss is |y - X beta|^2 / (2n), plus ridge |w|^2 / 2 on the trained weights where there is a
 ridge. Gradient flow runs at unit rate. The risk is the full E|beta_hat - beta_t|^2, with neither a
-factor 1/2 nor label noise. The load is n / d. `depth` counts weight matrices: 1 is linear
-regression, and inf is allowed where a closed form has that limit.
+factor 1/2 nor label noise. The load is n / d, the number of samples per dimension. `depth` counts
+weight matrices. Depth 1 is linear regression, and inf is allowed where a closed form has that
+limit.
 """
 
 import functools
@@ -32,11 +33,11 @@ Result = TypeVar("Result")
 
 
 def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Wraps a function so that it refuses arguments at which its result is not a number.
+    """Makes a function refuse arguments at which its result is NaN.
 
-    Arguments may each be in range while a square or a product of them is beyond the largest float,
-    and 0 times infinity then is NaN. Descent at too large a rate ends there, too. Results that are
-    traced by JAX are not known and pass unchecked.
+    Each argument may be in range while a square or a product of them exceeds the largest float. 0
+    times infinity is then NaN. Descent at too large a rate ends in NaN, too. Results that are
+    traced by JAX are not checked.
 
     Args:
       function: A function of arrays and pytrees.
@@ -47,9 +48,9 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """
     check = _checked
 
-    # A lambda: hooks that decorate functions for checks of types would give it globals.
+    # A lambda, since import hooks that check types would give a function globals of its own.
     refusing: Any = lambda *args, **kwargs: check(function, args, kwargs)  # noqa: E731
-    # Among the names of the function's own module: doctest passes by functions of another one.
+    # With the globals of the function's own module. doctest skips functions of another module.
     of = getattr(inspect.unwrap(function), "__globals__", {})
     made = types.FunctionType(refusing.__code__, of, closure=refusing.__closure__)
     return functools.update_wrapper(made, function)
@@ -60,13 +61,13 @@ class _UndefinedError(ValueError):
 
 
 def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Calls a function, and refuses a result that is not a number."""
+    """Calls a function and refuses a result that is NaN."""
     try:
         result = function(*args, **kwargs)
         if any(np.isnan(known).any() for known in _numbers(result)):
             raise _UndefinedError
     except (ArithmeticError, _UndefinedError) as error:
-        # Also of a function that this one calls: the reader knows the arguments of this one.
+        # Also for an error of an inner function, since the user knows the arguments of this one.
         found = "NaN" if isinstance(error, _UndefinedError) else error
         raise _UndefinedError(
             f"the result of {function.__name__} must be a number; got {found} where "
@@ -76,7 +77,7 @@ def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _sizes(function: Callable, args: tuple, kwargs: dict) -> str:
-    """Names the arguments, and the size of the largest number of each."""
+    """Describes each argument by its name and its largest absolute value."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     numbers = {name: [x.ravel() for x in _numbers(value)] for name, value in given.items()}
     sizes = {name: abs(np.concatenate(x)).max(initial=0) for name, x in numbers.items() if x}
@@ -84,7 +85,9 @@ def _sizes(function: Callable, args: tuple, kwargs: dict) -> str:
 
 
 def _numbers(tree: object) -> list[np.ndarray]:
-    """The leaves that are known numbers, not keys, functions or whole numbers beyond int64."""
+    """Returns the leaves that are concrete numbers, without keys, functions and integers beyond
+    int64.
+    """
     leaves = jax.tree.leaves(tree)
     numbers = [x for x in leaves if jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.number)]
     known = [concrete(x) for x in numbers]
@@ -149,14 +152,14 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
       ValueError: If d < 2.
     """
     beta_s, beta_t = tasks(d, theta)
-    # Noise has a key of its own: data of other noise levels share their inputs.
+    # Noise has its own key, so data sets of different noise levels share their inputs.
     key_x, key_noise = jax.random.split(key)
     x = jax.random.normal(key_x, (n, d))
     return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)
 
 
 def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Wraps a closed form as `unchecked_in_float64` does, and refuses NaN as `defined` does.
+    """Makes a closed form compute in float64 and refuse NaN.
 
     Args:
       closed_form: A function whose result is a pytree of arrays.
@@ -168,11 +171,11 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def unchecked_in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Wraps a closed form so that it computes in float64 whatever the caller's precision.
+    """Makes a closed form compute in float64 whatever the caller's precision.
 
-    NaN in its result is for places where nothing is defined, as in a table of several quantities.
-    Counts beyond 2^24, squares beyond 1e38 and differences of nearly equal numbers do not fit into
-    float32, although the results do.
+    The result may have NaN where a quantity is undefined, as in a table of several quantities.
+    float64 is needed because counts above 2^24, squares above 1e38 and differences of nearly equal
+    numbers do not fit into float32, although the results do.
 
     Args:
       closed_form: A function whose result is a pytree of arrays.
@@ -224,7 +227,7 @@ def wallis(m: int) -> float:
       The ratio.
     """
     m = int(m)  # 4**m overflows in NumPy's integers
-    # The exact binomial coefficient is cheap here; beyond, the Pochhammer symbol takes its place.
+    # The exact binomial coefficient is cheap here. The Pochhammer symbol replaces it for larger m.
     if m < 10_000:
         return math.comb(2 * m, m) / 4**m
     return float(poch(m + 1, -0.5)) / math.sqrt(math.pi)
@@ -242,8 +245,8 @@ def log1p(x: Array) -> Array:
     Returns:
       The logarithms, with the shape of `x`.
     """
-    # Below -1/4 the logarithm magnifies the rounding of 1 + x at most threefold. To divide that
-    # rounding out again, as log(y) x / (y - 1) does, fails: compiled, (1 + x) - 1 becomes x.
+    # Below -1/4 the logarithm magnifies the rounding of 1 + x at most threefold. The usual
+    # correction log(y) x / (y - 1) fails, since the compiler simplifies (1 + x) - 1 to x.
     low = x < -0.25
     return jnp.where(low, jnp.log(1 + x), jnp.log1p(jnp.where(low, 0.0, x)))
 
@@ -291,17 +294,18 @@ def check(
 ) -> None:
     """Raises an error unless every known value satisfies a condition.
 
-    Values that are traced by JAX are not known and pass unchecked. NaN never passes, since `ok` is
-    a comparison and comparisons with NaN are false.
+    Values that are traced by JAX are not checked. NaN never passes, since comparisons with NaN are
+    false.
 
     Args:
       name: The argument's name, for the message.
       value: The value or array to check.
       ok: Maps the values, as a NumPy array, to booleans.
-      allowed: Words for what is allowed; the message is "{name} must be {allowed}; got ...".
+      allowed: A description of the allowed values, for the message "{name} must be {allowed}; got
+        ...".
 
     Raises:
-      ValueError: If a known value is not `ok`; the message shows the first such value.
+      ValueError: If a known value is not `ok`. The message shows the first such value.
     """
     values = concrete(value)
     if values is not None and not (good := np.asarray(ok(values))).all():
@@ -312,8 +316,8 @@ def check(
 def check_sum(weights: Array) -> None:
     """Raises an error unless known weights sum to 1, up to rounding.
 
-    Each weight may carry a rounding error of its own, and the sum adds more: the slack is 4 eps per
-    weight, in units of the sum of sizes.
+    Each weight may have a rounding error, and the sum adds more. The tolerance is 4 eps per weight,
+    in units of the sum of absolute values.
 
     Args:
       weights: Weights `(N,)`, of either sign.
@@ -333,7 +337,7 @@ def check_squares(name: str, value: ArrayLike | Sequence[float]) -> None:
 
     Args:
       name: The argument's name, for the message.
-      value: The values; what is not floating-point is taken in the default precision.
+      value: The values. Integers are converted to the default precision.
 
     Raises:
       ValueError: If a value is infinite or NaN, or too large for its precision.
@@ -369,7 +373,7 @@ def check_theta(theta: ArrayLike) -> None:
     """Raises an error unless theta lies in [0, pi].
 
     Args:
-      theta: Angles in radians; 1e-6 beyond pi is tolerated, as float32 rounds pi upwards.
+      theta: Angles in radians. 1e-6 beyond pi is tolerated, since float32 rounds pi upwards.
 
     Raises:
       ValueError: If an angle lies outside.
@@ -387,7 +391,8 @@ def check_sigma(sigma: ArrayLike) -> None:
       sigma: Standard deviations of label noise, 0 or from 1e-150 to 1e150.
 
     Raises:
-      ValueError: If a value is negative, infinite or NaN, or its square is no number in float64.
+      ValueError: If a value is negative, infinite or NaN, or its square over- or underflows in
+        float64.
     """
     check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")
 

@@ -57,10 +57,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     grid = times(lambda: simulate(config), args.repeats)
-    points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
+    points = config.loads * config.thetas * len(config.sigmas) * (2 + len(config.depths))
     print(device())
     print(
-        f"grid: d = {config.d}, {config.draws} draws, {config.gammas} gammas x {config.thetas} "
+        f"grid: d = {config.d}, {config.draws} draws, {config.loads} loads x {config.thetas} "
         f"thetas x {len(config.sigmas)} sigmas, scratch + linear transfer + fine-tuning at "
         f"L = {', '.join(f'{depth:g}' for depth in config.depths)}: {points} risks per draw"
     )
@@ -81,7 +81,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 f"  gradient descent, L = 2, n = {n}, theta = {theta:.3f}: {took:.1f} s, "
                 f"risk {trained:.6f}, factorisation {exact:.6f}"
             )
-    trainings = config.draws * config.gammas * config.thetas * len(config.sigmas)
+    trainings = config.draws * config.loads * config.thetas * len(config.sigmas)
     peer = statistics.mean(seconds) * trainings
     print(
         f"agreement: largest relative difference {worst:.1e}\n"

@@ -372,7 +372,7 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
     ),
     "ties": (
         "Trim, elect a sign, average those who agree (Yadav et al. 2023).",
-        *(_EXPERTS, True, "weight: 1, density: 0.3", "lambda: 1.0"),
+        *(_EXPERTS, True, "weight: 1, density: 0.3", "scale: 1.0"),
     ),
     "dare_linear": (
         "Drop entries of the deltas at random and rescale the rest (Yu et al. 2024).",

@@ -356,7 +356,7 @@ def showing(path: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         why = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise StoreError(f"{path}: this version cannot show what it holds ({why[:200]})") from exc
+        raise StoreError(f"{path}: this version cannot show its result ({why[:200]})") from exc
 
 
 def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:

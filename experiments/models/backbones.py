@@ -63,7 +63,7 @@ def load_backbone(folder: str | Path) -> Backbone:
     config, how = (_json(folder / f"{name}.json") for name in ("config", "preprocessor_config"))
     if config.get("model_type") not in KINDS:
         raise ValueError(
-            f"{folder}: expected a config.json whose model_type is {', '.join(KINDS)}; got "
+            f"{folder}: expected a config.json with model_type {', '.join(KINDS)}; got "
             f"{config.get('model_type')!r}"
         )
     tensors = {

@@ -77,8 +77,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **{"model_type": "flax_llama", "vocab": 256, "context": 64, "width": 32, "layers": 2},
             **{"heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 64, "tied": False},
         },
-        # SAIL 4.1 gives 6 layers of width 384; heads, context and dropout are nanoGPT's for that
-        # size, the vocabulary GPT-2's: 30.0M parameters, 10.6M beside the embeddings (SAIL: 21M)
+        # SAIL 4.1 gives 6 layers of width 384. Heads, context and dropout are nanoGPT's for that
+        # size, and the vocabulary is GPT-2's: 30.0M parameters, 10.6M without the embeddings (SAIL:
+        # 21M)
         "nanogpt-6x384": _gpt(6, 6, 64, vocab=50257, context=256, dropout=0.2, layer_norm_eps=1e-5),
         # Radford et al. 2019: 124M
         "gpt2-small": _gpt(12, 12, 64, vocab=50257, context=1024, layer_norm_eps=1e-5),
@@ -88,8 +89,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "resnet34": _resnet([3, 4, 6, 3]),
         "resnet18-modified": _resnet([2, 2, 2, 2], modified=True),
         "resnet34-modified": _resnet([3, 4, 6, 3], modified=True),
-        # SAIL, Appendix J: the latents of 256 x 256 images, 130M; the velocity alone, without the
-        # variances that the released code also has as outputs
+        # SAIL, Appendix J: latents of 256 x 256 images, 130M. Only the velocity, without the
+        # variances that the released code also outputs
         "sit-b/2": {
             **{"model_type": "flax_sit", "side": 32, "channels": 4, "classes": 1000, "patch": 2},
             **{"width": 768, "layers": 12, "heads": 12, "head_dim": 64, "hidden": 3072},

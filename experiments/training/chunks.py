@@ -15,7 +15,7 @@ def in_chunks(
     """Applies a function to chunks of examples with equal lengths, so it is compiled once.
 
     Args:
-      fn: Maps the indices of some examples to arrays, whose leading axis runs over them.
+      fn: Maps the indices of some examples to arrays with one leading entry for each example.
       index: The indices of all examples. The last one is repeated to fill the last chunk.
       size: The number of examples in a chunk.
 

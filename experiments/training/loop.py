@@ -258,7 +258,7 @@ def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> Float
             checkpoints.wait()
         stored = checkpoints.steps()
     where = f"; step {stored[-1]} is stored and finite" if stored else ""
-    return FloatingPointError(f"step {step}: {place} is the first that is not finite{where}")
+    return FloatingPointError(f"step {step}: {place} is not finite (the first such array){where}")
 
 
 def _how(step: int, steps: int, directory: str | Path | None) -> str:

@@ -70,8 +70,8 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
         was = base.space(space.name).size
         if space.size != was and "outer" in space.nonlinearity.split():
             raise ValueError(
-                f"base must have the {space.size} units of {space.name!r}, which is no width; got "
-                f"{was}"
+                f"base must have the {space.size} units of {space.name!r}, "
+                f"which is not a width; got {was}"
             )
     return tuple(_of_leaf(base, spec, leaf) for leaf in spec.leaves)
 

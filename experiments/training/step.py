@@ -262,7 +262,7 @@ def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metri
 
     Causes come before effects, so the first hit is the most useful: the batch, the parameters,
     their gradient, the carried values, the metrics.
-    gradient, what is carried, the metrics.
+    gradient, the carried values, the metrics.
 
     Args:
       batch: The batch of the step.

@@ -62,7 +62,7 @@ def auction(
     bidders: int | None = None,
     max_rounds: int = 1_000_000,
 ) -> Int[Array, "n"]:
-    """Finds a permutation whose sum of benefits is within `auction_gap` of the largest.
+    """Finds a permutation with a sum of benefits within `auction_gap` of the optimum.
 
     Rows bid for columns. A row without a column bids for its best column at the current prices. The
     bid raises that column's price by the margin over the row's second-best column, plus epsilon.

@@ -54,7 +54,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import nearest, one_key
+from sail_jax.checks import argument, nearest, one_key
 
 Families = Family | Mapping[str, Family] | None
 
@@ -289,7 +289,8 @@ def families(
             raise ValueError(
                 f"space {name!r} occurs twice in leaf {path!r} (recurrence). Its map enters "
                 "quadratically, so an assignment cannot find it; leave the space out by "
-                f"spaces=[...], or ignore the leaf by weights={{{path!r}: 0}}"
+                f"{argument('spaces', '[...]')}, or ignore the leaf by "
+                f"{argument('weights', f'{{{path!r}: 0}}')}"
             )
     out = dict.fromkeys(inner, Family.PERMUTATION)
     if isinstance(family, Family):

@@ -234,7 +234,7 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
 
 
 def _speaks_of(key: str, names: str) -> bool:
-    """Checks whether an entry of this name may describe these spaces; entries for heads say so."""
+    """Checks whether an entry may describe these spaces; keys about heads contain "head"."""
     if "head" not in key:
         return not re.match(r"(head|group|qk|v)(\.|$)", names)
     if "dim" in key or "size" in key:
@@ -293,7 +293,7 @@ class _Drafter:
     def run(self) -> Draft:
         """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
-        Returns the draft, without what a configuration states.
+        Returns the draft without the configuration's entries.
         """
         open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
         matrices = []

@@ -6,6 +6,7 @@ network, because a ReLU does not commute with a rotation. And if axes and maps s
 network may still compute something that they do not describe.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
@@ -29,7 +30,7 @@ class SpaceReport(NamedTuple):
     Attributes:
       space: The name of the space.
       family: The family that its map claims.
-      defect: max |read @ write - I| of its map, see `measure`; None if the map is traced.
+      defect: max |read @ write - I| of its map (`measure`), or None if the map is traced.
       lost: The reason why the function may change, according to the axes; "" if there is none.
     """
 
@@ -65,23 +66,26 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a change preserves the function of a network, measured by running both networks.
+    """Whether a change preserves the function of a network, according to a run of both networks.
 
-    It does not use axes. For example, a network may multiply its embeddings by the root of their
-    width, which no axis shows.
+    It does not depend on the axes: a network may, for example, multiply its embeddings by the root
+    of their width, which no axis shows.
 
     Attributes:
-      by: The forward pass that ran both networks on probe inputs; "" without a run.
-      agrees: Whether their outputs agreed to rounding.
+      by: The forward pass that ran both networks on probe inputs, "" without a run.
+      agrees: Whether their outputs agree within rounding.
+      largest: The largest difference of an output; None if it is unknown.
 
     >>> print(Verdict())
     not run
-    >>> print(Verdict("net:logits", agrees=True))
-    exact (outputs on probe inputs agree to rounding; run by net:logits)
+    >>> print(Verdict("net:logits", agrees=True, largest=3.8e-6))
+    the function is preserved; both networks were run on probe inputs by net:logits, and the largest
+    difference is 3.8e-06, within rounding
     """
 
     by: str = ""
     agrees: bool = False
+    largest: float | None = None
 
     @property
     def exact(self) -> bool | None:
@@ -91,8 +95,14 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         if not self.by:
             return "not run"
-        said, how = ("exact", "agree to") if self.agrees else ("not exact", "differ by more than")
-        return f"{said} (outputs on probe inputs {how} rounding; run by {self.by})"
+        kept, margin = ("is", "within") if self.agrees else ("is not", "more than")
+        found = "their outputs are not finite, or differ in shape"
+        if self.largest is None:
+            found = f"their outputs differ by {'at most' if self.agrees else margin} rounding"
+        elif math.isfinite(self.largest):
+            found = f"the largest difference is {self.largest:.2g}, {margin} rounding"
+        run = f"both networks were run on probe inputs by {self.by}"
+        return f"the function {kept} preserved; {run}, and {found}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:

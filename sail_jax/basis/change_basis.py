@@ -68,9 +68,9 @@ def change_basis(
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`, or a leaf with a mapped space is not
         floating.
-      ValueError: If `kind` is unknown; a map is for an unknown space, has another size or is
-        batched; a leaf is unknown to the spec or has another shape; or a map is dense and `kind` is
-        "second_moments". With `require_exact`, also if a map has a loss, with the reasons.
+      ValueError: If `kind` is unknown. If a map is for an unknown space, has another size or is
+        batched. If a leaf is unknown to the spec or has another shape. If a map is dense and `kind`
+        is "second_moments". With `require_exact`, also if a map has a loss, with the reasons.
 
     >>> from sail_jax.growth import permute
     >>> from sail_jax.basis.spaces import spec

@@ -346,7 +346,7 @@ def invert(m: SpaceMap) -> SpaceMap:
 
 
 def defect(m: SpaceMap) -> Float[Array, ""]:
-    """Measures the loss of a linear reader: max |read @ write - I|.
+    """Measures the loss of a linear reader, max |read @ write - I|.
 
     Args:
       m: The map, which may be traced.

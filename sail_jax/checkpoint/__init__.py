@@ -1,12 +1,12 @@
 """Checkpoints on disk: opened, written, merged, grown, aligned and compared, tensor by tensor.
 
-`open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
-`merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
-run, `grow_checkpoint` makes a larger network, `upcycle_checkpoint` a mixture of experts,
-`align_checkpoints` brings one network near another, `convert_checkpoint` changes names and layouts,
-`transplant_checkpoint` the tokenizer, and `compare_checkpoints` prints how far networks disagree.
-`extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank. These read
-tensors as they are needed, so models may be larger than the memory.
+`open_checkpoint`, `load_checkpoint` and `save_checkpoint` read and write all file formats.
+`merge_checkpoints` and `merge_recipe` merge. `average_checkpoints` averages the steps of a training
+run. `grow_checkpoint` makes a larger network and `upcycle_checkpoint` a mixture of experts.
+`align_checkpoints` brings one network near another. `convert_checkpoint` changes names and layouts,
+`transplant_checkpoint` the tokenizer. `compare_checkpoints` measures how far networks disagree.
+`extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank. All of them
+read tensors as needed, so models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """The executor: carries out the works of a plan under a memory limit.
 
-A `Work` describes one tensor: what it is made of, and how. Worker threads read its inputs, merge
-them piece by piece with `sail_jax.merging.engine`, and hand the outcome to a `Sink`, usually the
-writer in `sail_jax.checkpoint.output`. `limits` says beforehand how many workers fit in memory.
+A `Work` describes one tensor: its inputs and how they are combined. Worker threads read the inputs,
+merge them piece by piece with `sail_jax.merging.engine`, and pass the result to a `Sink`, usually
+the writer in `sail_jax.checkpoint.output`. `limits` computes how many workers fit in memory.
 """
 
 import math
@@ -35,23 +35,23 @@ from sail_jax.merging.work import (
 )
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX that compiles kernels, as measured
-STATISTICS = 50 << 20  # bytes that it takes more to compile statistics, such as ranks
-KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
+STATISTICS = 50 << 20  # additional bytes to compile each statistic, such as ranks
+KEPT = 64 << 20  # the most bytes of a tensor that a worker keeps between passes
 
 
 class MergeError(StoreError, ValueError):
-    """Raised when a merge cannot go on; the message names the tensors."""
+    """Raised when a merge cannot continue; the message lists the tensors."""
 
 
 class MergeRefusedError(MergeError, RefusedError):
-    """Raised when a merge cannot be done as it was asked for, before any tensor is read."""
+    """Raised when the requested merge is impossible, before any tensor is read."""
 
     code = RefusedError.code
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A place where merged tensors go, such as the `Writer` of an output.
+    """A destination for merged tensors, such as the `Writer` of an output.
 
     Attributes:
       finished: The names of the tensors that it has already; they are not merged again.
@@ -63,7 +63,7 @@ class Sink(Protocol):
         """Takes entries of a tensor, in row-major order; called by any worker."""
 
     def done(self, name: str) -> None:
-        """Notes that all entries of a tensor have been written."""
+        """Records that all entries of a tensor have been written."""
 
 
 class Limits(NamedTuple):
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
       threads: How many workers there are.
       hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
       max_memory: Bytes that the process may use; None for no limit.
-      output: Bytes that are held at the end, when the output is made of its tensors.
+      output: Bytes held at the end, when a library makes the output from its tensors.
       sink: Bytes that the sink holds for each worker.
     """
 
@@ -87,8 +87,8 @@ class Limits(NamedTuple):
 class Record(NamedTuple):
     """Measurements of one merged tensor.
 
-    Delta_i is the task vector of model i; the update is what the merge adds to the base (or to 0,
-    if there is none). Sums are taken in float32 over pieces and added in float64.
+    Delta_i is the task vector of model i. The update is the difference between the result and the
+    base (or 0 without a base). Sums are taken in float32 over pieces and added in float64.
 
     Attributes:
       name: The tensor.
@@ -100,8 +100,8 @@ class Record(NamedTuple):
       conflicts: The fraction of entries that some models raise and others lower.
       changed: The fraction of entries in which the update is not 0.
       moved: How many entries each model changed, `[model]`.
-      kept: Which fraction of those still counts when task vectors are added up, `[model]`; 0 if
-        there are none.
+      kept: The fraction of these entries that still counts when task vectors are added, `[model]`;
+        0 if there are no such entries.
     """
 
     name: str
@@ -120,14 +120,14 @@ Progress = Callable[[int, int, str], None]  # (bytes done, bytes in all, tensor 
 
 
 def memory(work: Work, wide: bool = False) -> int:
-    """Computes how many bytes a worker needs at least to merge a tensor.
+    """Computes the least memory that a worker needs to merge a tensor.
 
     Args:
-      work: What is done to the tensor.
-      wide: Whether it is computed in float64, whatever its inputs are.
+      work: The work for the tensor.
+      wide: Whether everything is computed in float64, whatever the dtypes of the inputs.
 
     Returns:
-      The bytes, without those of the program itself (`program`).
+      The bytes, without the program itself (`program`).
     """
     inputs = len(work.inputs)
     entries = min(work.size, ENTRIES) if work.needs == "entry" else work.size
@@ -139,11 +139,10 @@ def memory(work: Work, wide: bool = False) -> int:
     dtype = np.dtype(np.float64) if wide else read_as(work)
     width = dtype.itemsize
     cast = 0 if own == {dtype} else max(dtype.itemsize for dtype in own) + width
-    # Of the whole tensor: what inputs that are computed hold, and what statistics keep between
-    # visits. Of the entries at hand: inputs as they are read and one before it is cast (`width`,
-    # `cast`); for each model task vectors and weights in float32 with what kernels hold beside them
-    # (`each`); the outcome (12); and what matrices take on the way (`workspace`). `wide` doubles
-    # what is in float32 otherwise.
+    # For the whole tensor: the memory of computed inputs, and of statistics between passes. For the
+    # current entries: inputs as they are read and one before it is cast (`width`, `cast`); for each
+    # model, task vectors and weights in float32 and the kernels' buffers (`each`); the result (12);
+    # and temporary matrices (`workspace`). `wide` doubles the float32 terms.
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     needs += 4 * (1 + wide) * workspace(work)
@@ -152,10 +151,9 @@ def memory(work: Work, wide: bool = False) -> int:
 
 
 def program(works: Sequence[Work]) -> int:
-    """Computes the bytes that the process takes whatever the size of tensors is."""
-    return CONSTANT + STATISTICS * any(
-        bool(step.statistics) for work in works for step in work.steps
-    )
+    """Computes the bytes that the process needs independently of the sizes of tensors."""
+    statistics = (sum(len(step.statistics) for step in work.steps) for work in works)
+    return CONSTANT + STATISTICS * max(statistics, default=0)
 
 
 def limits(
@@ -166,25 +164,25 @@ def limits(
     output: int = 0,
     sink: int = 0,
 ) -> Limits:
-    """Chooses how many workers there are, and how much of a tensor each may keep.
+    """Chooses the number of workers, and how much of a tensor each may keep.
 
-    As many workers as there are cores (up to 8) run, or fewer if memory forbids. What memory is
-    left goes to keeping inputs that are needed more than once.
+    There are as many workers as cores (up to 8), or fewer if memory forbids. The remaining memory
+    keeps inputs that are needed more than once.
 
     Args:
-      works: All that is to be done.
+      works: All works of the plan.
       max_memory: Bytes that the process may use, the program included. None for no limit.
       threads: The most workers; None for one per core, up to 8.
-      wide: Whether all is computed in float64, whatever the inputs are.
-      output: Bytes that are held at the end, when the output is made of its tensors.
+      wide: Whether everything is computed in float64, whatever the dtypes of the inputs.
+      output: Bytes held at the end, when a library makes the output from its tensors.
       sink: Bytes that the sink holds for each worker.
 
     Returns:
       The limits, for `execute`.
 
     Raises:
-      MergeRefusedError: If the largest tensor does not fit in `max_memory`, which is named, or
-        making the output does not.
+      MergeRefusedError: If the largest tensor does not fit in `max_memory`, or making the output
+        does not. The message contains the needed bytes.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
     needs = sorted((memory(work, wide) + sink for work in works), reverse=True) or [0]
@@ -203,7 +201,7 @@ def limits(
             f"{argument('max_memory')}: an output of this format needs {_mib(own + output)} "
             f"({_mib(own)} of it for the program), got {_mib(max_memory)}"
         )
-    # Workers may meet the largest tensors all at once, so these have to fit together.
+    # All workers may hold one of the largest tensors at once, so these must fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
     hold = max(0, min(KEPT, room // fitting - needs[0]))
     return Limits(fitting, hold, max_memory, output, sink)
@@ -213,24 +211,24 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
     """Computes how many bytes the process is expected to use at most.
 
     Args:
-      works: All that is to be done.
-      limits: What `limits` chose for them.
+      works: All works of the plan.
+      limits: The result of `limits` for them.
 
     Returns:
       The bytes, the program included.
     """
     needs = sorted(map(memory, works), reverse=True)
     at_work = sum(needs[: limits.threads]) + limits.threads * (limits.hold + limits.sink)
-    # Workers have given back what they held when the output is made.
+    # Workers have freed their memory when the output is made.
     return program(works) + max(at_work, limits.output)
 
 
 def summary(works: Sequence[Work], limits: Limits) -> str:
-    """Describes memory and threads in one line, for plans that are shown.
+    """Describes memory and threads in one line, for printed plans.
 
     Args:
-      works: All that is to be done.
-      limits: What `limits` chose for them.
+      works: All works of the plan.
+      limits: The result of `limits` for them.
 
     Returns:
       The line, without a line break.
@@ -243,7 +241,7 @@ def resident() -> int:
     """Measures how many bytes of memory the process holds now.
 
     Returns:
-      The bytes; `CONSTANT` on systems that do not say (others than Linux).
+      The bytes; `CONSTANT` on systems other than Linux.
     """
     statm = Path("/proc/self/statm")
     return (
@@ -259,7 +257,7 @@ def _mib(size: int) -> str:
 
 
 class _Run:
-    """What the workers of one call of `execute` share: the sink, the measurements, the progress."""
+    """State shared by the workers of one `execute` call: the sink, measurements, progress."""
 
     def __init__(
         self,
@@ -270,7 +268,7 @@ class _Run:
         keep: Callable[[Record], None] | None,
     ):
         self.sink, self.measure, self.progress, self.keep = sink, measure, progress, keep
-        # Progress counts bytes of inputs, which take the time, and not tensors.
+        # Progress counts bytes of inputs, which determine the time, and not tensors.
         self.total = sum(work.reads for work in works)
         self.missing = {work.name for work in works} - sink.finished
         self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
@@ -279,13 +277,13 @@ class _Run:
         self.records: dict[str, Record] = {}
 
     def wanted(self, work: Work) -> bool:
-        """Whether the sink has not got this tensor yet."""
+        """Whether the sink still lacks this tensor."""
         return work.name in self.missing
 
     def carry_out(self, works: Sequence[Work], engine: Engine) -> None:
-        """Takes all works that are wanted to the sink, but for pieces that are `engine.faint`."""
+        """Takes all wanted works to the sink, except the pieces in `engine.faint`."""
         todo = engine.prepared(works, self.wanted)
-        # The largest first, so that none is left for a single worker at the end.
+        # The largest first: otherwise one worker may be left with it at the end.
         cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
         todo.sort(key=lambda unit: -cost[id(unit)])
         engine.each(lambda unit: self.finish(unit, engine), todo)
@@ -318,8 +316,8 @@ class _Run:
         """Merges a unit piece by piece, and adds up the measurements of each tensor."""
         with engine.reader(unit) as reader:
             for work, start, entries, seen in unit.outcome(reader, self.measure):
-                # A unit of several tensors is merged as a whole, though some of them may have been
-                # finished by the run that this one resumes.
+                # A unit of several tensors is merged as a whole, even if a resumed run had finished
+                # some of them.
                 if not self.wanted(work):
                     continue
                 self.sink.write(work.name, entries, start)
@@ -352,32 +350,32 @@ def execute(
     keep: Callable[[Record], None] | None = None,
     sharing: Sharing | None = None,
 ) -> dict[str, Record]:
-    """Carries out works: reads inputs, merges them, and writes the outcome to a sink.
+    """Carries out works: reads inputs, merges them, and writes the results to a sink.
 
-    Tensors that the sink has already are left out. Pieces with numbers that XLA would take for 0
-    are computed in float64, after all others. On an exception or an interrupt the workers stop
-    within one piece.
+    Tensors in `sink.finished` are left out. XLA flushes subnormal results to 0. Pieces with numbers
+    small enough for that are computed in float64, after all others. On an exception or an
+    interrupt the workers stop within one piece.
 
     Args:
-      works: What is to be done. Those of one merge (the same object) share its statistics of the
-        whole tree; while any of them is still to do, all of them are read.
-      sink: Where the outcome goes.
-      limits: How many workers there are, and what they may keep.
-      allow_nonfinite: Whether NaN and infinities are merged like other values, and outcomes may
+      works: The works. Works of one merge (the same object) share its statistics of the whole
+        tree; while any of them is unfinished, all of them are read.
+      sink: The destination of the results.
+      limits: The number of workers, and how much they may keep.
+      allow_nonfinite: Whether NaN and infinities are merged like other values, and results may
         overflow.
       measure: Whether norms, cosines and conflicts are recorded.
       progress: Called as `progress(bytes_done, bytes_in_all, name)` when a tensor is finished.
       keep: Called with the measurements of a tensor before the sink notes it as finished.
-      sharing: The way to other processes that carry out some of the works; this one leaves these
-        out. None without any.
+      sharing: The connection to other processes, which carry out some of the works; this process
+        leaves those works out. None without other processes.
 
     Returns:
       The measurements by tensor name; empty unless `measure`.
 
     Raises:
-      MergeError: If inputs hold NaN or infinities (all are named), outcomes do not fit their dtype,
-        a step of a merge refuses its input, or there is too little memory for what has to be
-        computed in float64.
+      MergeError: If inputs hold NaN or infinities (the message lists them), results do not fit
+        their dtype, a step of a merge refuses its input, or memory is too small for the pieces in
+        float64.
     """
     mine = works
     if sharing is not None:
@@ -387,7 +385,7 @@ def execute(
         with Engine(works, limits.threads, limits.hold, check, sharing=sharing) as engine:
             run.carry_out(works, engine)
         if faint := engine.faint:
-            # Other processes may have no such pieces: nothing is shared with them here.
+            # Other processes may lack such pieces, so nothing is shared with them here.
             threads, hold, *_ = _in_float64(works, faint, limits)
             with Engine(works, threads, hold, check, faint) as engine:
                 run.carry_out(works, engine)
@@ -404,10 +402,10 @@ def execute(
 
 
 def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Limits:
-    """The limits for what is computed again, in float64; MergeError if memory is too small."""
+    """The limits for the pieces in float64; MergeError if memory is too small."""
     names = {name for name, _ in faint}
     merges = {id(work.merge) for work in works if work.name in names}
-    # Statistics over the tree are taken again of all tensors of a merge.
+    # Statistics over the tree are computed again from all tensors of a merge.
     again = [
         work
         for work in works
@@ -428,19 +426,18 @@ def _refused(work: Work, nan: bool) -> str:
     if nan and work.merge and work.merge.remedy:
         return f"{work.name}: {work.merge.remedy}"
     return (
-        f"{work.name}: the merged values do not fit {work.dtype}, whose largest is "
+        f"{work.name}: the merged values do not fit {work.dtype}, which ends at "
         f"{_largest(work.dtype):.4g}; choose a wider out_dtype"
     )
 
 
 def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str:
-    """The message about NaN and infinities, which names every tensor that has any.
+    """The message about NaN and infinities, which lists every tensor that has any.
 
-    The inputs that no worker has reached yet are read for it, for 20 seconds at most.
+    It also reads the inputs that no worker has reached yet, for 20 seconds at most.
     """
     tensors = [first]
-    # Whoever waits for this message wants to know all that is wrong, but not to read a checkpoint
-    # of hundreds of gigabytes for it.
+    # Users want a complete list, but should not wait until hundreds of gigabytes are read for it.
     until = time.monotonic() + 20
     for work in works:
         for tensor in work.inputs:
@@ -449,7 +446,7 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in tensors[:limit])
     more = f" and {len(tensors) - limit} more" if len(tensors) > limit else ""
     on = argument("allow_nonfinite", "True")
-    return f"NaN or infinity in {names}{more}; {on} goes on regardless"
+    return f"NaN or infinity in {names}{more}; use {on} to merge regardless"
 
 
 def _largest(dtype: np.dtype) -> float:

@@ -72,7 +72,7 @@ def measured(dataset: "xr.Dataset") -> tuple[Band, ...]:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """Writes what to expect of merging some models.
+    """Describes the expected result of merging some models.
 
     Args:
       record: The record of a comparison from `sail_jax.cli.compare.described`, with "data" if the

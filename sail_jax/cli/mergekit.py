@@ -181,7 +181,7 @@ OPTIONS = (
     ),
     _switch(
         "copy-tokenizer",
-        "copy the tokenizer's files, as by default; what the recipe's tokenizer makes is written "
+        "copy the tokenizer's files (the default); files from the recipe's tokenizer are written "
         "regardless",
     ),
     _pair("clone-tensors", "always on: a tensor that is used twice is written twice"),

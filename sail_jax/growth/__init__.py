@@ -1,11 +1,12 @@
-"""Makers: maps that permute, prune, rotate, widen and deepen, and the published growth methods.
+"""Growth methods for whole networks, and makers: maps that permute, prune, rotate, widen and
+deepen.
 
 `grow` and `plan` grow a whole network of a known architecture by a method of `METHODS`. `upcycle`
-makes a mixture of experts of dense networks. Below them,
-a maker returns the map of one space and never sees a parameter; `change_basis` applies it, and
-`exactness` finds from its family what is lost. Fresh units, noise, masks and the rules for
-norms and layers are functions of parameters, applied after the maps. Learned maps (LiGO, SAIL) are
-in `sail_jax.growth.learned`, which is imported when it is first asked for.
+makes a mixture of experts from dense networks. A maker returns the map of one space and never sees
+a parameter. `change_basis` applies the map, and `exactness` finds from its family whether it is
+lossless. Fresh units, noise, masks and the rules for norms and layers are functions of parameters,
+applied after the maps. Learned maps (LiGO, SAIL) are in `sail_jax.growth.learned`, which is
+imported on first use.
 """
 
 from typing import TYPE_CHECKING

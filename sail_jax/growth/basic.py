@@ -1,7 +1,7 @@
-"""Makers of one space: permute, widen, pad, prune, rotate, rescale, flip its units.
+"""Makers for one space: permute, widen, pad, prune, rotate, rescale or flip its units.
 
-A maker never sees a parameter. It returns a `SpaceMap`, which `change_basis` applies, and whose
-family (named in capitals below) says which nonlinearities it commutes with.
+A maker never sees a parameter. It returns a `SpaceMap`, which `change_basis` applies. The family of
+the map (in capitals below) determines the nonlinearities that it commutes with.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ def permute(index: ArrayLike) -> SpaceMap:
 
     Raises:
       TypeError: If `index` does not hold integers.
-      ValueError: If `index` is no permutation (not checked where it is traced), or no vector.
+      ValueError: If `index` is not a vector, or not a permutation (not checked under tracing).
 
     >>> permute(jnp.array([2, 0, 1])).index.tolist()
     [2, 0, 1]
@@ -40,22 +40,26 @@ def permute(index: ArrayLike) -> SpaceMap:
 
 
 def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = False) -> SpaceMap:
-    """Duplicates units, and lets copies share their readers evenly.
+    r"""Duplicates units, and divides their readers evenly among the copies (Net2Net).
 
-    Each reader of an old unit is divided by the number of its copies, so that what is read stays:
-    with g(j) the unit that new unit j copies, write_ji = [i == g(j)] and read_ij = [i == g(j)] /
-    count(i). This is the widening of Net2Net.
+    If new unit j copies old unit g(j), and count(i) is the number of copies of unit i, the map is
 
-    EVEN_DUPLICATION where the copies are equally many by construction (`new` a multiple of `old`,
-    and no key or `even`), SELECTION otherwise.
+    .. math::
+
+        \mathrm{write}_{ji} = [i = g(j)],
+        \qquad \mathrm{read}_{ij} = \frac{[i = g(j)]}{\mathrm{count}(i)}
+
+    Readers therefore compute the same as before. The family is EVEN_DUPLICATION if all units always
+    have equally many copies, otherwise SELECTION. This needs a `new` that is a multiple of `old`,
+    and either `even` or no key.
 
     Args:
       old: The number of units.
-      new: The number of units after, at least `old`.
-      key: Without one, new unit j copies old unit `j % old`. With one, the units beyond the first
-        `old` copy old ones drawn uniformly (Net2Net).
-      even: Whether to ask for equally many copies of each unit. Then the key draws a random order
-        of all units for each further `old` units.
+      new: The number of units after widening, at least `old`.
+      key: Without a key, new unit j copies old unit `j % old`. With a key, the units beyond the
+        first `old` copy random old units, drawn uniformly (Net2Net).
+      even: Whether each unit gets equally many copies. With a key, each further block of `old`
+        units is then a random order of all units.
 
     Returns:
       The map of `old` units to `new` units.
@@ -76,17 +80,18 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     index = np.arange(new) % old
     if key is not None:
         index = _dealt(key, old, new, even)
-    # Random copies may come out equal in number, but what is claimed must hold for every key.
+    # Random copies may happen to be equal in number, but the claimed family must hold for every
+    # key.
     exact = new % old == 0 and (even or key is None)
     return duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
 
 
 def pad(old: int, new: int) -> SpaceMap:
-    """Adds units that are zero and that nothing reads. SELECTION.
+    """Adds units that are zero and that are not read. SELECTION.
 
     Args:
       old: The number of units.
-      new: The number of units after, at least `old`.
+      new: The number of units after growth, at least `old`.
 
     Returns:
       The map of `old` units to `new` units; the first `old` are the old ones.
@@ -99,17 +104,18 @@ def pad(old: int, new: int) -> SpaceMap:
     """
     check_growth(old, new)
     is_old = np.arange(new) < old
-    # A gather needs some old unit for each new one. What fresh units copy is multiplied by zero.
+    # A gather needs an old unit for each new unit. The copies for fresh units are multiplied by
+    # zero.
     index = np.where(is_old, np.arange(new), 0)
     entries = is_old.astype(float)
     return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
 
 def prune(keep: ArrayLike, old: int) -> SpaceMap:
-    """Keeps some units and drops the others, which loses what they compute. SELECTION.
+    """Keeps some units and drops the others. This loses the dropped units' outputs. SELECTION.
 
     Args:
-      keep: The units to keep, distinct integers of shape (new,), in the order that they shall have.
+      keep: The units to keep, distinct integers of shape (new,), in their new order.
       old: The number of units.
 
     Returns:
@@ -117,7 +123,7 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
 
     Raises:
       TypeError: If `keep` is a mask, or does not hold integers.
-      ValueError: If `keep` repeats a unit, leaves range(old), or is no vector.
+      ValueError: If `keep` repeats a unit, leaves range(old), or is not a vector.
 
     >>> prune(jnp.array([2, 0]), 3).dense().write.tolist()
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
@@ -141,8 +147,7 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
       The map of n units to n units, in dense form.
 
     Raises:
-      ValueError: If Q is not square, or not orthogonal up to rounding (not checked where it is
-        traced).
+      ValueError: If Q is not square, or not orthogonal up to rounding (not checked under tracing).
 
     >>> str(rotate(jnp.array([[0.0, -1.0], [1.0, 0.0]])).family)
     'orthogonal'
@@ -160,16 +165,16 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
 def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
     """Multiplies units by positive scales. POSITIVE_MONOMIAL and INVERTIBLE.
 
-    Readers are divided by the same scales, so that what they read stays.
+    Readers are divided by the same scales, so their outputs do not change.
 
     Args:
-      scale: What each unit is multiplied by, of shape (n,).
+      scale: The factor on each unit, of shape (n,).
 
     Returns:
       The map of n units to n units.
 
     Raises:
-      ValueError: If a scale is not positive and finite (not checked where it is traced).
+      ValueError: If a scale is not positive and finite (not checked under tracing).
 
     >>> m = rescale(jnp.array([2.0, 4.0]))
     >>> m.write.scale.tolist(), m.read.scale.tolist()
@@ -193,7 +198,7 @@ def flip(signs: ArrayLike) -> SpaceMap:
       The map of n units to n units.
 
     Raises:
-      ValueError: If a sign is neither +1 nor -1 (not checked where it is traced).
+      ValueError: If a sign is neither +1 nor -1 (not checked under tracing).
 
     >>> flip(jnp.array([1, -1])).dense().write.tolist()
     [[1.0, 0.0], [0.0, -1.0]]
@@ -207,15 +212,17 @@ def flip(signs: ArrayLike) -> SpaceMap:
 
 
 def lemon_gain(old: int, new: int) -> float:
-    """Computes eta, LEMON's correction of a LayerNorm whose space is tiled with averages.
+    r"""Computes eta, LEMON's correction for a LayerNorm over a space that is tiled with averages.
 
-    eta = sqrt(floor(new / old) old / new) is what the standard deviation of the space is multiplied
-    by: of `new` units, floor(new / old) * old are copies, and the others hold the mean and add
-    nothing to the variance. LEMON multiplies the gain of the norm by eta, and its epsilon by eta^2.
+    .. math:: \eta = \sqrt{\lfloor n' / n \rfloor \, n / n'}, \qquad n = old, \quad n' = new
+
+    eta is the factor by which the standard deviation of the space changes. Of the `new` units,
+    floor(new / old) * old are copies. The others hold the mean and add nothing to the variance.
+    LEMON multiplies the gain of the norm by eta, and its epsilon by eta^2.
 
     Args:
       old: The number of units.
-      new: The number of units after, at least `old`.
+      new: The number of units after growth, at least `old`.
 
     Returns:
       eta, in (0, 1]; 1 if `new` is a multiple of `old`.
@@ -235,7 +242,7 @@ def lemon_gain(old: int, new: int) -> float:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new"]:
-    """The old units in their order, then random ones; with `even`, random orders of all of them."""
+    """The old units in order, then random units; with `even`, random orders of all units."""
     if even:
         deal = jax.vmap(partial(jax.random.permutation, x=old))
         drawn = deal(jax.random.split(key, new // old - 1)).reshape(-1)
@@ -245,36 +252,36 @@ def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new
 
 
 def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMap:
-    """Makes copies of units that share their readers evenly.
+    """Makes the map that copies units and divides their readers evenly.
 
     Args:
-      index: For each new unit, the old unit that it copies: integers of shape (new,).
+      index: The old unit that each new unit copies, integers of shape (new,).
       old: The number of units.
       family: The family that the map claims.
 
     Returns:
-      The map of `old` units to `new` units. With as many units as before it is taken to change
-      nothing: `identity(old)`.
+      The map of `old` units to `new` units. If the number of units does not change, it is
+      `identity(old)`.
 
     Raises:
       TypeError: If `index` does not hold integers.
-      ValueError: If `index` is no vector or leaves range(old).
+      ValueError: If `index` is not a vector or leaves range(old).
     """
     if np.size(index) == old:
         return identity(old)
-    # Called for its checks alone: the scales follow from the counts below.
+    # Called only for its checks. The scales depend on the counts below.
     select(index, old)
     copied = as_array(index)
     values = concrete(copied)
     if values is None:
         count = jnp.zeros(old).at[copied].add(1)
         return select(copied, old, read=1 / count[copied], family=family)
-    # Counts are taken on the host, as JAX would compile a program for every size.
+    # Counts are computed on the host, because JAX would compile a program for every size.
     count = np.bincount(values, minlength=old)
     return select(copied, old, read=1 / count[values], family=family)
 
 
 def check_growth(old: int, new: int) -> None:
-    """Checks that sizes are those of a space that grows."""
+    """Checks that 0 < old <= new."""
     if not 0 < old <= new:
         raise ValueError(f"growth needs 0 < old <= new, got old={old}, new={new}")

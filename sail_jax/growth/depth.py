@@ -1,8 +1,9 @@
-"""Makers for a "stack" space, the layers of a network, and the way between listed and stacked ones.
+"""Makers for a "stack" space (the layers of a network), and conversions between listed and stacked
+layers.
 
-A change of the number of layers preserves no function by itself. With more layers it does if the
-new ones are then made to do nothing: `overwrite` zeroes what writes their output (LLaMA-Pro), or
-makes of them identities (Net2DeeperNet).
+Changing the number of layers does not preserve the function. More layers can preserve it if the new
+layers are then made to do nothing with `overwrite`. It zeroes the weights that write their output
+(LLaMA-Pro), or makes them identities (Net2DeeperNet).
 """
 
 import re
@@ -26,22 +27,22 @@ STACK = "stack"
 
 
 Order = Callable[[int, int], np.ndarray]
-"""Says which old layer each new one repeats, from the old number of layers and the new one; or the
-share that each old layer has in each new one, as coefficients of shape (new, old)."""
+"""A function of the old and the new number of layers. It returns the old layer that each new layer
+repeats, or coefficients of shape (new, old), the share of each old layer in each new layer."""
 
 ORDERS: dict[str, Order] = {}
-"""The orders in which layers can be repeated, by the names of their functions."""
+"""The orders for repeating layers, by the names of their functions."""
 
 
 def order(repeats: Order) -> Order:
-    """Makes an order known by its name, to `deepen` and to what else takes the name of an order.
+    """Registers an order under its function's name, for `deepen` and similar functions.
 
     Args:
-      repeats: A function of the old and the new number of layers. It returns as many old layers as
-        there are new ones, as integers of range(old); or coefficients, see `Order`.
+      repeats: A function of the old and the new number of layers. It returns an old layer for each
+        new layer, as integers in range(old), or coefficients; see `Order`.
 
     Returns:
-      The function itself, so that this can be a decorator.
+      The function itself, so `order` works as a decorator.
     """
     ORDERS[repeats.__name__] = repeats
     return repeats
@@ -55,28 +56,30 @@ def stack(old: int, new: int) -> np.ndarray:
 
 @order
 def stack_top(old: int, new: int) -> np.ndarray:
-    """Repeats the whole stack as often as it fits, and then its topmost layers (bert2BERT)."""
+    """Repeats the whole stack as often as it fits, then its topmost layers (bert2BERT)."""
     layer, end = np.arange(new), new - new % old
     return np.where(layer < end, layer % old, layer - end + old - new % old)
 
 
 @order
 def interpolate(old: int, new: int) -> np.ndarray:
-    """Repeats each layer in place, as evenly as the numbers allow: layer k is `k * old // new`."""
+    """Repeats each layer in place, as evenly as possible: layer k is `k * old // new`."""
     return np.arange(new) * old // new
 
 
 @order
 def mean(old: int, new: int) -> np.ndarray:
-    """Averages neighbours: layer k is the mean of what lies between `k * old / new` and the next.
+    """Averages neighbours: layer k is the mean of the layers in its share of the old depth.
 
-    An old layer that lies there in part counts in part. Half as many layers are means of two each;
-    a multiple repeats each in place.
+    The share is the interval from `k * old / new` to `(k + 1) * old / new`. An old layer counts as
+    far as it lies in this interval. With half as many layers, each is the mean of two. With a
+    multiple, each layer is repeated in place.
 
     >>> mean(3, 2).round(3).tolist()
     [[0.667, 0.333, 0.0], [0.0, 0.333, 0.667]]
     """
-    # In units of 1 / new an old layer is new long, and a new one old: all ends are whole numbers.
+    # In units of 1 / new, an old layer has length new and a new layer length old. All ends are then
+    # integers.
     starts, of = np.arange(new)[:, None] * old, np.arange(old) * new
     shared = np.minimum(starts + old, of + new) - np.maximum(starts, of)
     return np.maximum(shared, 0) / old
@@ -89,27 +92,28 @@ def deepen(
     *,
     matrix: Float[ArrayLike, "new old"] | None = None,
 ) -> SpaceMap:
-    """Makes `new` layers of `old`, more or fewer, for a "stack" space.
+    r"""Makes `new` layers from `old` layers, more or fewer, for a "stack" space.
 
-    This preserves no function in general. By an order of layers every new layer is an old one, and
-    of fewer layers some are left out. SELECTION. By coefficients, such as those of "mean", or with
-    `matrix`, layer k is sum_i matrix[k, i] * (layer i). LINEAR. `certificate` shows by how much
-    outputs move.
+    With an order of layers, every new layer repeats an old layer. SELECTION. With coefficients D
+    (from "mean" or `matrix`), each new layer is a mixture. LINEAR.
+
+    .. math:: \tilde\theta_k = \sum_i D_{ki} \, \theta_i
+
+    In general the function is not preserved. `certificate` measures the change of outputs.
 
     Args:
       old: The number of layers.
-      new: The number of layers after.
-      how: Which old layer each new one repeats, or is a mean of: an order, or the name of one in
-        `ORDERS`, such as "stack", "stack_top", "interpolate" and "mean".
-      matrix: Coefficients of shape (new, old), whose rows sum to one (SAIL's depth transformation,
-        LiGO); `read` is then its pseudo-inverse. It takes the place of `how`.
+      new: The number of layers after the change.
+      how: An order, or the name of one in `ORDERS`: "stack", "stack_top", "interpolate" or "mean".
+      matrix: Coefficients of shape (new, old) with rows that sum to one (SAIL's depth
+        transformation, LiGO). `read` is then its pseudo-inverse. It replaces `how`.
 
     Returns:
       The map of `old` layers to `new` layers.
 
     Raises:
-      ValueError: If a number of layers is below 1, if `how` is no name of an order, or if `matrix`
-        has another shape or rows that do not sum to one (not checked where it is traced).
+      ValueError: If a number of layers is below 1, or `how` is unknown. If `matrix` has another
+        shape, or rows that do not sum to one (not checked under tracing).
 
     References:
       Gong et al., Efficient Training of BERT by Progressively Stacking, 2019.
@@ -139,8 +143,8 @@ def deepen(
     if D.shape != (new, old):
         raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
     values = concrete(D)
-    # Rounding of a sum of `old` terms, whose errors of eps are independent, at four standard
-    # deviations.
+    # Four standard deviations of the rounding of a sum of `old` terms with independent errors of
+    # eps.
     tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
     if values is not None:
         sums = values.astype(float).sum(axis=1)
@@ -150,18 +154,20 @@ def deepen(
 
 
 def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
-    """Makes each new layer a mean of all old ones: sum_i softmax(logits[k])_i * (layer i). LINEAR.
+    r"""Makes each new layer a weighted mean of all old layers, with softmax weights. LINEAR.
 
-    The function is differentiable, so that the logits can be learned.
+    .. math:: \tilde\theta_k = \sum_i \operatorname{softmax}(z_k)_i \, \theta_i
+
+    The function is differentiable in the logits z, so they can be learned.
 
     Args:
-      logits: One row per new layer, of shape (new, old).
+      logits: The logits z, one row per new layer, of shape (new, old).
 
     Returns:
       The map of `old` layers to `new` layers.
 
     Raises:
-      ValueError: If `logits` is no matrix.
+      ValueError: If `logits` is not a matrix.
 
     References:
       Structured-Initialization Learning (SAIL), App. F.2.
@@ -179,10 +185,11 @@ def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
 def mixing_logits(
     old: int, new: int, how: str | Order | None = None, sharpness: float = 4.0
 ) -> Float[Array, "new old"]:
-    """Computes logits for `mix_layers` that start near a plain change of the number of layers.
+    """Computes logits for `mix_layers` that are close to repeating or averaging layers.
 
-    The layer that a new one repeats has the logit `sharpness` and the others have 0. Layers that it
-    is a mean of get shares that are nearly proportional to those of the mean.
+    If a new layer repeats an old layer, this layer has the logit `sharpness` and the others have 0.
+    If it is a mean, the softmax gives shares that are nearly proportional to the shares of the
+    mean.
 
     Args:
       old: The number of layers.
@@ -201,20 +208,22 @@ def mixing_logits(
     """
     shares = deepen(old, new, how or ("interpolate" if new >= old else "mean")).dense().write
     largest = jnp.asarray(shares, float) / jnp.max(jnp.asarray(shares), axis=1, keepdims=True)
-    # exp(logit) is 1 for layers without a share, exp(sharpness) for those with the largest one, and
-    # linear between them.
+    # exp(logit) is 1 for layers without a share, exp(sharpness) for the largest share, and linear
+    # in between.
     return jnp.logaddexp(jnp.log1p(-largest), sharpness + jnp.log(largest))
 
 
 def depth_up_scale(old: int, drop: int) -> SpaceMap:
-    """Joins two copies of a stack, of which one lacks the last layers and one the first. SELECTION.
+    """Joins two copies of a stack, without the last layers of one and the first of the other.
+    SELECTION.
 
-    The outcome has the first `old - drop` layers and then the last `old - drop`. It preserves no
-    function. SOLAR takes `old=32` and `drop=8`.
+    The result has the first `old - drop` layers, followed by the last `old - drop` layers. The
+    function is not preserved. SOLAR uses `old=32` and `drop=8`.
 
     Args:
       old: The number of layers.
-      drop: How many layers each copy loses, from 0 to old / 2; no layer is lost by both.
+      drop: The number of layers that each copy loses, from 0 to old / 2. At least one copy keeps
+        each layer.
 
     Returns:
       The map of `old` layers to `2 * (old - drop)` layers.
@@ -238,19 +247,19 @@ def depth_up_scale(old: int, drop: int) -> SpaceMap:
 def interleave(old: int, after: ArrayLike) -> SpaceMap:
     """Inserts a copy of each chosen layer directly after it. SELECTION.
 
-    For LLaMA-Pro, follow it with `overwrite(params, rules, inserted(m))`, with zeros for what
-    writes the residual stream; together they preserve the function.
+    For LLaMA-Pro, apply `overwrite(params, rules, inserted(m))` afterwards, with zeros for leaves
+    that write the residual stream. Together they preserve the function.
 
     Args:
       old: The number of layers.
-      after: The layers to copy, integers in range(old); a number that occurs twice is copied twice.
+      after: The layers to copy, integers in range(old). A repeated number is copied repeatedly.
 
     Returns:
       The map of `old` layers to `old + len(after)` layers.
 
     Raises:
-      TypeError: If `after` is traced: the number of layers depends on it.
-      ValueError: If `after` holds anything but layers of range(old).
+      TypeError: If `after` is traced, because the number of layers depends on it.
+      ValueError: If `after` holds anything but integers in range(old).
 
     References:
       Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, 2024 (arXiv 2401.02415).
@@ -272,7 +281,7 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
 
 
 def inserted(m: SpaceMap) -> Int[Array, "n"]:
-    """Lists the new layers that repeat an earlier one.
+    """Lists the new layers that repeat an earlier layer.
 
     Args:
       m: The map of the layers, in index form.
@@ -288,19 +297,19 @@ def inserted(m: SpaceMap) -> Int[Array, "n"]:
     """
     index = None if m.index is None else concrete(m.index)
     if index is None:
-        raise ValueError("inserted layers are those of a concrete map in index form")
-    # Where each old layer occurs first is the layer itself; wherever else it occurs it was
+        raise ValueError("inserted needs a concrete map in index form")
+    # The first occurrence of each old layer is the layer itself. All other occurrences are
     # inserted.
     first = np.unique(index, return_index=True)[1]
     return jnp.asarray(np.setdiff1d(np.arange(m.new), first))
 
 
 Fill = Literal["zeros", "ones", "identity"]
-"""What the layers of a leaf can be set to, see `overwrite`."""
+"""A value that layers of a leaf can be set to; see `overwrite`."""
 
 
 def _identity(shape: tuple[int, ...]) -> Array:
-    """An identity matrix over the last two axes, repeated over the others."""
+    """An identity matrix in the last two axes, repeated along the others."""
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"must end in a square matrix to be made an identity, got {list(shape)}")
     return jnp.broadcast_to(jnp.eye(shape[-1]), shape)
@@ -311,7 +320,7 @@ FILLS: dict[str, Callable[[tuple[int, ...]], Array]] = {
     "ones": jnp.ones,
     "identity": _identity,
 }
-"""What makes the values of a layer of a given shape, by the word for it."""
+"""Functions that make the values of a layer from its shape, by the name of the fill."""
 
 
 def overwrite(
@@ -320,23 +329,22 @@ def overwrite(
     """Sets chosen layers of stacked leaves to zeros, ones or identities.
 
     This makes inserted layers do nothing. In residual blocks, set the output projections to zero.
-    In a plain chain of layers with an idempotent nonlinearity, f(f(x)) == f(x) as of a ReLU, set
-    kernels to identities and biases to zero.
+    In a plain chain of layers, set kernels to identities and biases to zero. The nonlinearity must
+    be idempotent, f(f(x)) == f(x), such as ReLU.
 
     Args:
       params: The parameters, with layers stacked on an axis.
-      rules: "zeros", "ones" or "identity" for each pattern of paths (see `sail_jax.basis.axes`);
-        leaves that no pattern matches stay.
+      rules: "zeros", "ones" or "identity" for each pattern of paths (see `sail_jax.basis.axes`).
+        Leaves without a matching pattern do not change.
       layers: The numbers of the layers to set, of shape (n,).
-      axis: The axis of the layers, in every leaf that a pattern matches.
+      axis: The axis of the layers in all matching leaves.
 
     Returns:
-      A tree of the same structure, shapes and dtypes.
+      A tree with the same structure, shapes and dtypes.
 
     Raises:
-      ValueError: If a fill is none of these, a pattern matches no leaf, a layer is out of range
-        (not checked where it is traced), or a leaf whose layers are no square matrices shall be an
-        identity.
+      ValueError: If a fill is unknown, a pattern matches no leaf, or a layer is out of range (not
+        checked under tracing). If "identity" is given for layers that are not square matrices.
 
     >>> overwrite({"out": jnp.ones((3, 2))}, {"out": "zeros"}, jnp.array([1]))["out"].tolist()
     [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
@@ -373,18 +381,18 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
     """Stacks the leaves of listed layers on a new leading axis.
 
     Args:
-      params: The parameters. Of layer k they hold leaves whose paths start with `name` and that
-        number; other leaves stay as they are.
-      name: The start of their paths, with `{i}` for the number, such as "layers/{i}", "layer_{i}"
-        or "model.layers.{i}". Numbers count from 0.
+      params: The parameters. The leaves of layer k have paths that start with `name` with this
+        number. Other leaves do not change.
+      name: The start of the paths, with `{i}` for the number, such as "layers/{i}", "layer_{i}" or
+        "model.layers.{i}". Numbers start at 0.
 
     Returns:
-      Dictionaries in which "stack" stands for the number: nested, as the tree is (a list becomes a
-      dictionary), or flat if `params` is a flat dictionary of arrays. `unstack_layers` is the
-      inverse.
+      Dictionaries with "stack" in place of the number. They are nested like the tree (a list
+      becomes a dictionary), or flat if `params` is a flat dictionary of arrays. `unstack_layers` is
+      the inverse.
 
     Raises:
-      ValueError: If `name` does not hold `{i}` once, no leaf matches, layers are missing or differ
+      ValueError: Unless `name` holds `{i}` once and a leaf matches. If layers are missing or differ
         in leaves or shapes, or the tree already has a leaf of that name.
 
     >>> listed = {"layers": [{"w": jnp.zeros((2, 3))}, {"w": jnp.ones((2, 3))}]}
@@ -401,7 +409,7 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
         if match is None:
             out[path] = leaf
             continue
-        # Only the number is replaced, so that `unstack_layers` can put it back.
+        # Only the number is replaced, so `unstack_layers` can restore it.
         key = path[: match.start(1)] + STACK + path[match.end(1) :]
         groups.setdefault(key, {})[int(match[1])] = leaf
     if not groups:
@@ -426,17 +434,17 @@ def unstack_layers(
 
     Args:
       params: The parameters, as `stack_layers` returns them.
-      name: The name that `stack_layers` was given.
-      container: What held the layers: `dict` (of names, also "layer_{i}"), or `list`, which needs a
-        name that ends in "/{i}". It is not asked of a flat dictionary of arrays.
+      name: The `name` argument of `stack_layers`.
+      container: The container of the layers: `dict`, or `list`, which needs a name that ends in
+        "/{i}". It is ignored for a flat dictionary of arrays.
 
     Returns:
-      Nested dictionaries (with a list of layers, if `container` says so), or a flat dictionary if
-      `params` is one.
+      Nested dictionaries (with a list of layers if `container` is `list`), or a flat dictionary if
+      `params` is flat.
 
     Raises:
-      ValueError: If `name` does not hold `{i}` once, no leaf is stacked under it, stacks differ in
-        length, or layers under this name cannot be a list.
+      ValueError: Unless `name` holds `{i}` once and leaves are stacked under it. If stacks differ
+        in length, or layers under this name cannot be a list.
 
     >>> unstack_layers({"layers": {"stack": {"w": jnp.arange(2)}}}, "layers/{i}", container=list)
     {'layers': [{'w': Array(0, dtype=int32)}, {'w': Array(1, dtype=int32)}]}
@@ -474,7 +482,7 @@ def unstack_layers(
 
 
 def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
-    """A pattern for the start of paths under `name`; its one group is the number of the layer."""
+    """A pattern for the start of paths under `name`; its only group is the number of the layer."""
     before, placeholder, after = name.partition("{i}")
     if not placeholder or "{i}" in after:
         raise ValueError(f"name must hold {{i}} once, such as 'layers/{{i}}', got {name!r}")
@@ -482,12 +490,12 @@ def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
 
 
 def _is_flat(params: PyTree) -> bool:
-    """Whether the parameters are a dictionary of arrays by path, not a nested tree."""
+    """Whether the parameters are a flat dictionary of arrays by path."""
     return isinstance(params, Mapping) and all(hasattr(x, "shape") for x in params.values())
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat dictionary by "/"-joined paths as nested dictionaries."""
+    """Converts a flat dictionary with "/"-joined paths to nested dictionaries."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         *parents, last = path.split("/")

@@ -1,8 +1,8 @@
-"""What growth does to parameters beyond a change of basis: fresh units, noise, masks.
+"""Edits of grown parameters beyond a change of basis: fresh units, noise, masks.
 
-Functions of a tree take the parameters after `change_basis`, the spec from before it, and the maps;
-they return parameters of the same shapes and dtypes. A *grown* unit is one that repeats an earlier
-unit, or is zero; of a dense map, every unit beyond the first `old`.
+Functions of a tree take the parameters after `change_basis`, the spec before it, and the maps. They
+return parameters with the same shapes and dtypes. A *grown* unit repeats an earlier unit or is
+zero. In a dense map, every unit beyond the first `old` is grown.
 """
 
 import itertools
@@ -30,22 +30,21 @@ from sail_jax.trees import leaf_paths, path_str
 def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """Derives the random key of one leaf or space from its name.
 
-    What is drawn with it depends on the name and the key alone, not on what is drawn beside it or
-    in which order.
+    Draws with it depend only on the name and the key, not on other draws or their order.
     """
-    # A checksum and not Python's `hash`, which differs from process to process.
+    # A checksum, because Python's `hash` differs between processes.
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
 
 
 def grown(m: SpaceMap) -> Bool[Array, "new"]:
-    """Tells which units of a map are grown.
+    """Computes a mask of the grown units of a map.
 
     Args:
       m: The map.
 
     Returns:
-      A mask of shape (new,): whether a unit repeats an earlier one or is zero; of a dense map,
-      whether it lies beyond the first `old`.
+      A mask of shape (new,). It is True for a unit that repeats an earlier unit or is zero. In a
+      dense map, it is True beyond the first `old` units.
 
     >>> from sail_jax.growth import widen
     >>> grown(widen(2, 3)).tolist()
@@ -56,17 +55,16 @@ def grown(m: SpaceMap) -> Bool[Array, "new"]:
         return at >= m.old
     write, _ = m.entries
     live = jnp.ones(m.new, bool) if write is None else write != 0
-    # For each old unit, the first new unit that copies it; a scatter, so that the index may be
-    # traced.
+    # The first new unit that copies each old unit. A scatter works for a traced index too.
     first = jnp.full(m.old, m.new).at[m.index].min(jnp.where(live, at, m.new))
     return ~(live & (first[m.index] == at))
 
 
 class _Place(NamedTuple):
-    """A factor of a leaf whose space has a map.
+    """A factor of a leaf, for a space with a map.
 
     Attributes:
-      axis: The axis of the factor, once products of spaces are split into one axis each.
+      axis: The axis of the factor, after products of spaces are split into one axis each.
       factor: The space and its role.
       map: The map of the space.
     """
@@ -76,7 +74,7 @@ class _Place(NamedTuple):
     map: SpaceMap
 
     def spread(self, vector: Array, ndim: int) -> Array:
-        """A vector over the units, shaped to be broadcast against a leaf of `ndim` axes."""
+        """Reshapes a vector over the units to broadcast against a leaf with `ndim` axes."""
         return vector.reshape([-1 if k == self.axis else 1 for k in range(ndim)])
 
 
@@ -84,10 +82,10 @@ _Edit = Callable[[str, Array, tuple[Axis, ...], list[_Place]], Array]
 
 
 def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit) -> PyTree:
-    """Applies `edit` to every leaf that has a mapped space, and to each block of a fused leaf.
+    """Applies `edit` to every leaf with a mapped space, and to each block of a fused leaf.
 
-    `edit` sees the path, the array in float32 at least with one axis per factor, the axes, and the
-    mapped factors.
+    `edit` gets the path, the array (in float32 or float64, with one axis per factor), the axes, and
+    the mapped factors.
     """
     resized = spec.resized(maps)
 
@@ -113,11 +111,11 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
         def block(x: Array, axes: tuple[Axis, ...]) -> Array:
             return one(f"{path}[{next(numbers)}]" if fused else path, x, axes)
 
-        # Sizes of the spec after the maps: the array has been re-expressed already.
+        # The sizes are those after the maps, because the basis of the array has already changed.
         return by_block(y, axes, resized, block).astype(x.dtype)
 
     def one(path: str, x: Array, axes: tuple[Axis, ...]) -> Array:
-        # Each factor of a product of spaces gets an axis of its own, as each may have a map.
+        # Each factor of a product of spaces gets its own axis, because each may have a map.
         factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
         places = [
             _Place(k, f, maps[f.space]) for k, (_, f) in enumerate(factors) if f and f.space in maps
@@ -129,7 +127,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
 
 
 def _any_grown(places: list[_Place], ndim: int) -> Array:
-    """Whether an entry belongs to a grown unit along any of these places, to be broadcast."""
+    """A broadcastable mask: whether an entry belongs to a grown unit along any of these places."""
     out = jnp.zeros((1,) * ndim, bool)
     for place in places:
         out = out | place.spread(grown(place.map), ndim)
@@ -137,7 +135,7 @@ def _any_grown(places: list[_Place], ndim: int) -> Array:
 
 
 def _rms(x: Array) -> Array:
-    """The root of the mean square."""
+    """The root mean square."""
     return norm(x) / math.sqrt(x.size)
 
 
@@ -149,26 +147,26 @@ def fresh_units(
     *,
     std: float = 0.02,
 ) -> PyTree:
-    """Draws the entries of grown units anew.
+    """Draws new values for the entries of grown units.
 
-    Every entry that touches a grown unit along any axis is replaced: in leaves that read a space by
-    a draw from N(0, std^2), in biases (which read no space) by 0, in gains by 1. After `pad`, this
-    is the initialisation of masked structural growth, which `mask_units` then makes
+    Every entry that belongs to a grown unit along any axis is replaced. In leaves that read a
+    space, the new value is a draw from N(0, std^2). In biases it is 0, and in gains 1. After `pad`,
+    this is the initialisation of masked structural growth. `mask_units` then makes it
     function-preserving.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space.
-      key: What the draws depend on, together with the path of each leaf.
+      key: A PRNG key. The draws also depend on the path of each leaf.
       std: The standard deviation of fresh weights.
 
     Returns:
       The parameters with fresh entries.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -196,12 +194,12 @@ def fresh_units(
 def initial(
     factors: Sequence[Factor], key: PRNGKeyArray | None, shape: tuple[int, ...], std: float
 ) -> Array:
-    """Draws a leaf anew: gains are 1, what reads a space N(0, std^2), biases 0.
+    """Draws a new leaf: gains are 1, leaves that read a space N(0, std^2), biases 0.
 
-    `factors` are those of all axes. `key` may be None where nothing is drawn.
+    `factors` lists the factors of all axes. `key` may be None if nothing is drawn.
     """
     if any(f.role == "gain" for f in factors):
-        # A norm's scale of 1 leaves fresh units as they are.
+        # A norm's gain of 1 does not change fresh units.
         return jnp.ones(shape)
     if any(f.role == "read" or f.tied for f in factors):
         assert key is not None
@@ -217,25 +215,26 @@ def break_symmetry(
     *,
     scale: float = 1e-2,
 ) -> PyTree:
-    """Adds noise to what writes grown units, so that copies of a unit come to differ.
+    """Adds noise to the weights that write grown units, to make copies differ.
 
     Each entry that writes a grown unit gets a draw from N(0, (scale * rms of the leaf)^2). This is
-    the small noise of Net2WiderNet. It does not preserve the function: the output changes in
-    proportion to `scale`. For noise that preserves it, see `noise_pairs`.
+    the small noise of Net2WiderNet. It does not preserve the function. The output changes in
+    proportion to `scale`. `noise_pairs` adds noise that preserves the function.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space.
-      key: What the draws depend on, together with the path of each leaf.
+      key: A PRNG key. The draws also depend on the path of each leaf.
       scale: The standard deviation of the noise, relative to the rms of each leaf.
 
     Returns:
-      The parameters with noise; tied leaves and leaves that write no mapped space stay.
+      The parameters with noise. Tied leaves, and leaves that do not write a mapped space, do not
+      change.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -256,7 +255,7 @@ def break_symmetry(
         if not writers:
             return x
         noise = scale * _rms(x) * jax.random.normal(leaf_key(key, path), x.shape)
-        # The first of the copies stays as it is, which is enough to tell the others from it.
+        # The first copy does not change, which is enough to make the copies differ.
         return x + jnp.where(_any_grown(writers, x.ndim), noise, 0)
 
     return _edit(params, spec, maps, edit)
@@ -270,29 +269,29 @@ def noise_pairs(
     *,
     snr_db: float = 20.0,
 ) -> PyTree:
-    """Adds noise that cancels between copies of a unit to what reads them.
+    """Adds noise to the readers of copies that cancels between the copies.
 
-    Of each pair of copies one reader gets +N and the other -N; an odd copy is left alone. As copies
-    carry equal activations, the function is preserved, and training can tell the copies apart. N
-    has the standard deviation rms(leaf) * 10^(-snr_db / 20).
+    In each pair of copies, one reader gets +N and the other -N. An odd copy does not change. Copies
+    have equal activations, so the function is preserved, while training separates the copies. N has
+    the standard deviation rms(leaf) * 10^(-snr_db / 20).
 
-    A leaf gets noise along the first axis that reads a space mapped in index form. Two kinds of
-    leaves get none: tied ones, and those that read two spaces and write none. The latter are one
-    side of a product (queries, keys), which may be normalised.
+    A leaf gets noise along the first axis that reads a space with a map in index form. Tied leaves
+    get no noise. Leaves that read two spaces and write none get no noise either. They are one side
+    of a product (queries, keys), which may be normalised.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space.
-      key: What the draws depend on, together with the path of each leaf.
+      key: A PRNG key. The draws also depend on the path of each leaf.
       snr_db: The ratio of signal to noise in decibels.
 
     Returns:
       The parameters with noise.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -315,7 +314,7 @@ def noise_pairs(
 
 
 def _reading(axes: tuple[Axis, ...], places: list[_Place]) -> list[_Place]:
-    """Where a leaf reads; nowhere if it reads two spaces or more and writes none."""
+    """The places where a leaf reads; empty if it reads two or more spaces and writes none."""
     factors = [f for axis in axes for f in axis]
     if len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors):
         return []
@@ -323,18 +322,18 @@ def _reading(axes: tuple[Axis, ...], places: list[_Place]) -> list[_Place]:
 
 
 def _writing(places: list[_Place]) -> list[_Place]:
-    """Where a leaf writes."""
+    """The places where a leaf writes."""
     return [p for p in places if p.factor.role == "write" and not p.factor.tied]
 
 
 def _pairs(m: SpaceMap) -> tuple[Array, Array]:
-    """For each new unit, the even member of its pair, and +-1 over `write`, 0 if it has no pair."""
+    """For each new unit, the even member of its pair, and +-1 / write, or 0 without a pair."""
     write, _ = m.entries
     live = jnp.ones(m.new, bool) if write is None else write != 0
     index = jnp.where(live, jnp.asarray(m.index), m.old)
-    # Copies of a unit, made neighbours by a stable sort, are paired in their order: 0 with 1, 2
-    # with 3. Sorting and counting have fixed shapes, so that the index may be traced. Units that
-    # are zero are sorted to the end, as copies of unit number `old`.
+    # A stable sort makes copies of a unit neighbours. They are paired in order: 0 with 1, 2 with 3.
+    # Sorting and counting have fixed shapes, so the index may be traced. Units that are zero sort
+    # to the end, as copies of unit number `old`.
     order = jnp.argsort(index, stable=True)
     ranked = index[order]
     at = jnp.arange(m.new)
@@ -345,7 +344,7 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     sign = jnp.where(paired, 1.0 - 2.0 * odd, 0.0)
     source = jnp.zeros(m.new, int).at[order].set(order[at - odd])
     sign = jnp.zeros(m.new).at[order].set(sign)
-    # What is read is write times the old unit, so the noise is divided by write to cancel.
+    # A reader gets write times the old unit, so the noise is divided by write to cancel.
     return source, sign if write is None else sign / jnp.where(live, write, 1)
 
 
@@ -357,26 +356,26 @@ def null_noise(
     *,
     snr_db: float = 20.0,
 ) -> PyTree:
-    """Adds noise to readers in the directions that the grown network never writes.
+    """Adds noise to readers in directions that the grown network never writes.
 
-    The noise is projected onto the complement of the range of `write`, so that the function is
-    preserved under any map. Before the projection its standard deviation is rms(leaf) *
-    10^(-snr_db / 20). A leaf gets noise along the first axis that reads a mapped space; tied leaves
-    get none, nor do those that read two spaces and write none.
+    The noise is projected onto the orthogonal complement of the range of `write`. This preserves
+    the function under any map. Before the projection the standard deviation is rms(leaf) *
+    10^(-snr_db / 20). A leaf gets noise along the first axis that reads a mapped space. Tied
+    leaves, and leaves that read two spaces and write none, get no noise.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space.
-      key: What the draws depend on, together with the path of each leaf.
+      key: A PRNG key. The draws also depend on the path of each leaf.
       snr_db: The ratio of signal to noise in decibels, before the projection.
 
     Returns:
       The parameters with noise.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
         `change_basis`.
 
     >>> from sail_jax.basis.spaces import spec
@@ -392,8 +391,8 @@ def null_noise(
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         for place in _reading(axes, places):
             write = jnp.asarray(place.map.dense().write)
-            # I - W W^+ projects onto what is orthogonal to all columns of W, where activations
-            # never lie.
+            # I - W W^+ projects onto the complement of the columns of W. Activations never have a
+            # component there.
             null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)
             noise = jax.random.normal(leaf_key(key, path), x.shape)
             noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
@@ -406,26 +405,26 @@ def null_noise(
 def aki(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], *, layers: str = "layer"
 ) -> PyTree:
-    """Takes the new units of each layer from the layer above it.
+    """Takes the new units of each layer from the next layer (AKI).
 
-    This is the advanced knowledge initialisation of bert2BERT. In leaves that are stacked on the
-    space `layers`, what writes a grown unit is replaced by the same entries of the next layer; the
-    top layer keeps its own. Gains keep theirs. The function is not preserved: it is traded for
-    units that differ.
+    This is the advanced knowledge initialisation of bert2BERT. It changes leaves that are stacked
+    on the space `layers`. Entries that write a grown unit are replaced by the same entries of the
+    next layer. The top layer and all gains keep their entries. The function is not preserved, but
+    the new units differ from the old ones.
 
     Args:
-      params: The parameters after widening by `fpi`; of listed layers, after `stack_layers`.
-      spec: The spec from before the widening.
+      params: The parameters after widening by `fpi`. Listed layers need `stack_layers` first.
+      spec: The spec before the widening.
       maps: The maps of the widening, by space.
       layers: The name of the "stack" space.
 
     Returns:
-      The parameters with units from above.
+      The parameters with units from the next layers.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If `layers` is no "stack" space of the spec or has a map itself, the maps do not
-        fit the spec, or a leaf does not have its shape after `change_basis`.
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If `layers` is not a "stack" space of the spec, or has a map. If the maps do not
+        fit the spec, or a leaf has another shape than after `change_basis`.
 
     References:
       Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
@@ -449,7 +448,7 @@ def aki(
         if not at or not writers:
             return x
         depth = x.shape[at[0]]
-        # The top layer has none above it and takes its own.
+        # The top layer keeps its own entries.
         above = jnp.take(x, jnp.minimum(jnp.arange(depth) + 1, depth - 1), axis=at[0])
         return jnp.where(_any_grown(writers, x.ndim), above, x)
 
@@ -459,24 +458,24 @@ def aki(
 def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: ArrayLike) -> PyTree:
     """Multiplies grown units by a mask where they are read.
 
-    In a space under a norm (a stream), grown units are also multiplied where they are written, as
-    the norm sees them. After `pad`, mask 0 preserves the function whatever `fresh_units` put there,
-    and mask 1 lets the units take part fully. The norms of such a stream must weight their
-    statistics by the same mask, in the network: see `masked_layernorm` and `masked_rmsnorm`, with
-    `jnp.where(grown(m), mask, 1)`.
+    In a space under a norm (a stream), grown units are also multiplied where they are written,
+    because the norm sees them. After `pad`, mask 0 preserves the function whatever the values of
+    `fresh_units`, and mask 1 uses the units fully. The network's norms over such a stream must
+    weight their statistics by the same mask, `jnp.where(grown(m), mask, 1)`. `masked_layernorm` and
+    `masked_rmsnorm` do this.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space.
-      mask: A number from 0 (absent) to 1, which may be traced; `ramp` is its schedule.
+      mask: A number from 0 (absent) to 1. It may be traced. `ramp` is its schedule.
 
     Returns:
       The parameters, masked.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -496,8 +495,8 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
         uses = [p for p in places if p.factor.role != "gain"]
         read = [p for p in uses if p.factor.role == "read" or p.factor.tied]
         written = [p for p in uses if p.factor.role == "write" or p.factor.tied]
-        # Reads and writes are masked one after the other: an entry that a grown unit reads and a
-        # grown unit of a stream writes is multiplied twice.
+        # Reads and writes are masked one after the other. An entry that reads one grown unit and
+        # writes a grown unit of a stream is multiplied twice.
         for used in (read, [p for p in written if p.factor.space in streams]):
             x = jnp.where(_any_grown(used, x.ndim), mask * x, x)
         return x
@@ -508,16 +507,16 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
 def masked_layernorm(
     x: Float[Array, "*batch n"], mask: Float[Array, "n"], eps: float = 1e-6
 ) -> Float[Array, "*batch n"]:
-    """Normalises activations with mean and variance over units that are weighted by a mask.
+    """Normalises activations, with a mask as the weights of units in mean and variance.
 
-    (x - mean) / sqrt(variance + eps), where mean = sum_i mask_i x_i / sum_i mask_i, and the
-    variance is the mean of (x - mean)^2 with the same weights. Gain and bias are left to the
-    caller.
+    The result is (x - mean) / sqrt(variance + eps), with mean = sum_i mask_i x_i / sum_i mask_i.
+    The variance is the mean of (x - mean)^2 with the same weights. The caller applies gain and
+    bias.
 
     Args:
       x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
       mask: The weight of each unit, from 0 to 1, of shape (n,).
-      eps: What is added to the variance.
+      eps: A number that is added to the variance.
 
     Returns:
       The normalised activations, of the same shape.
@@ -535,15 +534,15 @@ def masked_layernorm(
 def masked_rmsnorm(
     x: Float[Array, "*batch n"], mask: Float[Array, "n"], eps: float = 1e-6
 ) -> Float[Array, "*batch n"]:
-    """Divides activations by the root of their mean square over units that are weighted by a mask.
+    """Divides activations by their root mean square, with a mask as the weights of units.
 
-    x / sqrt(mean square + eps), where the mean square is sum_i mask_i x_i^2 / sum_i mask_i. The
-    gain is left to the caller.
+    The result is x / sqrt(mean square + eps), with the mean square sum_i mask_i x_i^2 / sum_i
+    mask_i. The caller applies the gain.
 
     Args:
       x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
       mask: The weight of each unit, from 0 to 1, of shape (n,).
-      eps: What is added to the mean square.
+      eps: A number that is added to the mean square.
 
     Returns:
       The normalised activations, of the same shape.
@@ -557,12 +556,12 @@ def masked_rmsnorm(
 
 
 def ramp(step: ArrayLike, start: float, length: float) -> Float[Array, ""]:
-    """Computes the mask of masked structural growth at a step of training.
+    """Computes the mask of masked structural growth at a training step.
 
     It is 0 until `start`, then grows linearly to 1 over `length` steps.
 
     Args:
-      step: The number of the step, which may be traced.
+      step: The number of the step. It may be traced.
       start: The last step at which the mask is 0.
       length: The number of steps from 0 to 1.
 
@@ -587,25 +586,25 @@ def ramp(step: ArrayLike, start: float, length: float) -> Float[Array, ""]:
 def scale_norms(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], *, gains: str = "**"
 ) -> PyTree:
-    """Multiplies the gains of LayerNorms as LEMON asks, where a space was tiled with averages.
+    """Multiplies the gains of LayerNorms over spaces that were tiled with averages (LEMON).
 
     Gains of "layernorm" spaces are multiplied by eta = `lemon_gain(old, new)`. The network must
     also use epsilon times eta^2.
 
     Args:
       params: The parameters after `change_basis`.
-      spec: The spec from before it.
+      spec: The spec before `change_basis`.
       maps: The maps, by space; `lemon` makes them.
-      gains: A pattern for the paths of the norms' gains, where other gains (LayerScale) share the
-        space; all of them by default.
+      gains: A pattern for the paths of the norms' gains, if other gains (LayerScale) share the
+        space. By default all gains.
 
     Returns:
       The parameters with scaled gains.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If a "layernorm" space has no such gain although eta is not 1, the maps do not fit
-        the spec, or a leaf does not have its shape after `change_basis`.
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If a "layernorm" space lacks such a gain although eta is not 1. If the maps do not
+        fit the spec, or a leaf has another shape than after `change_basis`.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).

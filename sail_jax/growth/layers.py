@@ -1,7 +1,7 @@
-"""Listed layers: which old leaves a new one comes from, and what becomes of layers that are new.
+"""Listed layers: the old leaves that make a new leaf, and the treatment of new layers.
 
-`sail_jax.growth.networks` plans with these functions how a network becomes deeper; `Source` says,
-for one leaf of the deep network, from which leaves of the old one it is made.
+`sail_jax.growth.networks` uses these functions to plan a deeper network. `Source` describes how a
+leaf of the deep network is made from leaves of the old network.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,16 +24,16 @@ from sail_jax.growth.targets import layer_of
 
 
 class Source(NamedTuple):
-    """What a leaf of the deep network is made of: a weighted sum of old leaves, perhaps transposed.
+    """The source of a leaf of the deep network: a weighted sum of old leaves, perhaps transposed.
 
     Attributes:
-      paths: The paths of the old leaves that are summed.
-      weights: What each of them is multiplied by; a single leaf is taken as it is.
-      above: The path of the same leaf of the next layer, for a method that needs it, else "".
+      paths: The paths of the old leaves in the sum.
+      weights: The weight of each old leaf. A single leaf is used unchanged.
+      above: The path of the same leaf in the next layer, if the method needs it; otherwise "".
       transpose: Whether the sum is transposed.
-      scale: What the sum is multiplied by.
-      identity: Whether the leaf is an identity matrix instead, as large as the old leaf, a bias, is
-        long.
+      scale: The factor on the sum.
+      identity: Whether the leaf is instead an identity matrix. Its size is the length of the old
+        leaf, a bias.
     """
 
     paths: tuple[str, ...]
@@ -47,24 +47,24 @@ class Source(NamedTuple):
 def deepened(
     flat: Mapping[str, Any], rules: Rules, layers: Mapping[str, SpaceMap], above: bool
 ) -> dict[str, Source]:
-    """Lists the leaves of the deep network, each with what it is made of.
+    """Lists the leaves of the deep network with their sources.
 
     Args:
       flat: The leaves of the old network by path: arrays or shapes.
       rules: The rules of its architecture.
-      layers: The map of the layers, for each entry that counts layers whose number changes.
-      above: Whether each leaf is also computed from the leaf of the next layer.
+      layers: The map of the layers, for each entry that counts a changing number of layers.
+      above: Whether each leaf also depends on the same leaf of the next layer.
 
     Returns:
-      What each leaf is made of, by its path in the deep network.
+      The source of each leaf, by its path in the deep network.
 
     Raises:
-      ValueError: If the network lacks a leaf in one of the layers that are mixed.
+      ValueError: If one of the mixed layers lacks a leaf.
     """
     rows = {name: _rows(m) for name, m in layers.items()}
     out: dict[str, Source] = {}
     for path in flat:
-        # Leaves outside of layers are taken over as they are.
+        # Leaves outside layers do not change.
         layer = layer_of(rules, path)
         if layer is None:
             out[path] = Source((path,), above=path if above else "")
@@ -75,16 +75,16 @@ def deepened(
             return f"{path[:start]}{k}{path[stop:]}"
 
         for k, row in enumerate(rows[name]) if name in rows else [(number, {number: 1.0})]:
-            # Each new layer is listed once: by the first of the old layers that it is made of.
+            # Each new layer is listed once, by the first of its old layers.
             if next(iter(row)) == number:
                 paths = tuple(map(at, row))
                 for source in paths:
                     if source not in flat:
                         raise ValueError(
-                            f"leaf {at(k)!r} is made of {source!r}, which the checkpoint lacks"
+                            f"leaf {at(k)!r} is made from {source!r}, which the checkpoint lacks"
                             f"{nearest(source, flat)}"
                         )
-                # The topmost layer has none above it, and takes its own leaf.
+                # The top layer uses its own leaf.
                 top = at(number + 1) if at(number + 1) in flat else path
                 out[at(k)] = Source(paths, tuple(row.values()), top if above else "")
     return out
@@ -93,22 +93,23 @@ def deepened(
 def chained(
     flat: Mapping[str, Any], rules: Rules, name: str, m: SpaceMap, sources: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """Replaces the new layers of a chain, where each reads the one before it, by identities.
+    """Replaces the new layers of a chain by identities.
 
-    Their kernels become identity matrices. `added` sets their biases to zero (Net2DeeperNet).
+    Each layer of a chain reads the previous one. The new kernels become identity matrices. `added`
+    sets their biases to zero (Net2DeeperNet).
 
     Args:
       flat: The leaves of the old network by path.
       rules: The rules of its architecture.
       name: The entry that lists the layers of the chain.
       m: The map of these layers, in index form.
-      sources: What each leaf is made of, as `deepened` returns it.
+      sources: The source of each leaf, from `deepened`.
 
     Returns:
-      What each leaf is made of, with the new kernels as identities.
+      The source of each leaf, with the new kernels as identities.
 
     Raises:
-      ValueError: If a new layer has no bias, which would tell the size of the identity.
+      ValueError: If a new layer lacks a bias, which determines the size of the identity.
 
     References:
       Chen et al., Net2Net, 2016 (arXiv 1511.05641).
@@ -119,19 +120,21 @@ def chained(
         if layer and layer[0] == name and layer[1] in new:
             mark, leaf = path[len(_module(path))], path[len(_module(path)) + 1 :]
             if (bias := f"{_module(path)}{mark}bias") not in sources:
-                raise ValueError(f"the new layer of {path!r} has no bias to take its size from")
+                raise ValueError(
+                    f"the new layer of {path!r} lacks a bias, which determines its size"
+                )
             if leaf == "kernel":
                 out[path] = Source(sources[bias].paths, identity=True)
     return out
 
 
 def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
-    """Tells whether the first layer has other leaves or shapes than the second.
+    """Checks whether the first layer has other leaves or shapes than the second layer.
 
-    Such a layer (one that projects, for example) is not repeated: it stays the first.
+    Such a layer (for example a projection) is not repeated and stays first.
 
-    `flat` is the leaves of the network by path: arrays or shapes. Returns whether it has; False for
-    a single layer.
+    `flat` holds the leaves of the network by path, as arrays or shapes. Returns False for a single
+    layer.
     """
     shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
@@ -142,7 +145,7 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
 
 def _rows(m: SpaceMap) -> list[dict[int, float]]:
-    """Finds the old layers of which each new one is made, and their weights."""
+    """Finds the old layers of each new layer, and their weights."""
     if m.index is not None:
         return [{int(i): 1.0} for i in np.asarray(m.index)]
     write = np.asarray(m.dense().write)
@@ -150,14 +153,14 @@ def _rows(m: SpaceMap) -> list[dict[int, float]]:
 
 
 class Added(NamedTuple):
-    """What is done to the leaves of new layers.
+    """The changes to the leaves of new layers.
 
     Attributes:
-      outputs: By path, what a leaf is multiplied by: 0 or a mask in new layers, 1 elsewhere.
-      fresh: By path, which entries are drawn anew.
-      pairs: By space, the map that makes its units cancel in pairs.
-      unpaired: The leaves that were to read paired units and are zero in new layers instead.
-      streams: The spaces that layers share, to which new layers add their output.
+      outputs: The factor on each leaf, by path: 0 or a mask in new layers, 1 elsewhere.
+      fresh: A mask of the entries that get new draws, by path.
+      pairs: The map that makes units cancel in pairs, by space.
+      unpaired: Leaves that are zero in new layers because their units could not be paired.
+      streams: The spaces that all layers share, where new layers add their output.
     """
 
     outputs: dict[str, Array]
@@ -175,25 +178,26 @@ def added(
     deep: Method,
     options: Mapping[str, Any],
 ) -> Added:
-    """Decides what a depth method does to the layers that it repeats.
+    """Determines the changes that a depth method makes to repeated layers.
 
-    Units are paired only where the spec states enough. A network tells units of an outer space
-    apart, by a rotary angle or by a gain that no axis shows (OLMo 2 has one for each unit of all
-    heads). Such units differ though their writers are equal, and do not cancel. And pairs cancel to
-    rounding only. If it is not stated what is applied to the stream, there may be a norm between
-    the sum of the pairs and the stream, which multiplies that rounding by up to the root of
-    1/epsilon. In both cases what writes the stream becomes zero, as in LLaMA-Pro.
+    Units are paired only if the spec states enough. A network distinguishes the units of an outer
+    space, by a rotary angle or by a gain without an axis (OLMo 2 has such gains). Such units differ
+    even with equal writers, and do not cancel. Also, pairs cancel only up to rounding. If the
+    nonlinearity of the stream is not stated, a norm may lie between the sum of the pairs and the
+    stream. The norm multiplies the rounding by up to the root of 1/epsilon. In both cases the
+    weights that write the stream become zero instead, as in LLaMA-Pro.
 
     Args:
       spec: The spec of the deep network, at the old widths.
       rules: The rules of the architecture.
-      layers: The map of the layers, for each entry or "stack" space whose number of layers changes.
-      chains: The entries among them whose layers form a chain, see `chained`.
+      layers: The map of the layers, for each entry or "stack" space with a changing number of
+        layers.
+      chains: The entries among these with layers that form a chain; see `chained`.
       deep: The depth method.
       options: The values of its options.
 
     Returns:
-      What is done to which leaves; nothing for a method that copies layers as they are.
+      The changes, empty for a method that copies layers unchanged.
     """
     out = Added({}, {}, {}, (), frozenset())
     if deep.new == "copy" or not layers:
@@ -212,7 +216,8 @@ def added(
             if len(axes) == 1:
                 out.outputs[path] = jnp.zeros(())
             continue
-        # A leaf in no space may be a gain of all heads or a causal mask, which zeros would break.
+        # A leaf without spaces may be a gain of all heads or a causal mask, which zeros would
+        # break.
         if deep.new == "fresh" and any(a and a[0].space not in layers for a in axes):
             out.fresh[path] = chosen
         if path not in writers:
@@ -230,10 +235,10 @@ def added(
 
 
 def _words(spec: Spec, rules: Rules, name: str) -> set[str]:
-    """What is applied to a space, by the spec and by the rules.
+    """The nonlinearities of a space, from the spec and the rules.
 
-    In a network without a head the stream is its output, and so "outer" in the spec. What layers
-    apply to it is then in the rules alone.
+    In a network without a head, the stream is the output and therefore "outer" in the spec. Only
+    the rules then state the layers' nonlinearities.
     """
     return {*spec.space(name).nonlinearity.split(), *rules.spaces.get(name, "").split()}
 
@@ -245,14 +250,16 @@ def _chosen(
     layers: Mapping[str, SpaceMap],
     new: Mapping[str, np.ndarray],
 ) -> Array | None:
-    """Which part of the leaf, along a stacked axis or as a whole, is of a new layer, or None."""
+    """The part of the leaf that belongs to a new layer, along a stacked axis or as a whole, or
+    None.
+    """
     layer = layer_of(rules, path)
     if layer and layer[0] in new:
         return jnp.asarray(True) if layer[1] in new[layer[0]] else None
     for k, axis in enumerate(axes):
         if len(axis) == 1 and axis[0].space in new:
-            # Of stacked layers only some entries along the axis are new: a mask that broadcasts
-            # with the leaf.
+            # Only some entries along a stacked axis are new, so this is a mask that broadcasts with
+            # the leaf.
             hit = np.isin(np.arange(layers[axis[0].space].new), new[axis[0].space])
             return jnp.asarray(hit.reshape([-1 if j == k else 1 for j in range(len(axes))]))
     return None
@@ -261,11 +268,10 @@ def _chosen(
 def _writers(
     spec: Spec, rules: Rules, layers: Mapping[str, SpaceMap]
 ) -> tuple[dict[str, tuple[list[str], list[str]]], set[str]]:
-    """The leaves by which layers write the spaces that they share, and these spaces.
+    """The leaves that write the shared spaces of layers, and these spaces.
 
-    Each leaf comes with the spaces that it writes, and those of its layer's own spaces that it
-    reads. A bias reads none, nor does a matrix on the stream itself or on units that no space
-    names.
+    Each leaf comes with the spaces that it writes, and the private spaces of its layer that it
+    reads. A bias reads none. Neither does a matrix that reads the stream, or units without a space.
     """
 
     def group(path: str) -> Any:
@@ -277,7 +283,7 @@ def _writers(
     for path, axes in spec.leaves:
         for f in (f for axis in axes for f in axis):
             owners.setdefault(f.space, set()).add(group(path))
-    # A space that only one layer uses is its own; the others carry what layers hand on.
+    # A space that only one layer uses is private. The others connect layers.
     own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
     out: dict[str, tuple[list[str], list[str]]] = {}
     streams: set[str] = set()
@@ -291,7 +297,7 @@ def _writers(
             if not any(f.space in own for f in axis)
         ]
         read = [f.space for axis in axes if _only(axis, "read") for f in axis if f.space in own]
-        # A vector that writes the stream may be the bias of a norm, see below.
+        # A vector that writes the stream may be the bias of a norm; see below.
         stacked = sum(a[0].space in layers for a in spec.axes(path) if a)
         if written and group(path) is not None and len(spec.axes(path)) - stacked > 1:
             out[path] = written, read
@@ -302,21 +308,21 @@ def _writers(
     }
     for path, axes in plain.items():
         bias = len(axes) == 1 and _only(axes[0], "write") and axes[0][0].space in streams
-        # A bias belongs to a layer's output if it stands beside a leaf that does. The bias of a
-        # LayerNorm writes the stream's space as well, but is no output; without such norms, all
-        # that writes the stream is added to it (the bias of a BatchNorm).
+        # A bias belongs to a layer's output if its module also has such a leaf. The bias of a
+        # LayerNorm also writes the stream's space, but is not an output. Without such norms, every
+        # leaf that writes the stream is added to it (for instance the bias of a BatchNorm).
         if bias and (_module(path) in modules or not normed):
             out[path] = [axes[0][0].space], []
     return out, streams
 
 
 def _only(axis: Axis, role: str) -> bool:
-    """Whether all factors of an axis have this role, and none is tied."""
+    """Whether all factors of an axis have this role and are not tied."""
     return all(f.role == role and not f.tied for f in axis)
 
 
 def _module(path: str) -> str:
-    """The path without its last key: what a kernel and its bias share."""
+    """The path without its last key, which a kernel and its bias share."""
     cut = max(path.rfind("/"), path.rfind("."))
     return path[:cut]
 
@@ -332,31 +338,33 @@ def layer_row(
     options: Mapping[str, Any],
     config: Config,
 ) -> SpaceReport:
-    """Reports what the axes show new layers to lose.
+    """Reports the losses of new layers that the axes show.
 
-    `name` is the entry or "stack" space that counts the layers. `chain` is whether the layers form
-    a chain, see `chained`. Returns a row for the report, with the reason if something is lost.
+    `name` is the entry or "stack" space that counts the layers. `chain` is True if the layers form
+    a chain; see `chained`. Returns a row for the report, with the reason for a loss.
     """
     measured = measure(m)
     reason = ""
     words = {word for stream in new.streams for word in _words(spec, rules, stream)}
     if m.new < m.old:
-        reason = f"{m.old} layers become {m.new}, which preserves no function in general"
+        reason = f"{m.old} layers become {m.new}, which does not preserve the function in general"
     elif deep.new == "copy":
-        reason = "layers are repeated, mixed or moved, which preserves no function in general"
+        reason = (
+            "layers are repeated, mixed or moved, which does not preserve the function in general"
+        )
     elif deep.new == "mask" and options["mask"]:
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
         reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
     elif rules.post_norm or {"layernorm", "elementwise"} <= words:
-        reason = "norms come after the sums, so that a layer of zero output is not the identity"
+        reason = "norms follow the sums, so a layer with zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):
         reason = "attention is divided by the number of its layer, which changes"
     return SpaceReport(name, m.family, measured and measured[0], reason)
 
 
 def _not_idempotent(name: str, m: SpaceMap, spec: Spec, rules: Rules) -> str:
-    """What is applied to the outputs of a chain's new layers, "" if twice is the same as once."""
+    """The nonlinearity of a chain's new layers if it is not idempotent; otherwise ""."""
     new = set(np.asarray(inserted(m)).tolist())
     for path, axes in spec.leaves:
         layer = layer_of(rules, path)

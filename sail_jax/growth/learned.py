@@ -1,13 +1,14 @@
-"""Maps that are learned: the loss of the grown network, descended through `change_basis`.
+"""Learned maps: gradient descent on the loss of the grown network, through `change_basis`.
 
-`learn_maps` is the loop. `sail_*` and `ligo_*` are what it trains: the spec under which a method's
-maps are free or tied as published, their initial coefficients, and the maps of coefficients.
+`learn_maps` is the training loop. The functions `sail_*` and `ligo_*` define the parametrisations.
+Each method has a spec that ties or frees its maps as published, initial coefficients, and a
+function from coefficients to maps.
 
     wide = sail_spec(spec)
     free = sail_init(params, spec, {"hidden": 512, "layer": 24})
     got = learn_maps(loss, params, wide, free, sail_maps, batches, steps=100)
 
-This module imports optax, and so is not imported by `sail_jax`.
+This module imports optax. `sail_jax` therefore does not import it.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,17 +48,18 @@ def learn_maps(
 ) -> Learned:
     """Learns maps by gradient descent on the loss of the grown network.
 
-    It minimises loss(change_basis(params, spec, maps(free)), batch) over `free`; `params` stay
-    fixed. The whole loop is one compiled scan, see `sail_jax.learning.learn`.
+    It minimises loss(change_basis(params, spec, maps(free)), batch) over `free`. `params` do not
+    change. The whole loop is one compiled scan; see `sail_jax.learning.learn`.
 
     Args:
       loss: The loss of the grown parameters on a batch, a scalar.
       params: The parameters to grow.
-      spec: The spec under which the maps apply, such as `sail_spec(...)` or `ligo_spec(...)`.
-      free: The initial coefficients: any pytree that `maps` takes.
-      maps: Makes maps of coefficients, differentiably: `sail_maps`, `ligo_maps` or another.
-      batches: The batches, in leaves of shape (n, ...); step t sees entry t mod n.
-      steps: The number of steps, 0 or more.
+      spec: The spec for the maps, such as `sail_spec(...)` or `ligo_spec(...)`.
+      free: The initial coefficients, any pytree that `maps` accepts.
+      maps: A differentiable function from coefficients to maps: `sail_maps`, `ligo_maps` or
+        another.
+      batches: The batches, in leaves of shape (n, ...). Step t uses entry t mod n.
+      steps: The number of steps, 0 or more. LiGO uses 100.
       optimizer: An optax optimiser; by default Adam with learning rate 1e-3.
 
     Returns:
@@ -66,8 +68,8 @@ def learn_maps(
     Raises:
       TypeError: If `maps` does not return `SpaceMap`s, or a leaf with a mapped space is not
         floating.
-      ValueError: If the loss is not finite at some step, `steps` is negative or no integer,
-        `batches` are empty, or the maps do not fit the spec.
+      ValueError: If the loss is not finite, `steps` is not an integer >= 0, `batches` are empty, or
+        the maps do not fit the spec.
     """
 
     def grow(free: PyTree, key: Array | None) -> PyTree:
@@ -77,11 +79,11 @@ def learn_maps(
 
 
 def sail_spec(spec: Spec) -> Spec:
-    """Builds the spec under which every use of a space has a map of its own, as SAIL has it.
+    """Makes the spec in which every use of a space has its own map (SAIL).
 
-    C_in and C_out are then free for each matrix. The space of factor 0 of axis 1 of leaf "w" is
-    called "w@1.0". Gains move like biases. Only "stack" spaces stay shared: one matrix D for all
-    leaves. Tied leaves keep one map per axis.
+    C_in and C_out are then free for each matrix. The space of factor 0 of axis 1 of leaf "w"
+    becomes "w@1.0". Gains transform like biases. Only "stack" spaces stay shared, with one matrix D
+    for all leaves. Tied leaves keep one map per axis.
 
     Args:
       spec: The spec of the network.
@@ -109,25 +111,25 @@ def sail_init(
     how: Literal["stack", "stack_top", "interpolate", "mean"] | None = None,
     sharpness: float = 4.0,
 ) -> Free:
-    """Computes the coefficients from which SAIL's maps are learned.
+    """Computes the initial coefficients of SAIL's learned maps.
 
-    For each use of a space, C = W U~^T, where U~ are the leading left singular vectors of the leaf
-    unfolded along that axis. For a matrix these are the singular vectors of `singular`, whose
-    choices of W these are. No gradient passes through them, as there. For depth, logits for the
-    softmax of `mix_layers`.
+    For each use of a space, C = W U~^T. U~ holds the leading left singular vectors of the leaf,
+    unfolded along that axis. W is chosen as in `singular`, which treats the case of a matrix.
+    Gradients do not flow through the singular vectors. For depth, the coefficients are the logits
+    of `mix_layers`.
 
     Args:
       params: The parameters to grow.
       spec: Their spec, before `sail_spec`.
       sizes: The new size of each space that changes, by its name in `spec`.
-      key: With a key, W is drawn from N(0, 1/new); without, it is U~, padded or cut.
-      how: Which old layers a new one starts from, see `deepen`; None for "interpolate", or for the
-        "mean" of neighbours where a stack shrinks.
-      sharpness: The logit of these layers; the others have 0, see `mixing_logits`.
+      key: With a key, W is drawn from N(0, 1/new). Without a key, W is U~, padded or cut.
+      how: The order of layers at the start; see `deepen`. None means "interpolate", or the "mean"
+        of neighbours if a stack shrinks.
+      sharpness: The logit of the chosen layers; all others have 0 (see `mixing_logits`).
 
     Returns:
-      For each use of a space in `sizes`, by its name in `sail_spec(spec)`, {"c": C} with C of shape
-      (new, old); for each "stack" space in `sizes`, {"logits": ...} of shape (new, old).
+      {"c": C} for each use of a space in `sizes`, by its name in `sail_spec(spec)`, with C of shape
+      (new, old). {"logits": ...} of shape (new, old) for each "stack" space in `sizes`.
 
     Raises:
       ValueError: If the spec lacks a space of `sizes`, a stack would be empty, `how` is unknown, or
@@ -149,7 +151,7 @@ def sail_init(
         factors = [(k, i, f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
         if any(len(blocks(axis)) > 1 for axis in axes):
             raise ValueError(
-                f"leaf {path!r} fuses several matrices, which have singular vectors of their own: "
+                f"leaf {path!r} fuses several matrices with separate singular vectors: "
                 "apply sail_jax.unfuse first"
             )
         was = jnp.shape(arrays[path])
@@ -159,8 +161,8 @@ def sail_init(
             if f is None or f.space in stacks or f.space not in sizes:
                 continue
             name, new = f"{path}@{k}.{i}", sizes[f.space]
-            # The mode unfolding [units of this axis, everything else]: its left singular vectors
-            # are those of the axis.
+            # The mode unfolding [units of this axis, everything else]. Its left singular vectors
+            # belong to the axis.
             unfolded = jnp.moveaxis(x, at, 0).reshape(x.shape[at], -1)
             unfolded = jax.lax.stop_gradient(unfolded)
             basis = jnp.linalg.svd(unfolded, full_matrices=False)[0][:, :new]
@@ -170,14 +172,14 @@ def sail_init(
 
 
 def sail_maps(free: Free) -> dict[str, SpaceMap]:
-    """Makes maps of SAIL's coefficients, for `sail_spec`.
+    """Makes maps from SAIL's coefficients, for `sail_spec`.
 
     Args:
-      free: Coefficients, as `sail_init` returns them.
+      free: Coefficients, as from `sail_init`.
 
     Returns:
-      A dense map for each entry: of C for a use of a space, whether that use writes or reads it; of
-      the softmax of the logits for depth.
+      A dense map for each entry. A use of a space, reading or writing, gets the map of C. Depth
+      gets the map of the softmax of the logits.
 
     >>> sail_maps({"w@0.0": {"c": jnp.array([[1.0], [2.0]])}})["w@0.0"].read.tolist()
     [[1.0, 2.0]]
@@ -185,17 +187,18 @@ def sail_maps(free: Free) -> dict[str, SpaceMap]:
     out = {}
     for name, value in free.items():
         c = value["c"] if "c" in value else jax.nn.softmax(value["logits"], axis=-1)
-        # Each space is used once here, so C is what that use is contracted with in either role:
-        # `write` for one that writes, the transpose of `read` for one that reads.
+        # Each space has one use here, which is contracted with C in either role: as `write`, or as
+        # the transpose of `read`.
         out[name] = SpaceMap(c, c.T)
     return out
 
 
 def ligo_spec(spec: Spec) -> Spec:
-    """Builds the spec under which LiGO ties its maps.
+    """Makes the spec that ties maps as in LiGO.
 
-    A space keeps one map for all leaves, gains move like biases (B g), and each leaf mixes layers
-    with coefficients of its own: the "stack" space `layer` of leaf "w" is called "layer@w".
+    A space keeps one map for all leaves, and gains transform like biases (B g). Each leaf mixes
+    layers with its own coefficients. For this, the "stack" space `layer` of leaf "w" becomes
+    "layer@w".
 
     Args:
       spec: The spec of the network.
@@ -211,7 +214,7 @@ def ligo_spec(spec: Spec) -> Spec:
     def name(path: str, axis: int, number: int, space: str) -> str:
         return f"{space}@{path}" if space in stacks else space
 
-    # LiGO multiplies a norm's scale by B as it does a bias.
+    # LiGO multiplies a norm's gain by B, like a bias.
     return _respaced(spec, name, "stack")
 
 
@@ -226,23 +229,22 @@ def ligo_init(
 ) -> Free:
     """Draws the coefficients from which LiGO's maps are learned.
 
-    The defaults are those of the published code.
+    The published code has the same defaults.
 
     Args:
       spec: The spec of the network, before `ligo_spec`.
       sizes: The new size of each space that grows, by its name in `spec`.
-      key: What the coefficients are drawn from, together with the names of spaces and leaves.
-      width: The rows that B has below the identity: "rand", uniform and summing to one; or "sel",
-        one-hot.
-      depth: The coefficients of each leaf's layers: "stack" (StackBERT's one-hot rows) or
-        "interlace" (each layer repeated in place), both with noise; or "rand", uniform. Rows sum to
-        one.
-      noise: The noise of depth is uniform from 0 to this, before rows are normalised.
+      key: A PRNG key. The draws also depend on the names of spaces and leaves.
+      width: The initial rows of B below the identity. "rand" rows are uniform draws that sum to
+        one. "sel" rows are one-hot.
+      depth: The initial coefficients of each leaf's layers. "stack" (StackBERT's one-hot rows) and
+        "interlace" (each layer repeated in place) have noise. "rand" is uniform. Rows sum to one.
+      noise: The upper limit of the uniform noise of depth, before rows are normalised.
 
     Returns:
-      For each space in `sizes`, {"rows": ...} of shape (new - old, old); for each leaf with a
-      "stack" space in `sizes`, by the name of that space in `ligo_spec(spec)`, {"depth": ...} of
-      shape (new, old).
+      {"rows": ...} of shape (new - old, old) for each space in `sizes`. {"depth": ...} of shape
+      (new, old) for each leaf with a "stack" space in `sizes`, by the name of that space in
+      `ligo_spec(spec)`.
 
     Raises:
       ValueError: If the spec lacks a space of `sizes`, a space would shrink, or `width` or `depth`
@@ -277,17 +279,17 @@ def ligo_init(
 
 
 def ligo_maps(free: Free) -> dict[str, SpaceMap]:
-    """Makes maps of LiGO's coefficients, for `ligo_spec`.
+    """Makes maps from LiGO's coefficients, for `ligo_spec`.
 
-    B = [I; rows] writes a space and, as published, its transpose reads it, without a count of
-    copies. So nothing is preserved at the start. (A^{q,k,v} = B_emb^T, A^o = B_v^T, A^fc2 =
-    B_fc1^T.)
+    B = [I; rows] writes a space. As published, its transpose reads the space, without dividing by
+    the number of copies. The function is therefore not preserved at the start. (A^{q,k,v} =
+    B_emb^T, A^o = B_v^T, A^fc2 = B_fc1^T.)
 
     Args:
-      free: Coefficients, as `ligo_init` returns them.
+      free: Coefficients, as from `ligo_init`.
 
     Returns:
-      A dense map for each entry: of B for a space, of the coefficients themselves for depth.
+      A dense map for each entry: B for a space, the coefficients for depth.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
@@ -311,7 +313,7 @@ def width_gradients(
     """Computes the gradients of a loss with respect to C_in and C_out of `C_in theta C_out^T`.
 
     dL/dC_in = G C_out theta^T and dL/dC_out = G^T C_in theta. (The paper prints G theta C_out^T and
-    G (C_in theta)^T, whose shapes do not conform.)
+    G (C_in theta)^T; their shapes do not conform.)
 
     Args:
       theta: The matrix, of shape (in, out).
@@ -334,9 +336,9 @@ def _stacks(spec: Spec) -> set[str]:
 
 
 def _respaced(spec: Spec, name: Callable[[str, int, int, str], str], words: str) -> Spec:
-    """The spec in which `name(path, axis, number of the factor, space)` calls each space anew.
+    """The spec with spaces renamed by `name(path, axis, number of the factor, space)`.
 
-    Spaces with a new name have these words. Gains move like biases.
+    Renamed spaces have these words. Gains transform like biases.
     """
     leaves: list[Leaf] = []
     spaces: set[Space] = set()
@@ -360,5 +362,5 @@ def _normalised(rows: Array) -> Array:
 
 
 def _below(rows: Float[Array, "more old"]) -> Float[Array, "new old"]:
-    """The identity with more rows below it."""
+    """The identity with further rows below it."""
     return jnp.concatenate([jnp.eye(rows.shape[1], dtype=rows.dtype), rows])

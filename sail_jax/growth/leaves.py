@@ -1,6 +1,6 @@
-"""A grown network, leaf by leaf: how each is computed from leaves of the old one.
+"""A grown network leaf by leaf: how each leaf is computed from leaves of the old network.
 
-`sail_jax.growth.networks.plan` makes a `Growth`. Both `grow`, in memory, and the growth of
+`sail_jax.growth.networks.plan` makes a `Growth`. Both `grow` (in memory) and the growth of
 checkpoints on disk compute leaves with it.
 """
 
@@ -27,14 +27,15 @@ from sail_jax.growth.named import Method, Step
 
 
 class Operands(NamedTuple):
-    """What differs between leaves that are computed alike, all of it arrays.
+    """The arrays that differ between leaves with the same computation.
 
     Attributes:
-      weights: What the old leaves are multiplied by before they are summed; None for a single one.
+      weights: The weights of the old leaves in the sum; None for a single leaf.
       maps: The maps of the leaf's spaces, by their names in `Rule.spec`.
-      key: What the leaf draws from; None if the growth was planned without a key.
-      fresh: Which entries are drawn anew, broadcastable to the leaf; None for no entry.
-      output: What the outcome is multiplied by, broadcastable to the leaf; None for nothing.
+      key: The leaf's PRNG key; None if the growth was planned without a key.
+      fresh: A mask of the entries that get new draws, broadcastable to the leaf; None for no
+        entries.
+      output: The factor on the result, broadcastable to the leaf; None for 1.
     """
 
     weights: np.ndarray | None
@@ -46,21 +47,21 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """How a leaf is computed, without its name: `rule(operands, *arrays)`, pure and jitted.
+    """The computation of a leaf, without its name: `rule(operands, *arrays)`, pure and jitted.
 
-    Rules of leaves that are computed alike are equal, and compiled once. The arrays are the old
-    leaves that are summed, then the leaf of the next layer unless it is among them.
+    Leaves with the same computation have equal rules, which are compiled once. The arrays are the
+    old leaves in the sum, then the leaf of the next layer unless it is among them.
 
     Attributes:
-      spec: The spec of the leaf alone, see `Spec.alone`.
-      move: How the method applies maps; None for `change_basis`.
-      edits: What the method then does to the leaf, in order.
+      spec: The spec of only this leaf; see `Spec.alone`.
+      move: The method's function that applies maps; None for `change_basis`.
+      edits: The method's further edits of the leaf, in order.
       options: The names and values of the method's options.
       transpose: Whether the sum of the old leaves is transposed.
-      scale: What the sum is multiplied by.
-      identity: Whether an identity matrix takes the place of the sum.
-      above: The number of the array that is the leaf of the next layer; None if it is not needed.
-      eta: Whether the leaf is a norm's gain that `scale_norms` multiplies.
+      scale: The factor on the sum.
+      identity: Whether an identity matrix replaces the sum.
+      above: The index of the array with the leaf of the next layer; None if not needed.
+      eta: Whether the leaf is a gain that `scale_norms` multiplies.
       std: The standard deviation of fresh entries.
     """
 
@@ -81,17 +82,17 @@ class Rule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Growth:
-    """How a network becomes a larger one, leaf by leaf: what `plan` returns. Holds no parameters.
+    """A planned growth of a network, leaf by leaf, from `plan`. It does not hold parameters.
 
     Attributes:
       config: The new configuration (widths, heads, layers, epsilons, ties).
       leaves: The shape and dtype of each leaf of the grown network, by path.
-      report: What the axes show to be lost: one row per mapped space, and one per count of layers
-        that changes. A growth without a loss is not thereby exact, see `Report`.
-      notes: What else was done, one sentence each.
-      spec: The spaces of the network once it is deep, before it is widened.
-      maps: The maps of these spaces. With `spec` and `maps`, `change_state` moves the state of an
-        optimiser.
+      report: The losses that the axes show: one row per mapped space, and one per changed number of
+        layers. A growth without a loss in the report is not necessarily exact; see `Report`.
+      notes: Further changes, one sentence each.
+      spec: The spaces of the network after deepening and before widening.
+      maps: The maps of these spaces. With `spec` and `maps`, `change_state` converts the state of
+        an optimiser.
     """
 
     config: dict[str, Any]
@@ -110,7 +111,7 @@ class Growth:
     _std: float
 
     def needs(self, path: str) -> tuple[str, ...]:
-        """Lists the leaves of the old network that a new leaf is computed from."""
+        """Lists the leaves of the old network that a new leaf depends on."""
         source = self._source(path)
         return tuple(dict.fromkeys([*source.paths, *([source.above] if source.above else [])]))
 
@@ -119,13 +120,13 @@ class Growth:
 
         Args:
           path: The path of the new leaf.
-          arrays: The leaves of the old network by path; those that `needs` lists, or more.
+          arrays: Leaves of the old network by path, at least the leaves in `needs(path)`.
 
         Returns:
-          The new leaf, in the dtype of the old ones.
+          The new leaf, in the dtype of the old leaves.
 
         Raises:
-          ValueError: If the grown network has no such leaf, or an old leaf that it needs is
+          ValueError: If the leaf is not in the grown network, or an old leaf that it needs is
             missing.
         """
         needs = self.needs(path)
@@ -136,20 +137,20 @@ class Growth:
         return rule(operands, *(as_array(arrays[name]) for name in needs))
 
     def computation(self, path: str) -> tuple[Rule, Operands]:
-        """Gives the computation of `leaf` as a rule and its operands, to run it elsewhere.
+        """Returns the computation of `leaf` as a rule and its operands, to run it elsewhere.
 
         Args:
           path: The path of the new leaf.
 
         Returns:
-          A rule and operands such that `rule(operands, *arrays)` is the new leaf, where `arrays`
-          are the old leaves that `needs` lists, in its order.
+          A rule and its operands. `rule(operands, *arrays)` is the new leaf, where `arrays` are the
+          old leaves in the order of `needs(path)`.
 
         Raises:
-          ValueError: If the grown network has no such leaf.
+          ValueError: If the leaf is not in the grown network.
         """
         source = self._source(path)
-        # Neutral names: leaves of all layers that are used alike give one rule, which is compiled
+        # With neutral names, equivalent leaves of all layers share one rule, which is compiled
         # once.
         spec, names = self.spec.alone(path)
         gains = {f.space for axis in self.spec.axes(path) for f in axis if f.role == "gain"}
@@ -174,7 +175,7 @@ class Growth:
         )
 
     def _source(self, path: str) -> Source:
-        """What a new leaf is made of; ValueError if there is no such leaf."""
+        """The source of a new leaf; ValueError for an unknown leaf."""
         if path not in self._sources:
             raise ValueError(
                 f"the grown network has no leaf {path!r}{nearest(path, self._sources)}"
@@ -187,23 +188,22 @@ class Growth:
 
 @partial(jax.jit, static_argnums=0)
 def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array:
-    """The new leaf: old ones summed, re-expressed by maps, edited, drawn in part, multiplied."""
+    """Computes the new leaf: sum, maps, edits, new draws, factor."""
     spec, options = rule.spec, dict(rule.options)
     weights, maps, key, fresh, output = operands
     dtype = arrays[0].dtype
     x = arrays[0]
     if weights is not None:
         wide = jnp.promote_types(dtype, jnp.float32)
-        # There may be more arrays than weights: the leaf of the next layer may follow those that
-        # are summed.
+        # There may be more arrays than weights, because the leaf of the next layer may follow the
+        # leaves in the sum.
         x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
     if rule.scale != 1:
         x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale
-    # For an identity, `x` is the bias of the layer, which has as many entries as the matrix has
-    # rows.
+    # For an identity, `x` is the bias of the layer, and its length is the number of rows.
     x = jnp.eye(len(x), dtype=dtype) if rule.identity else x.T if rule.transpose else x
-    # The order matters: maps speak of the network at its new depth and its old widths, and there
-    # are grown units to edit only after the maps.
+    # The order matters. Maps refer to the network at its new depth and old widths, and grown units
+    # exist only after the maps.
     if maps:
         if rule.above is not None:
             x = _from_above(x, arrays[rule.above], spec, maps)
@@ -225,11 +225,11 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
 
 
 def _from_above(x: Array, above: Array, spec: Spec, maps: dict[str, SpaceMap]) -> Array:
-    """The leaf with what writes its new units taken from the leaf of the next layer."""
+    """Takes the entries that write new units from the leaf of the next layer."""
     ((path, axes),) = spec.leaves
     layer = ((Factor("layer", "write"),), *axes)
-    # `aki` works on stacked layers. In a stack of these two, the lower one takes its new units from
-    # the upper one.
+    # `aki` works on stacked layers. In a stack of these two, the lower layer takes its new units
+    # from the upper layer.
     two = Spec((Leaf(path, layer),), (*spec.spaces, Space("layer", 2, "stack")))
     stacked = change_basis({path: jnp.stack([x, above])}, two, maps)
     return aki(stacked, two, maps)[path][0]

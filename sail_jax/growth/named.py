@@ -1,7 +1,7 @@
-"""The published growth methods of whole networks, one row each: `METHODS`.
+"""The published growth methods for whole networks: `METHODS`.
 
-A row (`Method`) says which maps a method gives to spaces and layers, and what it does to leaves
-beyond them. `sail_jax.growth.networks` carries the rows out.
+A `Method` describes the maps that it gives to spaces and layers, and its further edits of leaves.
+`sail_jax.growth.networks` applies them.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,32 +25,32 @@ from sail_jax.growth.width import Options, Widths, each_space
 Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
 Step = Callable[[Params, Spec, Maps, Any, Options], Params]
-"""Changes parameters, given their spec, the maps, a key and options."""
+"""A function of parameters, their spec, the maps, a key and options that edits the parameters."""
 New = Literal["copy", "zero", "mask", "pair", "fresh"]
-"""What a repeated layer becomes, see `Method`."""
+"""The treatment of a repeated layer; see `Method`."""
 
 
 class Method(NamedTuple):
-    """What a growth method does to widths, to depth, or to both.
+    """A growth method: its changes of width, depth, or both.
 
     Attributes:
-      about: What it does, in a few words.
+      about: A description in a few words.
       source: The paper.
-      options: The names of its options and their defaults.
-      lossless: Whether it preserves the function wherever the architecture allows.
-      widths: Makes the maps of the spaces whose size changes; None if the method only deepens.
-      layers: Which old layer each new one repeats, see `sail_jax.growth.depth.Order`.
-      mixes: Which share each old layer has in each new one instead: makes coefficients of shape
-        (new, old) from the old and the new number of layers and options.
-      new: What a repeated layer becomes: "copy", as it is; "zero" or "mask", with its output times
-        zero or a mask; "pair", with units that cancel in pairs; "fresh", with fresh parameters and
-        a zero output.
-      move: How maps are applied to a leaf; None for `change_basis`.
-      edits: What is done to a leaf after that, in order.
-      above: Whether a leaf is also computed from the leaf of the next layer.
-      draws: Whether it needs a key; or the option with which it needs one, where that is set.
-      prunes: Whether it removes units instead, those of the lowest score (`unit_scores`).
-      deepens_by: The depth method that goes with it, unless another is named.
+      options: The names and defaults of its options.
+      lossless: Whether it preserves the function if the architecture allows it.
+      widths: A function that makes the maps of all changed spaces; None if the method only deepens.
+      layers: The old layer that each new layer repeats; see `sail_jax.growth.depth.Order`.
+      mixes: The alternative to `layers`: a function of the old and the new number of layers and
+        options. It returns the share of each old layer in each new layer, of shape (new, old).
+      new: The treatment of a repeated layer. "copy" keeps it unchanged. "zero" and "mask" multiply
+        its output by zero or a mask. "pair" makes units cancel in pairs. "fresh" draws new
+        parameters and zeroes the output.
+      move: The function that applies maps to a leaf; None for `change_basis`.
+      edits: Further edits of a leaf, in order.
+      above: Whether a leaf also depends on the leaf of the next layer.
+      draws: Whether it needs a key, or the name of the option that requires a key.
+      prunes: Whether it removes the units with the lowest scores instead (`unit_scores`).
+      deepens_by: The default depth method for this method.
     """
 
     about: str
@@ -69,7 +69,7 @@ class Method(NamedTuple):
     deepens_by: str = "llama_pro"
 
     def needs_key(self, options: Options) -> bool:
-        """Whether numbers are drawn, with these values of the options."""
+        """Whether the method draws random numbers with these options."""
         if isinstance(self.draws, str):
             return options[self.draws] != self.options[self.draws]
         return self.draws
@@ -86,16 +86,16 @@ class Method(NamedTuple):
 
 
 def _dealt(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
-    """A random widening, with equally many copies of each unit where the new size is a multiple."""
+    """A random widening, with equally many copies of each unit if the new size is a multiple."""
     return widen(old, new, key=key, even=new % old == 0)
 
 
 def _padded(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
-    """Zeros beside the old units; in a stream, under a norm, what keeps its statistics."""
+    """Adds zeros; in a stream under a norm, a padding that keeps the norm's statistics."""
     if not {"layernorm", "rmsnorm"} & words:
         return pad(old, new)
-    # Scaled by sqrt(new / old), the old units alone keep the mean square of the space, which is all
-    # that RMSNorm takes from it.
+    # Scaled by sqrt(new / old), the old units keep the mean square of the space, the only statistic
+    # of RMSNorm.
     scale, live = (new / old) ** 0.5, jnp.arange(new) < old
     write = jnp.where(live, scale, 0.0)
     index = jnp.where(live, jnp.arange(new), 0)
@@ -103,14 +103,14 @@ def _padded(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> Sp
     family = width.tile(2, 3, "zero", isometric=True).family
     if "rmsnorm" in words:
         return SpaceMap(m.write, m.read, family)
-    # Under a LayerNorm the new units hold the mean of the scaled ones: they add nothing to the
-    # variance, which is then that of before.
+    # Under a LayerNorm, the new units hold the mean of the scaled units. They add nothing to the
+    # variance, which therefore does not change.
     m = m.dense()
     return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
 
 
 def _embedded(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
-    """Random embeddings of the kind that the options name."""
+    """Random embeddings of the kind in the options."""
 
     def make(old: int, new: int, words: set[str], key: Any) -> SpaceMap:
         return width.project(old, new, key, how=options["how"])
@@ -119,8 +119,8 @@ def _embedded(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) 
 
 
 def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """Masked structural growth: fresh units inside layers, masked; streams are not drawn anew."""
-    # Streams stay as `_padded` makes them: fresh units there would need norms that know the mask.
+    """Masked structural growth: fresh, masked units inside layers; streams keep their padding."""
+    # Streams keep the padding of `_padded`, because fresh units there would need masked norms.
     streams = {
         n: m
         for n, m in maps.items()
@@ -133,28 +133,28 @@ def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> 
 
 
 def _noise(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """Noise that cancels between copies, if asked for."""
+    """Adds noise that cancels between copies, if `snr_db` is set."""
     if options["snr_db"] is None:
         return params
     return fresh.noise_pairs(params, spec, maps, key, snr_db=options["snr_db"])
 
 
 def _symmetry(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """Noise on what writes copies, if asked for."""
+    """Adds noise to the weights that write copies, if `noise` is set."""
     if not options["noise"]:
         return params
     return fresh.break_symmetry(params, spec, maps, key, scale=options["noise"])
 
 
 def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """SAIL's C = W U~^T for each use of a space, from the leaf unfolded along it (App. F.1).
+    """SAIL's C = W U~^T for each use of a space, from the leaf unfolded along this axis (App. F.1).
 
-    A fused leaf is moved block by block.
+    A fused leaf is treated block by block.
     """
     ((path, axes),) = spec.leaves
     names = iter(unfused(spec)[1])
 
-    # Each block of a fused leaf is a matrix of its own and has singular vectors of its own.
+    # Each block of a fused leaf is a separate matrix with its own singular vectors.
     def block(x: Array, axes: tuple[Axis, ...]) -> Array:
         return _free(next(names), x, axes, spec, maps, key, options)
 
@@ -170,7 +170,7 @@ def _free(
     key: Any,
     options: Options,
 ) -> Array:
-    """The leaf under a map of its own for each factor of each axis, both sides being C."""
+    """The leaf under separate maps for each factor of each axis, with C on both sides."""
     use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
     sizes = [x.shape[int(n[0])] if f is None else spec.space(f.space).size for n, f in use]
     split = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(sizes)
@@ -181,7 +181,7 @@ def _free(
             draw = leaf_key(key, f"{path}@{name}") if options["random"] else None
             write, _ = width.singular(flat, maps[f.space].new, flat.shape[1], key=draw)
             free[name] = SpaceMap(write, write.T)
-    # Every axis gets a space of its own, so that no two of them share a map.
+    # Every axis gets its own space, so axes do not share maps.
     own = tuple(
         tuple(f._replace(space=f"{k}.{i}", role="write") for i, f in enumerate(axis))
         for k, axis in enumerate(axes)
@@ -192,7 +192,7 @@ def _free(
 
 def _spread(old: int, new: int) -> np.ndarray:
     """Copies spread evenly, each after the last layer of a group."""
-    # The old layers are cut into new - old groups of nearly equal length.
+    # The old layers are divided into new - old groups of nearly equal length.
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
     return np.sort(np.concatenate([np.arange(old), np.array(ends, int)]))
 
@@ -203,16 +203,16 @@ def _on_top(old: int, new: int) -> np.ndarray:
 
 
 def _whole_stacks(old: int, new: int) -> np.ndarray:
-    """The stack repeated as a whole; ValueError unless the new number of layers is a multiple."""
+    """Repeats the whole stack; ValueError unless the new number of layers is a multiple."""
     if new % old:
         raise ValueError(
-            f"g_stack repeats whole stacks, but {new} layers are no multiple of {old}: use stack"
+            f"g_stack repeats whole stacks, but {new} layers are not a multiple of {old}: use stack"
         )
     return depth.stack(old, new)
 
 
 def _seam(old: int, new: int) -> np.ndarray:
-    """Two copies of the stack, joined as `depth_up_scale` does; ValueError for other numbers."""
+    """Two copies of the stack, joined as in `depth_up_scale`; ValueError for other numbers."""
     if new % 2 or not old <= new <= 2 * old:
         raise ValueError(
             f"dus joins two copies of the stack, so it takes {old} layers to an even number "
@@ -222,7 +222,7 @@ def _seam(old: int, new: int) -> np.ndarray:
 
 
 def _mixed(old: int, new: int, options: Options) -> Array:
-    """Means of all layers, by the logits of the options, or by those of `mixing_logits`."""
+    """Means of all layers, with the logits in the options or from `mixing_logits`."""
     logits = options["logits"]
     if logits is None:
         logits = depth.mixing_logits(old, new, sharpness=options["sharpness"])
@@ -232,9 +232,9 @@ def _mixed(old: int, new: int, options: Options) -> Array:
 
 
 def pair_units(n: int) -> SpaceMap:
-    """Makes the map that copies units in pairs and reads the two with opposite signs.
+    """Makes the map that copies units in pairs and reads each pair with opposite signs.
 
-    What writes the units stays in effect, and what reads them gets nothing; an odd unit is not
+    The weights that write the units stay in effect, but their readers get 0. An odd unit is not
     read. This is LEMON's second way to add a layer that does nothing.
 
     References:
@@ -245,42 +245,44 @@ def pair_units(n: int) -> SpaceMap:
     ([0, 0, 2, 2], [1.0, -1.0, 1.0, -1.0])
     """
     at = jnp.arange(n)
-    # The last factor leaves out an odd unit at the end, which has no partner to cancel with.
+    # The last factor excludes an odd unit at the end, which lacks a partner.
     read = jnp.where(at % 2 == 0, 1.0, -1.0) * (at < n - n % 2)
     return select(at - at % 2, n, read=read)
 
 
 _DEPTH = {
     "stack": Method(
-        "the whole stack once more, layer k being layer k mod L",
+        "repeats the whole stack: layer k is layer k mod L",
         "StackBERT (Gong et al. 2019)",
         layers=depth.stack,
     ),
     "stack_top": Method(
-        "the whole stack, a remainder repeating the topmost layers",
+        "repeats the whole stack; a remainder repeats the topmost layers",
         "bert2BERT (Chen et al. 2022)",
         layers=depth.stack_top,
     ),
-    "g_stack": Method("whole stacks only", "G_stack (Du et al. 2024)", layers=_whole_stacks),
+    "g_stack": Method(
+        "repeats only whole stacks", "G_stack (Du et al. 2024)", layers=_whole_stacks
+    ),
     "interpolate_depth": Method(
-        "each layer repeated in place",
+        "repeats each layer in place",
         "Gong et al. 2019; Dong et al. 2020",
         layers=depth.interpolate,
     ),
     "dus": Method(
-        "two copies of the stack, layers dropped at the seam",
+        "joins two copies of the stack, without some layers at the seam",
         "SOLAR (Kim et al. 2023)",
         layers=_seam,
     ),
     "llama_pro": Method(
-        "copies spread among the layers, their outputs zero",
+        "spreads copies among the layers, with outputs of zero",
         "LLaMA-Pro (Wu et al. 2024)",
         lossless=True,
         layers=_spread,
         new="zero",
     ),
     "identity": Method(
-        "fresh layers on top that compute the identity",
+        "adds fresh layers on top that compute the identity",
         "Net2DeeperNet (Chen et al. 2016)",
         {"std": 0.02},
         lossless=True,
@@ -289,18 +291,18 @@ _DEPTH = {
         draws=True,
     ),
     "mix": Method(
-        "layer k is the mean of all under softmax(logits[k])",
+        "layer k is the mean of all layers with weights softmax(logits[k])",
         "SAIL, App. F.2",
         {"logits": None, "sharpness": 4.0},
         mixes=_mixed,
     ),
     "mean_depth": Method(
-        "layer k is the mean of the layers where it comes to lie, also for fewer layers",
+        "layer k is the mean of the old layers at its depth, also for fewer layers",
         "SAIL, eq. (9)",
         mixes=lambda old, new, options: jnp.asarray(depth.mean(old, new)),
     ),
     "mask_depth": Method(
-        "copies spread among the layers, their outputs times a mask",
+        "spreads copies among the layers, with outputs times a mask",
         "MSG (Yao et al. 2023)",
         {"mask": 0.0},
         lossless=True,
@@ -308,7 +310,7 @@ _DEPTH = {
         new="mask",
     ),
     "pairs": Method(
-        "copies spread among the layers, whose units cancel in pairs",
+        "spreads copies among the layers, with units that cancel in pairs",
         "LEMON (Wang et al. 2024)",
         lossless=True,
         layers=_spread,
@@ -318,7 +320,7 @@ _DEPTH = {
 
 _WIDTH = {
     "net2net": Method(
-        "random units copied, readers divided evenly",
+        "copies random units and divides their readers evenly",
         "Net2Net (Chen et al. 2016)",
         {"noise": 0.0},
         lossless=True,
@@ -328,21 +330,21 @@ _WIDTH = {
         deepens_by="identity",
     ),
     "fpi": Method(
-        "random units copied, in equal numbers where the size is a multiple",
+        "copies random units, each equally often if the size is a multiple",
         "bert2BERT (Chen et al. 2022)",
         lossless=True,
         widths=each_space(_dealt),
         deepens_by="stack_top",
     ),
     "aki": Method(
-        "as fpi, but the new units of a layer are those of the next one",
+        "like fpi, but takes the new units of a layer from the next layer",
         "bert2BERT (Chen et al. 2022)",
         widths=each_space(_dealt),
         above=True,
         deepens_by="stack_top",
     ),
     "hypercloning": Method(
-        "all units tiled, integer factors only, noise that cancels between copies",
+        "tiles all units by integer factors; optional noise cancels between copies",
         "HyperCloning (Samragh et al. 2024)",
         {"snr_db": None},
         lossless=True,
@@ -352,14 +354,14 @@ _WIDTH = {
         deepens_by="llama_pro",
     ),
     "lemon": Method(
-        "any size: streams tiled with averages or zeros, copies read unevenly",
+        "tiles streams with averages or zeros, to any size; copies may be read unevenly",
         "LEMON (Wang et al. 2024)",
         lossless=True,
         widths=lambda spec, sizes, key, options: width.lemon(spec, sizes, key=key),
         deepens_by="pairs",
     ),
     "msg": Method(
-        "fresh units, masked: the mask grows from 0 in training",
+        "adds fresh units under a mask that grows from 0 in training",
         "MSG (Yao et al. 2023)",
         {"mask": 0.0, "std": 0.02},
         lossless=True,
@@ -369,7 +371,7 @@ _WIDTH = {
         deepens_by="mask_depth",
     ),
     "sail_svd": Method(
-        "C_in theta C_out^T from the singular vectors of each tensor",
+        "computes C_in theta C_out^T from the singular vectors of each tensor",
         "SAIL, App. F.1",
         {"random": False},
         draws="random",
@@ -378,7 +380,7 @@ _WIDTH = {
         deepens_by="mix",
     ),
     "sail_random": Method(
-        "random embeddings of every space",
+        "embeds every space at random",
         "SAIL, Sec. 4.1",
         {"how": "orthogonal"},
         draws=True,
@@ -386,13 +388,13 @@ _WIDTH = {
         deepens_by="mix",
     ),
     "interpolate": Method(
-        "units as samples of a function, interpolated linearly",
+        "interpolates units linearly, as samples of a function",
         "SAIL, Sec. 4.1",
         widths=each_space(lambda old, new, words, key: width.interpolate(old, new)),
         deepens_by="interpolate_depth",
     ),
     "pad": Method(
-        "zeros beside the old units",
+        "adds units that are zero",
         "SAIL, App. F.1 (identity)",
         widths=each_space(lambda old, new, words, key: pad(old, new)),
         deepens_by="llama_pro",
@@ -401,7 +403,7 @@ _WIDTH = {
 
 _PRUNING = {
     "magnitude": Method(
-        "smaller sizes: the units with the smallest weights are removed",
+        "shrinks: removes the units with the smallest weights",
         "Li et al. 2017; DepGraph (Fang et al. 2023)",
         lossless=True,
         prunes=True,
@@ -409,4 +411,4 @@ _PRUNING = {
 }
 
 METHODS: dict[str, Method] = _WIDTH | _DEPTH | _PRUNING
-"""The growth methods by name: those that widen, those that deepen, and those that prune."""
+"""The growth methods by name. They widen, deepen or prune."""

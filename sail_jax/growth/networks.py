@@ -1,9 +1,9 @@
-"""Whole networks grown: a plan, leaf by leaf, from the shapes and the configuration of one.
+"""Growth of whole networks: a plan, leaf by leaf, from shapes and a configuration.
 
-`plan` decides everything without looking at a parameter, unless units are pruned. `Growth.leaf`
-then computes any tensor of the grown network from the few that it needs, so that `grow` in memory
-and a copy from disk to disk are one definition. Depth comes first: layers are renumbered, repeated
-or mixed as they are, and the deep network is then widened by the maps of its spaces.
+`plan` decides everything without reading parameters, unless units are pruned. `Growth.leaf` then
+computes any tensor of the grown network from the few tensors that it needs. `grow` in memory and
+growth from disk to disk share this definition. Depth comes first: layers are renumbered, repeated
+or mixed. The deep network is then widened by the maps of its spaces.
 """
 
 import math
@@ -52,24 +52,24 @@ def grow(
     key: PRNGKeyArray | None = None,
     **options: Any,
 ) -> tuple[PyTree, Growth]:
-    """Grows a network: plans the growth, and computes every leaf.
+    """Grows a network: plans the growth and computes every leaf.
 
     Args:
       params: The parameters of the network, by path or as a pytree.
-      config: Its configuration, as `plan` takes it.
-      to: What it shall become, as `plan` takes it.
+      config: The configuration of the network; see `plan`.
+      to: The target; see `plan`.
       method: The growth method, a name in `METHODS`.
-      key: The key for what is drawn; `plan` says which methods need one.
+      key: A PRNG key; see `plan` for the methods that need it.
       **options: The other arguments of `plan`, and the options of the method.
 
     Returns:
-      The parameters of the grown network, in a pytree of the same structure if there are as many of
-      them, else in dictionaries, flat where `params` is; and the growth, with the new configuration
-      and the report of what the axes show to be lost. Neither network is run.
+      The parameters of the grown network, and the `Growth` with the new configuration and the
+      report of losses. The parameters have the structure of `params` if their paths are the same.
+      Otherwise they are dictionaries, flat if `params` is flat. Neither network is run.
 
     Raises:
-      TypeError: As `plan`.
-      ValueError: As `plan`.
+      TypeError: As in `plan`.
+      ValueError: As in `plan`.
 
     >>> config = {"model_type": "mlp", "inputs": 1, "widths": [2]}
     >>> net = {"layers.0.kernel": jnp.array([[1.0, 2.0]]), "layers.0.bias": jnp.zeros(2),
@@ -101,46 +101,48 @@ def plan(
     scores: Mapping[str, ArrayLike] | None = None,
     **options: Any,
 ) -> Growth:
-    """Plans how a network becomes a larger one, or a smaller one by a method that prunes.
+    """Plans the growth of a network to a larger size, or its pruning to a smaller size.
 
     Args:
-      shapes: The parameters of the network, as arrays or ShapeDtypeStructs, by path or as a pytree;
-        their values are read by methods that prune alone.
-      config: Its configuration, as `sail_jax.architectures.of` reads it, such as a config.json.
-      to: What it shall become: a whole configuration; or the entries that change, also names of
-        spaces ("2x" stands for twice as much); or the factors {"width": 2, "depth": 4}. A factor
-        of width multiplies the heads, which keep their size; query heads per key head stay as many.
-      method: The growth method, a name in `METHODS`; one that widens, if any width grows, and one
-        that prunes, if any shrinks.
-      key: A key of `jax.random.key`, which methods need that draw numbers. Some others use it if it
-        is given: LEMON shares readers unevenly, Net2Net copies random units.
-      depth_method: The method that deepens, a name in `METHODS`. By default the one that goes with
-        `method`; for a chain of layers that are not alike, "identity".
-      untie: Whether a tied table gets a head of its own. By default it does if the maps would break
-        the tie and the method means to be lossless, or if `to` states that tables are not tied.
-      require_lossless: Whether to refuse what the axes show to be lost. That is necessary for a
-        lossless growth, not sufficient: neither network is run here. To see that the function is
-        preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on disk with
-        `grow_checkpoint(..., require_lossless=True)`, which runs both networks.
-      rules: For an architecture that is not known: its spec (see `sail_jax.spec_of`); or its
-        `Rules`, or a function that makes them from a configuration. With a spec, `config` may be
-        empty, and `to` names spaces.
-      scores: For a method that prunes, the scores of the units by the name of their space. They
-        replace the method's own. The mean squares of activations are one choice.
-      **options: The options of the method and of the depth method, see `METHODS`.
+      shapes: The parameters of the network, as arrays or ShapeDtypeStructs, by path or as a pytree.
+        Only methods that prune read their values.
+      config: The configuration of the network for `sail_jax.architectures.of`, such as a
+        config.json.
+      to: The target. It is a whole configuration, or a mapping of the entries or spaces that
+        change, or the factors {"width": 2, "depth": 4}. The value "2x" means twice the old value. A
+        factor of width multiplies the number of heads. The size of a head, and the number of query
+        heads per key head, do not change.
+      method: The growth method, a name in `METHODS`. It must widen if any width grows, and prune if
+        any width shrinks.
+      key: A PRNG key for methods that draw random numbers. Some other methods use it if given:
+        LEMON divides readers unevenly, and Net2Net copies random units.
+      depth_method: The depth method, a name in `METHODS`. By default `deepens_by` of the method, or
+        "identity" for a chain of unequal layers.
+      untie: Whether a tied table gets a separate head. True by default if `to` states untied
+        tables, or if the method is lossless and the maps would break the tie.
+      require_lossless: Whether to refuse a growth with a loss in its report. An empty report is
+        necessary but not sufficient, because neither network is run here. To check that the
+        function is preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on
+        disk with `grow_checkpoint(..., require_lossless=True)`, which runs both networks.
+      rules: For an unknown architecture, its spec (see `sail_jax.spec_of`), its `Rules`, or a
+        function from a configuration to `Rules`. With a spec, `config` may be empty, and the keys
+        of `to` are spaces.
+      scores: For a method that prunes, the scores of units by space, such as the mean squares of
+        activations. They replace the method's scores.
+      **options: The options of the method and the depth method; see `METHODS`.
 
     Returns:
-      The growth: the new configuration, the shape of every new leaf, the report of what the axes
-      show to be lost, and the computation of each leaf.
+      The growth: the new configuration, the shape of every new leaf, the report of losses, and the
+      computation of each leaf.
 
     Raises:
-      TypeError: If `config` or `to` is no mapping, `to` has a key that is no text, `key` is no key,
-        or `rules` are neither `Rules` nor a function.
-      ValueError: If a method or an option is unknown or an option has a value of another kind, the
-        configuration contradicts the tensors, `to` cannot be reached by growth, a needed key is
-        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, a method that
-        prunes is given shapes alone, or `require_lossless` is asked for and something is lost. The
-        message is one sentence that names the entry, space or leaf at fault.
+      TypeError: If `config` or `to` is not a mapping, or a key of `to` is not a string. If `key` is
+        not a PRNG key, or `rules` has an invalid type.
+      ValueError: For an unknown method or option, an option with an invalid value, or a
+        configuration that contradicts the tensors. If growth cannot reach `to`, a key is missing,
+        or a tied table cannot be untied. If a leaf has an 8-bit float dtype, or a method that
+        prunes gets only shapes. If `require_lossless` is set and the report has a loss. The message
+        is one sentence with the entry, space or leaf at fault.
 
     >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
@@ -161,13 +163,13 @@ def plan(
     for path, x in flat.items():
         if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
             raise ValueError(
-                f"leaf {path!r} is {x.dtype}, which has no arithmetic: cast the network first, "
-                "with the scales that belong to it"
+                f"leaf {path!r} is {x.dtype}, which lacks arithmetic: cast the network first, "
+                "with its scales"
             )
     rules = Rules.of(rules) if isinstance(rules, Spec) else rules
     make = rules_of(config, rules)
     old_rules = make(config)
-    # First: a tensor that one layer lacks is named best by what the others have.
+    # Layers are counted first, because this gives the best message about a missing tensor.
     counts = layer_count(old_rules, flat)
     old_spec = old_rules.spec(flat)
     check_stated(config, old_rules, old_spec, counts)
@@ -177,7 +179,7 @@ def plan(
     for name in chains:
         if not isinstance(look(config, name), list | tuple):
             raise ValueError(
-                f"{name} is {look(config, name)!r}, no list to be replaced by {short(asked[name])}"
+                f"{name} is {look(config, name)!r}, not a list; got {short(asked[name])}"
             )
     wide, deep = _methods(method, depth_method)
     if (
@@ -185,19 +187,18 @@ def plan(
         and not wide.deepens
         and any(len(asked[name]) != counts[name] for name in chains)
     ):
-        # Layers that are not alike cannot be mixed or copied over one another, so only identity
-        # deepens them.
+        # Unequal layers cannot be mixed or copied over one another, so only identity deepens them.
         deep = METHODS["identity"]
     values = _values(wide, deep, options)
     notes: list[str] = []
 
-    # Depth comes first, as widths are of the layers that are then there. It says which old leaves
-    # each leaf of the deep network is made of.
+    # Depth comes first, because widths refer to the new layers. It determines the old leaves for
+    # each leaf of the deep network.
     layers = {}
     for name, new in asked.items():
         old, new = counts[name], len(new) if name in chains else new
         if new != old and name in chains and deep.new != "fresh":
-            raise ValueError(f"the layers of {name!r} are not alike: only identity deepens them")
+            raise ValueError(f"the layers of {name!r} are unequal: only identity deepens them")
         if new != old and wide.prunes:
             raise ValueError(
                 f"{method!r} removes units of layers, but {name!r} is {old} and would be "
@@ -216,27 +217,24 @@ def plan(
         elif name not in chains:
             deep_config = put(deep_config, name, new)
     for m in layers.values():
-        # Lists with one entry for each layer have to move as the layers do.
+        # Lists with one entry for each layer follow the layers.
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
-    # A target may spell out that all layers are of the kind that is the default.
+    # A target may state explicitly that all layers are of the default kind.
     plain = kinds is None and set(stated or ()) <= {"full_attention"}
     if stated and kinds != stated and not plain:
-        raise ValueError(
-            f"growth keeps the kinds of layers: {kinds!r} they would be, to states {stated!r}"
-        )
+        raise ValueError(f"growth keeps the kinds of layers, {kinds!r}, but to states {stated!r}")
     goal = goal if kinds is None else goal | {"layer_types": kinds}
-    # The spec of the deep network at its old widths, in whose terms all maps of widths are made.
+    # The spec of the deep network at its old widths. All maps of widths refer to it.
     spec = make(deep_config).spec(_shapes(flat, sources))
     goal_rules = make(goal)
-    # Rules that were given have the sizes of the network before it grows, which say nothing of the
-    # target.
+    # Given rules have the sizes of the network before growth, which do not apply to the target.
     if isinstance(rules, Rules):
         goal_rules = goal_rules._replace(sizes={})
     sizes = new_sizes(goal_rules, goal, spec, given, method if wide.prunes else "")
 
     # A tied table both writes and reads its space, which only orthogonal maps allow. To stay exact
-    # under others, its second use becomes a leaf of its own, made of the same table.
+    # under other maps, its second use becomes a separate leaf, made from the same table.
     tied = {path for s in spec.spaces for path, _, _, _, tie in spec.uses(s.name) if tie}
     if asked_ties := [key for key in TIES if key in to]:
         if to[asked_ties[0]] and not tied and not config.get(asked_ties[0]):
@@ -261,9 +259,9 @@ def plan(
         name = next(iter(widths))
         raise ValueError(
             f"{method!r} only deepens, but {name!r} goes from {spec.space(name).size} to "
-            f"{widths[name]} units: name a method that widens, and depth_method={method!r}"
+            f"{widths[name]} units: give a method that widens, and depth_method={method!r}"
         )
-    # A key is only asked for where something will be drawn.
+    # A key is required only if something is drawn.
     drawn = (widths and wide.needs_key(values)) or ((layers or stacks) and deep.needs_key(values))
     if key is None and drawn:
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
@@ -275,12 +273,12 @@ def plan(
         raise ValueError(f"scores are for methods that prune, which {method!r} does not")
     layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
 
-    # What follows settles the sizes that the network computes with, what the axes show to be lost,
-    # and what becomes of repeated layers.
+    # The next part fits maps to sizes that the network computes with, reports losses, and treats
+    # repeated layers.
     deep_rules = make(deep_config)
     fitted = Fitted(maps, goal)
     if wide.lossless:
-        # Of what is pruned, queries and keys alone: experts are "dot" as well, beside other words.
+        # When pruning, only queries and keys are fitted. Experts are "dot" too, with further words.
         fitting = {
             name: m
             for name, m in maps.items()
@@ -290,7 +288,7 @@ def plan(
         fitted = fitted._replace(maps=maps | fitted.maps)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
     others = other_outputs(goal_rules, spec, sizes)
-    # What pruning loses depends on the values, which axes and maps alone do not show.
+    # The loss from pruning depends on the values, not only on axes and maps.
     known = dropped | others
     rows = tuple(row._replace(lost=known.get(row.space, row.lost)) for row in rows)
     new = added(spec, old_rules, layers, chains, deep, values)
@@ -304,8 +302,8 @@ def plan(
     if new.unpaired:
         more = f" and {len(new.unpaired) - 1} more" if new.unpaired[1:] else ""
         notes.append(
-            f"{new.unpaired[0]!r}{more} are zero, as units are paired only in spaces that are not "
-            "outer, and only where the spec states what is applied to the stream"
+            f"{new.unpaired[0]!r}{more} are zero: units are paired only in spaces that are not "
+            "outer, and only if the spec states the nonlinearity of the stream"
         )
     if isinstance(rules, Rules) and not rules.settings:
         _check_unstated(config, spec, maps)
@@ -316,14 +314,16 @@ def plan(
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
-    # What a network multiplies by a size, such as embeddings by the root of their width, is divided
-    # by how that grows.
+    # Some networks multiply a leaf by a size, such as embeddings by the root of their width. Such a
+    # leaf is divided by the growth of this factor.
     if wide.lossless:
         growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
         growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
         for path, factor in _scaled_by_size(deep_rules, spec, growths).items():
             sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
-            notes.append(f"{path!r} times {factor:.6g}, as what the network multiplies it by grows")
+            notes.append(
+                f"{path!r} times {factor:.6g}, to compensate for a factor of the network that grows"
+            )
     leaves = {}
     for path, x in _shapes(flat, sources).items():
         shape = tuple(n or m for n, m in zip(resized.shape(path), x.shape, strict=True))
@@ -347,30 +347,30 @@ def plan(
 
 
 def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
-    """The method for widths and the one for depth; a depth method alone widens nothing."""
+    """The methods for width and depth; a depth method does not widen."""
     for name in (method, depth_method):
         if name is not None and (not isinstance(name, str) or name not in METHODS):
             name = str(name)
             raise ValueError(f"no growth method {name!r}{nearest(name, METHODS)}")
     wide = METHODS[method]
     if wide.prunes and depth_method is not None:
-        raise ValueError(f"{method!r} prunes, and takes no depth_method: deepen in a second step")
+        raise ValueError(f"{method!r} prunes and cannot take depth_method: deepen in a second step")
     if depth_method is None:
         return wide, wide if wide.deepens or wide.prunes else METHODS[wide.deepens_by]
     if not METHODS[depth_method].deepens:
         raise ValueError(
-            f"depth_method {depth_method!r} does not deepen; those that do: "
+            f"depth_method {depth_method!r} does not deepen; these do: "
             f"{', '.join(name for name, m in METHODS.items() if m.deepens)}"
         )
     if wide.deepens and method != depth_method:
         raise ValueError(
-            f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
+            f"two depth methods, {method!r} and {depth_method!r}: give one that widens"
         )
     return wide, METHODS[depth_method]
 
 
 def _reader(shapes: PyTree, sources: Mapping[str, Source]) -> Callable[[str], np.ndarray]:
-    """Reads the leaves of a network whose layers stay, by the paths of its new spec."""
+    """Reads the leaves of a network with unchanged layers, by the paths of its new spec."""
     leaves = dict(zip(leaf_paths(shapes), jax.tree.leaves(shapes), strict=True))
 
     def read(path: str) -> np.ndarray:
@@ -388,7 +388,7 @@ def _check_alike(
     spec: Spec,
     maps: Mapping[str, SpaceMap],
 ) -> None:
-    """ValueError if a leaf that grows by units of the next layer has another shape there."""
+    """Raises a ValueError if a leaf with units from the next layer has another shape there."""
     for path, source in sources.items():
         grows = any(f.space in maps for axis in spec.axes(path) for f in axis)
         own = tuple(flat[source.paths[0]].shape)
@@ -396,28 +396,28 @@ def _check_alike(
         if grows and own != above:
             raise ValueError(
                 f"{method!r} takes new units of leaf {path!r}, {own}, from the next layer, but "
-                f"{source.above!r} is {above}: name a method that needs no layers alike"
+                f"{source.above!r} is {above}: give a method that works with unequal layers"
             )
 
 
 def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:
-    """ValueError if the configuration would go on stating the old size of a space that grows.
+    """Raises a ValueError if the configuration would still state the old size of a grown space.
 
-    That is so where rules have no settings; which entry states which space is guessed by the
-    numbers.
+    This happens if the rules lack settings. Equal numbers then suggest which entry states which
+    space.
     """
     for name, m in maps.items():
         for key, n in config.items():
             if type(n) is int and n == m.old != m.new:
                 raise ValueError(
                     f"space {name!r} grows from {n} to {m.new} units, but the configuration would "
-                    f"go on stating {key!r}: {n}, as the rules have no settings: say there which "
-                    f"entry states which space, such as {{{key}: {name}}}"
+                    f"still state {key!r}: {n}, because the rules lack settings: add the "
+                    f"entry that states the space, such as {{{key}: {name}}}"
                 )
 
 
 def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all options of both methods; ValueError for an option that neither has."""
+    """The values of all options of both methods; ValueError for an unknown option."""
     defaults = {**deep.options, **wide.options}
     for name in options:
         if name not in defaults:
@@ -430,7 +430,7 @@ def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str,
 
 
 def _option(name: str, default: Any, value: Any) -> Any:
-    """An option's value of the kind of its default, hashable, as `Rule` needs it."""
+    """Converts an option's value to the kind of its default, hashable for `Rule`."""
     if value is None and default is None:
         return None
     if name == "logits":
@@ -454,11 +454,11 @@ def _option(name: str, default: Any, value: Any) -> Any:
 
 
 def _loses(method: str, wide: Method, options: Mapping[str, Any]) -> str:
-    """What a method that does more than its maps say loses in every space, "" if nothing."""
+    """The loss in every space from a method's edits beyond its maps; "" if lossless."""
     if wide.above or wide.move is not None:
         return f"{method}: {wide.about}"
     if options.get("noise"):
-        return f"noise of {options['noise']} on what writes new units"
+        return f"noise of {options['noise']} on the weights that write new units"
     if options.get("mask"):
         return f"new units take part with a mask of {options['mask']}"
     return ""
@@ -473,7 +473,7 @@ def _layers(
     fixed: int = 0,
     chain: bool = False,
 ) -> SpaceMap:
-    """The map of the layers, of which the first `fixed` stay."""
+    """The map of the layers; the first `fixed` layers stay."""
     check_depth(name, old, new)
     if new == old:
         return identity(old)
@@ -481,19 +481,19 @@ def _layers(
         raise ValueError(
             f"growth was asked for, but {name!r} is {old} and would be {new}: "
             + (
-                "layers that are not alike cannot be mixed"
+                "unequal layers cannot be mixed"
                 if chain
-                else "to make fewer layers give depth_method='mean_depth', or another that mixes"
+                else "for fewer layers give depth_method='mean_depth' or another method that mixes"
             )
         )
     if new <= fixed:
         raise ValueError(
-            f"{name!r} is {old} and would be {new}, but its first layer is unlike the others"
+            f"{name!r} is {old} and would be {new}, but its first layer differs from the others"
         )
     repeats = interpolate if chain else deep.layers
     if repeats is None:
         assert deep.mixes is not None
-        # Each of the fixed layers is made of itself alone.
+        # Each fixed layer is made only from itself.
         shares = deep.mixes(old - fixed, new - fixed, options)
         return deepen(old, new, matrix=block_diag(jnp.eye(fixed), shares))
     index = fixed + repeats(old - fixed, new - fixed)
@@ -501,7 +501,7 @@ def _layers(
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
-    """The factor of each leaf that makes up for the growth of a size that multiplies it."""
+    """The factor on each leaf that compensates for the growth of a size that multiplies it."""
     out: dict[str, float] = {}
     for path, axes in spec.leaves:
         for pattern, (size, power) in rules.scales.items():
@@ -510,7 +510,7 @@ def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> d
                 factors = [f for axis in axes for f in axis]
                 tied = any(f.tied for f in factors)
                 if factor == 1 or (tied and any(growths[f.space] != 1 for f in factors)):
-                    # A tied table whose spaces grow is reported as a loss already.
+                    # A tied table with growing spaces is already reported as a loss.
                     continue
                 if tied:
                     raise ValueError(
@@ -532,28 +532,28 @@ def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str,
 
 
 def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
-    """The configuration, with its list of kinds of layers as the layers have moved."""
+    """The configuration, with its list of layer kinds in the new order of layers."""
     kinds = config.get("layer_types")
     if not kinds and config.get("use_sliding_window"):  # Qwen: from a number of layers on
         start = config.get("max_window_layers", 0)
         kinds = ["full_attention" if k < start else "sliding_attention" for k in range(m.old)]
     if kinds and len(kinds) == m.old:
-        # A mixture is of the kind of the layer that it holds most of.
+        # A mixed layer has the kind of its largest share.
         most = np.asarray(m.dense().write).argmax(axis=1)
         config = config | {"layer_types": [kinds[i] for i in most]}
     return config
 
 
 def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
-    """The configuration of the network with a head of its own."""
+    """The configuration of the network with a separate head."""
     key = next((k for k in TIES if k in config), TIES[0])
     return config | {key: False} | dict(rules.untied)
 
 
 def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> dict[str, Source]:
-    """The head that a tied table is untied into, unless the checkpoint holds one.
+    """The separate head for a tied table, unless the checkpoint has one.
 
-    Raises ValueError if no pattern names a head.
+    Raises a ValueError if no pattern matches a head.
     """
     tied = {
         path: pattern
@@ -567,7 +567,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
     out: dict[str, Source] = {}
     named = False
     for pattern, text in loose.axes:
-        # Axes with a capture are of leaves inside layers. The head stands outside of them.
+        # Axes with a capture belong to leaves inside layers. The head is outside layers.
         if "{" in text:
             continue
         axes = parse_axes(text)
@@ -583,12 +583,12 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
         bias = path.removesuffix("decoder.weight") + "bias"
         if path.endswith("decoder.weight") and bias in flat:
-            # A head of its own has a bias of its own.
+            # A separate head has a separate bias.
             out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
     if not named:
         raise ValueError(
-            f"the tied table {table!r} has to be untied, but nothing names the head it becomes: "
-            f"add a pattern, optional, such as 'lm_head.weight: {names[0]} {names[1]}*', or take "
+            f"the tied table {table!r} must be untied, but no pattern matches its head: "
+            f"add an optional pattern such as 'lm_head.weight: {names[0]} {names[1]}*', or give "
             "untie=False, which is not exact"
         )
     return out

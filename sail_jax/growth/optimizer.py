@@ -1,9 +1,10 @@
-"""The state of an optimiser, carried through a change of basis.
+"""The state of an optimiser under a change of basis.
 
-First moments are averages of gradients and move dually, exactly for every map. Second moments are
-averages of squared gradients. A permutation, duplication or any other index form moves them
-exactly; a map that mixes units does not, as that would need the covariances of gradients. Counts
-and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` itself moves them.
+First moments are averages of gradients. They transform dually, exactly for every map. Second
+moments are averages of squared gradients. A map in index form (a permutation or duplication, for
+example) transforms them exactly. A map that mixes units does not, because it would need the
+covariances of gradients. Counts and schedules do not change. Averages of parameters (EMA) are
+parameters, and `change_basis` transforms them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from sail_jax.checks import one_of
 from sail_jax.trees import path_str
 
 Law = Literal["params", "gradients", "second_moments", "restart"]
-"""How a field of a state moves: a kind of `change_basis`, or "restart"."""
+"""The transformation of a field of a state: a kind of `change_basis`, or "restart"."""
 
 LAWS: dict[str, Law] = {
     "mu": "gradients",
@@ -37,20 +38,20 @@ LAWS: dict[str, Law] = {
     "mean": "params",
     "newer": "params",
 }
-"""How the fields of optax states move, by name.
+"""The transformations of the fields of optax states, by name.
 
-They are those of Adam(W), AMSGrad, Lion, RMSProp, SGD with momentum, `optax.ema` (an average of
+The fields belong to Adam(W), AMSGrad, Lion, RMSProp, SGD with momentum, `optax.ema` (an average of
 updates), Adagrad, MultiSteps, schedule-free and `trajectory.average_params`.
 """
 
 
 class Moved(NamedTuple):
-    """What was done to one field of an optimiser's state.
+    """The treatment of one field of an optimiser's state.
 
     Attributes:
-      path: Where the field is, its keys joined by "/".
-      how: Whether it was moved, kept as it was, or restarted.
-      reason: The law by which it was moved, or why it was restarted; "" if it was kept.
+      path: The path of the field, its keys joined by "/".
+      how: Whether the field was moved, kept or restarted.
+      reason: The law of a moved field, or the reason for a restart; "" if kept.
     """
 
     path: str
@@ -59,7 +60,7 @@ class Moved(NamedTuple):
 
 
 class StateReport(NamedTuple):
-    """What `change_state` did; `print` shows a table.
+    """The report of `change_state`; `print` shows a table.
 
     Attributes:
       fields: One entry per field of the state.
@@ -84,27 +85,26 @@ def change_state(
     *,
     laws: Mapping[str, Law] | None = None,
 ) -> tuple[PyTree, StateReport]:
-    """Re-expresses an optimiser's state as the parameters are, so that training can go on.
+    """Transforms an optimiser's state like the parameters, to continue training.
 
-    A field that holds something for each parameter moves by its law. Where a second moment has no
-    law (a dense map), the whole state that holds it is restarted, its count and first moment too: a
-    count without its moments would make the bias correction wrong and the first steps too long.
-    Counts elsewhere (schedules) are kept.
+    A field with a value for each parameter moves by its law. A second moment cannot move through a
+    dense map. Then its whole state is restarted, including count and first moment. A count without
+    its moments would make the bias correction wrong and the first steps too long. Counts elsewhere
+    (schedules) are kept.
 
     Args:
       state: The optax state before the change of basis.
-      fresh: `optimizer.init(new_params)`, of the same optimiser: what a restart takes.
+      fresh: `optimizer.init(new_params)` of the same optimiser, used by restarts.
       spec: The spec of the parameters before the change.
       maps: The maps, by space.
-      laws: How fields move that `LAWS` lacks, or other laws for those it has, by the name of the
-        field.
+      laws: Laws by the name of the field, in addition to `LAWS` or instead of them.
 
     Returns:
-      The new state, and a report of what was done to each field.
+      The new state, and a report on each field.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If a law is unknown, a field holds something for each parameter and has no law,
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If a law is unknown, or a field with a value for each parameter lacks a law. If
         the two states differ in structure, or the maps do not fit the spec.
 
     >>> import optax
@@ -122,8 +122,8 @@ def change_state(
     for field, law in all_laws.items():
         one_of(f"laws[{field!r}]", law, Law)
     spec.check(maps)
-    # Second moments, being squares, follow a map that copies units. Through one that mixes them
-    # they are not known, so a dense map restarts the state that holds them.
+    # Second moments are squares and follow a map that copies units. A map that mixes units does not
+    # determine them, so a dense map restarts their state.
     dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
     rows: list[Moved] = []
     out = _walk(state, fresh, "", spec, maps, all_laws, dense, rows)
@@ -140,7 +140,7 @@ def _walk(
     dense: list[str],
     rows: list[Moved],
 ) -> PyTree:
-    """The new state of one node; what was done is added to `rows`."""
+    """The new state of one node; its report is added to `rows`."""
     parts, structure = _parts(node)
     others, other = _parts(fresh)
     if structure != other:
@@ -153,22 +153,22 @@ def _walk(
         if jnp.shape(node) != jnp.shape(fresh):
             raise ValueError(
                 f"the state {path!r} has shape {list(jnp.shape(node))}, in fresh "
-                f"{list(jnp.shape(fresh))}, and is no tree of parameters"
+                f"{list(jnp.shape(fresh))}, and is not a tree of parameters"
             )
         if hasattr(node, "shape"):
             rows.append(Moved(path, "kept", ""))
         return node
-    # Only the fields of optax's states have names that say how they move.
+    # Only optax's states have field names that determine the law.
     named = isinstance(node, tuple) and hasattr(node, "_fields")
     held = {name for name, part in parts.items() if named and _holds_params(part, spec)}
     places = {name: f"{path}/{name}".lstrip("/") for name in parts}
     for name in (name for name in parts if name in held):
         if name not in laws:
             raise ValueError(
-                f"the state {places[name]!r} ({type(node).__name__}) holds something for each "
-                f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
+                f"the state {places[name]!r} ({type(node).__name__}) has a value for each "
+                f"parameter, but its law is unknown: give laws={{{name!r}: ...}}"
             )
-        # One field without a law restarts its neighbours too, so that they stay consistent.
+        # A field without a law restarts its neighbours too, which keeps them consistent.
         if laws[name] == "restart" or (laws[name] == "second_moments" and dense):
             asked = laws[name] == "restart"
             reason = "asked for" if asked else f"the map of {dense[0]!r} is dense"
@@ -185,13 +185,13 @@ def _walk(
 
 
 def _parts(node: PyTree) -> tuple[dict[str, PyTree], Any]:
-    """The children of a node by name, and what makes the node of them."""
+    """The children of a node by name, and its structure."""
     found, structure = jax.tree.flatten_with_path(node, is_leaf=lambda x: x is not node)
     return {path_str(path): part for path, part in found}, structure
 
 
 def _holds_params(value: PyTree, spec: Spec) -> bool:
-    """Whether a field has leaves, all of them at paths of parameters."""
+    """Whether a field has leaves, all at paths of parameters."""
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
     return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
 
@@ -199,33 +199,32 @@ def _holds_params(value: PyTree, spec: Spec) -> bool:
 def learning_rates(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], optimizer: Literal["sgd", "adam"]
 ) -> PyTree:
-    """Computes factors on updates with which training commutes with the maps.
+    """Computes factors on updates that make training commute with the maps.
 
-    A grown network that trains with them follows, image by image, the path that the old one would
-    have taken. The factors depend on what an entry w and its gradient are multiplied by, w' = a w
-    and g' = b g, and on how the optimiser's update depends on the gradient:
+    With these factors, the training of the grown network follows the images of the old network's
+    training. If a map multiplies an entry by a (w' = a w) and its gradient by b (g' = b g), the
+    factor depends on the optimiser:
 
-    - "sgd", with momentum or not: a / b. Of c copies, c for what writes them and 1 / c for what
-      reads them.
-    - "adam", whose updates do not depend on the scale of gradients (epsilon aside): |a|. 1 for what
-      writes copies, 1 / c for what reads them.
+    - "sgd", with or without momentum, has the factor a / b. For c copies it is c for weights that
+      write them, and 1 / c for weights that read them.
+    - "adam" has the factor |a|, because its updates do not depend on the scale of gradients (except
+      for epsilon). It is 1 for weights that write copies, and 1 / c for weights that read them.
 
-    They are all ones for a permutation.
+    For a permutation all factors are 1.
 
     Args:
       params: The grown parameters.
-      spec: The spec from before the growth.
+      spec: The spec before the growth.
       maps: The maps, by space.
-      optimizer: Which rule the factors are for.
+      optimizer: The optimiser, "sgd" or "adam".
 
     Returns:
-      A tree of the structure of `params`, whose leaves broadcast against the parameters.
+      A tree with the structure of `params`. Its leaves broadcast against the parameters.
 
     Raises:
-      TypeError: If an entry of `maps` is no `SpaceMap`.
-      ValueError: If `optimizer` is neither of these, the maps do not fit the spec, or a map is
-        dense. Under "sgd" orthogonal maps are allowed: they commute with it, so their factors are
-        ones.
+      TypeError: If an entry of `maps` is not a `SpaceMap`.
+      ValueError: If `optimizer` is unknown, the maps do not fit the spec, or a map is dense. Under
+        "sgd" orthogonal maps are allowed, because they commute with it and have factors of 1.
 
     >>> from sail_jax.basis.spaces import spec
     >>> from sail_jax.growth import widen
@@ -256,7 +255,7 @@ def learning_rates(
         return out
 
     def along(axis: Axis) -> Array:
-        """The factors along an axis: those of a product multiply, blocks are laid end to end."""
+        """The factors along an axis. Factors of a product multiply, and blocks are concatenated."""
         lead, inner = parts(axis)
         out = jnp.ones(1)
         for f in lead:
@@ -270,17 +269,16 @@ def learning_rates(
 
 
 def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
-    """The factors for each role, per new unit of an index form."""
+    """The factors for each role and new unit of a map in index form."""
     write, read = (jnp.ones(m.new) if e is None else e for e in m.entries)
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
         return {"write": jnp.abs(write), "read": jnp.abs(read), "gain": gain}
-    # Each pair (a, b) says what a parameter in this role is multiplied by, and what its gradient
-    # is.
+    # Each pair (a, b) has the factors on a parameter in this role and on its gradient.
     pairs: dict[Role, tuple[Array, Array]] = {
         "write": (write, read),
         "read": (read, write),
         "gain": (gain, dual),
     }
-    # Where no gradient arrives, nothing moves at any rate.
+    # Without a gradient, the rate does not matter.
     return {k: jnp.where(b == 0, 1, a / jnp.where(b == 0, 1, b)) for k, (a, b) in pairs.items()}

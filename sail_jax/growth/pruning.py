@@ -1,13 +1,14 @@
-"""Structured pruning: which units of each space stay, decided by a score of each unit.
+"""Structured pruning: the units with the highest scores stay in each space.
 
-Removing a unit removes its slice of every leaf that writes, reads or multiplies it. Those leaves
-are what a spec lists, so heads go with their group of queries, and fused leaves block by block.
+Removing a unit removes its slice of every leaf that writes, reads or multiplies it. A spec lists
+these leaves. Heads are therefore removed with their group of queries, and fused leaves block by
+block.
 
-Two kinds of units cost nothing. A unit is dead if it is always zero, or if nothing reads it. It has
-score 0. Units with equal writers are copies, as growth makes them. The first copy is scored with
-the readers of all, and the others have score 0. Where copies are removed, one that stays is read by
-what read them. So three equal units that are each read with weight 1/3 become one that is read with
-weight 1.
+Removing two kinds of units does not change the function. A dead unit is always zero or never read.
+It has score 0. Units with equal writers are copies, as growth makes them. The score of the first
+copy uses the readers of all copies, and the others have score 0. When copies are removed, a
+remaining copy takes over their readers. For example, three equal units that are each read with
+weight 1/3 become one unit that is read with weight 1.
 """
 
 import hashlib
@@ -29,23 +30,23 @@ from sail_jax.growth.basic import prune
 from sail_jax.trees import leaf_paths
 
 Read = Callable[[str], np.ndarray]
-"""Reads the values of a leaf of the spec, by its path."""
+"""A function that reads the values of a leaf of the spec, by its path."""
 
 _NORMS = {"layernorm", "rmsnorm"}
-# What a unit gets depends on how many there are. Of "dot" alone that is made up for (`fit`).
+# The result depends on the number of units. `fit` compensates for this only for "dot".
 _SHARED = {"softmax", "dot"}
-# A unit that is zero stays zero. "elementwise" may be any function, a sigmoid among them.
+# A unit that is zero stays zero. "elementwise" may be any function, such as a sigmoid.
 _ZERO_KEPT = {"linear", "rmsnorm", "relu", "odd", "gated", "dot"}
-# Entries that are squared at a time, in float64.
+# The number of entries that are squared at a time, in float64.
 _CHUNK = 1 << 22
 
 
 class Pruned(NamedTuple):
-    """How spaces are pruned, see `prune_units`.
+    """The result of `prune_units`.
 
     Attributes:
       maps: The map of each space.
-      lost: What each space loses, as the axes and the values show it; "" for nothing.
+      lost: The loss in each space, from the axes and the values; "" for no loss.
     """
 
     maps: dict[str, SpaceMap]
@@ -53,7 +54,7 @@ class Pruned(NamedTuple):
 
 
 class _Units(NamedTuple):
-    """What is found of the units of a space: their scores, which are dead, and the first copy."""
+    """The units of a space: their scores, whether they are dead, and their first copies."""
 
     scores: np.ndarray
     dead: np.ndarray
@@ -65,13 +66,13 @@ def unit_scores(
 ) -> dict[str, np.ndarray]:
     """Scores the units of spaces by the magnitude of the weights that write and read them.
 
-    Each leaf that names the space gives a unit the share that its slice has in the sum of the
-    squares of the leaf. The score is the sum of these shares. So all leaves count alike, whatever
-    their scale, and a fused leaf counts as one leaf per block. Leaves with one axis, such as biases
-    and gains, count only where nothing else names the space.
+    Each leaf with the space gives a unit the share of its slice in the leaf's sum of squares. The
+    score is the sum of these shares. All leaves therefore count equally, whatever their scale, and
+    each block of a fused leaf counts as a leaf. Leaves with one axis, such as biases and gains,
+    count only if no other leaf has the space.
 
-    A dead unit has score 0. So has a copy of an earlier unit, which is scored with the readers of
-    all its copies (the module's docstring says more).
+    A dead unit has score 0. So does a copy of an earlier unit. The score of the earlier unit uses
+    the readers of all its copies (see the module's docstring).
 
     Args:
       params: The parameters of the network, by path or as a pytree.
@@ -82,8 +83,8 @@ def unit_scores(
       The score of each unit, in float64, by the name of the space.
 
     Raises:
-      ValueError: If the spec lacks a space, or a leaf that names one is missing, traced, or has NaN
-        or infinite entries.
+      ValueError: If the spec lacks a space, or a leaf of a space is missing, traced, or has NaN or
+        infinite entries.
 
     References:
       Li et al., Pruning Filters for Efficient ConvNets, 2017 (arXiv 1608.08710).
@@ -106,27 +107,27 @@ def magnitude(
     *,
     scores: Mapping[str, ArrayLike] | None = None,
 ) -> dict[str, SpaceMap]:
-    """Makes the maps that keep the units with the highest scores, in their old order.
+    """Makes maps that keep the units with the highest scores, in their old order.
 
-    Apply them with `change_basis`. The network then computes what the old one does with the removed
-    units at zero, wherever the architecture allows: an RMSNorm takes its mean over fewer units, so
-    the map of its space is scaled by the root of new / old. It is not scaled where the space has
-    a tied leaf or a further nonlinearity. Nothing makes up for a LayerNorm.
+    Apply the maps with `change_basis`. If the architecture allows it, the new network computes the
+    same as the old network with the removed units at zero. An RMSNorm averages over fewer units, so
+    the map of its space is scaled by the root of new / old. It is not scaled if the space has a
+    tied leaf or a further nonlinearity. A LayerNorm cannot be compensated.
 
     Args:
       params: The parameters of the network, by path or as a pytree.
       spec: The spaces of the parameters.
       sizes: The new size of each space that shrinks, by name.
-      scores: The score of each unit, by the name of the space, where another one shall decide, such
-        as the mean square of its activations; by default `unit_scores`.
+      scores: Other scores of the units, by the name of the space, such as the mean squares of
+        activations. By default `unit_scores`.
 
     Returns:
-      A map for each space of `sizes`. It is in index form unless copies are removed. One that
-      removes nothing but dead units and copies preserves the function.
+      A map for each space of `sizes`. It is in index form unless copies are removed. A map that
+      removes only dead units and copies preserves the function.
 
     Raises:
-      ValueError: If the spec lacks a space, a new size is not between 1 and the old one, scores
-        have another shape or are not finite, or as `unit_scores`.
+      ValueError: If the spec lacks a space, a new size is not between 1 and the old size, or scores
+        are not finite or have another shape. As in `unit_scores`.
 
     References:
       Li et al., Pruning Filters for Efficient ConvNets, 2017 (arXiv 1608.08710).
@@ -144,24 +145,26 @@ def magnitude(
 def prune_units(
     read: Read, spec: Spec, sizes: Mapping[str, int], scores: Mapping[str, ArrayLike] | None = None
 ) -> Pruned:
-    """Decides which units stay, reading one leaf at a time.
+    """Chooses the units to keep, reading one leaf at a time.
 
     Args:
-      read: Reads the values of a leaf of the spec, by its path.
+      read: A function that reads the values of a leaf of the spec, by its path.
       spec: The spaces of the parameters.
       sizes: As `magnitude` takes them.
       scores: As `magnitude` takes them.
 
     Returns:
-      The maps, and what they lose.
+      The maps and their losses.
 
     Raises:
-      ValueError: As `magnitude`.
+      ValueError: As in `magnitude`.
     """
     for name, new in sizes.items():
         old = spec.space(name).size
         if not 0 < new <= old:
-            raise ValueError(f"space {name!r} has {old} units, of which 1 to {old} stay, not {new}")
+            raise ValueError(
+                f"space {name!r} has {old} units: expected to keep 1 to {old}, not {new}"
+            )
     given = {name: _given(name, x, spec) for name, x in (scores or {}).items()}
     found = _units(read, spec, list(sizes))
     out = Pruned({}, {})
@@ -173,14 +176,14 @@ def prune_units(
 
 
 def _kept(spec: Spec, name: str, new: int, units: _Units) -> tuple[SpaceMap, str]:
-    """The map that keeps the units with the highest scores, and what it loses."""
+    """The map that keeps the units with the highest scores, and its loss."""
     scores, dead, first = units
     old, words = len(scores), set(spec.space(name).nonlinearity.split())
-    # Of equal scores the earlier unit stays.
+    # With equal scores, the earlier unit stays.
     keep = np.sort(np.argsort(-scores, kind="stable")[:new])
     place = np.full(old, -1)
     place[keep] = np.arange(new)
-    # The copies of a unit are read where the first of them that stays is.
+    # Readers of all copies of a unit move to the first copy that stays.
     of_class = np.full(old, -1)
     of_class[first[keep[::-1]]] = place[keep[::-1]]
     at = np.where(place >= 0, place, of_class[first])
@@ -188,7 +191,7 @@ def _kept(spec: Spec, name: str, new: int, units: _Units) -> tuple[SpaceMap, str
     lost = (at < 0) & ~dead
     tied = any(use.tied for use in spec.uses(name))
     scaled = "rmsnorm" in words and words <= {"rmsnorm", "linear"} and not tied
-    # The mean square of the old units, with those that are lost at zero.
+    # The scale keeps the mean square of the old units, with lost units at zero.
     scale = math.sqrt(copies.mean() * new / old) if scaled and len(copies) else 1.0
     if (copies == 1).all() and (at[place < 0] < 0).all():
         m = prune(keep, old)
@@ -207,14 +210,14 @@ def _kept(spec: Spec, name: str, new: int, units: _Units) -> tuple[SpaceMap, str
         return m, f"{np.count_nonzero(lost)} of {old} units are removed{share}"
     norm = _NORMS & words
     if norm and not scaled and new != old and (dead.any() or len(set(copies.tolist())) > 1):
-        return m, f"its {norm.pop()} takes its mean over other units"
+        return m, f"its {norm.pop()} averages over other units"
     if scaled and len(set(copies.tolist())) > 1:
-        return m, "its rmsnorm takes its mean over other units"
+        return m, "its rmsnorm averages over other units"
     return m, ""
 
 
 def _given(name: str, scores: ArrayLike, spec: Spec) -> np.ndarray:
-    """Scores of the user, checked."""
+    """Checks the scores of the user."""
     values, n = concrete(scores), spec.space(name).size
     if values is None or values.shape != (n,) or not np.isfinite(values.astype(float)).all():
         shape = "traced ones" if values is None else f"shape {values.shape}"
@@ -223,7 +226,7 @@ def _given(name: str, scores: ArrayLike, spec: Spec) -> np.ndarray:
 
 
 def _reader(params: PyTree) -> Read:
-    """Reads leaves of a tree that is in memory."""
+    """Makes a reader of leaves in memory."""
     leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
 
     def read(path: str) -> np.ndarray:
@@ -237,8 +240,8 @@ def _reader(params: PyTree) -> Read:
 def values_of(path: str, leaf: Any) -> np.ndarray:
     """Reads the values of a leaf.
 
-    `path` is its path, for messages. `leaf` is an array, or what NumPy reads as one. ValueError if
-    it is a shape alone, or traced.
+    `path` is its path, for messages. `leaf` is an array, or an object that NumPy converts. Raises a
+    ValueError for a shape or a traced array.
     """
     values = concrete(leaf) if hasattr(leaf, "__array__") else None
     if values is None:
@@ -250,10 +253,11 @@ def values_of(path: str, leaf: Any) -> np.ndarray:
 
 
 def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
-    """What is found of the units of spaces. Leaves are read one at a time, twice with copies."""
+    """Finds the units of spaces. Leaves are read one at a time, twice if there are copies."""
     words = {name: set(spec.space(name).nonlinearity.split()) for name in names}
     sizes = {name: spec.space(name).size for name in names}
-    # Copies behave alike under what allows duplication. A tied leaf cannot be read in their place.
+    # Copies stay equal under nonlinearities that allow duplication. With a tied leaf, readers
+    # cannot move.
     merging = {
         name
         for name in names
@@ -297,12 +301,12 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
         dead = np.zeros(n, bool)
         unread, unwritten = silent.get((name, "read")), silent.get((name, "write"))
         if words[name] == {"dot"} or (words[name] and not _SHARED & words[name]):
-            # A norm computes with units that nothing reads.
+            # A norm also uses units that are not read.
             if unread is not None and not _NORMS & words[name]:
                 dead |= unread
             if unwritten is not None and words[name] <= _ZERO_KEPT:
                 dead |= unwritten
-        # The first of several copies stands for all.
+        # The first of several copies represents all.
         dead = dead[first[name]]
         scores = matrices[name] if matrices[name].any() else vectors[name]
         scores = np.where(dead | (first[name] < np.arange(n)), 0.0, scores)
@@ -311,13 +315,13 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
 
 
 def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, np.ndarray, int]]:
-    """Each use of these spaces, with the entries of each unit there, and the axes of its leaf."""
+    """Each use of these spaces, with the entries of each unit and the axes of the leaf."""
     alone, places = unfused(spec)
     path, x = None, np.zeros(0)
     for leaf in alone.leaves:
         if not any(f.space in names for axis in leaf.axes for f in axis):
             continue
-        # The blocks of a fused leaf follow one another: it is read once.
+        # The blocks of a fused leaf follow one another, so it is read once.
         if places[leaf.path].path != path:
             path = places[leaf.path].path
             x = read(path)
@@ -328,7 +332,7 @@ def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, n
 def _rows(
     x: np.ndarray, axes: tuple[Axis, ...], spec: Spec, names: set[str]
 ) -> Iterator[tuple[Factor, np.ndarray]]:
-    """The uses of these spaces in a leaf that is not fused."""
+    """The uses of these spaces in an unfused leaf."""
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
     x = x.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
     for k, (_, f) in enumerate(factors):
@@ -337,9 +341,9 @@ def _rows(
 
 
 def _squares(rows: np.ndarray, first: np.ndarray, summed: bool) -> np.ndarray:
-    """The sum of the squares of each row, 0 for copies of an earlier unit.
+    """The sum of squares of each row, 0 for copies of an earlier unit.
 
-    Where `summed`, the first of several copies has the sum of their rows.
+    With `summed`, the first of several copies has the sum of their rows.
     """
     out = np.zeros(len(rows))
     firsts, of = np.unique(first, return_inverse=True)

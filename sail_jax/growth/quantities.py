@@ -1,8 +1,8 @@
-"""What a network computes from its sizes, and how growth makes up for it.
+"""Quantities that a network computes from its sizes, and their compensation in growth.
 
-Logits are divided by the root of a head's size, rotary frequencies depend on it, norms average
-over a width. Maps that are lossless to a linear reader must be fitted to these: `fit` does so, and
-`judge` reports what is then lost, in the terms of `exactness`.
+Logits are divided by the root of a head's size, rotary frequencies depend on this size, and norms
+average over a width. Maps that are lossless for a linear reader must be fitted to these quantities.
+`fit` does this, and `judge` reports the remaining loss, in the terms of `exactness`.
 """
 
 from collections.abc import Mapping
@@ -21,21 +21,20 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.configurations import EPSILONS
 from sail_jax.growth.basic import lemon_gain
 
-# Kinds of rotary positions in which the frequency of pair i depends on base ** (-2 i / size) alone,
-# so that a pair keeps it when i and the size are multiplied by the same number.
+# Kinds of rotary positions in which the frequency of pair i depends only on base ** (-2 i / size).
+# A pair keeps its frequency if i and the size are multiplied by the same number.
 _POINTWISE = ("default", "linear", "llama3")
 
 
 class Fitted(NamedTuple):
-    """Maps that were fitted to what a network computes from its sizes.
+    """Maps that are fitted to the quantities that a network computes from its sizes.
 
     Attributes:
       maps: The maps, by space.
-      config: The new configuration, with what the fit changed (epsilons).
-      granted: Spaces that are judged by fitting instead of by `exactness`: "" if nothing is lost,
-        else what is.
-      eta: The "layernorm" spaces whose gains `scale_norms` must multiply.
-      notes: What was done, one sentence each.
+      config: The new configuration, with changed epsilons.
+      granted: The loss in spaces that the fit judges instead of `exactness`; "" for no loss.
+      eta: The "layernorm" spaces with gains that `scale_norms` must multiply.
+      notes: The changes, one sentence each.
     """
 
     maps: dict[str, SpaceMap]
@@ -46,12 +45,12 @@ class Fitted(NamedTuple):
 
 
 def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) -> Fitted:
-    """Fits maps to heads that change their size, and to norms over copies and averages.
+    """Fits maps to heads of a new size, and to norms over copies and averages.
 
-    Queries and keys are scaled together by the root of how their number grows, as logits are
-    divided by the root of that number. Rotary pairs are moved to where their frequencies are. Under
-    a LayerNorm over copies and averages, epsilon and gains are corrected, or the map is scaled
-    where the configuration states no epsilon.
+    A network divides logits by the root of the size of a head. The product of queries and keys is
+    therefore multiplied by the root of this size's growth. Rotary pairs move to the positions of
+    their frequencies. Under a LayerNorm over copies and averages, epsilon and gains are corrected.
+    If the configuration does not state epsilon, the map is scaled instead.
 
     Args:
       maps: The maps of a lossless method, by space.
@@ -60,36 +59,35 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
       config: The new configuration.
 
     Returns:
-      The fitted maps, and what else the fit decided.
+      The fitted maps and the other results of the fit.
     """
     out, new = dict(maps), dict(config)
     granted: dict[str, str] = {}
     eta, notes = set(), {}
     for name, m in maps.items():
         words = set(spec.space(name).nonlinearity.split())
-        # Of other spaces whose units meet in a product, such as experts, nothing is known.
+        # Other spaces with units in a product, such as experts, are not fitted.
         if words == {"dot"} and m.new != m.old:
-            # A map onto more units is not invertible, but keeps q . k all the same if `read @
-            # write` is the identity.
+            # A map onto more units is not invertible, but it keeps q . k if `read @ write` is the
+            # identity.
             granted[name] = _lost(m)
-            # This network does not divide logits by the size of a head, so nothing has to make up
-            # for it.
+            # This network does not divide logits by the size of a head, so no factor is needed.
             if not config.get("scale_attn_weights", True):
                 continue
-            # One side of the product is written with `write`, the other with `read`, so that it
-            # grows by (new / old) ** 0.5. Of even copies, where `read` is old / new, this split
-            # gives both sides the same scale.
+            # One side of the product is written with `write`, the other with `read`. The factors
+            # multiply the product by (new / old) ** 0.5. For even copies, with `read` = old / new,
+            # this split gives both sides the same scale.
             out[name] = _times(m, (m.old / m.new) ** 0.25, (m.new / m.old) ** 0.75)
-            notes["queries and keys scaled together by the root of how their number grows"] = 0
+            notes["products of queries and keys times the root of the growth of their number"] = 0
         elif _rotary(spec, name) and m.new != m.old:
             granted[name] = _why_not_spread(m, spec, name, config)
             if not granted[name]:
-                # The map that the method chose is replaced: rotary units have fixed places, and
-                # copies elsewhere would turn at other frequencies.
+                # The method's map is replaced. Rotary units have fixed positions, and copies at
+                # other positions would rotate at other frequencies.
                 out[name] = _spread(m.old, m.new)
                 notes[
-                    "rotary pairs moved to where their frequencies are, zeros between, scaled "
-                    "together by the root of how their number grows"
+                    "rotary pairs moved to the positions of their frequencies, zeros between, "
+                    "products of queries and keys times the root of the growth of their number"
                 ] = 0
         elif words == {"layernorm"} and m.family == Family.LINEAR and (t := _centred(m)):
             granted[name] = ""
@@ -99,23 +97,24 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
                 eta.add(name)
                 notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
             else:
-                # Where the config has no epsilon for this norm, or the factor is not LEMON's, the
-                # activations themselves are divided, to the same effect.
+                # If the config lacks an epsilon for this norm, or the factor is not LEMON's, the
+                # activations are divided instead, with the same effect.
                 out[name] = _times(m, 1 / t, t)
     return Fitted(out, new, granted, frozenset(eta), tuple(notes))
 
 
 def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str = "") -> Report:
-    """Reports what the axes show each space to lose, with what fitting adds.
+    """Reports the loss in each space, from the axes and the fit.
 
     Args:
       spec: The spec of the network, at the old widths.
-      maps: The maps before they were fitted.
-      fitted: What `fit` made of them.
-      lossy: Why the method preserves no space that changes, "" if it may.
+      maps: The maps before fitting.
+      fitted: The result of `fit`.
+      lossy: The reason why the method loses something in every changed space; "" if it does not.
 
     Returns:
-      The report of `exactness` on the unfitted maps, with the reasons of `fitted` in their place.
+      The report of `exactness` on the unfitted maps, with the reasons of `fitted` where it has
+      some.
     """
     rows = []
     for row in exactness(spec, maps).spaces:
@@ -129,7 +128,7 @@ def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str =
 
 
 def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
-    """The map with its entries multiplied; of its family, no more than MONOMIAL is claimed."""
+    """The map with multiplied entries; its claimed family is at most MONOMIAL."""
     w, r = m.entries
     ones = jnp.ones(m.new)
     w, r = (write * (ones if w is None else w), read * (ones if r is None else r))
@@ -139,16 +138,16 @@ def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
 
 
 def _lost(m: SpaceMap) -> str:
-    """Why the map loses something to a linear reader, "" if it does not, or is traced."""
+    """The loss of the map for a linear reader; "" if lossless or traced."""
     lost, rounding = measure(m) or (0.0, 0.0)
     return "" if lost <= rounding else f"read @ write differs from the identity by {lost:.2g}"
 
 
 def _rotary(spec: Spec, name: str) -> bool:
-    """Whether a space holds queries and keys, in pairs of units that rotary positions turn.
+    """Whether a space holds queries and keys, in pairs of units that rotary positions rotate.
 
-    Keys live in the dual of the units that queries write, so a starred factor stands beside the
-    plain one of their head. Other outer spaces within a head are not rotary.
+    Keys live in the dual of the units that queries write, so an axis has a starred factor next to
+    the plain factor of their head. Other outer spaces within a head are not rotary.
     """
     keys = any(
         any(f.space == name and f.role == "read" for f in axis)
@@ -160,14 +159,16 @@ def _rotary(spec: Spec, name: str) -> bool:
 
 
 def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
-    """Why rotary pairs cannot be moved to where their frequencies are, "" if they can."""
+    """The reason why rotary pairs cannot move to the positions of their frequencies; "" if they
+    can.
+    """
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     gains = [use.path for use in spec.uses(name) if use.role == "gain"]
     if m.new % m.old or m.old % 2:
         return (
-            f"{m.new} units have other rotary frequencies than {m.old}, of which only a multiple "
-            "keeps all: keep head_dim and multiply the heads"
+            f"{m.new} units have other rotary frequencies than {m.old}, and only a multiple "
+            "keeps all frequencies: keep head_dim and multiply the heads"
         )
     if kind not in _POINTWISE:
         return f"rotary positions of type {kind!r} depend on the size of a head: keep head_dim"
@@ -177,13 +178,13 @@ def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
 
 
 def _spread(old: int, new: int) -> SpaceMap:
-    """The map that moves each rotary pair to where its frequency is in the larger head.
+    """The map that moves each rotary pair to the position of its frequency in the larger head.
 
-    Pair (i, i + old/2), of frequency base^(-2 i / old), becomes pair i * new / old, which has that
-    frequency; the pairs between are zero. Each side is scaled by (new/old)^(1/4), so that logits,
-    divided by the root of the size, stay.
+    Pair (i, i + old/2) has the frequency base^(-2 i / old). It becomes pair i * new / old, which
+    has the same frequency. The pairs between are zero. Each side is scaled by (new/old)^(1/4),
+    which keeps the logits after division by the root of the size.
     """
-    # Rotary pairs are (i, i + size / 2): the two halves of a head are treated alike.
+    # Rotary pairs are (i, i + size / 2), so the two halves of a head are treated equally.
     r, half = new // old, new // 2
     at = np.arange(new) % half
     live = at % r == 0
@@ -193,15 +194,15 @@ def _spread(old: int, new: int) -> SpaceMap:
 
 
 def _centred(m: SpaceMap) -> float | None:
-    """The factor t > 0 by which copies and averages scale a space's standard deviation.
+    """The factor t > 0 of copies and averages on a space's standard deviation.
 
-    With epsilon times t^2, a LayerNorm of `write @ x` is 1/t times `write @ LayerNorm(x)`. None if
-    the rows of `write` are not equally many copies of each unit, and averages.
+    With epsilon times t^2, a LayerNorm of `write @ x` is 1/t times `write @ LayerNorm(x)`. None
+    unless the rows of `write` are equally many copies of each unit, and averages.
     """
     write = np.asarray(m.dense().write, float)
     rows = write - write.mean(axis=1, keepdims=True)
-    # A row that is an average is constant, so less its mean nothing is left of it; a row that is a
-    # copy has one entry.
+    # An average is a constant row, so it is 0 after subtracting its mean. A copy is a row with one
+    # entry.
     scale = np.abs(write).max()
     average = np.abs(rows).max(axis=1) <= 1e-6 * scale
     copies = (write[~average] != 0).sum(axis=1)
@@ -217,7 +218,7 @@ def _centred(m: SpaceMap) -> float | None:
 
 
 def _epsilon(rules: Rules, config: Config, space: str) -> str:
-    """The entry that states the epsilon of the norms of a space, "" if none does."""
+    """The entry that states the epsilon of the norms of a space; "" if it is missing."""
     for key, text in rules.settings:
         if path_pattern(text.split()[0]).fullmatch(space):
             tower = key.rpartition(".")[0]

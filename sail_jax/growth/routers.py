@@ -1,13 +1,13 @@
-"""Routers of mixtures of experts, before any training: drawn, zero, or made of prompts.
+"""Initial routers for mixtures of experts: random, zero, or from prompts.
 
 A router has a row for each expert. A token's state is multiplied by the rows, and the experts with
-the largest products are used. So a row that points where the states of some prompts lie sends text
-like these prompts to its expert:
+the largest products are used. A row that points towards the states of some prompts therefore sends
+similar text to its expert:
 
-    row = (s - t) / |s - t|,    s the state of positive prompts, t that of negative ones
+    row = (s - t) / |s - t|,    with the states s of positive and t of negative prompts
 
-The states are embeddings (`embedded`), or what each layer of the dense network reads (`hidden`).
-mergekit-moe makes the same rows of the same prompts, and runs the network in bfloat16.
+The states are embeddings (`embedded`), or the input of each layer of the dense network (`hidden`).
+mergekit-moe computes the same rows, but runs the network in bfloat16.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,33 +24,33 @@ from sail_jax.checks import one_of
 from sail_jax.configurations import Config
 
 Drawn = Literal["random", "uniform_random", "zero"]
-"""Routers that no prompt is needed for."""
+"""Routers that do not need prompts."""
 Read = Literal["hidden", "hidden_avg", "hidden_last", "cheap_embed"]
-"""Routers that are made of prompts: of states of the last token (which "hidden" means, too), of the
-mean of all tokens, or of embeddings.
+"""Routers from prompts: states of the last token ("hidden" or "hidden_last"), the mean over all
+tokens, or embeddings.
 """
 
 Rows = Callable[[Int[np.ndarray, " n"]], Float[np.ndarray, "n width"]]
-"""Looks up the embeddings of some tokens."""
+"""A function that looks up the embeddings of tokens."""
 States = Callable[[Sequence["Tokens"]], Float[np.ndarray, "prompt layer width"]]
-"""The state of each of some prompts in front of each layer."""
+"""A function that computes the state of each prompt at the input of each layer."""
 Tokens = Sequence[int]
 """A prompt: the numbers of its tokens."""
 
 _LEAST = 1e-8
 
 TOGETHER = 1 << 28
-"""Bytes of activations of prompts that run together. The network is read once for each such group:
-larger ones save reading, and take memory.
+"""The bytes of activations of prompts that run together. The network is read once for each such
+group. Larger groups need fewer reads and more memory.
 """
 
 
 class Prompts(NamedTuple):
-    """What an expert is for.
+    """The prompts that describe an expert.
 
     Attributes:
-      positive: Prompts that it should answer, at least one.
-      negative: Prompts that others should answer.
+      positive: Prompts for this expert, at least one.
+      negative: Prompts for other experts.
     """
 
     positive: tuple[Tokens, ...]
@@ -60,11 +60,11 @@ class Prompts(NamedTuple):
 def drawn(
     kind: Drawn, layers: int, experts: int, width: int, key: Key[Array, ""]
 ) -> Float[np.ndarray, "layer expert width"]:
-    """Makes the rows of routers that nothing is known of.
+    """Makes rows of routers without prompts.
 
     Args:
-      kind: "random" draws from the standard normal distribution, and "uniform_random" uniformly up
-        to 1 / sqrt(width), as a linear layer of PyTorch begins. "zero" gives every expert the same
+      kind: "random" draws from the standard normal distribution. "uniform_random" draws uniformly
+        up to 1 / sqrt(width), like PyTorch's linear layers. "zero" gives every expert the same
         share.
       layers: The number of layers.
       experts: The number of experts.
@@ -75,7 +75,7 @@ def drawn(
       The rows, float32.
 
     Raises:
-      ValueError: If there is no such kind.
+      ValueError: For an unknown kind.
     """
     one_of("gate_mode", kind, Drawn)
     shape = (layers, experts, width)
@@ -90,20 +90,20 @@ def drawn(
 def of_prompts(
     experts: Sequence[Prompts], states: States, *, unit: bool = False
 ) -> Float[np.ndarray, "layer expert width"]:
-    """Makes the rows of routers that point where the prompts of experts lie.
+    """Makes rows of routers that point towards the prompts of experts.
 
     Args:
       experts: The prompts of each expert.
-      states: The state of each prompt in front of each layer, such as those of `hidden`.
-      unit: Whether the states of positive and of negative prompts get length 1 before they are
-        subtracted, as mergekit-moe does with embeddings.
+      states: A function that computes the states of prompts, such as from `hidden`.
+      unit: Whether the mean states of positive and negative prompts are normalised before they are
+        subtracted. mergekit-moe does this for embeddings.
 
     Returns:
-      The rows, float32, each of length 1: the mean state of the positive prompts, less that of the
-      negative ones.
+      The rows, float32, each of length 1: the mean state of positive prompts minus the mean state
+      of negative prompts.
 
     Raises:
-      ValueError: If an expert has no prompts, or a prompt no tokens.
+      ValueError: If an expert lacks prompts, or a prompt lacks tokens.
     """
     for e, prompts in enumerate(experts):
         if not prompts.positive:
@@ -112,7 +112,7 @@ def of_prompts(
             if any(not len(prompt) for prompt in given):
                 raise ValueError(f"experts[{e}].{name}_prompts: expected tokens, got none")
     groups = [group for prompts in experts for group in prompts]
-    # All at once: a network that is read from a file is read once.
+    # All prompts run together, so a network in a file is read once.
     found = states([prompt for group in groups for prompt in group])
     ends = np.cumsum([len(group) for group in groups])
     means = []
@@ -124,16 +124,16 @@ def of_prompts(
 
 
 def _direction(x: Float[np.ndarray, "*n width"]) -> Float[np.ndarray, "*n width"]:
-    """x divided by its length, which counts as 1e-8 at least."""
+    """x divided by its length, or by 1e-8 if that is larger."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _LEAST)
 
 
 def embedded(rows: Rows, layers: int) -> States:
-    """Makes the states of prompts that are sums of their embeddings.
+    """Makes a function that sums the embeddings of prompts.
 
     Args:
       rows: Looks up embeddings.
-      layers: The number of layers, which all get one state.
+      layers: The number of layers. All get the same state.
 
     Returns:
       The function.
@@ -155,35 +155,35 @@ def hidden(
     mean: bool = False,
     most: int = TOGETHER,
 ) -> States:
-    """Makes the states of prompts that are what each layer of a network reads.
+    """Makes a function that computes the inputs of each layer for prompts.
 
-    The network runs layer by layer, and each of its tensors is asked for once for a group of
-    prompts. So `tensors` may read them from a file when they are asked for.
+    The network runs layer by layer, and each tensor is read once for a group of prompts. `tensors`
+    may therefore read them lazily from a file.
 
     Args:
-      tensors: The tensors of the dense network by name; the table of embeddings is not asked for.
+      tensors: The tensors of the dense network by name. The table of embeddings is not read.
       config: Its configuration.
       rows: Looks up embeddings.
       embeddings: The name of their table.
-      mean: Whether the mean of all tokens is taken, and not the last token.
-      most: How many bytes the activations of prompts that run together may take. A prompt that
-        takes more runs by itself.
+      mean: Whether the state is the mean over all tokens; if not, the last token.
+      most: The largest number of bytes for activations of prompts that run together. A prompt that
+        needs more runs alone.
 
     Returns:
       The function.
 
     Raises:
-      ValueError: If no forward pass of the network is known, or it is not causal.
+      ValueError: If the forward pass of the network is unknown, or it is not causal.
     """
     family = architectures.of(config)
     run = family.outputs
     if run is None or not family.causal:
         raise ValueError(
-            f"gate_mode: no causal forward pass of {family.name!r} is known, so that hidden states "
+            f"gate_mode: no causal forward pass of {family.name!r} is known, so hidden states "
             "of prompts cannot be computed; 'cheap_embed' needs none"
         )
     layers = int(config["num_hidden_layers"])
-    # What the last layer computes is no input of a layer, and no head is needed.
+    # The output of the last layer is not needed, and neither is a head.
     short: Config = {**config, "num_hidden_layers": layers - 1, "architectures": ["Model"]}
 
     def states(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
@@ -194,7 +194,8 @@ def hidden(
 
     def together(prompts: Sequence[Tokens]) -> Float[np.ndarray, "prompt layer width"]:
         lengths = np.array([len(prompt) for prompt in prompts])
-        # Padding stands behind the prompts: no token of a causal network sees what comes after it.
+        # Padding follows the prompts, because tokens of a causal network do not depend on later
+        # tokens.
         padded = np.zeros((len(prompts), lengths.max()), np.int64)
         for row, prompt in zip(padded, prompts, strict=True):
             row[: len(prompt)] = prompt
@@ -210,7 +211,7 @@ def hidden(
             found.append(np.einsum("bt,btn->bn", weights, np.asarray(x)))
             return x
 
-        # Granite multiplies embeddings by a number, which rows of length 1 do not show.
+        # Granite multiplies embeddings by a number, which cancels in rows of length 1.
         see("embeddings", table[tokens])
         run(_Body(tensors, embeddings, table), stated(short), tokens, see=see)
         return np.stack(found, axis=1)
@@ -219,24 +220,24 @@ def hidden(
 
 
 def activations(config: Config, tokens: int) -> int:
-    """Estimates what a prompt takes while a network runs on it.
+    """Estimates the memory of a prompt while a network runs on it.
 
     Args:
       config: The configuration of the network.
       tokens: The length of the prompt.
 
     Returns:
-      The bytes of the arrays of one layer that are held at a time, in float32.
+      The bytes of one layer's arrays that are held at once, in float32.
     """
     width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     hidden = count(config, "intermediate_size", default=4 * width)
-    # Several states of each token, what its feed-forward part computes, and its shares of attention
-    # with what they are made of.
+    # Several states of each token, the feed-forward activations, and the attention weights with
+    # their inputs.
     return 4 * tokens * (12 * width + 4 * hidden + 4 * heads * tokens)
 
 
 def _groups(config: Config, lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Which prompts run together: those of like lengths, as all are padded to the longest."""
+    """Groups prompts of similar lengths, because all are padded to the longest."""
     groups: list[list[int]] = []
     for k in sorted(range(len(lengths)), key=lambda k: lengths[k]):
         if groups and (len(groups[-1]) + 1) * activations(config, lengths[k]) <= most:
@@ -247,13 +248,13 @@ def _groups(config: Config, lengths: Sequence[int], most: int) -> list[list[int]
 
 
 class _Body(Mapping[str, Any]):
-    """The tensors of a network without its heads, in float32, each asked for when it is needed."""
+    """The tensors of a network without its heads, in float32, each read on demand."""
 
     def __init__(self, tensors: Mapping[str, Any], embeddings: str, table: Array) -> None:
         self._tensors, self._embeddings, self._table = tensors, embeddings, table
         prefix = embeddings.rpartition("embed_tokens.")[0]
         self._names = [name for name in tensors if name.startswith(prefix)]
-        # Without it, asking whether a tensor is there would read it.
+        # Without this set, checking whether a tensor exists would read it.
         self._known = frozenset(self._names)
 
     def __getitem__(self, name: str) -> Array:
@@ -271,11 +272,11 @@ class _Body(Mapping[str, Any]):
 
 
 def dependent(rows: Float[np.ndarray, "layer expert width"], most: float = 5.0) -> list[int]:
-    """Lists the layers whose rows nearly depend on one another, so that some experts go unused.
+    """Lists the layers with nearly dependent rows, where some experts stay unused.
 
     Args:
       rows: The rows of routers.
-      most: The condition number from which on a layer is listed.
+      most: The condition number above which a layer is listed.
 
     Returns:
       The numbers of the layers.

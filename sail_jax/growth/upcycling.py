@@ -1,29 +1,27 @@
-"""Mixtures of experts made of dense networks: which tensor becomes which, and what is done to it.
+"""Mixtures of experts from dense networks: the source of each tensor, and its changes.
 
-A mixture has the attention, the norms and the embeddings of one dense network. In the place of its
-feed-forward parts are experts, and a router that chooses some of them for each token. An expert is
-the feed-forward part of a dense network: of the same one, or of another one that was fine-tuned
-from it.
+A mixture has the attention, norms and embeddings of one dense network. Experts replace its
+feed-forward parts, and a router chooses some experts for each token. An expert is the feed-forward
+part of a dense network: the same network, or another one that was fine-tuned from it.
 
     y = sum_e s_e(x) expert_e(x),    s = the k largest of softmax(router x), divided by their sum
 
-Qwen2-MoE adds a shared expert, which every token uses, with a share of its own:
+Qwen2-MoE adds a shared expert, which every token uses, with a separate share:
 
     y + sigmoid(g x) shared(x)
 
 The shared expert of Granite has the share 1.
 
-The shares s add up to 1. So experts that are alike give y = expert(x) whatever the router is: the
-mixture computes what the dense network does. A shared expert must add nothing then: its last layer
-is zero, or its share is known, and the other experts are scaled to the rest. The share is 1/2 where
-g is zero.
+The shares s add up to 1. Equal experts therefore give y = expert(x), whatever the router is, and
+the mixture computes the same as the dense network. A shared expert must then add nothing. Either
+its last layer is zero, or its share is known and the other experts are scaled to the rest. The
+share is 1/2 if g is zero.
 
-Training has nothing that tells experts apart that are alike but the router. Noise breaks that
-symmetry, and so does drop-upcycling, which draws a fraction of the hidden units of each expert
-anew.
+In training, only the router distinguishes equal experts. Noise breaks this symmetry. So does
+drop-upcycling, which draws new values for a fraction of the hidden units of each expert.
 
-Nothing here copies a tensor that stays as it is. A plan (`plan`) names it, and the mixture refers
-to it: in memory (`upcycle`) as much as in a file.
+Unchanged tensors are not copied. A plan (`plan`) lists them, and the mixture refers to them, in
+memory (`upcycle`) and in files.
 
 References:
   Komatsuzaki et al., Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints, 2022
@@ -48,25 +46,26 @@ from sail_jax.configurations import Config, class_of
 from sail_jax.trees import some_paths
 
 Tree = Mapping[str, Any]
-"""The tensors of a network by name: arrays, or what has a shape and a dtype."""
+"""The tensors of a network by name: arrays, or objects with a shape and a dtype."""
 
 
 class Target(NamedTuple):
-    """A kind of mixtures, and how its parts are called.
+    """A kind of mixture, and the names of its parts.
 
     Attributes:
-      label: What people call it, as mergekit's files do.
-      sources: The model types of the dense networks that it is made of.
-      prefix: What the names of its classes begin with.
+      label: Its common name, as in mergekit's files.
+      sources: The model types of its dense networks.
+      prefix: The start of its class names.
       router: The name of the router within a layer.
-      expert: The names of the tensors of experts within a layer, and the dense parts that lie in
-        each, one below the other. A name with `{e}` for the number of the expert has one expert,
-        and a name without has all of them, stacked.
-      count: The entry of the configuration that states how many experts there are.
-      states: What else the configuration states; a text is the name of a dense network's entry,
-        and a mapping has a value for each of the sources.
-      shared: As `expert`, of the shared expert; empty if there is none.
-      share: The name of what gives the shared expert its share; empty if that is 1.
+      expert: The names of the experts' tensors within a layer, with the dense parts in each tensor,
+        concatenated along rows. A name with `{e}` (the number of the expert) holds one expert. A
+        name without it holds all experts, stacked.
+      count: The entry of the configuration that states the number of experts.
+      states: Further entries of the configuration. A string is the name of a dense network's entry.
+        A mapping has a value for each source.
+      shared: Like `expert`, for the shared expert; empty without one.
+      share: The name of the tensor that computes the shared expert's share; empty if the share is
+        1.
     """
 
     label: str
@@ -85,12 +84,12 @@ _DOWN = "mlp.down_proj"
 
 
 def _within(folder: str) -> dict[str, tuple[str, ...]]:
-    """The tensors of an expert that has its own, under the names that dense parts have."""
+    """The tensors of an expert with separate tensors, with the names of dense parts."""
     return {name.replace("mlp.", folder): (name,) for name in _DENSE}
 
 
 def _granite(folder: str) -> dict[str, tuple[str, ...]]:
-    """The two tensors of Granite's experts: what reads the stream lies in one."""
+    """The two tensors of Granite's experts; one holds both weights that read the stream."""
     return {f"{folder}input_linear": _DENSE[:2], f"{folder}output_linear": _DENSE[2:]}
 
 
@@ -149,8 +148,8 @@ TARGETS = {
 }  # fmt: skip
 """The kinds of mixtures by model type."""
 
-# What the dense networks compute with where their configuration does not state it. Mixtures have
-# other defaults, so that these have to be stated.
+# The defaults of dense networks for missing entries. Mixtures have other defaults, so these must be
+# stated.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -162,13 +161,13 @@ _SHARED = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": Fa
 
 
 class Expert(NamedTuple):
-    """An expert: the feed-forward part of a network, and what is done to it.
+    """An expert: the feed-forward part of a network, with changes.
 
     Attributes:
-      model: Which of the networks, from 0; 0 is the one that has the rest of the mixture.
-      noise: The standard deviation of normal numbers that are added to its weights.
-      residual: What its last layer is multiplied by, after the noise.
-      drop: The fraction of its hidden units whose weights are drawn anew.
+      model: The number of the network, from 0. Network 0 also provides the rest of the mixture.
+      noise: The standard deviation of normal noise on its weights.
+      residual: The factor on its last layer, after the noise.
+      drop: The fraction of its hidden units with newly drawn weights.
     """
 
     model: int = 0
@@ -179,13 +178,13 @@ class Expert(NamedTuple):
 
 @dataclass(frozen=True)
 class Edit:
-    """What is done to one weight of an expert; weights of one shape share the compiled program.
+    """The change of one weight of an expert. Weights of one shape share the compiled program.
 
     Attributes:
       noise: As the attribute of `Expert`.
-      residual: As the attribute of `Expert`, 1 for a weight that is not of the last layer.
+      residual: As the attribute of `Expert`; 1 for a weight outside the last layer.
       drop: As the attribute of `Expert`.
-      axis: Which axis counts hidden units.
+      axis: The axis of hidden units.
     """
 
     noise: float
@@ -196,7 +195,7 @@ class Edit:
     def __call__(
         self, drawn: tuple[Key[Array, ""] | None, UInt[Array, "3"]], x: Float[Array, "n m"]
     ) -> Float[Array, "n m"]:
-        """Changes a weight; `drawn` is a key, and the numbers of layer, expert and weight."""
+        """Changes a weight; `drawn` has a key and the numbers of layer, expert and weight."""
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.drop or self.noise:
             key, (layer, expert, weight) = drawn
@@ -205,7 +204,7 @@ class Edit:
             of_weight = jax.random.fold_in(of_expert, weight)
             if self.drop:
                 units = y.shape[self.axis]
-                # The three weights of an expert ask with one key, and so lose the same units.
+                # The three weights of an expert use one key, and therefore lose the same units.
                 order = jax.random.permutation(of_expert, units)
                 y = redrawn(y, order, round(self.drop * units), of_weight, self.axis)
             if self.noise:
@@ -217,10 +216,10 @@ class Edit:
 def redrawn(
     x: Float[Array, "n m"], order: UInt[Array, "units"], few: int, key: Key[Array, ""], axis: int
 ) -> Float[Array, "n m"]:
-    """Draws the entries of some units of a weight from the normal distribution that fits them.
+    """Draws new entries for some units of a weight from a normal distribution.
 
-    Its mean and its standard deviation are those of the entries that are replaced. `order` numbers
-    the units, which `axis` counts, and the first `few` of them are replaced. No more is drawn.
+    The replaced entries give its mean and standard deviation. `order` numbers the units along
+    `axis`, and the first `few` units are replaced. Only these are drawn.
     """
     if not few:
         return x
@@ -232,14 +231,14 @@ def redrawn(
 
 
 class Part(NamedTuple):
-    """A tensor of a mixture: the one that it is made of, and how.
+    """A tensor of a mixture: its source and its change.
 
     Attributes:
       like: Its shape and dtype.
-      source: The number of a network, and the name of its tensor; None for a router.
-      function: Makes it as `function(operands, array)`; None if the source stays as it is.
-      operands: What differs between tensors of which the same is done, a pytree of arrays; for a
-        router the rows themselves.
+      source: The number of a network and the name of its tensor; None for a router.
+      function: `function(operands, array)` computes the tensor; None if the source is unchanged.
+      operands: A pytree of arrays that differ between tensors with the same function. For a router,
+        its rows.
     """
 
     like: jax.ShapeDtypeStruct
@@ -248,18 +247,18 @@ class Part(NamedTuple):
     operands: Any = ()
 
     def of(self, models: Sequence[Tree]) -> Any:
-        """Returns the tensor for these networks: theirs, or one that is computed."""
+        """Returns the tensor for these networks: their own array, or a computed one."""
         if self.source is None:
             return self.operands
         model, name = self.source
         if self.function is None:
             return models[model][name]
-        # Tensors of which the same is done share the program: their functions are equal.
+        # Tensors with equal functions share the program.
         return jax.jit(self.function)(self.operands, jnp.asarray(models[model][name]))
 
 
 class Joined(NamedTuple):
-    """A tensor of a mixture that several parts lie in.
+    """A tensor of a mixture that holds several parts.
 
     Attributes:
       like: Its shape and dtype.
@@ -272,20 +271,20 @@ class Joined(NamedTuple):
     def of(self, models: Sequence[Tree]) -> Any:
         """Returns the tensor for these networks, a new array."""
         arrays = [part.of(models) for part in self.parts]
-        # JAX would take float64 for float32.
+        # JAX would convert float64 to float32.
         own = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
         flat = [x.astype(self.like.dtype).reshape(-1) for x in arrays]
         return own.concatenate(flat).reshape(self.like.shape)
 
 
 class Plan(NamedTuple):
-    """A mixture of which everything but the values is known.
+    """A planned mixture, complete except for its values.
 
     Attributes:
       config: Its configuration.
       parts: Its tensors by name.
-      alike: Whether the mixture computes what the dense network does: every expert is the base's
-        own feed-forward part, and a shared expert adds nothing to what they give.
+      alike: Whether the mixture computes the same as the dense network. Every expert is then the
+        base's feed-forward part, and a shared expert adds nothing.
     """
 
     config: Config
@@ -294,18 +293,18 @@ class Plan(NamedTuple):
 
 
 def target_of(model_type: str, named: str | None = None) -> str:
-    """Chooses the kind of mixture that is made of dense networks.
+    """Chooses the kind of mixture for dense networks.
 
     Args:
       model_type: The model type of the dense networks.
-      named: A model type of mixtures, or the beginning of a label, in any case; None for the first
-        one that fits.
+      named: A model type of mixtures, or the start of a label, case-insensitive. None for the first
+        kind that fits.
 
     Returns:
       A key of `TARGETS`.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If no kind fits.
 
     >>> target_of("mistral"), target_of("qwen3", "Qwen3 MoE")
     ('mixtral', 'qwen3_moe')
@@ -334,26 +333,24 @@ def mixture_config(config: Config, kind: str, experts: int, used: int) -> dict[s
     """Makes the configuration of a mixture.
 
     Args:
-      config: That of the dense network.
+      config: The configuration of the dense network.
       kind: A key of `TARGETS`.
-      experts: How many experts there are.
-      used: How many of them each token uses.
+      experts: The number of experts.
+      used: The number of experts that each token uses.
 
     Returns:
-      The configuration. What the dense network has by default is stated, as mixtures have other
+      The configuration. It states the defaults of the dense network, because mixtures have other
       defaults.
 
     Raises:
-      ValueError: If the mixture cannot compute what the configuration asks for.
+      ValueError: If the mixture does not support the configuration.
     """
     target, own, known = TARGETS[kind], str(config.get("model_type")), stated(config)
     kinds = known.get("layer_types", ())
     if known.get("use_sliding_window") or (
         not isinstance(kinds, list | tuple) or "sliding_attention" in kinds
     ):
-        raise ValueError(
-            f"the layers of {own} that look back through a window have no place in {target.label}"
-        )
+        raise ValueError(f"{target.label} does not support the sliding-window layers of {own}")
     out = {**_SHARED, **_DEFAULTS[own], **config}
     rope = {**known.get("rope_parameters", {}), **known.get("rope_scaling", {})}
     if "rope_theta" not in {**rope, **known}:
@@ -364,7 +361,7 @@ def mixture_config(config: Config, kind: str, experts: int, used: int) -> dict[s
         value = value[own] if isinstance(value, Mapping) else value
         out[entry] = count(config, value) if isinstance(value, str) else value
     out |= {target.count: experts, "num_experts_per_tok": used, "model_type": kind}
-    # Qwen3's list of its layers' kinds is one that mixtures do not read.
+    # Mixtures do not read Qwen3's list of layer kinds.
     out.pop("layer_types", None)
     task = re.search(r"(For\w+|Model)$", class_of(config) or "ForCausalLM")
     out["architectures"] = [target.prefix + (task[0] if task else "ForCausalLM")]
@@ -385,12 +382,12 @@ def plan(
     """Plans a mixture of experts from the names, shapes and dtypes of dense networks.
 
     Args:
-      models: The dense networks. The first is the base: it has everything but the experts. Of the
-        others the feed-forward parts alone are read.
+      models: The dense networks. The first is the base, which provides everything except the
+        experts. Only the feed-forward parts of the others are read.
       config: The configuration of the base.
       experts: The experts, in order.
-      router: The rows of the routers, `(layer, expert, width)`; one row for each expert, and a last
-        one for the share of a shared expert, if that is not 1.
+      router: The rows of the routers, `(layer, expert, width)`. Each expert has one row. A last row
+        gives the share of a shared expert, if the share is not 1.
       used: How many experts each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
       shared: The expert that every token uses, for a kind of mixtures that has one.
@@ -400,9 +397,9 @@ def plan(
       The plan.
 
     Raises:
-      ValueError: If a tensor is missing, of another shape, or has no place in the mixture, if there
-        are fewer experts than a token uses, or a number is out of its range.
-      TypeError: If something is drawn and there is no key.
+      ValueError: If a tensor is missing, has another shape, or does not belong in the mixture. If a
+        token uses more experts than exist, or a number is out of range.
+      TypeError: If something is drawn without a key.
     """
     base = models[0]
     all_of = [*experts, *([shared] if shared else [])]
@@ -421,7 +418,7 @@ def plan(
             f"{list(rows.shape)}"
         )
     if key is None and any(expert.noise or expert.drop for expert in all_of):
-        raise TypeError("key: expected a PRNG key, for what is drawn, got None")
+        raise TypeError("key: expected a PRNG key, for random draws, got None")
     changed = {name for names in layers.values() for name in names.values()}
     parts: dict[str, Part | Joined]
     parts = {name: Part(_like(x), (0, name)) for name, x in base.items() if name not in changed}
@@ -464,7 +461,7 @@ def upcycle(
     shared: Expert | None = None,
     key: Key[Array, ""] | None = None,
 ) -> tuple[dict[str, Array], Config]:
-    """Makes a mixture of experts of dense networks in memory.
+    """Makes a mixture of experts from dense networks, in memory.
 
     Args:
       models: The dense networks, arrays by name, the base first.
@@ -477,8 +474,8 @@ def upcycle(
       key: A PRNG key, for noise and for weights that are drawn anew.
 
     Returns:
-      The tensors of the mixture by name, and its configuration. Tensors that stay as they are, are
-      those of `models` themselves.
+      The tensors of the mixture by name, and its configuration. Unchanged tensors are the arrays in
+      `models`.
 
     Raises:
       ValueError: As `plan` does.
@@ -492,14 +489,14 @@ def upcycle(
 
 
 def _joined(parts: Sequence[Part], stacked: int) -> Part | Joined:
-    """One tensor of parts that lie below one another; `stacked` counts experts, 0 for no stack."""
+    """One tensor of parts, concatenated along rows; `stacked` counts experts, 0 without a stack."""
     rows = sum(part.like.shape[0] for part in parts)
     width = parts[0].like.shape[1]
     shape = (stacked, rows // stacked, width) if stacked else (rows, width)
     if shape == parts[0].like.shape:
         return parts[0]
     dtypes = {np.dtype(part.like.dtype) for part in parts}
-    # Of several dtypes one that holds all of them.
+    # Several dtypes are joined in one that holds all of them.
     wide = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
     dtype = dtypes.pop() if len(dtypes) == 1 else wide
     return Joined(jax.ShapeDtypeStruct(shape, dtype), tuple(parts))
@@ -510,11 +507,11 @@ def _alike(
     shared: Expert | None,
     share: Float[np.ndarray, "layer 1 width"] | None,
 ) -> bool:
-    """Whether the experts, with the shared one, give what the base's own feed-forward part does.
+    """Whether the experts, with the shared expert, equal the base's feed-forward part.
 
-    `share` is what gives the shared expert its share, None where that is 1.
+    `share` is the tensor for the shared expert's share; None if the share is 1.
     """
-    # A shared expert of zero output gives nothing. A share of zero weights is sigmoid(0) = 1/2.
+    # A shared expert with zero output adds nothing. A share with zero weights is sigmoid(0) = 1/2.
     if shared is None or shared.residual == 0:
         return all(expert == Expert() for expert in experts)
     own = Expert(residual=1 - shared.residual * (1.0 if share is None else 0.5))
@@ -526,7 +523,7 @@ def _alike(
 
 
 def _check(experts: Sequence[Expert], all_of: Sequence[Expert], used: int, models: int) -> None:
-    """Checks the numbers of a mixture, `all_of` with the shared expert."""
+    """Checks the numbers of a mixture; `all_of` includes the shared expert."""
     if not experts:
         raise ValueError("experts: expected at least one, got none")
     if integer("experts_per_token", used) > len(experts):
@@ -542,7 +539,7 @@ def _check(experts: Sequence[Expert], all_of: Sequence[Expert], used: int, model
 
 
 def _layers(base: Tree) -> dict[str, dict[str, str]]:
-    """For each layer's prefix, in order, the names of its feed-forward weights by their kind."""
+    """The names of the feed-forward weights by kind, for each layer's prefix in order."""
     found: dict[tuple[int, str], dict[str, str]] = {}
     for name in base:
         match = re.fullmatch(r"((?:.*\.)?layers\.(\d{1,9})\.)(mlp\.\w+)\.weight", name)
@@ -553,14 +550,14 @@ def _layers(base: Tree) -> dict[str, dict[str, str]]:
     for (number, prefix), names in found.items():
         if lost := [kind for kind in _DENSE if kind not in names]:
             raise ValueError(f"layer {number} has no tensor {prefix + lost[0]}.weight")
-    # In one order whatever the order of the tensors: it numbers what is drawn.
+    # The order does not depend on the order of tensors, because it numbers the draws.
     return {at[1]: {kind: found[at][kind] for kind in _DENSE} for at in sorted(found)}
 
 
 def _source(
     models: Sequence[Tree], expert: Expert, e: int, name: str, like: jax.ShapeDtypeStruct
 ) -> tuple[tuple[int, str], jax.ShapeDtypeStruct]:
-    """A weight of an expert: its place, and its shape and dtype; checked to be as the base's."""
+    """A weight of an expert: its place, shape and dtype, checked against the base."""
     model = models[expert.model]
     if name not in model:
         raise ValueError(f"experts[{e}]: the tensor {name!r} is missing{nearest(name, model)}")

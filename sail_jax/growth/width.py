@@ -1,8 +1,8 @@
-"""Makers that change the size of a space, and the published methods that choose among them.
+"""Makers that change the size of a space, and the published methods that combine them.
 
-A maker returns the map of one space. A method (`fpi`, `hypercloning`, `lemon`) takes a spec and
-the new sizes and returns a map per space; `lossless=True` makes it refuse, space by space, what
-`exactness` finds lossy.
+A maker returns the map of one space. A method (`fpi`, `hypercloning`, `lemon`) takes a spec and the
+new sizes, and returns one map per space. With `lossless=True` it refuses every space that
+`exactness` reports as lossy.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,10 @@ from sail_jax.growth.fresh import leaf_key
 Options = Mapping[str, Any]
 """The options of a growth method: numbers, words, or nothing."""
 Make = Callable[[int, int, set[str], PRNGKeyArray | None], SpaceMap]
-"""Makes the map of one space, see `each_space`."""
+"""A function that makes the map of one space; see `each_space`."""
 Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], dict[str, SpaceMap]]
-"""Makes a map for each space whose size changes, from a spec, the new sizes, a key and options."""
+"""A function of a spec, new sizes, a key and options that makes a map for each changed space.
+"""
 
 
 def project(
@@ -38,19 +39,19 @@ def project(
 
     Args:
       old: The number of units.
-      new: The number of units after.
-      key: What the projection is drawn from.
-      how: "orthogonal": a random embedding with `write.T @ write == new/old * I`, read by its
-        inverse on its range; ISOMETRIC, so exact in an "rmsnorm" space without gains. "gaussian":
-        independent entries N(0, 1/old), which keep the mean square in expectation, read by the
-        pseudo-inverse; LINEAR. With `new < old`, "orthogonal" takes orthonormal rows instead, and
-        both are LINEAR and lossy.
+      new: The number of units after projection.
+      key: A PRNG key.
+      how: "orthogonal" is a random embedding with `write.T @ write == new/old * I`. `read` is its
+        inverse on its range. It is ISOMETRIC, and therefore exact in an "rmsnorm" space without
+        gains. "gaussian" has independent entries N(0, 1/old), which keep the mean square in
+        expectation. `read` is the pseudo-inverse. It is LINEAR. With `new < old`, "orthogonal" has
+        orthonormal rows, and both are LINEAR and lossy.
 
     Returns:
       The map of `old` units to `new` units, in dense form.
 
     Raises:
-      ValueError: If a size is not positive, or `how` is neither of these.
+      ValueError: If a size is not positive, or `how` is unknown.
 
     References:
       Structured-Initialization Learning (SAIL), Sec. 4.1.
@@ -67,11 +68,11 @@ def project(
         return SpaceMap(write, jnp.linalg.pinv(write))
     n, m = max(old, new), min(old, new)
     Q, R = jnp.linalg.qr(jax.random.normal(key, (n, m)))
-    # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
-    # matrix is Gaussian.
+    # QR does not fix the signs of R's diagonal. With positive signs, Q is uniform (Haar) for a
+    # Gaussian matrix.
     Q = Q * jnp.sign(jnp.diagonal(R))
-    # Random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
-    # is |x|^2 / old.
+    # Random orthonormal rows keep the mean square on average without a factor: E |write x|^2 / new
+    # = |x|^2 / old.
     if new < old:
         return SpaceMap(Q.T, Q)
     scale = (new / old) ** 0.5
@@ -79,14 +80,14 @@ def project(
 
 
 def interpolate(old: int, new: int) -> SpaceMap:
-    """Interpolates units linearly, as samples of a function on [0, 1] whose ends stay.
+    """Interpolates units linearly, as samples of a function on [0, 1] with fixed ends.
 
-    Also for layers. Rows of `write` are nonnegative and sum to one; `read` is the pseudo-inverse.
-    LINEAR, and lossless to a linear reader where `write` has full column rank.
+    It also works for layers. Rows of `write` are nonnegative and sum to one, and `read` is the
+    pseudo-inverse. LINEAR. The map is lossless for a linear reader if `write` has full column rank.
 
     Args:
       old: The number of units.
-      new: The number of units after, more or fewer.
+      new: The number of units after interpolation, more or fewer.
 
     Returns:
       The map of `old` units to `new` units.
@@ -104,9 +105,9 @@ def interpolate(old: int, new: int) -> SpaceMap:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
     if old == new:
         return identity(old)
-    # Where each new unit lies between the old ones, whose ends are at 0 and old - 1.
+    # The position of each new unit between the old ones, from 0 to old - 1.
     at = np.linspace(0, old - 1, new)
-    # Each row has the weights of the old units in linear interpolation: hat functions at its place.
+    # Each row has the weights of linear interpolation, hat functions at its position.
     write = jnp.asarray(np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0), float)
     return SpaceMap(write, jnp.linalg.pinv(write))
 
@@ -114,19 +115,19 @@ def interpolate(old: int, new: int) -> SpaceMap:
 def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
     """Divides the readers of each unit among its copies in proportion to weights.
 
-    The units and `read @ write` stay as they are. Uneven shares break the symmetry of copies
-    (LEMON's alpha + beta = 1).
+    The units and `read @ write` do not change. Uneven shares break the symmetry of copies (LEMON's
+    alpha + beta = 1).
 
     Args:
-      m: A map in index form; its old `read` plays no part.
+      m: A map in index form. Its old `read` is ignored.
       weights: The share of each new unit, of shape (new,), up to a factor for each old unit.
 
     Returns:
       The map with the same `write`, index and family, and the new `read`.
 
     Raises:
-      ValueError: If the map is dense, `weights` has another shape, or the weights of a unit's
-        copies sum to 0 or are not finite (not checked where they are traced).
+      ValueError: If the map is dense, or `weights` has another shape. If the weights of a unit's
+        copies sum to 0 or are not finite (not checked under tracing).
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -144,7 +145,7 @@ def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
     values = concrete(total)
     if values is not None and not np.all(np.isfinite(values) & (values != 0)):
         bad = np.flatnonzero(~(np.isfinite(values) & (values != 0)))
-        raise ValueError(f"the copies of units {bad[:8].tolist()} have no weight to be read with")
+        raise ValueError(f"the weights of the copies of units {bad[:8].tolist()} must not sum to 0")
     return select(m.index, m.old, write=write, read=read, family=m.family)
 
 
@@ -152,9 +153,9 @@ def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
 def _divided(
     weights: Array, write: Array | None, index: Array, old: int
 ) -> tuple[Float[Array, "old"], Float[Array, "new"]]:
-    """The weight of all copies of each old unit, and the share that each new one has of it."""
-    # The shares of all copies, times what the copies carry, have to add up to one: sum_j read_j
-    # write_j = 1 for each old unit.
+    """The total weight of the copies of each old unit, and the share of each new unit."""
+    # The shares of all copies, times their write factors, must add up to one: sum_j read_j write_j
+    # = 1 for each old unit.
     total = jnp.zeros(old).at[index].add(weights if write is None else weights * write)
     read = weights / total[index]
     return total, read if write is None else jnp.where(write == 0, 0, read)
@@ -168,32 +169,32 @@ def tile(
     weights: Float[ArrayLike, "new"] | None = None,
     isometric: bool = False,
 ) -> SpaceMap:
-    """Tiles a space: `new // old` copies of all units, then a remainder of `new % old` units.
+    """Tiles a space with copies of its units, then fills the remainder (LEMON).
 
-    Nothing reads the zeros or averages that "zero" and "average" add. Without remainder this is
-    `widen`: EVEN_DUPLICATION.
+    There are `new // old` copies of all units and a remainder of `new % old` units. Units that
+    "zero" and "average" add are not read. Without a remainder this is `widen`: EVEN_DUPLICATION.
 
-    "average" makes a LayerNorm compute copies of what it did, divided by eta = `lemon_gain`, and
-    zeros, if its epsilon becomes eta^2 epsilon. Its gain must be multiplied by eta, which no map
-    does: see `scale_norms`. "zero" with `isometric` divides the copies by eta instead, which keeps
-    the mean square: RMSNorm computes the same as before, its epsilon and its gain unchanged.
+    "average" suits a LayerNorm. If its epsilon becomes eta^2 epsilon with eta = `lemon_gain`, the
+    norm computes copies of its old output divided by eta, and zeros. Its gain must be multiplied by
+    eta, which a map cannot do; see `scale_norms`. "zero" with `isometric` suits an RMSNorm. It
+    divides the copies by eta, which keeps the mean square, so the norm's output stays the same with
+    unchanged epsilon and gain.
 
     Args:
       old: The number of units.
-      new: The number of units after, at least `old`.
-      remainder: What the last `new % old` units are. "circ": copies of the first units (V_circ),
-        SELECTION. "zero": zeros (V_zero), SELECTION. "average": the mean over the old units
-        (V_avg), LINEAR.
-      weights: In which proportion copies share their readers, of shape (new,), see `split_readers`;
-        evenly by default.
+      new: The number of units after tiling, at least `old`.
+      remainder: The last `new % old` units. "circ": copies of the first units (V_circ), SELECTION.
+        "zero": zeros (V_zero), SELECTION. "average": the mean over the old units (V_avg), LINEAR.
+      weights: The proportions in which copies share their readers, of shape (new,); see
+        `split_readers`. Equal by default.
       isometric: Whether to keep the mean square; POSITIVE_MONOMIAL and ISOMETRIC.
 
     Returns:
       The map of `old` units to `new` units.
 
     Raises:
-      ValueError: If not 0 < old <= new, `remainder` is none of these, `isometric` is asked for
-        without "zero", or `weights` has another shape or no weight for the copies of a unit.
+      ValueError: If not 0 < old <= new, `remainder` is unknown, or `isometric` is set without
+        "zero". If `weights` has another shape, or sums to 0 over the copies of a unit.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -219,7 +220,7 @@ def tile(
     shares = np.ones(new) if weights is None else jnp.asarray(weights, float)
     if shares.shape != (new,):
         raise ValueError(f"weights must have the shape ({new},), got {shares.shape}")
-    # Nothing reads the remainder: what an old unit carries is read from its copies alone.
+    # The remainder is not read. An old unit is read only through its copies.
     m = split_readers(m, jnp.where(copied, shares, 0))
     if remainder == "zero":
         return m
@@ -228,26 +229,28 @@ def tile(
 
 
 def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float = 0.0) -> SpaceMap:
-    """Chooses anew how a space is read, by least squares over its activations.
+    r"""Chooses new readers for a space by least squares over its activations.
 
-    `read` minimises E |x - read @ write @ x|^2, plus a ridge penalty. So the readers of the units
-    that remain absorb those that are removed or rotated away, after `prune` and `principal` alike.
-    Where the removed units were linear in the kept ones, the network is preserved on those data,
-    though `read @ write` is not the identity.
+    `read` minimises the expected error over activations x, plus a ridge penalty:
+
+    .. math:: \mathrm{E} \, | x - \mathrm{read} \, \mathrm{write} \, x |^2
+
+    After `prune` or `principal`, the readers of the remaining units then compensate for the removed
+    directions. If the removed units were linear in the kept units, the network is preserved on
+    these data, although `read @ write` is not the identity.
 
     Args:
-      m: The map, whose `write` stays.
-      gram: E x x^T over the activations x that the space's readers see (not centred), of shape
-        (old, old).
-      ridge: What is added to the diagonal of `write @ gram @ write.T`, times the mean of that
-        diagonal.
+      m: The map. Its `write` does not change.
+      gram: E x x^T over the activations x that the readers get (not centred), of shape (old, old).
+      ridge: A number that is added to the diagonal of `write @ gram @ write.T`, relative to the
+        mean of that diagonal.
 
     Returns:
-      The map in dense form with the new `read`, and the same family (but not INVERTIBLE where sizes
+      The map in dense form with the new `read`, and the same family (without INVERTIBLE if sizes
       differ).
 
     Raises:
-      ValueError: If `gram` has another shape, or is not symmetric (not checked where it is traced).
+      ValueError: If `gram` has another shape, or is not symmetric (not checked under tracing).
     """
     G = jnp.asarray(gram, float)
     if G.shape != (m.old, m.old):
@@ -264,23 +267,23 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
 def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old new"]:
     """G write^T (write G write^T + ridge)^-1, with a pseudo-inverse."""
     small = write @ G @ write.T
-    # Relative to the mean eigenvalue, so that `ridge` does not depend on the scale of activations.
+    # The ridge is relative to the mean eigenvalue, so it does not depend on the scale of
+    # activations.
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
-    # Units that are kept twice, or never active, make the matrix singular.
+    # Units that are kept twice, or are never active, make the matrix singular.
     return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
 
 
 def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
-    """Keeps the leading principal axes of the activations of a space, largest first.
+    """Keeps the leading principal axes of the activations of a space, largest first (SliceGPT).
 
-    Of all maps onto `new` units, a linear reader loses least by this one, on average over these
-    activations. It is the rotation and removal of SliceGPT. `read` is `write.T`. ORTHOGONAL for
-    `new == old`, else LINEAR and lossy. No gradient passes through the axes, since those of equal
-    eigenvalues are arbitrary.
+    Of all maps onto `new` units, this one has the smallest mean loss for a linear reader over these
+    activations. `read` is `write.T`. ORTHOGONAL for `new == old`, otherwise LINEAR and lossy.
+    Gradients do not flow through the axes, because axes with equal eigenvalues are arbitrary.
 
     Args:
       gram: E x x^T over the activations x of the space, of shape (old, old); symmetric.
-      new: The number of units after, at most `old`.
+      new: The number of units to keep, at most `old`.
 
     Returns:
       The map of `old` units to `new` units, in dense form.
@@ -311,27 +314,34 @@ def singular(
     *,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Float[Array, "new_in in"], Float[Array, "new_out out"]]:
-    """Makes the two matrices of SAIL's width transformation `C_in @ theta @ C_out.T` from an SVD.
+    r"""Makes the two matrices of SAIL's width transformation from a singular value decomposition.
 
-    theta = U S V^T, and C_in = W_in U~^T, C_out = W_out V~^T with the r' = min(new_in, new_out, in,
-    out) leading singular vectors U~ [in, r'] and V~ [out, r']. So the outcome is W_in S~ W_out^T,
-    of rank r' at most. (The paper prints U~ as [new_in, r'], which does not conform.) The paper
-    leaves W free; two choices are offered, by `key`. No gradient passes through the singular
-    vectors, since those of equal singular values are arbitrary.
+    With :math:`\theta = U S V^T` and the leading r' singular vectors :math:`\tilde U` and
+    :math:`\tilde V`,
+
+    .. math::
+
+        C_{in} = W_{in} \tilde U^T, \qquad C_{out} = W_{out} \tilde V^T,
+        \qquad C_{in} \theta C_{out}^T = W_{in} \tilde S W_{out}^T
+
+    Here r' = min(new_in, new_out, in, out) is the largest rank of the result. The paper leaves W
+    free; `key` selects one of two choices. The paper prints :math:`\tilde U` as [new_in, r'], which
+    does not conform. Gradients do not flow through the singular vectors, because vectors with equal
+    singular values are arbitrary.
 
     Args:
       theta: The matrix, of shape (in, out).
-      new_in: Its number of rows after.
-      new_out: Its number of columns after.
+      new_in: The new number of rows.
+      new_out: The new number of columns.
       key: With a key, W has independent entries N(0, 1/new), which keep the squared norm of S~ in
-        expectation. Without, W holds the singular vectors themselves, padded with zeros or cut, so
-        that the outcome is theta's best approximation of rank r', padded or cut.
+        expectation. Without a key, W holds the singular vectors, padded with zeros or cut. The
+        result is then theta's best approximation of rank r', padded or cut.
 
     Returns:
       C_in of shape (new_in, in), and C_out of shape (new_out, out).
 
     Raises:
-      ValueError: If theta is no matrix, or a size is not positive.
+      ValueError: If theta is not a matrix, or a size is not positive.
 
     References:
       Structured-Initialization Learning (SAIL), App. F.1.
@@ -348,7 +358,7 @@ def singular(
     if min(new_in, new_out) < 1:
         raise ValueError(f"sizes must be positive, got new_in={new_in}, new_out={new_out}")
     U, _, Vt = jnp.linalg.svd(lax.stop_gradient(theta), full_matrices=False)
-    # This is r' of the paper, or less where theta's own shape allows no such rank.
+    # This is r' of the paper, or less if theta's shape limits the rank.
     rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)
     sides = ((U, new_in, keys[0]), (Vt.T, new_out, keys[1]))
@@ -370,27 +380,27 @@ def lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
 def fpi(
     spec: Spec, sizes: Mapping[str, int], *, key: PRNGKeyArray, lossless: bool = False
 ) -> dict[str, SpaceMap]:
-    """Makes the maps of bert2BERT's function-preserving initialisation.
+    """Makes the maps of bert2BERT's function-preserving initialisation (FPI).
 
-    Each space is widened as by Net2Net: random units are copied, and their readers divided evenly
-    (`widen`). As all uses of a space share its map, this holds for whole networks, and head by head
-    where heads are a space.
+    Each space is widened as in Net2Net: random units are copied, and their readers are divided
+    evenly (`widen`). All uses of a space share its map. The method therefore works for whole
+    networks, and head by head if heads are a space.
 
-    SELECTION: exact for any elementwise nonlinearity. It is not exact before a LayerNorm or
-    RMSNorm, whose statistics need copies in equal numbers (`hypercloning`).
+    The maps are SELECTION, and exact for any elementwise nonlinearity. They are not exact before a
+    LayerNorm or RMSNorm, which needs equally many copies of each unit (`hypercloning`).
 
     Args:
       spec: The spaces of the parameters.
       sizes: The new size of each space that grows, by name.
-      key: What the copied units are drawn from, together with the name of each space.
-      lossless: Whether to refuse maps by which `exactness` finds something lost.
+      key: A PRNG key for the copied units. The draws also depend on the name of each space.
+      lossless: Whether to refuse maps that `exactness` reports as lossy.
 
     Returns:
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is asked for and
-        something is lost; the message names the space.
+      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is set and a map is
+        lossy. The message contains the space.
 
     References:
       Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
@@ -415,20 +425,20 @@ def hypercloning(
 ) -> dict[str, SpaceMap]:
     """Makes the maps of HyperCloning: every space is tiled, by integer factors only.
 
-    EVEN_DUPLICATION: exact under LayerNorm and RMSNorm too. A tied leaf must be untied first. The
-    copies stay equal in training until noise tells them apart: see `noise_pairs`.
+    The maps are EVEN_DUPLICATION, and exact under LayerNorm and RMSNorm too. A tied leaf must be
+    untied first. The copies stay equal in training until noise separates them; see `noise_pairs`.
 
     Args:
       spec: The spaces of the parameters.
-      sizes: The new size of each space that grows, by name: a multiple of the old one.
-      lossless: Whether to refuse maps by which `exactness` finds something lost.
+      sizes: The new size of each space that grows, by name, a multiple of the old size.
+      lossless: Whether to refuse maps that `exactness` reports as lossy.
 
     Returns:
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, a new size is no multiple of the
-        old one, or `lossless` is asked for and something is lost; the message names the space.
+      ValueError: If the spec lacks a space, a space would shrink, or a new size is not a multiple
+        of the old size. If `lossless` is set and a map is lossy. The message contains the space.
 
     References:
       Samragh et al., Scaling Smart (HyperCloning), 2024 (arXiv 2409.12903).
@@ -458,28 +468,29 @@ def lemon(
     key: PRNGKeyArray | None = None,
     lossless: bool = False,
 ) -> dict[str, SpaceMap]:
-    """Makes the maps of LEMON, which takes any new size.
+    """Makes the maps of LEMON, which allows any new size.
 
-    "layernorm" spaces are tiled with averages. "rmsnorm" spaces are tiled with zeros, copies
-    divided by eta (`tile`, isometric). All others are tiled circularly.
+    "layernorm" spaces are tiled with averages. "rmsnorm" spaces are tiled with zeros, and their
+    copies are divided by eta (`tile`, isometric). All other spaces are tiled circularly.
 
-    A "layernorm" space whose new size is no multiple of the old one is exact only after
-    `scale_norms`, with epsilon times `lemon_gain(old, new)**2`, and if all that writes it is
-    re-expressed. `exactness` judges maps alone, and so reports it as lost.
+    A "layernorm" space with a new size that is not a multiple of the old size is exact only under
+    two conditions. `scale_norms` must be applied, with epsilon times `lemon_gain(old, new)**2`, and
+    every leaf that writes the space must use the map. `exactness` judges only maps, and reports
+    such a space as lossy.
 
     Args:
       spec: The spaces of the parameters.
       sizes: The new size of each space that grows, by name.
-      key: With a key, copies outside of "rmsnorm" and "layernorm" spaces share their readers
-        unevenly, which breaks their symmetry; without one, evenly.
-      lossless: Whether to refuse maps by which `exactness` finds something lost.
+      key: With a key, copies outside "rmsnorm" and "layernorm" spaces share their readers unevenly,
+        which breaks their symmetry. Without a key, they share evenly.
+      lossless: Whether to refuse maps that `exactness` reports as lossy.
 
     Returns:
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is asked for and
-        something is lost; the message names the space.
+      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is set and a map is
+        lossy. The message contains the space.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -506,15 +517,15 @@ def lemon(
 
 
 def each_space(make: Make) -> Widths:
-    """Makes the maps of all spaces that grow from what makes the map of one.
+    """Makes a method that maps every growing space with the same function.
 
     Args:
-      make: Makes the map of a space from its old size, its new one, the words of its nonlinearity,
-        and a key of its own if there is one.
+      make: A function that makes the map of a space. Its arguments are the old size, the new size,
+        the words of the nonlinearity, and a key (or None).
 
     Returns:
-      The `widths` of a growth method: a function of the spec, the new sizes, a key and options.
-      It raises a ValueError if the spec lacks a space or a space would shrink.
+      The `widths` of a growth method, a function of the spec, the new sizes, a key and options. It
+      raises a ValueError if the spec lacks a space or a space would shrink.
 
     >>> from sail_jax.basis.spaces import spec
     >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
@@ -542,7 +553,7 @@ def each_space(make: Make) -> Widths:
 
 
 def _checked(spec: Spec, maps: dict[str, SpaceMap], lossless: bool) -> dict[str, SpaceMap]:
-    """The maps; with `lossless`, ValueError if `exactness` finds something lost."""
+    """Returns the maps; with `lossless`, raises a ValueError if `exactness` reports a loss."""
     if lossless and (lost := exactness(spec, maps).lost):
         raise ValueError(f"lossless growth was asked for, but {lost}")
     return maps

@@ -1,1 +1,1 @@
-"""Networks of other frameworks as functions in JAX, each in a module that imports its framework."""
+"""Networks of other frameworks as JAX functions. Each module imports its framework itself."""

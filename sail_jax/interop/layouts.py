@@ -1,15 +1,15 @@
-"""The trees of MaxText and Tunix as tensors of Hugging Face, and back.
+"""Conversion between MaxText's or Tunix's trees and Hugging Face's tensors, in both directions.
 
-A `Link` has one leaf of a tree, the tensors that it holds, and the steps that lay out each of them.
-Axes are split, permuted and joined, entries scaled and shifted, rows of padding added, and the
-results stacked. Each step can be undone, and what undoes it is computed from the same link. So one
-table serves both ways.
+A `Link` has one leaf of a tree, its tensors, and the steps that lay out each of them. Axes are
+split, permuted and joined, entries are scaled and shifted, rows of padding are added, and the
+results are stacked. Each step has an inverse, which is computed from the same link. So one table
+serves both directions.
 
 Splitting, permuting, padding and stacking keep every bit. A shift rounds once, and so does a scale
-other than a power of two. In one dtype no rounding could keep all bits of a scale. For a scale c
-between 1 and 2, fewer floats lie between 2 and 2c than between 2/c and 2, which are to become them.
-Tensors in bfloat16 come back bit for bit by way of leaves in float32: scales always, shifts for
-entries from 2^-16 on.
+other than a power of two. No rounding within one dtype could make a scale invertible: for a scale c
+between 1 and 2, more floats lie between 2/c and 2 than between 2 and 2c, where they are mapped.
+With leaves in float32, tensors in bfloat16 are restored bit for bit: after scales always, after
+shifts for entries from 2^-16 on.
 """
 
 import math
@@ -37,21 +37,21 @@ from sail_jax.trees import factor_of, leaf_paths, some_paths
 
 Shape = tuple[int, ...]
 
-# No network has as many layers; a number in a file may be any.
+# No network has this many layers, but a number in a file may be anything.
 _LAYERS = 10_000
 
 
 class Link(NamedTuple):
-    """One leaf of a tree and the tensors of Hugging Face that it holds.
+    """One leaf of a tree and its Hugging Face tensors.
 
     Attributes:
       leaf: The path of the leaf.
       tensors: The names of the tensors, in the order in which they are stacked.
-      layout: How the axes of a tensor become those of the leaf, as in "(h d) e -> e h d".
+      layout: The axes of a tensor and of the leaf, as in "(h d) e -> e h d".
       sizes: The sizes of letters in the layout that shapes leave open.
       stack: The axis of the leaf along which tensors are stacked; None for a single one.
-      scale: What entries are multiplied by on their way into the leaf.
-      shift: What is added to them after that.
+      scale: The factor on entries of the leaf.
+      shift: The number added to them after that.
       padding: How many rows of zeros follow on the first axis of the tensor.
       optional: Whether both sides may lack it.
     """
@@ -68,16 +68,16 @@ class Link(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether every bit returns, whatever the dtype."""
+        """Whether every bit is restored, whatever the dtype."""
         return not self.shift and math.frexp(self.scale)[0] == 0.5
 
     @property
     def plain(self) -> bool:
-        """Whether entries stay as they are."""
+        """Whether entries stay unchanged."""
         return self.scale == 1 and not self.shift
 
     def at(self, n: int, shape: Sequence[int]) -> tuple[Any, ...]:
-        """Returns where a tensor lies in the leaf.
+        """Returns the place of a tensor in the leaf.
 
         Args:
           n: The number of the tensor.
@@ -88,11 +88,11 @@ class Link(NamedTuple):
         """
         if self.stack is None:
             return (...,)
-        # A leaf with fewer axes is stacked on its last.
+        # A leaf with fewer axes is stacked on its last axis.
         return (*[slice(None)] * min(self.stack, len(shape) - 1), n)
 
     def part(self, shape: Sequence[int]) -> Shape:
-        """Computes the shape that a tensor has inside of the leaf.
+        """Computes the shape of a tensor within the leaf.
 
         Args:
           shape: The shape of the tensor.
@@ -153,11 +153,11 @@ class Link(NamedTuple):
         return (whole[0] - self.padding, *whole[1:]) if self.padding else whole
 
     def put(self, tensor: np.ndarray, dtype: Any = None) -> np.ndarray:
-        """Lays out one tensor as it lies in the leaf.
+        """Lays out one tensor for the leaf.
 
         Args:
           tensor: The tensor.
-          dtype: The dtype of the leaf; that of the tensor by default.
+          dtype: The dtype of the leaf; by default the tensor's.
 
         Returns:
           Its part of the leaf.
@@ -184,7 +184,7 @@ class Link(NamedTuple):
 
         Args:
           part: A part of the leaf.
-          dtype: The dtype of the tensor; that of the leaf by default.
+          dtype: The dtype of the tensor; by default the leaf's.
 
         Returns:
           The tensor, without rows of padding.
@@ -214,30 +214,30 @@ def links(
     vocab_size: int | None = None,
     rope: str | None = None,
 ) -> tuple[Link, ...]:
-    """Lists the leaves of a framework's tree, each with the tensors of Hugging Face that it holds.
+    """Lists the leaves of a framework's tree, each with its Hugging Face tensors.
 
-    For MaxText queries of Llama, Mistral, Gemma and Gemma 2 are divided by the root of a head's
-    size (Gemma 2: of `query_pre_attn_scalar`), the scales of Gemma's norms are one more, and its
-    embeddings are multiplied by the root of the width. Tunix has none of that.
+    MaxText divides queries of Llama, Mistral, Gemma and Gemma 2 by the root of a head's size (Gemma
+    2: of `query_pre_attn_scalar`). It adds one to the scales of Gemma's norms, and multiplies
+    Gemma's embeddings by the root of the width. Tunix does none of this.
 
     Args:
       framework: "maxtext" or "tunix".
-      config: The configuration of the network at Hugging Face: `model_type`, `num_hidden_layers`,
+      config: The Hugging Face configuration of the network: `model_type`, `num_hidden_layers`,
         `num_attention_heads`, and `hidden_size` or `head_dim`.
       scan_layers: Whether MaxText stacks its layers; Tunix never does.
       param_scan_axis: The axis on which it stacks them, 0 or 1.
       vocab_size: The rows of the tree's embeddings, if these are padded; the configuration's
         `vocab_size` by default.
-      rope: How MaxText lays out the pairs of a rotated head: "halves" as Hugging Face does, or
-        "interleaved". By default the latter for a Llama with the `rope_scaling` of Llama 3.1, which
-        MaxText computes so.
+      rope: MaxText's layout of the pairs of a rotated head: "halves" like Hugging Face, or
+        "interleaved". The default is "interleaved" for a Llama with Llama 3.1's `rope_scaling`,
+        for which MaxText uses it, and "halves" otherwise.
 
     Returns:
       One link for each leaf.
 
     Raises:
-      ValueError: If the framework or the model type is not known, or an entry of the configuration
-        is missing or not of its kind.
+      ValueError: If the framework or the model type is unknown, or an entry of the configuration is
+        missing or has the wrong type.
 
     References:
       The public sources of MaxText (`checkpoint_conversion/utils/param_mapping.py`) and of Tunix
@@ -293,7 +293,7 @@ def links(
         return _as_maxtext(link, row, kind, config, rope) if framework == "maxtext" else link
 
     for row in ends:
-        # The table of a tied network is stored once. A head that is stored too is not read.
+        # The table of a tied network is stored once. A head that is stored as well is not read.
         if "lm_head" in row.tensors[0] and _is_tied(config):
             continue
         out.append(linked(row, row.leaf, row.tensors, None))
@@ -301,7 +301,7 @@ def links(
     for place in places(framework, family, scanned):
         for i, numbers in _layers(place, family, layers):
             for row in block:
-                # Tunix joins queries with keys and values where there are as many heads of each.
+                # Tunix stores queries, keys and values together if each has as many heads.
                 if row.leaf.endswith("einsum/w") and "attn_vec" not in row.leaf:
                     if ("qkv" in row.leaf) != fused:
                         continue
@@ -314,7 +314,7 @@ def links(
 
 
 def _is_tied(config: Config) -> bool:
-    """Whether the embeddings are the table of the outputs, too; of Gemma where not stated."""
+    """Whether the embeddings are also the table of the outputs; by default true for Gemma."""
     gemma = str(config.get("model_type")).startswith("gemma")
     return flag(config, "tie_word_embeddings", default=gemma)
 
@@ -322,16 +322,16 @@ def _is_tied(config: Config) -> bool:
 def tree_config(
     framework: str, config: Config, *, scan_layers: bool = True, param_scan_axis: int = 1
 ) -> dict[str, Any]:
-    """Writes the configuration of a tree, for `sail_jax.architectures.of` and for the way back.
+    """Writes the configuration of a tree, for `sail_jax.architectures.of` and for converting back.
 
     Args:
       framework: "maxtext" or "tunix".
-      config: The configuration of the network at Hugging Face.
+      config: The Hugging Face configuration of the network.
       scan_layers: As in `links`.
       param_scan_axis: As in `links`.
 
     Returns:
-      The configuration; its entry `hugging_face` has the one of Hugging Face.
+      The configuration. Its entry `hugging_face` contains Hugging Face's.
     """
     decoder = DECODERS[framework][config["model_type"]]
     if framework == "tunix":
@@ -343,14 +343,14 @@ def tree_config(
 
 
 def _llama31(config: Config) -> bool:
-    """Whether a configuration is of a Llama 3.1."""
+    """Whether a configuration belongs to a Llama 3.1."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     return config.get("model_type") == "llama" and kind == "llama3"
 
 
 def _as_maxtext(link: Link, row: Row, kind: str, config: Config, rope: str) -> Link:
-    """The scales, shifts and order of pairs of MaxText."""
+    """Adds MaxText's scales, shifts and order of pairs to a link."""
     gemma = kind.startswith("gemma")
     if gemma and row.layout in ("e -> e", "d -> d"):
         return link._replace(shift=1.0)
@@ -380,10 +380,12 @@ def _root(config: Config, key: str) -> float:
 
 
 def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
-    """For each layer of a tree in a place, what `{i}` stands for, and Hugging Face's layers."""
+    """For each layer of a tree in a place, the value of `{i}`, and Hugging Face's layers."""
     if family == "gemma2" and place.suffix:
         if layers % 2:
-            raise ValueError(f"MaxText pairs the layers of Gemma 2; got {layers} of them")
+            raise ValueError(
+                f"MaxText pairs the layers of Gemma 2: expected an even number, got {layers}"
+            )
         first = int(place.suffix == "_global")
         if place.stacked:
             return [("", range(first, layers, 2))]
@@ -399,12 +401,12 @@ def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
 
 
 class Found(NamedTuple):
-    """A tree that was recognised.
+    """A recognised tree.
 
     Attributes:
       framework: "maxtext" or "tunix".
-      links: Its leaves, with the paths that they have there, and their tensors.
-      left: What lies around it: the state of an optimiser, counters, other towers.
+      links: Its leaves, with their paths in the tree, and their tensors.
+      left: The other leaves: the state of an optimiser, counters, other towers.
     """
 
     framework: str
@@ -413,20 +415,20 @@ class Found(NamedTuple):
 
 
 def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any) -> Found:
-    """Lists the links of a tree that is recognised by its paths and shapes.
+    """Recognises a tree by its paths and shapes, and lists its links.
 
     Args:
-      shapes: The shapes of its leaves by path. The tree may lie inside of another, such as a
+      shapes: The shapes of its leaves by path. The tree may lie inside another one, such as a
         training state.
-      config: The configuration of the network at Hugging Face.
-      **options: Those of `links` that are not to be read from the tree.
+      config: The Hugging Face configuration of the network.
+      **options: Options of `links` that override the values found in the tree.
 
     Returns:
       The links.
 
     Raises:
-      ValueError: If the tree is of no known framework, lies there twice, or does not fit the
-        configuration. The message names the leaf.
+      ValueError: If the tree belongs to no known framework, occurs twice, or does not fit the
+        configuration. The message contains the leaf.
     """
     about = recognised(shapes)
     if about is None:
@@ -454,14 +456,14 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
                     f"{path!r} is a factor of low rank of another leaf: fold it first, "
                     f"{argument('lora_alpha', '...')}, or sail_jax.lora.fold"
                 )
-            raise ValueError(f"{path!r} has no tensor at Hugging Face in a network of this kind")
+            raise ValueError(f"{path!r} has no Hugging Face tensor in a network of this kind")
     return Found(framework, made, left)
 
 
 def _surroundings(paths: Iterable[str], table: str) -> tuple[str, str]:
-    """What stands before and after the path of the embeddings."""
+    """The text before and after the path of the embeddings."""
     pattern = re.compile(rf"((?:.*/)?){table}(/value)?")
-    # The moments of an optimiser have the paths of the parameters, inside of its state.
+    # An optimiser's moments have the paths of the parameters, inside its state.
     found = [m for p in paths if "opt_state" not in p and (m := pattern.fullmatch(p))]
     if len(found) != 1:
         names = some_paths([m[0] for m in found])
@@ -470,18 +472,18 @@ def _surroundings(paths: Iterable[str], table: str) -> tuple[str, str]:
 
 
 def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
-    """Chooses the links that one side has, and checks that it has all that it must.
+    """Chooses the links that one side has, and checks that it has all required ones.
 
     Args:
       made: The links.
-      have: The names of what is there.
-      side: "leaf" or "tensors": which side that is.
+      have: The names on that side.
+      side: The side, "leaf" or "tensors".
 
     Returns:
       The links, in their order.
 
     Raises:
-      ValueError: If something is missing; the message names it.
+      ValueError: If something is missing; the message contains its name.
     """
     have, out = set(have), []
     for link in made:
@@ -496,36 +498,36 @@ def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
     return out
 
 
-# What a checkpoint of Hugging Face may have besides its weights: buffers of old releases, and a
-# second copy of a tied table.
+# Tensors of a Hugging Face checkpoint besides its weights: buffers of old releases, and a second
+# copy of a tied table.
 _UNREAD = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|lm_head\.weight")
 
 
 def check_placed(made: Iterable[Link], names: Iterable[str]) -> None:
-    """Checks that every tensor of Hugging Face has a leaf, but for buffers and copies.
+    """Checks that every Hugging Face tensor has a leaf, except for buffers and copies.
 
     Args:
       made: The links.
       names: The names of the tensors.
 
     Raises:
-      ValueError: If one has none; the message names it.
+      ValueError: If one has none; the message contains its name.
     """
     placed = {name for link in made for name in link.tensors}
     if rest := [name for name in names if name not in placed and not _UNREAD.fullmatch(name)]:
-        raise ValueError(f"the tree has no place for {some_paths(rest)}")
+        raise ValueError(f"the tree has no leaf for {some_paths(rest)}")
 
 
 def to_hugging_face(tree: PyTree, config: Config, **options: Any) -> dict[str, np.ndarray]:
-    """Converts a tree of MaxText or Tunix to tensors of Hugging Face.
+    """Converts a MaxText or Tunix tree to Hugging Face tensors.
 
     Args:
-      tree: The tree, or a training state that has one. It is recognised by its paths and shapes.
-      config: The configuration of the network at Hugging Face.
-      **options: Those of `links` that are not to be read from the tree, such as `rope`.
+      tree: The tree, or a training state that contains it. It is recognised by paths and shapes.
+      config: The Hugging Face configuration of the network.
+      **options: Options of `links` that override the values found in the tree, such as `rope`.
 
     Returns:
-      The tensors by name, of the dtypes of their leaves.
+      The tensors by name, with the dtypes of their leaves.
 
     Raises:
       ValueError: If the tree is not recognised, or does not fit the configuration.
@@ -561,19 +563,19 @@ def to_hugging_face(tree: PyTree, config: Config, **options: Any) -> dict[str, n
 def from_hugging_face(
     tensors: Mapping[str, Any], framework: str, config: Config, **options: Any
 ) -> dict[str, Any]:
-    """Converts tensors of Hugging Face to a tree of MaxText or Tunix.
+    """Converts Hugging Face tensors to a MaxText or Tunix tree.
 
     Args:
       tensors: The tensors by name.
       framework: "maxtext" or "tunix".
       config: The configuration of the network.
-      **options: Those of `links`.
+      **options: Options of `links`.
 
     Returns:
-      The tree: nested dictionaries with NumPy arrays, of the dtypes of the tensors.
+      The tree: nested dictionaries with NumPy arrays, with the dtypes of the tensors.
 
     Raises:
-      ValueError: If a tensor is missing, has no place in the tree, or does not fit the
+      ValueError: If a tensor is missing, has no leaf in the tree, or does not fit the
         configuration.
     """
     made = matched(links(framework, config, **options), tensors, "tensors")
@@ -611,7 +613,7 @@ def _permuted(
 def _solved(
     groups: list[str], shape: Sequence[int], sizes: Mapping[str, int], name: str
 ) -> dict[str, int]:
-    """The size of each letter, from those that are known and a shape."""
+    """The size of each letter, from the known ones and a shape."""
     known = {x: sizes[x] for group in groups for x in group if x in sizes}
     fits = len(groups) == len(shape)
     for group, size in zip(groups, shape, strict=False):

@@ -1,7 +1,7 @@
-"""Names of feature spaces that people know: resid, head, qk, v, hidden, with the layer they are in.
+"""Common names of feature spaces: resid, head, qk, v, hidden, with the layer that they are in.
 
-Inference calls a space after the first tensor that writes it. That is exact, and long. A table has
-short names: what a space is for is seen in how its axes are made of it.
+Inference names a space after the first tensor that writes it. Such names are exact, but long. A
+table has short names. The use of a space shows in the structure of its axes.
 """
 
 import re
@@ -13,17 +13,17 @@ from sail_jax.basis.axes import parse_axes
 
 
 class Place(NamedTuple):
-    """Where a space stands.
+    """A place where a space occurs.
 
     Attributes:
       path: The path of the leaf.
-      pattern: The path with {i} for the number of its layer, and {e} for that of its expert.
+      pattern: The path with {i} for the number of its layer, and {e} for the number of its expert.
       layer: The path up to the last such number, "" outside of layers.
       axis: The number of the axis.
       factor: The number of the factor on the axis.
       n: The number of the factor in its block.
       count: How many factors the block has.
-      role: What the axis does with the space.
+      role: How the axis uses the space.
       writes: Whether another axis of the leaf writes a space.
     """
 
@@ -46,19 +46,19 @@ def named(
     known: Mapping[str, str],
     ends: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Names the spaces of an architecture, alike in all of its layers.
+    """Names the spaces of an architecture, equally in all of its layers.
 
     Args:
-      places: Where each space stands, by its present name.
-      words: What is applied to each.
-      sizes: The size of each.
+      places: The places of each space, by its present name.
+      words: The nonlinearity of each space.
+      sizes: The size of each space.
       prefixes: The prefixes of layers.
       known: Axes strings of an earlier table by pattern; its names are kept.
-      ends: Names that stay as they are.
+      ends: Names that stay unchanged.
 
     Returns:
-      The new name of each space, with {i} for the number of its layer. Spaces of two layers have
-      one name then, and so have parts of one size that cannot change.
+      The new name of each space, with {i} for the number of its layer. Spaces of two layers get one
+      name, and so do parts of one size that cannot change.
     """
     kept = _kept(places, words, known)
     towers = _towers(prefixes)
@@ -78,14 +78,14 @@ def named(
 
 
 def _tag(place: Place) -> str:
-    """The numbers of the layer and of the expert that a space is in, left open."""
+    """Placeholders for the numbers of a space's layer and expert."""
     return "".join(f".{number}" for number in re.findall(r"\{[ie]\}", place.pattern))
 
 
 def _kept(
     places: Mapping[str, Sequence[Place]], words: Mapping[str, str], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """The names that an earlier table has in most of the same places."""
+    """The names in an earlier table that has them in most of the same places."""
     axes = {pattern: parse_axes(_plain(text)) for pattern, text in known.items()}
     votes: Counter[tuple[str, str, str]] = Counter()
     for name, where in places.items():
@@ -98,7 +98,7 @@ def _kept(
     out: dict[str, str] = {}
     taken: set[tuple[str, str]] = set()
     for (name, old, layer), _ in votes.most_common():
-        # Within a layer a name is of one space, but for parts that cannot change.
+        # Within a layer a name belongs to one space, except for parts that cannot change.
         if name not in out and ((old, layer) not in taken or words.get(name) == "outer"):
             out[name] = old
             taken.add((old, layer))
@@ -106,7 +106,7 @@ def _kept(
 
 
 def _plain(text: str) -> str:
-    """An axes string without braces, which stand for numbers."""
+    """An axes string without braces, which are placeholders for numbers."""
     return text.replace("{i}", ":i:").replace("{e}", ":e:")
 
 
@@ -124,7 +124,7 @@ def _towers(prefixes: Sequence[str]) -> dict[str, str]:
 
 
 def _tower(where: Sequence[Place], towers: Mapping[str, str]) -> str:
-    """The stack of layers that a space is in, if it is one alone."""
+    """The stack of layers of a space, if all its places are in one."""
     found = {
         tower
         for prefix, tower in towers.items()
@@ -134,7 +134,7 @@ def _tower(where: Sequence[Place], towers: Mapping[str, str]) -> str:
 
 
 def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
-    """What a space is for."""
+    """The use of a space."""
     first = [place for place in where if place.count > 1 and place.n == 0]
     between = [place for place in where if 0 < place.n < place.count - 1]
     last = [place for place in where if place.count > 1 and place.n == place.count - 1]
@@ -155,7 +155,7 @@ def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
 
 
 def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:
-    """Longer and longer parts of the path of the module that a space is in."""
+    """Increasingly long parts of the path of a space's module."""
     place = min(where, key=lambda place: place.role != "write")
     rest = place.path[len(place.layer) :].strip("./") if inner else place.path
     parts = re.split(r"[./]", rest)[:-1]
@@ -163,7 +163,7 @@ def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:
 
 
 def _opened(name: str, where: Sequence[Place]) -> str:
-    """The present name, with its numbers left open."""
+    """The present name, with placeholders for its numbers."""
     place = where[0]
     inner = {p.layer for p in where} == {place.layer} and place.layer
     start = place.pattern[: len(place.pattern) - len(place.path) + len(place.layer)]
@@ -177,14 +177,14 @@ def _apart(
     sizes: Mapping[str, int],
     taken: set[str],
 ) -> dict[str, str]:
-    """The first name of each list that no other space of the same layer wants."""
+    """The first name of each list that no other space of the same layer needs."""
     level = dict.fromkeys(wanted, 0)
 
     def now(name: str) -> str:
         return wanted[name][min(level[name], len(wanted[name]) - 1)]
 
     def alike(a: str, b: str) -> bool:
-        """Whether two spaces may have one name: those of two layers, and parts that are fixed."""
+        """Whether two spaces may share a name: in two layers, or parts that are fixed."""
         layers = [{p.layer for p in places[name]} for name in (a, b)]
         if all(len(own) == 1 and own != {""} for own in layers) and layers[0] != layers[1]:
             return True

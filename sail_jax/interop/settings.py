@@ -1,11 +1,11 @@
-"""Tables of architectures, found by building networks of other sizes and settings.
+"""Tables of architectures, found by building networks with other sizes and settings.
 
-What makes it hard: a table states that `hidden_size` is the stream, and that the size of a head is
-`hidden_size` over `num_attention_heads`. For most architectures nobody has written that down, but
-their class knows it: with another entry it makes other tensors. So the class is built with one
-entry changed at a time. Every space then has as many sizes as there are networks, and an entry, a
-quotient or a product of entries that has the same values states it. An entry that changes which
-tensors there are makes them optional; one that changes their axes bounds what the table holds for.
+The difficulty: a table states that `hidden_size` is the stream, and that the size of a head is
+`hidden_size` over `num_attention_heads`. For most architectures this is not documented, but it is
+implemented in their class: another entry gives other tensors. So the class is built with one entry
+changed at a time. Every space then has as many sizes as there are networks. An entry, or a quotient
+or product of entries, with the same values determines the space's size. If an entry changes which
+tensors exist, these tensors are optional. If it changes their axes, it limits the table's validity.
 """
 
 import math
@@ -28,12 +28,12 @@ Axes = dict[str, tuple[Axis, ...]]
 
 
 class Network(NamedTuple):
-    """What a class makes of a configuration.
+    """The network that a class makes from a configuration.
 
     Attributes:
       spec: The spaces of its tensors.
       shapes: The shapes of its tensors, by name.
-      multiples: What its forward pass multiplies by; None if that is not known.
+      multiples: The factors in its forward pass; None if they are unknown.
     """
 
     spec: Spec
@@ -53,11 +53,11 @@ TIE = "tie_word_embeddings"
 _LAYERS = re.compile(
     r"(.*\.)?(num_(hidden_|encoder_|decoder_)?layers|n_layers?|(encoder|decoder)_layers)"
 )
-# Entries that count something else than units, tokens among them, though they are whole numbers.
+# Whole-number entries that do not count units, tokens among them.
 _OTHERS = re.compile(r".*(_token_id|_idx)|(.*\.)?(image_size|patch_size|torch_dtype)")
 _ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
 _ANY = "gelu"
-# Real numbers that can only scale what a network computes, or that only training reads.
+# Real numbers that only scale the network's values, or that only training uses.
 _SCALES = re.compile(
     r".*(eps|epsilon|theta|drop|initializer|std|coef|prob|rate|decay|factor|range|scal|alpha|bias|"
     r"temperature|cap|limit|multiplier).*"
@@ -82,15 +82,15 @@ def table_by_probing(
 
     Args:
       config: A configuration of the architecture.
-      probe: Infers the network of a configuration; raises ValueError where there is none.
-      vary: Whether entries are varied that state no sizes: which tensors are optional, and for
-        which values the table holds. Without it the table holds for configurations that differ in
-        sizes and in the number of layers alone.
-      only: The entries that state sizes, if that is known; None to try all.
-      prefixes: A prefix of names that networks without a head do not have, such as "model.", and
-        what other classes have in its place.
-      resolve: Gives a configuration the entries that it does not state; None if nothing is known.
-      names: Axes strings of a table by pattern, from which spaces take their names.
+      probe: Infers the network of a configuration; raises ValueError if that is impossible.
+      vary: Whether entries other than sizes are varied. They determine which tensors are optional,
+        and for which values the table holds. Without it, the table holds only for configurations
+        that differ in sizes and in the number of layers.
+      only: The entries that are sizes, if they are known; None to try all.
+      prefixes: A prefix of names that networks without a head lack, such as "model.", and its
+        replacement in other classes.
+      resolve: Adds default entries to a configuration; None if they are unknown.
+      names: Axes strings of a table by pattern, which provide the names of spaces.
 
     Returns:
       The table.
@@ -101,7 +101,7 @@ def table_by_probing(
     """
     flat = dict(_flat(config))
     counts = [k for k, n in flat.items() if _LAYERS.fullmatch(k) and _is_count(n)]
-    # Lists with an entry for each layer are left to the defaults, which fit any number of layers.
+    # Lists with an entry for each layer use the defaults, which fit any number of layers.
     depths = {flat[key] for key in counts}
     small: Config = {
         k: v
@@ -111,7 +111,7 @@ def table_by_probing(
     for key in counts:
         small = put(small, key, 2)
     base, loose = _loose(small, probe)
-    # A tied head joins spaces that it would else keep apart. What holds then holds untied too.
+    # A tied head joins spaces that are separate otherwise, so its results also hold untied.
     small = small | ({TIE: True} if loose else {})
     instead = {
         key: n for key in flat if flat[key] is None and (n := _unstated(small, key, base, probe))
@@ -144,7 +144,7 @@ def table_by_probing(
 
 
 def _prefixed(table: Table, prefix: str, instead: str) -> Table:
-    """The table with patterns that match with a prefix of names and without."""
+    """The table with patterns that match names with or without a prefix."""
 
     def either(pattern: str) -> str:
         own = pattern.startswith(prefix)
@@ -175,7 +175,7 @@ def _is_count(value: object) -> bool:
 
 
 def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
-    """The network, tied if it can be, and then the one with a head of its own."""
+    """The network, tied if possible, and then the network with a separate head."""
     own = probe(small)
     try:
         other = probe({**small, TIE: small.get(TIE) is not True})
@@ -186,7 +186,7 @@ def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
 
 
 def _unstated(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, ...]:
-    """The spaces that have the size of an entry where it is stated, which it is not."""
+    """The spaces with the size of an entry that the configuration does not state."""
     size = 36
     if not re.search(r"(size|dim|inner|width|hidden)$", key):
         return ()
@@ -217,7 +217,7 @@ def _prefix(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, 
 def _resized(
     small: Config, base: Network, entries: Mapping[str, int], probe: Probe
 ) -> tuple[list[Config], list[Network]]:
-    """Networks with the same axes and other sizes, one for each entry where there is one."""
+    """Networks with the same axes and other sizes, one for each possible entry."""
     configs, networks = [small], [base]
 
     def changed(change: Mapping[str, int]) -> Config:
@@ -228,7 +228,7 @@ def _resized(
 
     for key, value in entries.items():
         alone = [{key: n} for n in (2 * value, value + 1, 3 * value)]
-        # Some entries have to divide others: two are doubled then, or all.
+        # Some entries must divide others: then two are doubled, or all.
         pairs = [{key: 2 * value, other: 2 * n} for other, n in entries.items() if other != key]
         for change in (*alone, *pairs, {k: 2 * n for k, n in entries.items()}):
             try:
@@ -243,7 +243,7 @@ def _resized(
 
 
 class _Maker:
-    """Collects what networks have in common, and makes the table."""
+    """Collects the common properties of networks, and makes the table."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Maker:
             sizes = [self.values[k] for k in self.values if k.rpartition(".")[2] == key]
             if sizes:
                 self.words[name], self.sizes[name] = "outer", sizes[0]
-        # The size in one of the networks; in networks of other sizes not all spaces are there.
+        # The size in one of the networks; networks of other sizes may lack some spaces.
         self.once = {name: sizes[0] for name, sizes in self.sizes.items()}
         self.optional: set[str] = set()
         self.tied: Axes = {}
@@ -279,7 +279,7 @@ class _Maker:
         self.readers = dict(base.multiples.readers) if base.multiples else {}
         self.overrides: dict[str, dict[str, dict[str, str]]] = {}
         self.holds: dict[str, tuple[Any, ...]] = {}
-        # Entries that are not stated, and the spaces that they size where they are.
+        # Entries that are not stated, and the spaces that have their size.
         self.instead: dict[str, tuple[str, ...]] = {}
         self.names = names
         self.free, self.scales = self._numbers(networks)
@@ -288,7 +288,7 @@ class _Maker:
         self._layered(deep)
 
     def _ended(self, network: Network) -> Axes:
-        """The axes of a network, those of inputs and outputs with a name where an entry has it."""
+        """The axes of a network; inputs and outputs get the name of their entry."""
         moving = {
             ENDS[key.rpartition(".")[2]]: values
             for key, values in self.values.items()
@@ -303,7 +303,7 @@ class _Maker:
         out: Axes = {}
         for path, axes in network.axes.items():
             tied = any(f.tied for axis in axes for f in axis)
-            # What writes a space is looked up by its other axis; what reads one hands it out.
+            # If a leaf writes a space, its other axis reads an input; otherwise it hands one out.
             writes = any(f.role == "write" for axis in axes for f in axis)
             role = "read" if writes else "write"
             out[path] = tuple(
@@ -315,7 +315,7 @@ class _Maker:
     def _numbers(
         self, networks: Sequence[Network]
     ) -> tuple[set[str], dict[str, tuple[str, float]]]:
-        """The spaces whose sizes are not used as numbers, and the leaves that are multiplied.
+        """The spaces with sizes that are not used as numbers, and the leaves that are multiplied.
 
         A leaf is multiplied by a power of the size of one of its spaces.
         """
@@ -337,7 +337,7 @@ class _Maker:
         return free, scales
 
     def _layered(self, deep: Mapping[str, Network]) -> None:
-        """Finds the leaves that some layers do not have."""
+        """Finds the leaves that some layers lack."""
         self.single: set[str] = set()
         for key, prefix in self.layers.items():
             start = prefix.partition("{i}")[0]
@@ -355,10 +355,10 @@ class _Maker:
                     self.single.add(pattern)
 
     def add(self, network: Network, *, joins: bool = False) -> dict[str, str] | None:
-        """Adds the leaves of another network; None if its axes are not those of the base.
+        """Adds the leaves of another network; None if its axes differ from the base's.
 
-        Returns the names of the base's spaces by those of the network. With `joins`, spaces that
-        are apart in the network may be one in the base, and tied leaves have their first use alone.
+        Returns the names of the base's spaces by the network's names. With `joins`, spaces that are
+        separate in the network may be one in the base, and tied leaves have only their first use.
         """
         renaming: dict[str, str] = {}
         axes = self._ended(network)
@@ -384,7 +384,7 @@ class _Maker:
         return renaming
 
     def untie(self, network: Network, by_default: bool) -> None:
-        """Adds the network in which the head is a tensor of its own."""
+        """Adds the network with a separate head."""
         tied = {p: own for p, own in self.axes.items() if any(f.tied for a in own for f in a)}
         if self.add(network, joins=True) is None:
             raise ValueError("a tied head changes the axes of other tensors")
@@ -402,10 +402,10 @@ class _Maker:
         self.optional |= {*self.head}
 
     def vary(self, key: str, value: Any, old: Any, network: Network) -> None:
-        """Adds a network in which an entry has another value."""
+        """Adds a network with another value of an entry."""
         renaming = self.add(network)
         if renaming is None:
-            # The laws of any activation are those of this one too.
+            # The symmetries that all activations have belong to this one, too.
             if value != "relu":
                 self.holds[key] = (old,)
             return
@@ -418,7 +418,7 @@ class _Maker:
         if not words:
             return
         if value == _ANY:
-            # What holds for an activation without any law holds for those that are not tried.
+            # Results for an activation without symmetries hold for activations that are not tried.
             own = {name: self.words[name] for name in words}
             self.overrides.setdefault(key, {})[str(old)] = own
             self.words |= words
@@ -430,7 +430,7 @@ class _Maker:
         return self._open(path)[0]
 
     def _open(self, path: str) -> tuple[str, str]:
-        """A path with its numbers left open, and its part up to the last of them."""
+        """A path with placeholders for its numbers, and its part up to the last of them."""
         layer = ""
         pattern = path
         for start in self.starts:
@@ -470,7 +470,7 @@ class _Maker:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
                 )
-        # A tensor that not all networks have shows no size.
+        # A tensor that only some networks have shows no size.
         optional = {*map(self.opened, self.optional)}
         alone = {
             called[name]
@@ -480,7 +480,7 @@ class _Maker:
         sizes = {}
         for name, own in self.sizes.items():
             text = self._stated(own) if name in called else ""
-            # Of an axis by itself the shape shows the size, and `settings` has its entry.
+            # If a space has an axis to itself, its shape is the size, and `settings` has its entry.
             if text and (" " in text or called[name] not in alone):
                 sizes[called[name]] = text
         together = {
@@ -506,7 +506,7 @@ class _Maker:
             sizes = self._absent(sizes, resolve, defaults)
         words: dict[str, str] = {}
         for name, own in self.words.items():
-            # The layers of the base decide: others may have been seen under one activation alone.
+            # The base's layers decide: others may have been seen under only one activation.
             if name in called and (name in self.sizes or called[name] not in words):
                 words[called[name]] = both(words.get(called[name], ""), own)
         for name in self.free:
@@ -554,7 +554,7 @@ class _Maker:
         return made
 
     def _stated(self, sizes: Sequence[int]) -> str:
-        """What computes sizes from the configurations; "" if nothing does."""
+        """The rule that computes sizes from the configurations; "" without one."""
         if len(set(sizes)) == 1:
             return str(sizes[0])
         moving = {key: own for key, own in self.values.items() if len(set(own)) > 1}
@@ -574,7 +574,7 @@ class _Maker:
     def _absent(
         self, sizes: Mapping[str, str], resolve: Callable[[Config], Config], into: dict[str, Any]
     ) -> dict[str, str]:
-        """Adds to sizes what they are where an entry is not stated, and its default to `into`."""
+        """Adds sizes for configurations that lack an entry, and its default to `into`."""
         keys = {
             key for text in sizes.values() for key in re.split(r" [*/] ", text) if not key.isdigit()
         }
@@ -607,8 +607,8 @@ class _Maker:
 
 
 def _varied(made: _Maker, small: Config, probe: Probe) -> None:
-    """Varies the entries that state no size: truths, activations, and real numbers."""
-    # Activations come last: the others are compared with the network as it is.
+    """Varies the entries that are not sizes: booleans, activations, and real numbers."""
+    # Activations come last: the others are compared with the unchanged network.
     for key, value in sorted(_flat(small), key=lambda item: bool(_ACTIVATIONS.fullmatch(item[0]))):
         if key == TIE or _TRAINING.fullmatch(key):
             continue
@@ -628,7 +628,7 @@ def _varied(made: _Maker, small: Config, probe: Probe) -> None:
 
 
 def _pattern(axes: tuple[Axis, ...], loose: bool) -> list[list[Factor]]:
-    """Axes without the names of spaces; `loose` without what a tied head makes of them."""
+    """Axes without the names of spaces; `loose` also ignores the effects of a tied head."""
     return [[f._replace(space="", tied=f.tied and not loose) for f in axis] for axis in axes]
 
 
@@ -645,7 +645,7 @@ def _sorted(axes: Mapping[str, str]) -> dict[str, str]:
 def _products(
     values: Sequence[int], sizes: Mapping[str, Sequence[int]], together: set[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Spaces, alone or of one axis, the product of whose sizes has these values."""
+    """Spaces, alone or on one axis, with sizes that multiply to these values."""
     found: list[tuple[str, ...]] = [
         (name,) for name, own in sizes.items() if tuple(own) == tuple(values)
     ]

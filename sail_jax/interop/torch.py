@@ -1,6 +1,6 @@
-"""Torch modules as functions in JAX, by torchax: `jax_function`.
+"""Torch modules as JAX functions, through torchax: `jax_function`.
 
-Torch and torchax are imported when a module is given, never before.
+Torch and torchax are imported only when a module is given.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Values that a later call would start from: they are no result.
+# The state for a later call, which is not a result.
 _CACHES = ("past_key_values", "cache_params")
 _LOCK = threading.Lock()
 # Entries of a buffer on the meta device, which a trace needs as an array: half a gigabyte.
@@ -26,30 +26,29 @@ _LARGEST = 1 << 26
 def jax_function(
     module: Any, *, outputs: Callable[[Any], Any] | None = None, **settings: Any
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Makes a function in JAX of a torch module, and a dict of its parameters.
+    """Makes a JAX function from a torch module, and a dict of its parameters.
 
-    `spec_of`, `check_spec`, `certificate` and all else that takes a network take the two. The
-    function calls `module.forward` on arrays of JAX or NumPy. A dict as the last of its inputs has
-    inputs by keyword: `apply(params, {"input_ids": ids})`. The module is run as after
-    `module.eval()`, and stays as it was.
+    `spec_of`, `check_spec`, `certificate` and other functions of networks take both. The function
+    calls `module.forward` on JAX or NumPy arrays. If the last input is a dict, it has inputs by
+    keyword: `apply(params, {"input_ids": ids})`. The module is run as after `module.eval()`, and is
+    not changed.
 
     Args:
-      module: A `torch.nn.Module`. On the meta device it has shapes only: so do the parameters, and
-        what the module computed when it was made is NaN.
-      outputs: Takes what `forward` returned, and returns the arrays that count. By default, these
-        are the entries named "logits" if the outputs have names and there are such entries, else
-        all tensors. Caches are left out.
-      **settings: Keyword arguments of `forward` that are no arrays, such as
-        `output_hidden_states=True`. `use_cache` is False where `forward` has it.
+      module: A `torch.nn.Module`. On the meta device it has only shapes. Then the parameters have
+        only shapes, too, and values that the module computed at its construction are NaN.
+      outputs: Takes the result of `forward`, and returns the arrays that count. By default, these
+        are the outputs called "logits" if there are any, else all tensors. Caches are left out.
+      **settings: Keyword arguments of `forward` other than arrays, such as
+        `output_hidden_states=True`. `use_cache` is False if `forward` has it.
 
     Returns:
-      The function, called as `apply(params, *inputs)`, and the parameters: arrays by the names that
-      torch gives them, statistics of batch norms among them. A tied weight has its first name.
+      The function, called as `apply(params, *inputs)`, and the parameters: arrays by torch's names,
+      including statistics of batch norms. A tied weight has its first name.
 
     Raises:
       ImportError: If torch or torchax is not installed.
-      TypeError: If the module is not of torch.
-      ValueError: If the module has a layer that torchax computes wrongly.
+      TypeError: If the module is not a torch module.
+      ValueError: If torchax computes a layer of the module wrongly.
     """
     torch, env = _environment()
     if not isinstance(module, torch.nn.Module):
@@ -59,7 +58,7 @@ def jax_function(
     for name, part in module.named_modules():
         # torchax 0.0.13 takes the channels of the groups in another order.
         if getattr(part, "transposed", False) and 1 < part.groups < part.in_channels:
-            raise ValueError(f"module {name!r}: torchax has no transposed convolution in groups")
+            raise ValueError(f"module {name!r}: torchax lacks grouped transposed convolutions")
     weights = _weights(module)
     known = {id(x) for x in weights.values()}
     buffers = {name: x for name, x in module.named_buffers() if id(x) not in known}
@@ -75,7 +74,7 @@ def jax_function(
         own |= {name: params[name] for name in weights}
         # One at a time: torch has one set of modes, and the module holds other tensors meanwhile.
         with _LOCK, _ready(module), env:
-            # Each call draws the same numbers, and starts from no key of an earlier trace.
+            # Each call draws the same numbers, and does not use the key of an earlier trace.
             env.manual_seed(0)
             tensors, given, named = jax.tree.map(
                 lambda x: env.j2t_iso(jnp.asarray(x)), (own, given, dict(named))
@@ -87,10 +86,10 @@ def jax_function(
 
 
 def on_arrays(function: Callable[[dict[str, Any]], dict[str, Any]], arrays: Any) -> dict[str, Any]:
-    """Calls a function of tensors of torch with arrays of JAX.
+    """Calls a function of torch tensors with JAX arrays.
 
-    `function` takes a dict of tensors and returns one, as its operations in torch define it.
-    `arrays` is a dict of arrays; they may be traced.
+    `function` takes and returns a dict of tensors, and computes with torch operations. `arrays` is
+    a dict of arrays, which may be traced.
     """
     _, env = _environment()
     with _LOCK, env:
@@ -100,7 +99,7 @@ def on_arrays(function: Callable[[dict[str, Any]], dict[str, Any]], arrays: Any)
 
 @functools.cache
 def _environment() -> tuple[Any, Any]:
-    """Torch, and an environment of torchax in which tensors of torch are constants."""
+    """Torch, and a torchax environment in which torch tensors are constants."""
     try:
         torch = importlib.import_module("torch")
         with _named_overloads(torch):
@@ -110,14 +109,14 @@ def _environment() -> tuple[Any, Any]:
             pytree = importlib.import_module("torch.utils._pytree")
 
             class Environment(tensor.Environment):
-                """Computes on tensors of torchax by JAX, and on all others by torch."""
+                """Computes on torchax tensors with JAX, and on all others with torch."""
 
                 def t2j_copy(self, args: Any) -> Any:
-                    """Makes arrays of tensors of torch."""
+                    """Converts torch tensors to arrays."""
                     return pytree.tree_map_only(torch.Tensor, _constant, args)
 
                 def t2j_iso(self, torchtensors: Any) -> Any:
-                    """Takes arrays out of tensors, also where both kinds meet."""
+                    """Extracts arrays from tensors, even if both kinds occur together."""
 
                     def own(x: Any) -> Any:
                         known = isinstance(x, tensor.Tensor | view.View)
@@ -133,10 +132,10 @@ def _environment() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _named_overloads(torch: Any) -> Iterator[None]:
-    """Lets torchax name operators of named tensors, which torch 2.13 no longer has.
+    """Makes torchax skip operators of named tensors, which torch 2.13 no longer has.
 
-    torchax 0.0.13 lists them as keys of its tables when it is imported. Each such key is a new
-    object here, which equals no operator.
+    torchax 0.0.13 uses them as keys of its tables when it is imported. Here each such key is a new
+    object, which equals no operator.
     """
     packet = importlib.import_module("torch._ops").OpOverloadPacket
     found = packet.__getattr__
@@ -157,7 +156,7 @@ def _named_overloads(torch: Any) -> Iterator[None]:
 
 
 def _weights(module: Any) -> dict[str, Any]:
-    """Parameters, and buffers of real numbers that torch saves with them; ties once."""
+    """Parameters, and real-valued buffers that torch saves with them; ties occur once."""
     first: dict[int, tuple[str, Any]] = {}
     for name, x in module.state_dict(keep_vars=True).items():
         if hasattr(x, "is_floating_point") and x.is_floating_point():
@@ -166,7 +165,7 @@ def _weights(module: Any) -> dict[str, Any]:
 
 
 def _array(tensor: Any) -> Any:
-    """A tensor as an array of JAX, or its shape where it has no values."""
+    """A tensor as a JAX array, or its shape if it has no values."""
     mappings = importlib.import_module("torchax.ops.mappings")
     if tensor.device.type == "meta":
         dtype = jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(tensor.dtype))
@@ -175,26 +174,26 @@ def _array(tensor: Any) -> Any:
 
 
 def _constant(tensor: Any) -> Any:
-    """The same, with values that show it where there are none."""
+    """The same, with recognisable values if it has none."""
     array = _array(tensor)
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
     if math.prod(array.shape) > _LARGEST:
         raise ValueError(f"a buffer of shape {list(array.shape)} is too large to be traced")
-    # Taken out of an array of NumPy, of which nothing is known: what JAX fills would be known to be
-    # the same all along its axes.
+    # Made from a NumPy array, which is opaque to tracing: an array filled by JAX would be known to
+    # be constant along its axes.
     unknown = np.nan if jnp.issubdtype(array.dtype, jnp.inexact) else -1
     return jnp.squeeze(jnp.asarray(np.full((1, *array.shape), unknown).astype(array.dtype)), 0)
 
 
 @contextlib.contextmanager
 def _ready(module: Any) -> Iterator[None]:
-    """Sets a module to compute in a way that can be traced, until the end of the block."""
+    """Sets a module to compute in a traceable form, until the end of the block."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
-    # By default, transformers goes through those experts that some token chose: their number
-    # depends on values, and a traced function may not.
+    # By default, transformers loops over the experts that some token chose. Their number depends
+    # on values, which a traced function cannot use.
     experts = getattr(module, "get_experts_implementation", dict)()
     changed = any(kind not in (None, "batched_mm") for kind in experts.values())
     try:
@@ -209,7 +208,7 @@ def _ready(module: Any) -> Iterator[None]:
 
 
 def _chosen(out: Any) -> Any:
-    """The outputs that count: logits where there are any, no caches."""
+    """The outputs that count: logits if there are any, no caches."""
     if not isinstance(out, Mapping):
         return out
     kept = {name: x for name, x in out.items() if name not in _CACHES}

@@ -1,7 +1,7 @@
-"""Feature spaces of a Hugging Face checkpoint, from the forward pass of its class in transformers.
+"""Feature spaces of a Hugging Face checkpoint, from the forward pass of its transformers class.
 
-For architectures that no table of `sail_jax.architectures` describes. Nothing is downloaded, no
-code of the checkpoint is run, and no weight is read: the class is built on the meta device.
+It serves architectures without a table in `sail_jax.architectures`. Nothing is downloaded, no code
+of the checkpoint is run, and no weight is read: the class is built on the meta device.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from sail_jax.interop.settings import Network, table_by_probing
 from sail_jax.interop.torch import jax_function, on_arrays
 from sail_jax.tracing import Inferred, spec_of
 
-LENGTH = 8  # of the tokens that are traced
-_TABLES = 64 << 20  # bytes of tables that are kept
-_SMALL = 1 << 20  # parameters of a network that is built in memory
-_MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
+LENGTH = 8  # the number of tokens in a trace
+_TABLES = 64 << 20  # the most bytes of tables that are kept
+_SMALL = 1 << 20  # the most parameters of a network that is built in memory
+_MOST = 64  # a grown network may have this many times as many tensors and parameters
 
 
 def available() -> bool:
-    """Finds out whether torch, torchax and transformers are installed.
+    """Checks whether torch, torchax and transformers are installed.
 
     Returns:
-      Whether they are; none of them is imported.
+      Whether they are. None of them is imported.
     """
     return all(importlib.util.find_spec(name) for name in ("torch", "torchax", "transformers"))
 
@@ -45,20 +45,20 @@ def available() -> bool:
 def spec_of_config(
     config: Mapping[str, Any], shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Inferred:
-    """Infers the spaces of a checkpoint's tensors from the class that its configuration names.
+    """Infers the spaces of a checkpoint's tensors from the class in its configuration.
 
     Args:
       config: The configuration, a config.json with `model_type` and `architectures`.
       shapes: The tensors of the checkpoint, by name.
 
     Returns:
-      The spec of these tensors, and why axes are in no space. Tensors on which no output depends
-      are in no space, and listed as unused.
+      The spec of these tensors, and the reasons why some axes have no space. Tensors without an
+      effect on the outputs have no space, and are listed as unused.
 
     Raises:
       ImportError: If torch, torchax or transformers is not installed.
-      ValueError: If the class is not one of transformers, its inputs are unknown, or its tensors
-        are not those of the checkpoint.
+      ValueError: If transformers lacks the class, its inputs are unknown, or its tensors differ
+        from the checkpoint's.
     """
     module = _module(config, len(shapes), "meta")
     apply, params = jax_function(module)
@@ -67,12 +67,12 @@ def spec_of_config(
     for name, x in shapes.items():
         if name in known and known[name] != tuple(x.shape):
             raise ValueError(
-                f"tensor {name!r} is {list(x.shape)}, but the configuration makes it "
+                f"tensor {name!r} has shape {list(x.shape)}, but the configuration needs "
                 f"{list(known[name])}"
             )
     if missing := sorted(known.keys() - shapes.keys()):
         raise ValueError(
-            f"the checkpoint has no tensor {missing[0]!r}, which its configuration asks for"
+            f"the checkpoint lacks the tensor {missing[0]!r}, which its configuration needs"
         )
     found = _traced(module, apply, params, stored)
     axes = dict(found.spec.leaves)
@@ -85,11 +85,11 @@ def spec_of_config(
 def rules_of_config(
     config: Mapping[str, Any], tensors: int
 ) -> Callable[[Mapping[str, Any]], Rules]:
-    """Finds the rules of an architecture, for growth: spaces, and the entries that state them.
+    """Finds the rules of an architecture, for growth: spaces, and their entries.
 
-    Building a class with many configurations takes seconds. What was found is kept as a table in
-    $XDG_CACHE_HOME/sail-jax/tables (~/.cache without that variable), by a hash of the configuration
-    and of the versions that found it. All of them have at most 64 MiB.
+    Building a class with many configurations takes seconds. The result is kept as a table in
+    $XDG_CACHE_HOME/sail-jax/tables (~/.cache without that variable), named by a hash of the
+    configuration and of the versions. All tables together have at most 64 MiB.
 
     Args:
       config: The configuration, as for `spec_of_config`.
@@ -114,21 +114,21 @@ def rules_of_config(
 
 
 def _mark(config: Mapping[str, Any]) -> str:
-    """What the table of a configuration depends on, as a hash."""
+    """A hash of everything that the table of a configuration depends on."""
     packages = ("sail-jax", "transformers", "torch", "torchax", "jax")
     about = [config, [importlib.metadata.version(name) for name in packages]]
     return disk.sha256(json.dumps(about, sort_keys=True, default=repr).encode())
 
 
 def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
-    """Infers the network that a class of transformers makes of a configuration.
+    """Infers the network that a transformers class makes from a configuration.
 
     `config` is the configuration, as for `spec_of_config`. ImportError as `spec_of_config`.
     ValueError as `spec_of_config`.
     """
     module = _module(config, tensors, "meta")
     if sum(p.numel() for p in module.parameters()) < _SMALL:
-        # Numbers that are kept as tensors, such as the scale of embeddings, are computed then.
+        # Numbers that are stored as tensors, such as the scale of embeddings, are computed then.
         module = _module(config, tensors, "cpu")
     apply, params = jax_function(module)
     stored = _stored(module)
@@ -148,20 +148,20 @@ def outputs_of_config(
         the sizes of the network that is built.
 
     Returns:
-      A function of the tensors by name: the outputs of the class in transformers, computed by JAX,
+      A function of the tensors by name. It computes the outputs of the transformers class with JAX,
       on inputs that are drawn from a fixed seed.
 
     Raises:
       ImportError: As `spec_of_config`.
-      ValueError: As `spec_of_config`; the function raises it too, where the network cannot be run.
+      ValueError: As `spec_of_config`; the function raises it too, if the network cannot be run.
     """
     entries = sum(math.prod(x.shape) for x in tensors.values())
     asked = sum(p.numel() for p in _module(config, _MOST * len(tensors), "meta").parameters())
     if asked > _MOST * entries:
-        raise ValueError(f"the configuration asks for {asked} parameters, for {entries}")
+        raise ValueError(f"the configuration needs {asked} parameters, but there are {entries}")
     module = _module(config, _MOST * len(tensors), "cpu")
     apply, params = jax_function(module)
-    # Every entry is stored once: to put it back is to transpose how it is stored.
+    # Every entry is stored once, so the inverse of storing is the transposed linear map.
     back = jax.linear_transpose(_stored(module), params)
     known = jax.eval_shape(_stored(module), params)
     rng = np.random.default_rng(0)
@@ -185,14 +185,14 @@ def outputs_of_config(
 
 
 def name_of(config: Mapping[str, Any]) -> str:
-    """Names the class of a configuration, for people.
+    """Formats the name of a configuration's class, for messages.
 
     Args:
       config: The configuration.
 
     Returns:
-      The class, and the version of transformers; "" if the configuration names no class, or there
-      is nothing to ask it with.
+      The class, and the version of transformers; "" if the configuration lacks a class, or
+      transformers is not installed.
     """
     classes = config.get("architectures")
     if not (
@@ -214,12 +214,14 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     made = getattr(transformers, name, None) if isinstance(name, str) else None
     base = transformers.PreTrainedModel
     if not (isinstance(made, type) and issubclass(made, base) and made.config_class):
-        raise ValueError(f"transformers {transformers.__version__} has no class {name!r}")
+        raise ValueError(f"transformers {transformers.__version__} lacks the class {name!r}")
     for key in LAYER_KEYS:
-        # Each layer has a tensor at least: more would be built for hours.
+        # Each layer has at least one tensor. With more layers, building would take hours.
         count = config.get(key)
         if isinstance(count, int) and count > max(tensors, 1):
-            raise ValueError(f"the configuration's {key!r} is {count}, for {tensors} tensors")
+            raise ValueError(
+                f"the configuration's {key!r} is {count}, but there are {tensors} tensors"
+            )
     stated = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
     kind = made.config_class
     if kind.model_type != config.get("model_type"):
@@ -234,7 +236,7 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
 
 
 def _traced(module: Any, apply: Any, params: Any, stored: Any) -> Inferred:
-    """The spaces of what is stored of a model."""
+    """The spaces of a model's stored tensors."""
     try:
         return spec_of(apply, params, _inputs(module), stored=stored)
     except Exception as error:  # whatever the class raises where its entries do not fit
@@ -247,12 +249,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """What transformers saves of a model's parameters: their parts, by the names on disk.
+    """Converts a model's parameters to the tensors that transformers saves, by their names on disk.
 
-    Some models are saved with older names, or with each expert by itself.
+    Some models are saved with older names, or with a separate tensor for each expert.
     """
     loading = importlib.import_module("transformers.core_model_loading")
-    # A tensor of two names is saved by the second of these.
+    # A tensor with two names is saved under the second one.
     tied = getattr(module, "all_tied_weights_keys", {})
 
     def named(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,10 +285,10 @@ def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
         channels = getattr(vision, "num_channels", 3)
         given["pixel_values"] = jax.ShapeDtypeStruct((1, channels, height, width), jnp.float32)
     if type(module).__name__.endswith("ForMaskedImageModeling"):
-        # Patches that are hidden, without which the token of masked patches is not used.
+        # Masked patches: without them, the token for masked patches would be unused.
         side = getattr(vision, "patch_size", 16)
         count = math.prod(n // side for n in given["pixel_values"].shape[2:])
         given["bool_masked_pos"] = jax.ShapeDtypeStruct((1, count), jnp.bool_)
     if not given:
-        raise ValueError(f"inputs of the kind {main!r} are not known here")
+        raise ValueError(f"inputs of the kind {main!r} are not supported")
     return given

@@ -10,18 +10,18 @@ ENDS = {
     "type_vocab_size": "segment", "num_channels": "channel",
     "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
 }  # fmt: skip
-"""Entries that size inputs and outputs, and how tables call their axes."""
+"""Entries for the sizes of inputs and outputs, with the names of their axes in tables."""
 
-# These are states that a network hands out, which may have another size if that is asked for.
+# These axes are states that a network hands out, and they may be given another size.
 _STATES = {"pooled"}
 
 
 def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> Table:
     """Unites the tables of the classes of one architecture: one body, with one of several heads.
 
-    `heads` are the tables of classes with other heads, by class, with names of spaces as in
-    `table`. `bare` is the tables of classes without a head, which hand out the states of the body.
-    Returns the table of all of them. Tensors that not all have are optional.
+    `heads` are the tables of classes with other heads, by class, with the names of spaces in
+    `table`. `bare` are the tables of classes without a head, which hand out the body's states.
+    Returns the table of all of them. Tensors that only some classes have are optional.
     """
     heads = {name: _ended_as(table, other) for name, other in heads.items()}
     bare = [_ended_as(table, other) for other in bare]
@@ -33,11 +33,11 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         for p, text in other.axes.items():
             uses.setdefault(p, set()).update(text.split())
     missing = {p for p in axes for other in known if p not in other.axes}
-    # Without a head a space is the output, which keeps its order: unless a head reads it, or reads
-    # what the body makes of it.
+    # Without a head a space is the output, which keeps its order, unless a head reads it, or reads
+    # a space that the body makes from it.
     ends: dict[str, tuple[str, ...]] = {}
     for other in bare:
-        # It hands out states by a name of an entry, and no class reads them.
+        # It hands out states under the name of an entry, and no class reads them.
         ends |= {name: () for name in _STATES if other.spaces.get(name) == "outer"}
         inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
         inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
@@ -52,7 +52,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     words: dict[str, dict[str, str]] = {}
     for name, other in ({"": table} | dict(heads)).items():
         for space, word in other.spaces.items():
-            # What an activation allows is stated already.
+            # The symmetries of an activation are stated already.
             if any(word == own.get(space) for v in table.words.values() for own in v.values()):
                 continue
             if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
@@ -60,7 +60,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     own = _spaces(table.axes.values())
     for other in known:
         spaces = {**other.spaces, **spaces}
-        # Of other classes few entries were varied, so what they seem to size by a number is left.
+        # For other classes few entries were varied, so sizes by a number are left out.
         sizes = {**{name: n for name, n in other.sizes.items() if name not in own}, **sizes}
     settings = dict.fromkeys(one for other in known for one in other.settings)
     folds = {
@@ -87,7 +87,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
 
 
 def _ended_as(table: Table, other: Table) -> Table:
-    """Another table, with names of inputs and outputs where the first has them."""
+    """Another table, with the first table's names of inputs and outputs."""
 
     def alike(pattern: str, text: str) -> str:
         named = table.axes.get(pattern, text)
@@ -103,5 +103,5 @@ def _spaces(texts: Iterable[str]) -> set[str]:
 
 
 def both(first: str, second: str) -> str:
-    """Joins two statements on what is applied to a space."""
+    """Combines two statements about the nonlinearity of a space."""
     return " ".join(dict.fromkeys([*first.split(), *second.split()]))

@@ -1,7 +1,7 @@
-"""Arithmetic on arrays whose leading axis runs over models, the task axis.
+"""Arithmetic on arrays with a leading task axis, which runs over models.
 
-The kernels of transforms and reductions are written with these functions. They compute what a plain
-NumPy expression would, in an order that XLA compiles into few passes over memory.
+The kernels of transforms and reductions use these functions. Each function computes the same as a
+plain NumPy expression, in an order that XLA compiles into few passes over memory.
 """
 
 import functools
@@ -24,34 +24,34 @@ PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
 """One number for all models, or one number for each model."""
 
 FOLDED = 4
-"""The number of rows into which `sums` folds a vector. XLA adds them up in registers; with more
-rows it is far slower.
+"""The number of rows into which `sums` folds a vector. XLA adds them up in registers. More rows are
+far slower.
 """
 
 
 def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
     """Applies a function to the arrays of one task after another, and stacks the results.
 
-    XLA computes this in a single pass over memory. It would compute an expression of the whole
-    stacks again, or write it to memory, for each task that is read from it later.
+    XLA computes this in a single pass over memory. An expression of whole stacks would be
+    recomputed, or written to memory, for each task that is read later.
 
     Args:
-      f: Function of one array for each of `arrays`, each without its task axis.
+      f: A function of as many arrays as `arrays`, without their task axes.
       *arrays: Shape `[task, ...]`, or `[1, ...]` for an array that all tasks share.
 
     Returns:
       The stacked results, shape `[task, ...]`.
     """
     tasks = max(map(len, arrays))
-    # An array with one task stands for all tasks: it is indexed, not broadcast, so that no copy of
-    # it is written for each task.
+    # An array with one task stands for all tasks. It is indexed instead of broadcast, to avoid a
+    # copy for each task.
     return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
 
 
 def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
     """Sums an array over its leading task axis.
 
-    Tasks are added one after another: XLA reduces a short leading axis far slower on CPUs.
+    Tasks are added one after another, because XLA reduces a short leading axis far slower on CPUs.
 
     Args:
       x: Shape `[task, ...]`, of at least one task.
@@ -63,14 +63,14 @@ def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
 
 
 def beside(value: PerModel, delta: Float[Array, "task ..."]) -> Float[Array, "#task ..."]:
-    """Reshapes a hyperparameter so that it broadcasts with task vectors.
+    """Reshapes a hyperparameter to broadcast with task vectors.
 
     Args:
       value: One number, or one for each model, shape `[task]`.
-      delta: Shape `[task, ...]`; its dtype is that of the result.
+      delta: Shape `[task, ...]`. The result has its dtype.
 
     Returns:
-      Shape `[1, 1, ...]` for one number and `[task, 1, ...]` for one for each model, with as many
+      Shape `[1, 1, ...]` for one number and `[task, 1, ...]` for one number per model, with as many
       axes as `delta`.
     """
     value = jnp.asarray(value, delta.dtype)
@@ -80,8 +80,8 @@ def beside(value: PerModel, delta: Float[Array, "task ..."]) -> Float[Array, "#t
 def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     """Sums each of several arrays of one shape.
 
-    Vectors are summed in one pass over what they are computed from, which is several times faster
-    on CPUs than one sum after another. The result is as accurate as XLA's own sums, which add in a
+    All vectors are summed in one pass over their common inputs. On CPUs this is several times
+    faster than one sum after another. The result is as accurate as XLA's own sums, which add in a
     tree: the error is a few eps times the sum of the magnitudes.
     """
     return _sums(arrays) if _folds(arrays) else tuple(x.sum() for x in arrays)
@@ -90,25 +90,25 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
 def _folds(arrays: Sequence[Array]) -> bool:
     """Checks whether vectors can be folded into `FOLDED` rows each."""
     first = arrays[0]
-    # Folding is a reshape: it needs whole rows, and does not fit axes split over devices.
+    # Folding is a reshape. It needs whole rows, and axes that are not split over devices.
     whole = not any(map(divided, arrays))
     return first.ndim == 1 and bool(first.size) and first.size % FOLDED == 0 and whole
 
 
 @jax.custom_jvp
 def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Sums vectors whose length is a multiple of `FOLDED`, in one reduction."""
+    """Sums vectors with lengths that are multiples of `FOLDED`, in one reduction."""
     return tuple(part.sum() for part in _joined(arrays, lax.add))
 
 
 def _joined(arrays: Sequence[Array], join: Callable[..., Array]) -> tuple[Array, ...]:
-    """Joins the rows of vectors that fold, entry by entry, in one reduction that begins at 0."""
+    """Joins the rows of folded vectors, entry by entry, in one reduction that starts at 0."""
 
     def joined(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(join(x, y) for x, y in zip(a, b, strict=True))
 
     # Shapes here: n -> [FOLDED, n / FOLDED]. Reducing axis 0 joins whole rows, which vectorises.
-    # One `lax.reduce` takes all arrays together, so that their common inputs are read once.
+    # One `lax.reduce` takes all arrays together and reads their common inputs once.
     rows = tuple(x.reshape(FOLDED, -1) for x in arrays)
     zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
     return tuple(lax.reduce(rows, zeros, joined, (0,)))
@@ -116,23 +116,23 @@ def _joined(arrays: Sequence[Array], join: Callable[..., Array]) -> tuple[Array,
 
 @_sums.defjvp
 def _sums_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-    # A sum is linear: tangents are summed, and `lax.reduce` itself is never differentiated.
+    # A sum is linear, so tangents are summed. `lax.reduce` itself is never differentiated.
     return _sums(*primals), tuple(t.sum() for t in tangents[0])
 
 
 def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> Float[Array, "..."]:
-    """Computes the inner products of the arrays of every two models: G[j, k] = <delta_j, delta_k>.
+    """Computes the inner products of all pairs of models, G[j, k] = <delta_j, delta_k>.
 
-    Inner products of vectors share one reduction, others have a reduction each. Both are several
-    times faster on CPUs than a matrix product with so few rows, and as accurate as XLA's sums: the
-    error is a few eps |delta_j| |delta_k|.
+    Inner products of vectors share one reduction; other inner products have one reduction each. On
+    CPUs both are several times faster than a matrix product with so few rows. They are as accurate
+    as XLA's sums, with an error of a few eps |delta_j| |delta_k|.
 
     Args:
       delta: Shape `[task, ...]`.
-      axis: The axes to sum over, counted in `delta` and without the first; all of those by default.
+      axis: The axes of `delta` to sum over, without the first axis. By default all other axes.
 
     Returns:
-      Shape `[..., task, task]`; the leading axes are those of `delta` that are not summed over.
+      Shape `[..., task, task]`. The leading axes are the remaining axes of `delta`.
     """
     pairs = [(j, k) for j in range(len(delta)) for k in range(j + 1)]
     if axis is None:
@@ -149,18 +149,18 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
 
 
 def unit_of(x: Float[Array, "..."], axis: Sequence[int] | None = None) -> Float[Array, "..."]:
-    """Computes the power of two by which numbers are divided before they are squared or summed.
+    """Computes a power of two that scales numbers before they are squared or summed.
 
-    It is the largest one that is not above any magnitude, from the smallest normal number to its
-    inverse. Dividing by it is exact. Neither the squares of the quotients overflow, nor is anything
-    lost of their sum.
+    It is the largest power of two that does not exceed the largest magnitude. Its range is limited
+    to the smallest normal number and its inverse. Dividing by it is exact. The squares of the
+    quotients do not overflow, and their sum loses nothing to underflow.
 
     Args:
       x: Any float dtype of 32 or 64 bits.
       axis: The axes that share one unit; all by default.
 
     Returns:
-      Powers of two, of the shape of `x` without these axes. No gradient flows through them.
+      Powers of two, in the shape of `x` without these axes. Gradients do not flow through them.
 
     >>> unit_of(jnp.array([[-6.0, 1.0], [0.0, 3.0]]), [1]).tolist()
     [4.0, 2.0]
@@ -171,13 +171,13 @@ def unit_of(x: Float[Array, "..."], axis: Sequence[int] | None = None) -> Float[
 
 
 def units_of(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, "arrays"]:
-    """Computes `unit_of` of each of several arrays of one shape, together.
+    """Computes `unit_of` for several arrays of one shape, together.
 
     Args:
       arrays: At least one array.
 
     Returns:
-      One power of two for each.
+      One power of two for each array.
     """
     bits = tuple(map(_magnitude_bits, arrays))
     most = [x.max(initial=0) for x in (_joined(bits, lax.max) if _folds(bits) else bits)]
@@ -185,17 +185,17 @@ def units_of(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, "arrays"]:
 
 
 def _magnitude_bits(x: Array) -> Array:
-    """The bits of |x|, integers in the same order: XLA finds the largest one far faster on CPUs."""
+    """The bits of |x|, integers in the same order. On CPUs, XLA finds their maximum far faster."""
     dtype = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = lax.bitcast_convert_type(lax.stop_gradient(x), dtype)
     return bits & np.array(np.iinfo(dtype).max >> 1, dtype)
 
 
 def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
-    """The largest power of two with no more bits than given, within the range of `unit_of`."""
+    """The largest power of two with at most the given bits, within the range of `unit_of`."""
     about = jnp.finfo(dtype)
-    # Of the smallest normal number only the last bit of the exponent is set. The bits of a power of
-    # two and of its inverse add up to twice those of 1.
+    # In the smallest normal number, only the last bit of the exponent is set. The bits of a power
+    # of two and of its inverse add up to twice the bits of 1.
     least = 1 << about.nmant
     most = 2 * ((1 << (about.nexp - 1)) - 1 << about.nmant) - least
     exponent = bits & np.array(((1 << about.nexp) - 1) << about.nmant, bits.dtype)
@@ -204,14 +204,14 @@ def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
 
 
 def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a homogeneous function, f(c x) = c f(x), compute at a scale where squares fit.
+    """Makes a function with f(c x) = c f(x) compute at a scale without overflow of squares.
 
     Args:
-      update: `(*args, x) -> outcome` of arrays.
+      update: `(*args, x) -> result` of arrays.
 
     Returns:
-      The same function, which divides x by its `unit_of` and multiplies the outcome by it. Both are
-      exact.
+      The same function, which divides x by its `unit_of` and multiplies the result by it. Both
+      steps are exact.
     """
 
     @functools.wraps(update)
@@ -224,13 +224,13 @@ def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
 
 
 class Products(NamedTuple):
-    """The inner products of vectors of any size: <x_j, x_k> = unit_j * unit_k * inner_jk.
+    """The inner products of vectors of any size, <x_j, x_k> = unit_j * unit_k * inner_jk.
 
-    A plain product of two vectors below about 1e-19 is 0 in float32, and above 1e19 infinite.
+    In float32, the plain product of two vectors is 0 below about 1e-19 and infinite above 1e19.
 
     Attributes:
-      unit: For each vector a power of two (`unit_of`), `[..., vector]`.
-      inner: The inner products of the vectors over their units, `[..., vector, vector]`.
+      unit: A power of two for each vector (`unit_of`), `[..., vector]`.
+      inner: The inner products of the vectors divided by their units, `[..., vector, vector]`.
     """
 
     unit: Float[Array, "... vector"]
@@ -238,7 +238,7 @@ class Products(NamedTuple):
 
     @property
     def plain(self) -> Float[np.ndarray, "... vector vector"]:
-        """The inner products themselves, as NumPy's float64, which holds what float32 may not."""
+        """The inner products in NumPy's float64, because float32 may overflow."""
         unit, inner = (np.asarray(x, np.float64) for x in self)
         return unit[..., :, None] * unit[..., None, :] * inner
 
@@ -249,32 +249,32 @@ class Products(NamedTuple):
 
     @property
     def lengths(self) -> Float[Array, "... vector"]:
-        """The norms of the vectors over the largest unit, with the gradient 0 at 0."""
+        """The norms of the vectors divided by the largest unit, with gradient 0 at 0."""
         return self.unit / self.top * self._norms
 
     @property
     def cosines(self) -> Float[Array, "... vector vector"]:
-        """The inner products of directions; a vector of 0 has the direction 0."""
+        """The inner products of directions; the direction of a vector of 0 is 0."""
         norms = self._norms
         inverse = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
         return self.inner * inverse[..., :, None] * inverse[..., None, :]
 
     @property
     def _norms(self) -> Float[Array, "... vector"]:
-        """The norms of the vectors over their own units."""
+        """The norms of the vectors divided by their own units."""
         squares = jnp.diagonal(self.inner, axis1=-2, axis2=-1)
         return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
 
 
 def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = None) -> Products:
-    """Computes the inner products of every two vectors, at a scale where their squares fit.
+    """Computes the inner products of all pairs of vectors, at a scale without overflow of squares.
 
     Args:
       delta: Shape `[vector, ...]`.
       axis: The axes to sum over; see `gram`.
 
     Returns:
-      The products; the leading axes are those of `delta` that are not summed over.
+      The products. Their leading axes are the remaining axes of `delta`.
 
     >>> got = products(jnp.array([[3e-25, 4e-25], [2.0, 0.0]]))
     >>> f"{got.cosines[0, 1]:.3f}, {got.lengths * got.top}"
@@ -291,13 +291,13 @@ def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = Non
 
 
 def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """Computes the Euclidean norm of an array, at a scale where its squares fit.
+    """Computes the Euclidean norm of an array, at a scale without overflow of squares.
 
     Args:
       x: Any shape.
 
     Returns:
-      The norm, with the gradient 0 at 0.
+      The norm, with gradient 0 at 0.
 
     >>> float(norm(jnp.array([3.0, 4.0]) * 2.0**-100)) == 5 * 2.0**-100
     True
@@ -307,14 +307,14 @@ def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def common_unit(a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Finds the unit in which two scaled sums are added.
+    """Finds a common unit for adding two scaled sums.
 
     Args:
-      a: The units of the first sums, >= 0.
-      b: Those of the second, of the same shape.
+      a: The units of the first sums, at least 0.
+      b: The units of the second sums, of the same shape.
 
     Returns:
-      The larger of both units, and what multiplies the first and the second sum for it.
+      The larger unit, and the factors on the first and the second sum.
     """
     space = numpy_of(a)
     unit = space.maximum(a, b)
@@ -327,7 +327,7 @@ def add_products(a: Products, b: Products) -> Products:
 
     Args:
       a: The products of one part.
-      b: Those of another part.
+      b: The products of another part.
 
     Returns:
       The products of both.
@@ -340,13 +340,13 @@ def add_products(a: Products, b: Products) -> Products:
 
 
 def total_products(parts: Products) -> Products:
-    """Adds the inner products of several parts of the same vectors.
+    """Adds up the inner products of several parts of the same vectors.
 
     Args:
       parts: The products of all parts, stacked on a leading axis.
 
     Returns:
-      The products of all parts together, without that axis.
+      The products of all parts together, without the leading axis.
     """
     unit = parts.unit.max(0)
     ratio = parts.unit / unit
@@ -354,10 +354,10 @@ def total_products(parts: Products) -> Products:
 
 
 class Norms(NamedTuple):
-    """L1 norms of task vectors before and after a change, of which only the ratio matters.
+    """L1 norms of task vectors before and after a change. Only their ratio matters.
 
     Attributes:
-      unit: What both norms are divided by, a power of two for each model (`unit_of`), `[task]`.
+      unit: The common divisor of both norms, a power of two for each model (`unit_of`), `[task]`.
       before: The norms before, `[task]`.
       after: The norms after.
     """
@@ -368,17 +368,17 @@ class Norms(NamedTuple):
 
     @property
     def ratio(self) -> Float[Array, "task"]:
-        """The ratio of the norms, 1 where either is 0."""
+        """The ratio of the norms; 1 where either norm is 0."""
         exists = (self.before > 0) & (self.after > 0)
         return jnp.where(exists, self.before / jnp.where(exists, self.after, 1), 1)
 
 
 def l1_norms(before: Sequence[Array], after: Sequence[Array]) -> Norms:
-    """Computes L1 norms at a scale where no sum of entries over- or underflows.
+    """Computes L1 norms at a scale without over- or underflow.
 
     Args:
-      before: For each model its entries before the change.
-      after: For each model its entries after it.
+      before: The entries of each model before the change.
+      after: The entries of each model after the change.
 
     Returns:
       The norms.
@@ -396,7 +396,7 @@ def add_norms(a: Norms, b: Norms) -> Norms:
 
     Args:
       a: The norms of one part.
-      b: Those of another part.
+      b: The norms of another part.
 
     Returns:
       The norms of both.
@@ -406,34 +406,34 @@ def add_norms(a: Norms, b: Norms) -> Norms:
 
 
 def computed_once(compute: Callable[[], Array], like: Array) -> Array:
-    """Evaluates a function so that XLA computes its result once and stores it.
+    """Evaluates a function and makes XLA compute and store its result once.
 
-    Under `jit` XLA would repeat the computation for every entry that reads its result, which was
-    measured to be twenty times slower on CPUs. It does not fuse across the branches of a
-    conditional. So the function is put into a branch that is always taken.
+    Under `jit`, XLA would repeat the computation for every entry that reads its result. On CPUs
+    this was measured to be twenty times slower. XLA does not fuse across the branches of a
+    conditional, so the function is put into a branch that is always taken.
 
     Args:
-      compute: Function without arguments that returns one array.
-      like: Any array that holds no infinity. Its first entry decides the branch, so that the
-        compiler cannot know which one it is. If it is empty, there is no branch.
+      compute: A function without arguments that returns one array.
+      like: Any array without infinity. Its first entry selects the branch, which the compiler
+        therefore cannot predict. If `like` is empty, `compute` is called without a branch.
 
     Returns:
-      What `compute` returns.
+      The result of `compute`.
     """
     if like.size == 0:
         return compute()
     shape = jax.eval_shape(compute)
     first = like.reshape(-1)[0]
-    # The condition has to depend on data: XLA would remove a constant one, and the branch with it.
+    # The condition must depend on data. XLA would remove a constant condition and its branch.
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
 
 
 def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
-    """Leaves the shardings inside of a function to the compiler, also where axes are explicit.
+    """Leaves the shardings inside a function to the compiler, even if axes are explicit.
 
     Args:
       f: A function of arrays that returns one array.
-      like: An array that is sharded as the outcome should be, of as many axes.
+      like: An array with the sharding and the number of axes of the result.
 
     Returns:
       The same function.
@@ -446,11 +446,11 @@ def number(x: ArrayLike | Sequence[float]) -> Any:
     """Converts a number to an array without compiling a program.
 
     Args:
-      x: A scalar or an array of numbers, which may be traced.
+      x: A scalar or an array of numbers. It may be traced.
 
     Returns:
-      A NumPy array in float64 if the value is known, so that it is not rounded before it meets the
-      arrays; a JAX array of the default float dtype if it is traced.
+      A float64 NumPy array if the value is known, which avoids early rounding. A JAX array of the
+      default float dtype if the value is traced.
     """
     value = concrete(x)
     return jnp.asarray(x, float) if value is None else value.astype(np.float64)

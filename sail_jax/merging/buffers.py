@@ -1,4 +1,4 @@
-"""Memory that a worker reads into, again and again."""
+"""Memory that a worker reuses for reading pieces."""
 
 import math
 from collections.abc import Hashable
@@ -10,11 +10,11 @@ from jaxtyping import Array
 from sail_jax.merging.tensors import Shape
 
 SPARE = 32 << 20
-"""Bytes that a worker may keep beside what it holds of a tensor."""
+"""Bytes that a worker may keep in addition to the pieces of a tensor that it holds."""
 
 
 class Buffers:
-    """Aligned memory that a worker reuses from piece to piece, since fresh pages are slow.
+    """Aligned memory that a worker reuses from piece to piece, because fresh pages are slow.
 
     Args:
       hold: Bytes of a tensor that may be kept between passes instead of being read again.
@@ -31,20 +31,20 @@ class Buffers:
         """Returns an array over the memory of a label.
 
         Args:
-          label: Names the memory; hashable. Arrays of one label overlap.
+          label: The label of the memory, hashable. Arrays with the same label overlap.
           shape: The shape of the array.
           dtype: The dtype of the array.
 
         Returns:
-          An array of zeros, or of what was there before, at a multiple of 64 bytes: XLA reads such
-          memory in place.
+          An array of zeros or of earlier contents, at a multiple of 64 bytes. XLA reads such memory
+          in place.
         """
         count = math.prod(shape) * dtype.itemsize
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
             self._size += count + 64 - (0 if memory is None else memory.size)
             memory = self._memory[label] = np.zeros(count + 64, np.uint8)
-            # Arrays over the old memory keep it alive, but nothing is written there any more.
+            # Arrays over the old memory keep it alive, but it is not written again.
             for view in self._views.pop(label, {}).values():
                 self._aliases.pop(id(view), None)
         views = self._views.setdefault(label, {})
@@ -54,11 +54,11 @@ class Buffers:
         return views[shape, dtype]
 
     def on_device(self, view: np.ndarray) -> Array:
-        """Returns the JAX array of an array that was taken, with its present entries.
+        """Returns the JAX array of an array from `take`, with its present entries.
 
-        Where that is possible, both share their memory. Then the JAX array is made only once, and
-        what is written to the memory later appears in it as well. So a writer has to wait until all
-        computations that read it are done, as `Reader` does.
+        If possible, both share their memory. The JAX array is then made only once, and later writes
+        to the memory change it too. A writer must therefore wait until all computations that read
+        it are done, as `Reader` does.
 
         Args:
           view: An array from `take`.
@@ -70,7 +70,7 @@ class Buffers:
             return alias[1]
         array = jax.device_put(view, may_alias=True)
         if _shares(array, view):
-            self._aliases[id(view)] = view, array  # keeps the view, so that no other gets its id
+            self._aliases[id(view)] = view, array  # keeps the view alive, so its id stays unique
         return array
 
     def trim(self) -> None:
@@ -79,7 +79,7 @@ class Buffers:
             self.clear()
 
     def clear(self) -> None:
-        """Frees all memory, except what JAX arrays still share, which is freed with them."""
+        """Frees all memory. Memory that JAX arrays still share is freed with these arrays."""
         for table in (self._memory, self._views, self._aliases):
             table.clear()
         self._size = 0

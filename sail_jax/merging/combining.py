@@ -1,7 +1,7 @@
 """Transforms and reductions as values, and the functions that make and combine them.
 
-Both are tuples of steps (module `steps`). A call on task vectors evaluates these steps; a `Merge`
-evaluates those of its transform and of its reduction together.
+Both are tuples of steps (module `steps`). A call on task vectors evaluates these steps. A `Merge`
+evaluates the steps of its transform and its reduction together.
 """
 
 import fnmatch
@@ -56,7 +56,7 @@ class Transform:
           Task vectors of the same structure.
 
         Raises:
-          ValueError: For what the steps raise, such as a `masked` that chooses no leaf.
+          ValueError: If a step raises it, such as a `masked` that selects no leaf.
         """
         values = _evaluated(self.steps, vectors, lambda delta, weight: (delta, weight))
         treedef = jax.tree.structure(vectors.delta)
@@ -70,8 +70,8 @@ class Reduction:
     Pass it to `Merge`, or call it on `TaskVectors`. `sail_jax.reductions` has the reductions.
 
     Attributes:
-      steps: The steps in the order in which they are applied. The last one reduces: it is the only
-        place where the task axis disappears.
+      steps: The steps in the order in which they are applied. The last step reduces. It is the only
+        step that removes the task axis.
     """
 
     steps: tuple[Step, ...]
@@ -87,10 +87,11 @@ class Reduction:
           vectors: Leaves of shape `[task, ...]`.
 
         Returns:
-          The update, a pytree of the structure of `vectors.delta` whose leaves lack the task axis.
+          The update, a pytree with the structure of `vectors.delta` and leaves without the task
+          axis.
 
         Raises:
-          ValueError: For what the steps raise.
+          ValueError: If a step raises it.
         """
         values = _evaluated(self.steps, vectors, lambda delta, weight: delta[0])
         return jax.tree.structure(vectors.delta).unflatten(values)
@@ -99,7 +100,7 @@ class Reduction:
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """Task vectors of one leaf that are known already: a `Source` that computes nothing."""
+    """A `Source` with the known task vectors of one leaf."""
 
     delta: Array
     weight: Array
@@ -113,24 +114,24 @@ class _Given:
 
 
 def _value(source: _Given, value: T) -> T:
-    """Returns the task vectors or the update of a leaf as they are."""
+    """Returns the task vectors or the update of a leaf unchanged."""
     return value
 
 
 def _evaluated(
     steps: Sequence[Step], vectors: TaskVectors, empty: Callable[[Array, Array], Any]
 ) -> list[Any]:
-    """Applies steps to each leaf; `empty` gives the result for leaves that have no entries."""
+    """Applies steps to each leaf; `empty` computes the result for leaves without entries."""
     delta, treedef = jax.tree.flatten(vectors.delta)
     weight = treedef.flatten_up_to(vectors.weight)
     sources = [_Given(jnp.asarray(d), jnp.asarray(w)) for d, w in zip(delta, weight, strict=True)]
     leaves = [
         Leaf(path, math.prod(source.delta.shape[1:]), source)
-        # The leading axis of a delta counts models and is no part of the leaf.
+        # The leading axis of a delta counts models and does not belong to the leaf.
         for path, source in zip(leaf_paths(vectors.delta), sources, strict=True)
     ]
     check_paths(steps, [leaf.path for leaf in leaves])
-    # Leaves without entries have no statistics and nothing to compute.
+    # Leaves without entries are skipped.
     values = iter(evaluate(steps, [leaf for leaf in leaves if leaf.size], kernel(_value)))
     return [
         next(values) if leaf.size else empty(source.delta, source.weight)
@@ -139,13 +140,13 @@ def _evaluated(
 
 
 def shown(factory: Callable[P, Made]) -> Callable[P, Made]:
-    """Lets what a function makes read as the call that made it.
+    """Gives the transforms and reductions of a function a `repr` that shows the call.
 
     Args:
       factory: A function that makes a transform or a reduction of one step.
 
     Returns:
-      The same function. The `repr` of what it makes has its name and the arguments that were given.
+      The same function. The `repr` of its result shows the function's name and the given arguments.
 
     >>> from sail_jax import transforms
     >>> chain(transforms.trim(0.2), transforms.elect(tie="positive"))
@@ -160,7 +161,7 @@ def shown(factory: Callable[P, Made]) -> Callable[P, Made]:
         given = {
             name: value
             for name, value in signature.bind(*args, **options).arguments.items()
-            # Not `==` alone, which arrays answer for each entry.
+            # `==` alone is not enough, because arrays compare entry by entry.
             if not (type(value) is type(default[name].default) and value == default[name].default)
         }
         (step,) = made.steps
@@ -182,13 +183,14 @@ def transform(
 
     Args:
       kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`; see `steps.Step`.
-      *statistics: What the kernel has to know about other entries, in the order of its arguments.
-      needs: What the kernel has to see at once: single entries ("entry"), rows along the last axis
-        ("row"), or the whole "tensor".
+      *statistics: The statistics of other entries that the kernel needs, in the order of its
+        arguments.
+      needs: The part of a tensor that the kernel needs at once: single entries ("entry"), rows
+        along the last axis ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
-      local: Function from the path of a leaf to arrays that belong to it; see `steps.PerLeaf`.
-      ranked: Kernel of what is ranked in rows; see `steps.Step`.
-      workspace: What the kernel holds at once, besides what every kernel does; see `steps.Step`.
+      local: A function from the path of a leaf to its own arrays; see `steps.PerLeaf`.
+      ranked: A kernel for the sizes that are ranked in rows; see `steps.Step`.
+      workspace: The extra memory of the kernel; see `steps.Step`.
 
     Returns:
       The transform.
@@ -237,8 +239,8 @@ def from_function(
 ) -> Transform:
     """Makes a transform from a function on arrays.
 
-    The function may get a leaf in parts and in another shape: with needs "entry" an array
-    `[task, n]`, with "row" an array `[task, rows, columns]` (of a vector `[task, n]`), and in both
+    The function may get a leaf in parts and in another shape. With needs "entry" the shape is
+    `[task, n]`. With "row" it is `[task, rows, columns]`, or `[task, n]` for a vector. In both
     cases zeros may follow the last entry. The weight broadcasts with the delta.
 
     >>> halve = from_function(lambda delta, weight: (delta / 2, weight))
@@ -279,18 +281,18 @@ def chain(*transforms: Transform) -> Transform:
 
 
 def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transform:
-    """Confines a transform to some of the leaves; the other leaves pass unchanged.
+    """Restricts a transform to some of the leaves; the other leaves pass unchanged.
 
     Args:
-      inner: The transform. Its statistics over the tree are taken over the chosen leaves alone.
-      predicate: Function from the path of a leaf to whether it is chosen; or a glob pattern,
-        matched with case, in which `*` also matches "/".
+      inner: The transform. Its statistics over the tree use only the selected leaves.
+      predicate: A predicate on the path of a leaf, or a case-sensitive glob pattern in which `*`
+        also matches "/".
 
     Returns:
-      The confined transform.
+      The restricted transform.
 
     Raises:
-      ValueError: When it is applied, if no leaf is chosen.
+      ValueError: When the transform is applied, if no leaf is selected.
 
     >>> from sail_jax import transforms
     >>> delta = {"bias": jnp.array([[1.0, 2.0]]), "kernel": jnp.array([[1.0, 2.0]])}
@@ -302,7 +304,7 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
     chosen = matching(predicate)
 
     def confine(step: Step) -> Step:
-        # A step that is confined already stays confined: nested calls of `masked` intersect.
+        # A restricted step stays restricted, so nested calls of `masked` intersect.
         where = chosen if step.where is None else functools.partial(_both, chosen, step.where)
         return replace(step, where=where, call=called(masked, (step, predicate), {}))
 
@@ -316,7 +318,7 @@ def matching(predicate: str | Callable[[str], bool]) -> Callable[[str], bool]:
       predicate: A glob pattern, or a predicate; see `masked`.
 
     Returns:
-      Function from a path to a bool; a predicate is returned as it is.
+      A function from a path to a bool. A predicate is returned unchanged.
     """
     return functools.partial(_glob, predicate) if isinstance(predicate, str) else predicate
 
@@ -327,5 +329,5 @@ def _glob(pattern: str, path: str) -> bool:
 
 
 def _both(a: Callable[[str], bool], b: Callable[[str], bool], path: str) -> bool:
-    """Checks whether a path is chosen by both of two predicates."""
+    """Checks whether both of two predicates select a path."""
     return a(path) and b(path)

@@ -1,7 +1,7 @@
 """Counts beyond 32 bits, the widest integers that JAX has by default.
 
-They are pairs of words: of JAX's arrays in a program, of NumPy's between the programs that read
-files.
+A count is a pair of words. They are JAX arrays in a program, and NumPy arrays between the programs
+that read files.
 """
 
 import math
@@ -20,14 +20,14 @@ from sail_jax.merging.steps import Kernel, kernel
 HALF = 1 << 16
 """The base of a `Wide`: 16 bits."""
 MANY = 1 << 15
-"""The number of comparisons above which it pays on CPUs to count them in bytes first."""
+"""Above this number of comparisons, counting them in bytes first is faster on CPUs."""
 Numbers = Array | np.ndarray
-"""Counts: JAX's in a program, NumPy's between the programs that read files."""
+"""Counts: JAX arrays in a program, NumPy arrays between the programs that read files."""
 Counts = TypeVar("Counts")
 
 
 class Wide(NamedTuple):
-    """A count hi * 2**16 + lo. Models outgrow 32 bits.
+    """A count hi * 2**16 + lo, because models have more than 2**32 entries.
 
     Attributes:
       hi: uint32.
@@ -39,7 +39,7 @@ class Wide(NamedTuple):
 
 
 def carry(hi: Any, lo: Any) -> Wide:
-    """Makes counts of two words, arrays or NumPy's scalars. The lower may exceed 16 bits."""
+    """Makes counts from two words, arrays or NumPy scalars. The lower word may exceed 16 bits."""
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
@@ -57,7 +57,7 @@ def wide(n: int | np.integer | np.ndarray) -> Wide:
 
 
 def integers(count: Wide) -> np.ndarray:
-    """Converts known counts to integers of 64 bits: the inverse of `wide`.
+    """Converts known counts to 64-bit integers; the inverse of `wide`.
 
     >>> integers(wide(np.array([3, 1 << 40]))).tolist()
     [3, 1099511627776]
@@ -70,7 +70,7 @@ def add(a: Counts, b: Counts) -> Counts:
 
     Args:
       a: A `Wide`, or a pytree of them.
-      b: Counts of the same structure, that broadcast with those of `a`.
+      b: Counts with the same structure that broadcast with `a`.
 
     Returns:
       a + b.
@@ -85,19 +85,19 @@ def add(a: Counts, b: Counts) -> Counts:
 @np.errstate(over="ignore")
 def subtract(a: Wide, b: Wide) -> Wide:
     """Subtracts counts."""
-    # Borrowed beforehand, so that the lower word is not negative.
+    # Borrows first, to keep the lower word from being negative.
     return carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
 def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
     """Compares counts."""
     first = (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
-    # NumPy makes scalars of arrays without axes.
+    # NumPy turns arrays without axes into scalars.
     return np.asarray(first) if isinstance(first, np.generic) else first
 
 
 def smaller(a: Wide, b: Wide, larger: bool = False) -> Wide:
-    """Takes the smaller of two counts, entry by entry, or the larger one."""
+    """Takes the smaller of two counts, entry by entry, or the larger count."""
     first = less(b, a) if larger else less(a, b)
     return Wide(*(numpy_of(first).where(first, x, y) for x, y in zip(a, b, strict=True)))
 
@@ -108,35 +108,35 @@ def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
 
 
 def numpy_of(x: Any) -> Any:
-    """Returns the functions that fit an array: NumPy's for its own, JAX's for every other.
+    """Returns the module that fits an array: NumPy for its arrays, JAX's NumPy for all others.
 
-    Counts of files come as NumPy arrays. There are few of them, and to compile for them would take
-    much longer than to compute.
+    Counts of files are small NumPy arrays. Compiling for them would take much longer than
+    computing.
     """
     return np if isinstance(x, np.ndarray | np.generic) else jnp
 
 
 def rest(count: Wide, taken: Wide) -> UInt[Array, "..."]:
-    """Computes max(count - taken, 0), as far as 32 bits hold it."""
+    """Computes max(count - taken, 0), limited to 32 bits."""
     left = subtract(count, taken)
     narrow = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     return jnp.where(less(taken, count), narrow, 0)
 
 
 def pick(counts: Wide, index: Numbers) -> Wide:
-    """Picks one entry along axis 1 for each along axis 0."""
+    """Picks one entry along axis 1 for each entry of axis 0."""
     space = numpy_of(counts.lo)
     at = index.reshape(-1, *(1,) * (counts.lo.ndim - 1))
     return Wide(*(space.take_along_axis(part, at, 1)[:, 0] for part in counts))
 
 
 def for_each(tasks: int, count: Wide) -> Wide:
-    """Repeats a count for each of some tasks, unless there is one for each."""
+    """Repeats a count for each task, unless each task already has one."""
     return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in count))
 
 
 def occurrences(masks: Sequence[Bool[Array, "..."]] | Bool[Array, "mask ..."]) -> Wide:
-    """Counts how often each of some masks of one shape is True.
+    """Counts the True entries of several masks of one shape.
 
     Args:
       masks: At least one mask, of fewer than 2**32 entries.
@@ -152,8 +152,8 @@ def occurrences(masks: Sequence[Bool[Array, "..."]] | Bool[Array, "mask ..."]) -
     if not others or divided(first):
         counts = [row_sums(x) if x.ndim == 1 else x.sum(dtype=jnp.uint32) for x in masks]
     else:
-        # Together, which compiles to one loop: XLA rewrites a sum by itself into two on CPUs.
-        # Devices would exchange the parts of sums that are taken together in more steps.
+        # Summing all masks together compiles to one loop. On CPUs, XLA rewrites a single sum into
+        # two loops. On several devices, joint sums would need more exchanges.
         words = [x.astype(jnp.uint32) for x in masks]
         counts = lax.reduce(words, [jnp.uint32(0)] * len(words), _add_each, range(first.ndim))
     return narrow_to_wide(jnp.stack(counts))
@@ -170,7 +170,7 @@ def check_size(shape: Sequence[int]) -> None:
 
 
 def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
-    """Counts how many entries are True along the last axis.
+    """Counts the True entries along the last axis.
 
     Args:
       mask: Shape `[..., n]`, n < 2**32.
@@ -179,7 +179,7 @@ def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
       uint32, shape `[...]`.
     """
     n = mask.shape[-1]
-    # Of many it pays on CPUs to add up eight in a byte first.
+    # For large masks on CPUs, adding up eight entries in a byte first is faster.
     if n % 8 == 0 and mask.size > MANY and not divided(mask):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
     return mask.sum(-1, dtype=jnp.uint32)
@@ -188,8 +188,8 @@ def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
 def fraction(part: float) -> Kernel:
     """Makes the kernel that computes floor(part * count).
 
-    A decimal is taken as it is written: 0.7 of 10 is 7, though the nearest double lies below 0.7.
-    So `part` is rounded up to 48 binary places.
+    Decimals give the expected result: 0.7 of 10 is 7, although the nearest double lies below 0.7.
+    For this, `part` is rounded up to 48 binary places.
 
     Args:
       part: A number in [0, 1).
@@ -208,24 +208,24 @@ def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
 
 
 def of_size(part: Numbers, size: int, half: bool = True) -> Wide:
-    """Computes how many entries a fraction of them is: floor(part * size + 1/2).
+    """Computes a fraction of a number of entries, floor(part * size + 1/2).
 
-    A known fraction is computed with in float64, and so is a traced one of float64. Any other that
-    is traced is taken as the float32 number that it is, and the outcome is exact for this number.
-    It may differ from the known one by 1 + 2**-24 * part * size: the float32 number next to 0.7
-    lies 1.2e-8 below it, which makes 3 of 5 entries instead of 4.
+    Known fractions and traced float64 fractions are computed in float64. Any other traced fraction
+    is a float32 number, and the result is exact for this number. It may differ from the result for
+    a known fraction by 1 + 2**-24 * part * size. For example, the float32 number nearest to 0.7
+    lies 1.2e-8 below it and gives 3 of 5 entries instead of 4.
 
     Args:
-      part: In [0, 1], any shape; of NumPy if its values are known.
+      part: In [0, 1], any shape. A NumPy array if its values are known.
       size: The number of entries, below 2**48.
-      half: Whether it is rounded to the nearest, or down.
+      half: Whether the result is rounded to nearest; if not, down.
 
     Returns:
-      Counts, of the shape of `part`.
+      Counts in the shape of `part`.
     """
     rounding = 0.5 if half else 0.0
     if isinstance(part, np.ndarray | np.generic):
-        # Not np.round, which takes halves to the nearest even number.
+        # np.round would round halves to the nearest even number.
         return wide(np.floor(part * size + rounding).astype(int))
     part = jnp.clip(lax.stop_gradient(part), 0, 1)
     if part.dtype == jnp.float64:
@@ -233,23 +233,23 @@ def of_size(part: Numbers, size: int, half: bool = True) -> Wide:
         high = jnp.floor(count / HALF)
         return Wide(high.astype(jnp.uint32), (count - high * HALF).astype(jnp.uint32))
     rest, digits = part.astype(jnp.float32), []
-    for _ in range(6):  # its digits of 16 bits; each of these operations is exact
+    for _ in range(6):  # the digits of 16 bits; each of these operations is exact
         digit = jnp.floor(rest)
         rest = (rest - digit) * HALF
         digits.append(digit.astype(jnp.uint32))
-    # What follows 80 binary places is less than 2**-8 of an entry.
+    # The digits after 80 binary places are less than 2**-8 of an entry.
     words = [np.uint32(size >> 16 * j & 0xFFFF) for j in range(3)]
     *_, low, middle, high = _long_product(digits[::-1], words, half=4 if half else None)[:8]
     return Wide(high << 16 | middle, low)
 
 
 def _long_product(a: Sequence[Array], b: Sequence[Any], half: int | None = None) -> list[Array]:
-    """Multiplies numbers of 16-bit digits, given and returned from the lowest digit up.
+    """Multiplies numbers of 16-bit digits, ordered from the lowest digit up.
 
-    With `half`, half of HALF is added to the digit of this place.
+    With `half`, HALF / 2 is added to the digit at this place.
     """
-    # Both halves of each product of 32 bits go to their own column. So each column receives at most
-    # twelve numbers below 2**16, and none overflows before carries are passed on.
+    # The two halves of each 32-bit product go to separate columns. Each column then receives at
+    # most twelve numbers below 2**16 and cannot overflow before carries are passed on.
     columns: list[Any] = [np.uint32(0)] * (len(a) + len(b))
     if half is not None:
         columns[half] = np.uint32(HALF // 2)

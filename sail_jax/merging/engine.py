@@ -1,11 +1,11 @@
 """Threads that take tensors through the steps of merges, piece by piece.
 
-Each worker is a thread with one unit at a time (`streaming.Unit`): one large tensor, or several
-small ones. XLA and system calls release the interpreter lock, so reading, computing and writing
-overlap. The outcome does not depend on which worker takes which unit, when, or how much is kept in
-memory.
+Each worker is a thread that handles one unit at a time (`streaming.Unit`): one large tensor, or
+several small ones. XLA and system calls release the interpreter lock, so reading, computing and
+writing overlap. The result does not depend on which worker takes which unit, when, or how much
+memory it keeps.
 
-`checkpoint.executor` gives works of files to an `Engine`, `merge_arrays` works of arrays.
+`checkpoint.executor` passes works of files to an `Engine`. `merge_arrays` passes works of arrays.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from sail_jax.merging.work import PieceOf, Work, is_crowd, tree_bits
 
 Item = TypeVar("Item")
 SEVERAL = 1 << 22
-"""The total number of entries of arrays above which several threads merge them."""
+"""Arrays with more entries than this in total are merged by several threads."""
 KEPT = 64 << 20
-"""Bytes of arrays that a thread keeps between passes, instead of copying them again."""
+"""Bytes of arrays that a thread keeps between passes instead of copying them again."""
 NEAR = 4 << 20
-"""Bytes up to which a whole tree is kept between its passes: more than a core's cache holds would
-cost more than to read each unit over the one before.
+"""Trees up to this many bytes are kept whole between their passes. Keeping more than a core's cache
+would cost more than reading each unit over the previous one.
 """
 
 
@@ -44,23 +44,23 @@ class Engine:
 
     It is a context manager that starts and ends the threads.
 
-    `stopped` is an event: once it is set, workers read nothing more and raise `KeyboardInterrupt`.
+    When the event `stopped` is set, workers stop reading and raise `KeyboardInterrupt`.
 
     Args:
-      works: All works of the run, also those that are finished already: the precision and the
-        pieces of each follow from all of them. If one input is float64, everything is computed in
-        64 bits, since tensors share statistics over the tree.
+      works: All works of the run, including finished works, because they determine the precision
+        and the pieces. If one input is float64, everything is computed in 64 bits, because tensors
+        share statistics over the tree.
       threads: The number of workers; with 1 the calling thread does the work.
       hold: Bytes of a tensor that a worker may keep between passes instead of reading them again.
-      check: Whether inputs and outcomes have to be finite.
-      only: The pieces to finish, which are computed in float64; None for all pieces, computed as
-        their inputs are.
-      sharing: The way to other processes that write some of the works: statistics over the tree are
-        then found together. None without any.
+      check: Whether inputs and results must be finite.
+      only: The pieces to finish, computed in float64. None for all pieces, computed in the
+        precision of their inputs.
+      sharing: The connection to other processes that write some of the works. Statistics over the
+        tree are then computed together. None for a single process.
 
     Attributes:
-      faint: The pieces of which XLA may have lost numbers near 0 (`merging.extremes`); their
-        outcomes were not yielded, and an engine that is given them as `only` finishes them.
+      faint: The pieces in which XLA may have lost numbers near 0 (`merging.extremes`). Their
+        results are not yielded. An engine with `only=faint` finishes them.
     """
 
     def __init__(
@@ -75,18 +75,16 @@ class Engine:
         self._sharing = sharing
         self._check, self._threads, self._hold, self._only = check, threads, hold, only
         self.faint: set[PieceOf] = set()
-        # Elsewhere pieces would have to be fetched for it, and it is not known to be needed.
+        # On other devices the check would copy pieces to the host, and may not be needed.
         self._looks = only is None and jax.default_backend() == "cpu"
-        # Decided once for all works: the lengths of pieces follow from it, and all units have to
-        # agree.
+        # Computed once for all works, because it determines the lengths of pieces in all units.
         self._crowded = is_crowd(works)
-        # JAX has no float64 unless it is enabled, and would read float64 tensors as float32.
+        # Without float64 enabled, JAX would read float64 tensors as float32.
         dtypes = {tensor.dtype for work in works for tensor in work.inputs}
         self._wide = only is not None or np.dtype(np.float64) in dtypes
-        # Buffers belong to one thread each: pieces are read into memory that the piece before has
-        # used.
+        # Each thread has its own buffers. Pieces are read into the memory of the previous piece.
         self._local = threading.local()
-        # What one worker reads of all units, if there is room for it: each is read once then.
+        # The pieces of all units, if one worker has enough memory. Each piece is then read once.
         self._kept: dict[int, dict[int, Proposal]] = {}
         self.stopped = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
@@ -99,13 +97,13 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
         if self._pool is not None:
-            # Workers see `stopped` at their next piece, so this does not wait for whole tensors.
+            # Workers check `stopped` at each piece, so this does not wait for whole tensors.
             self._pool.shutdown()
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes a context in which JAX computes in 64 bits if any input is read as float64.
+        """Makes a context in which JAX computes in 64 bits if any input is float64.
 
-        The setting belongs to the thread that enters the context.
+        The setting applies to the thread that enters the context.
 
         Returns:
           The context manager.
@@ -113,10 +111,10 @@ class Engine:
         return jax.enable_x64(True) if self._wide else contextlib.nullcontext()
 
     def buffers(self) -> Buffers:
-        """Returns the reusable memory of the calling thread, which is made on its first call.
+        """Returns the reusable memory of the calling thread, created by the first call.
 
         Returns:
-          The buffers, which no other thread uses.
+          The buffers of this thread only.
         """
         if not hasattr(self._local, "buffers"):
             self._local.buffers = Buffers(self._hold)
@@ -127,7 +125,8 @@ class Engine:
         """Makes a context in which the pieces of a unit can be read.
 
         Args:
-          unit: The unit; its name is put in front of a ValueError raised in the context.
+          unit: The unit. Its name is put in front of the message of a ValueError raised in the
+            context.
 
         Yields:
           A reader over the buffers of the calling thread.
@@ -142,15 +141,15 @@ class Engine:
         buffers.trim()
 
     def each(self, function: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Calls a function for every item, on the workers, and waits for all calls.
+        """Calls a function for every item on the workers, and waits for all calls.
 
         Args:
-          function: Function of one item; it may be called from several threads at once.
+          function: A function of one item. Several threads may call it at once.
           items: The items, started in this order.
 
         Raises:
-          BaseException: The first exception of any call. With several workers `stopped` is set
-            then, and calls that have not begun are cancelled.
+          BaseException: The first exception of any call. With several workers, `stopped` is then
+            set and pending calls are cancelled.
         """
         if self._pool is None:
             for item in items:
@@ -159,15 +158,15 @@ class Engine:
         futures: list[Future] = [self._pool.submit(function, item) for item in items]
         try:
             pending = set(futures)
-            while pending:  # in short waits: an interrupt is noticed between them
+            while pending:  # in short waits, to react to an interrupt
                 finished, pending = wait(pending, 0.2, FIRST_EXCEPTION)
                 for future in finished:
-                    # Raises what the worker raised.
+                    # Raises the worker's exception.
                     future.result()
         except BaseException:
             self.stopped.set()
-            # Those not begun are cancelled, and those under way are waited for: they write into
-            # memory and files that the caller frees next.
+            # Pending calls are cancelled. Running calls are awaited, because they write into memory
+            # and files that the caller frees next.
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -176,35 +175,35 @@ class Engine:
     def prepared(
         self, works: Sequence[Work], wanted: Callable[[Work], bool] = lambda work: True
     ) -> list[Unit]:
-        """Makes the units of some works, with statistics over the whole tree computed.
+        """Makes the units of some works, and computes statistics over the whole tree.
 
-        After this, every unit can be finished without looking at the others.
+        After this, every unit can be finished independently of the others.
 
         Args:
-          works: The works; those that share one merge (the same object) share its statistics.
-          wanted: Predicate on works: which are to be finished. Others are read only where a
-            statistic over the tree needs them.
+          works: The works. Works with the same merge object share its statistics.
+          wanted: A predicate on works that selects the works to finish. Other works are read only
+            for statistics over the tree.
 
         Returns:
-          The units that hold a wanted work.
+          The units with a wanted work.
 
         Raises:
-          ValueError: If a merge over the tree has a step confined to leaves of which there are
-            none, or one with arrays for other leaves than there are.
+          ValueError: If a merge over the tree has a step for missing leaves, or arrays for missing
+            leaves.
         """
         groups: dict[int, list[Work]] = {}
         alone: list[Work] = []
         for work in works:
             if work.merge is not None and work.merge.over_tree:
-                # Works of one merge share its statistics over the tree, so they have to be visited
-                # together. The same hyperparameters elsewhere make another merge and another tree.
+                # Works of one merge object share its statistics over the tree and must be visited
+                # together. Another merge object with the same hyperparameters has its own tree.
                 groups.setdefault(id(work.merge), []).append(work)
             elif wanted(work):
                 alone.append(work)
         ready = units(alone, self._crowded, wide=self._only is not None)
         for number, group in enumerate(groups.values()):
-            # The statistics need all members of the group, also those that are not wanted
-            # themselves (a resumed merge has written them already).
+            # The statistics need all members of the group, even those that a resumed merge has
+            # already written.
             if any(map(wanted, group)):
                 members = self._over_tree(group, wanted, number)
                 ready += [unit for unit in members if any(map(wanted, unit.works))]
@@ -213,12 +212,12 @@ class Engine:
     def _over_tree(
         self, group: Sequence[Work], wanted: Callable[[Work], bool], number: int
     ) -> list[Unit]:
-        """Makes the units of a merge over the tree, and resolves its steps up to the last such
-        step. All processes number such merges alike.
+        """Makes the units of a merge over the tree, and resolves its steps up to the last step over
+        the tree. All processes number such merges in the same order.
         """
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
-        # In order of names: sums over the tree must not depend on the order of the works.
+        # Works are sorted by name, because sums over the tree must not depend on their order.
         in_order = sorted(group, key=lambda work: work.name)
         ordered = units(in_order, self._crowded, tree_bits(group), self._only is not None)
         room = sum([unit.room for unit in ordered])
@@ -227,7 +226,7 @@ class Engine:
         sharing = self._sharing
 
         def is_here(unit: Unit) -> bool:
-            """Whether this process has to look at a unit: to write it, or to count it."""
+            """Whether this process must visit a unit, to write it or to count it."""
             if sharing is None or any(map(wanted, unit.works)):
                 return True
             return sharing.owner(unit.name) == sharing.mine
@@ -263,9 +262,9 @@ class Engine:
         function: Callable[[int, Unit, Reader], None],
         places: Sequence[int] | None = None,
     ) -> None:
-        """Calls a function with the place of units in a list, the unit and its reader.
+        """Calls a function with the place of each unit in a list, the unit and its reader.
 
-        It is called for all units, or for those at some places.
+        `places` restricts it to the units at these places.
         """
 
         def visit(place: int) -> None:
@@ -280,7 +279,7 @@ class InMemory(NamedTuple):
 
     Attributes:
       name: The path of the leaf.
-      source: Whose array it is, for messages: "model 0", "base".
+      source: The owner of the array for messages, such as "model 0" or "base".
       dtype: The dtype of the array.
       shape: Its shape.
       entries: Its entries, flat.
@@ -304,18 +303,18 @@ class InMemory(NamedTuple):
 
 
 def merge_arrays(works: Sequence[Work]) -> list[np.ndarray]:
-    """Merges tensors whose inputs are in memory.
+    """Merges tensors with inputs in memory.
 
     Args:
-      works: What to do for each tensor.
+      works: The work for each tensor.
 
     Returns:
-      The merged array of each work, of its shape and dtype, in the order of `works`. JAX can take
-      the memory of each as it is, and nobody else holds it.
+      The merged array of each work, in the order of `works`. JAX can use their memory without a
+      copy, because it is not shared.
 
     Raises:
-      NotFiniteError: If an input or an outcome holds NaN or infinity.
-      ValueError: For what kernels raise; the message starts with the path of the leaf.
+      NotFiniteError: If an input or a result holds NaN or infinity.
+      ValueError: If a kernel raises it. The message starts with the path of the leaf.
     """
     outcomes = {work.name: aligned(work.shape, work.dtype) for work in works}
     size = sum([work.size for work in works])
@@ -326,8 +325,8 @@ def merge_arrays(works: Sequence[Work]) -> list[np.ndarray]:
             with engine.reader(unit) as reader:
                 for work, start, entries, _ in unit.outcome(reader):
                     outcomes[work.name].reshape(-1)[start : start + len(entries)] = entries
-            # A unit stays in the list of all units until the last one is merged, so it has to free
-            # what it kept for its steps now.
+            # A unit stays in the list until the last unit is merged, so it must free its memory for
+            # steps now.
             unit.forget()
 
         engine.each(finish, engine.prepared(works, wanted))

@@ -1,14 +1,15 @@
 """Evaluates steps on pytrees in one compiled program.
 
-Each leaf goes through the steps one after another. A step with a statistic of the whole tree makes
-all leaves wait: every leaf is visited for the statistic first. After the last such step each leaf
-is finished on its own. The same description of steps can be carried out in two ways:
+Each leaf goes through the steps one after another. Before a step with a statistic of the whole
+tree, every leaf is visited to compute the statistic. After the last such step each leaf is finished
+separately. The same steps can be evaluated in two ways:
 
-* Piece by piece (`engine`, `streaming`): files, and arrays of one CPU. Kernels are compiled for
-  pieces of a few sizes and kept.
-* In one program (`evaluate`): whatever is traced (under `jit`, `grad`, `vmap`), and arrays on
-  accelerators or several devices. Leaves of one shape share one loop, so that the program grows
-  with the number of shapes and not of leaves. Nothing less would do, since XLA inlines functions.
+* Piece by piece (`engine`, `streaming`), for files and for arrays on one CPU. Kernels are compiled
+  for a few sizes of pieces and reused.
+* In one program (`evaluate`), for traced arrays (under `jit`, `grad`, `vmap`) and arrays on
+  accelerators or several devices. Leaves of one shape share one loop. The program then grows with
+  the number of shapes instead of the number of leaves. Plain functions would not help, because XLA
+  inlines them.
 """
 
 import functools
@@ -36,13 +37,13 @@ from sail_jax.merging.leafwise import (
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
 SHORT = 60
-"""The largest number of operations of a leaf for which its program is repeated for every leaf."""
+"""Up to this number of operations, the program of a leaf is repeated for every leaf."""
 FEW = 1 << 12
-"""The largest number of entries of leaves that are stacked: branches take longer to compile."""
+"""Leaves with up to this number of entries are stacked, because branches take longer to compile."""
 
 
 def is_traced(*trees: Any) -> bool:
-    """Checks whether any array of some trees is traced, so that its value is not known yet.
+    """Checks whether any array of some trees is traced, with an unknown value.
 
     Args:
       *trees: Pytrees of anything.
@@ -53,8 +54,8 @@ def is_traced(*trees: Any) -> bool:
 
     def traced(x: Any) -> bool:
         try:
-            # Tracers of `jit`, `grad` and `vmap` all refuse to name devices, and concrete arrays
-            # name theirs. So nothing private of JAX is needed to tell them apart.
+            # Tracers of `jit`, `grad` and `vmap` all raise an error for `devices()`. This
+            # identifies them without private parts of JAX.
             return isinstance(x, jax.Array) and not x.devices()
         except jax.errors.ConcretizationTypeError:
             return True
@@ -63,11 +64,10 @@ def is_traced(*trees: Any) -> bool:
 
 
 def on_one_cpu(*trees: Any) -> bool:
-    """Checks whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
+    """Checks whether all arrays of some trees lie on JAX's default device, and it is a CPU.
 
     Args:
-      *trees: Pytrees of anything; leaves that are not JAX arrays do not count. None of them is
-        traced.
+      *trees: Pytrees of anything without traced arrays. Only leaves that are JAX arrays count.
 
     Returns:
       True if NumPy can read all arrays in place.
@@ -78,16 +78,16 @@ def on_one_cpu(*trees: Any) -> bool:
 
 
 class Plan(NamedTuple):
-    """Everything besides shapes for which a compiled program is specialised.
+    """Everything except shapes that a compiled program is specialised for.
 
-    A loop is a group of leaves with the same shape, dtype and steps.
+    A loop is a group of leaves with equal shape, dtype and steps.
 
     Attributes:
       loops: The indices of the leaves in each loop.
       sizes: The number of entries of a leaf, for each loop.
-      applied: Which steps apply to the leaves, for each loop.
+      applied: For each loop, which steps apply to its leaves.
       first: The path of the first leaf of each loop, for messages.
-      data: For each leaf the structure of its `Data`, and which of all arrays it holds.
+      data: For each leaf the structure of its `Data`, and the indices of its arrays.
     """
 
     loops: tuple[tuple[int, ...], ...]
@@ -102,9 +102,9 @@ class Tables(NamedTuple):
 
     Attributes:
       names: The `fingerprint` of each leaf, an array `[leaf, 4]` for each loop.
-      places: How many leaves come before each in order of paths, an array `[leaf]` for each loop.
-      prepared: For each step what its statistics derive from sizes (`Step.prepare`): from the size
-        of the tree, or, in a tuple, from the size of a leaf of each loop.
+      places: The position of each leaf in the order of paths, an array `[leaf]` for each loop.
+      prepared: For each step the values that its statistics derive from sizes (`Step.prepare`).
+        These are the size of the tree, or a tuple for the leaf size of each loop.
     """
 
     names: tuple[np.ndarray, ...]
@@ -118,26 +118,27 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     Args:
       steps: The steps in order; the last one may reduce.
       leaves: Leaves of at least one entry each, all with the same number of models.
-      tail: Kernel `(source, value) -> outcome` that finishes a leaf; `value` is what the last step
-        made: (delta, weight), or the update.
+      tail: Kernel `(source, value) -> result` that finishes a leaf. `value` is the output of the
+        last step: (delta, weight), or the update.
 
     Returns:
-      The outcome of each leaf, in their order.
+      The result of each leaf, in their order.
 
     Raises:
-      ValueError: For what kernels raise; the message starts with the path of a leaf.
+      ValueError: If a kernel raises it. The message starts with the path of a leaf.
     """
     if not leaves:
         return []
     data = tuple(Data(leaf.source, local_of(steps, leaf.path)) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
-        # Leaves of one loop are stacked, or branches of one switch: they have to agree in all this.
+        # Leaves of one loop are stacked, or are branches of one switch. All of these properties
+        # must be equal.
         applied = tuple([step.applies(leaf.path) for step in steps])
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
         loops.setdefault((applied, structure, types), []).append(i)
-    # What several leaves hold, such as the weights of models, is one argument.
+    # An array that several leaves share, such as the weights of models, is one argument.
     arrays = list({id(x): x for x in jax.tree.leaves(data)}.values())
     known = {id(x): i for i, x in enumerate(arrays)}
     plan = Plan(
@@ -153,7 +154,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     def prepare(s: int, step: Step) -> Any:
         if step.over_tree:
             counts = zip(plan.sizes, plan.loops, plan.applied, strict=True)
-            # Ranks over the tree follow from the entries of all leaves to which the step applies.
+            # Ranks over the tree depend on the entries of all leaves that the step applies to.
             return step.prepare(sum(n * len(members) for n, members, mask in counts if mask[s]))
         return tuple(
             step.prepare(n) if mask[s] else ()
@@ -163,10 +164,9 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     in_order = sorted(range(len(leaves)), key=lambda i: leaves[i].path)
     place = {i: rank for rank, i in enumerate(in_order)}
     tables = Tables(
-        # Paths enter the program as data: trees of the same shapes under other names share a
-        # program.
+        # Paths are data of the program. Trees with the same shapes and other names share a program.
         tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
-        # Ties between equal magnitudes are broken by path, whatever the order of the pytree.
+        # The path breaks ties between equal magnitudes, whatever the order of the pytree.
         tuple(np.array([place[i] for i in members], np.int32) for members in plan.loops),
         tuple(prepare(s, step) for s, step in enumerate(steps)),
     )
@@ -193,7 +193,7 @@ def _walk(
         chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
         kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
-            # Visits every leaf once or more, each time through all steps before this one.
+            # Visits every leaf at least once, each time through all earlier steps.
             visit = _Loops([loops[k] for k in chosen], len(data))
             bound, own = resolve(step, visit, tables.prepared[s])
             for i, k in enumerate(chosen):
@@ -202,7 +202,7 @@ def _walk(
             for k in chosen:
                 kernels[k] = alone(step).bind(tables.prepared[s][k])
         for loop, bound in zip(loops, kernels, strict=True):
-            # Each round appends exactly one kernel (or None), so `known[s]` belongs to step s.
+            # Each iteration appends one kernel (or None), so `known[s]` belongs to step s.
             loop.known.append(bound)
     outcomes: dict[int, PyTree] = {}
     for loop, path in zip(loops, plan.first, strict=True):
@@ -220,20 +220,21 @@ def _program(plan: Plan, *args: Any) -> list[PyTree]:
 @_program.defjvp
 def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
     """Differentiates `_walk` with the leaves of each loop stacked."""
-    # A loop that picks its leaf by a branch would pass back gradients of all leaves in each round.
+    # A loop that selects its leaf by a branch would return gradients of all leaves in each
+    # iteration.
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
 
 
-# Compiled also where it is only traced: then the next call need not trace it again.
+# `jit` also helps where this is only traced: the next call need not trace it again.
 _compiled = jax.jit(_program, static_argnums=0)
 
 Body = Callable[[Any, Known, Data, Piece], tuple[PyTree, PyTree]]
-"""(state, known, data, piece) -> (state, outcome)."""
+"""(state, known, data, piece) -> (state, result)."""
 
 
 @dataclass(eq=False)
 class _Loop:
-    """Leaves of one shape, to which steps are applied one leaf after another.
+    """Leaves of one shape; steps are applied to one leaf after another.
 
     Attributes:
       members: The indices of the leaves among all leaves.
@@ -241,9 +242,9 @@ class _Loop:
       data: The arrays of each leaf.
       names: The fingerprint of each leaf, `[leaf, 4]`.
       places: How many leaves come before each in order of paths, `[leaf]`.
-      stacked: Whether the arrays are stacked first, which is better to differentiate and takes more
+      stacked: Whether the arrays are stacked first. Stacks are better for derivatives and take more
         memory.
-      known: The kernels of the steps that are resolved, None where a step does not apply.
+      known: The kernels of the resolved steps, None where a step does not apply.
       own: For each step over the tree, further arguments of its kernel, stacked over leaves.
     """
 
@@ -257,13 +258,13 @@ class _Loop:
     own: dict[int, tuple[PyTree, ...]] = field(default_factory=dict)
 
     def scan(self, f: Body, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Returns the last state, and the outcomes of all leaves, stacked."""
-        if len(self.data) == 1:  # a loop would only hide it from XLA's fusion
+        """Returns the last state, and the stacked results of all leaves."""
+        if len(self.data) == 1:  # a loop would only prevent fusion
             state, outcome = self.visit(f, state, 0)
             return state, jax.tree.map(lambda x: x[None], outcome)
         mine = self.names, self.places, self.own
         rows, structure = [jax.tree.leaves(x) for x in self.data], jax.tree.structure(self.data[0])
-        # What all leaves share, such as the weights of models, is not stacked or picked.
+        # Arrays that all leaves share, such as the weights of models, are not stacked or selected.
         own = [
             k for k, column in enumerate(zip(*rows, strict=True)) if len(set(map(id, column))) > 1
         ]
@@ -275,7 +276,7 @@ class _Loop:
         if self.stacked or self.size <= FEW:
             xs = [jnp.stack([row[k] for row in rows]) for k in own], mine
             return lax.scan(lambda state, x: self._step(f, state, whole(x[0]), x[1]), state, xs)
-        # Picked by a branch: to stack them first would copy all inputs.
+        # A branch selects the leaf, because stacking would copy all inputs.
         branches = [lambda row=row: [jnp.asarray(row[k]) for k in own] for row in rows]
 
         def step(state: PyTree, x: Any) -> tuple[PyTree, PyTree]:
@@ -284,7 +285,7 @@ class _Loop:
         return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
 
     def visit(self, f: Body, state: PyTree, i: int) -> tuple[PyTree, PyTree]:
-        """Returns the next state and the outcome of leaf `i` alone."""
+        """Returns the next state and the result of leaf `i`."""
         mine = jax.tree.map(lambda x: x[i], (self.names, self.places, self.own))
         return self._step(f, state, self.data[i], mine)
 
@@ -297,7 +298,7 @@ class _Loop:
         return f(state, kernels, data, Piece(name, place=place))
 
     def finish(self, tail: Kernel) -> Iterable[PyTree]:
-        """Applies the last steps to every leaf, and returns the outcomes."""
+        """Applies the last steps to every leaf, and returns the results."""
 
         def finished(
             before: PyTree, kernels: Known, data: Data, piece: Piece
@@ -311,16 +312,17 @@ class _Loop:
         return _unstacked(stack, count, None if self.stacked else counted)
 
     def _is_short(self, f: Body, state: PyTree) -> bool:
-        """Checks whether a leaf needs so few operations that a loop would cost more than it saves.
+        """Checks whether a leaf needs so few operations that a loop would not pay.
 
-        A loop keeps XLA from fusing what a leaf does with what surrounds it, which costs copies.
+        A loop prevents XLA from fusing a leaf's operations with the surrounding program, which
+        costs copies.
         """
-        # Counted in the program of one leaf, which is traced for this but not compiled.
+        # The program of one leaf is traced for this count, but not compiled.
         return _operations(jax.make_jaxpr(lambda: self.visit(f, state, 0))().jaxpr) <= SHORT
 
 
 def _operations(jaxpr: Any) -> int:
-    """Counts the operations of a program, and of the programs that it calls."""
+    """Counts the operations of a program, including its inner programs."""
     total = 0
     for equation in jaxpr.eqns:
         inner = [
@@ -333,17 +335,17 @@ def _operations(jaxpr: Any) -> int:
 
 
 def _unstacked(stack: PyTree, count: int, counted: Array | None) -> list[PyTree]:
-    """Splits a stack of outcomes along its leading axis.
+    """Splits a stack of results along its leading axis.
 
-    `counted` is `count` as the loop counted, or None where the outcome will be differentiated.
+    `counted` is the loop's own count, or None if the result will be differentiated.
     """
     leaves, structure = jax.tree.flatten(stack)
     if counted is None:  # the transpose of `split` is one concatenation
         columns = [[part[0] for part in lax.split(x, (1,) * count)] for x in leaves]
         return [structure.unflatten(row) for row in zip(*columns, strict=True)]
-    # XLA compiles slices at known places one by one, but slices at unknown places once.
+    # XLA compiles each slice at a known place separately, but slices at unknown places once.
     places = lax.cond(
-        counted == count,  # always, but XLA does not see through the loop
+        counted == count,  # always true, but XLA does not analyse the loop
         lambda: tuple(jnp.int32(i) for i in range(count)),
         lambda: (jnp.int32(0),) * count,
     )
@@ -354,7 +356,7 @@ def _unstacked(stack: PyTree, count: int, counted: Array | None) -> list[PyTree]
 class _Loops:
     """The visit (`steps.Leaves`) of all leaves by loops.
 
-    What pieces keep for themselves is a list with one entry for each loop, stacked over its leaves.
+    Values kept by pieces form a list with one entry for each loop, stacked over its leaves.
     """
 
     def __init__(self, loops: Sequence[_Loop], leaves: int):
@@ -373,7 +375,9 @@ class _Loops:
     def _visit(
         self, part: Callable[..., tuple[PyTree, PyTree]], add: Add
     ) -> tuple[PyTree, list[PyTree]]:
-        """Adds up the parts of all leaves, loop by loop, and collects what each leaf keeps."""
+        """Adds up the parts of all leaves, loop by loop, and collects the value that each leaf
+        keeps.
+        """
 
         def accumulate(total: PyTree, *leaf: Any) -> tuple[PyTree, PyTree]:
             shared, own = part(*leaf)
@@ -382,7 +386,7 @@ class _Loops:
         def alone(state: PyTree, *leaf: Any) -> tuple[PyTree, PyTree]:
             return part(*leaf)
 
-        # Zeros are the identity of every sum, so that all loops can add to one total.
+        # Zeros are the identity of every sum, so all loops add to one total.
         shapes, _ = jax.eval_shape(lambda: self.loops[0].visit(alone, (), 0))
         total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         own = []

@@ -1,37 +1,36 @@
-"""Looks for numbers at both ends of what a dtype holds, by their bits.
+"""Checks for numbers at both ends of a dtype's range, by their bits.
 
 At the upper end these are NaN and infinity. At the lower end they are numbers that XLA may lose. On
-CPUs, XLA's programs take a number below the smallest normal one (2^-126 in float32 and bfloat16)
-for 0, both where they read it and where they would write it. That changes an outcome by more than
-its rounding only if the outcome itself is near 0. So outcomes are looked at first, which are fewer
-than inputs; then the inputs, where there are such outcomes. In most models these are a few zeros.
+CPUs, XLA treats a number below the smallest normal number as 0 (2^-126 in float32 and bfloat16),
+both when reading and when writing. This changes a result by more than its rounding only if the
+result is near 0. Results are therefore checked first, because they are fewer than inputs. Only
+inputs of such results are checked next. In most models these are a few zeros.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-# The bit pattern of infinity, by the bytes of a float; larger patterns are NaN.
+# The bit pattern of infinity, by the size of a float in bytes. Larger patterns are NaN.
 _EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
 _BFLOAT16 = 0x7F80
 FAINT = 2.0**-90
-"""Numbers of a magnitude below this are called faint.
+"""Numbers with a magnitude below this are called faint.
 
-It leaves 36 binary digits above the smallest normal number. What is lost of a larger outcome is
-then below its rounding as long as weights are below 2^11, and the product of a larger input, or of
-the difference of two, and a weight is a normal number if the weight is above 2^-13.
+It leaves 36 binary digits above the smallest normal number. The loss in a larger result is then
+below its rounding for weights below 2^11. The product of a weight and a larger input (or a
+difference of two) is a normal number for weights above 2^-13.
 """
 BLOCK = 1 << 14
-"""The number of entries whose inputs are looked at if one of their outcomes is faint or 0."""
+"""If one result is faint or 0, the inputs of this many entries around it are checked."""
 AT_ONCE = 1 << 17
-"""The number of entries of which copies are made at a time, which stay in a core's cache."""
+"""The number of entries that are copied at a time, which stay in a core's cache."""
 
 
 def finite(x: np.ndarray) -> bool:
     """Checks whether a float array holds neither NaN nor infinity.
 
-    It looks at the bits of the array, in two integer maxima, which is fast and needs no further
-    memory.
+    It computes two integer maxima of the bits, which is fast and needs no extra memory.
 
     Args:
       x: Any float dtype, also of `ml_dtypes`.
@@ -45,25 +44,26 @@ def finite(x: np.ndarray) -> bool:
     largest = _BFLOAT16 if name == "bfloat16" else _EXPONENT[size]
     sign = 1 << (8 * size - 1)
     flat = x.reshape(-1)
-    # Positive ones by the largest signed integer, negative ones by the largest unsigned.
+    # The largest signed integer covers positive numbers, the largest unsigned integer negative
+    # numbers.
     signed, unsigned = flat.view(f"i{size}"), flat.view(f"u{size}")
     return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
 
 def lost(outcome: np.ndarray, inputs: Sequence[np.ndarray], entrywise: bool) -> np.ndarray:
-    """Finds out of which tensors a program of XLA's may have lost numbers near 0.
+    """Finds the tensors in which an XLA program may have lost numbers near 0.
 
     Args:
-      outcome: What it made of some tensors of one size, `[tensor, entry]`; any float dtype, also of
-        `ml_dtypes`.
-      inputs: What it was made of, each of the same shape. What follows the last entry of a tensor
-        is 0.
-      entrywise: Whether an entry of the outcome follows from the same entry of each input, apart
-        from statistics. If not, all entries are looked at.
+      outcome: The results of the program for tensors of one size, `[tensor, entry]`; any float
+        dtype, also of `ml_dtypes`.
+      inputs: The inputs of the program, each of the same shape. Padding after the last entry of a
+        tensor is 0.
+      entrywise: Whether an entry of the result depends only on the same entry of each input, and
+        statistics. If not, all entries are checked.
 
     Returns:
-      One bool for each tensor: whether it has an outcome below `FAINT`, or a 0, and near it (or
-      anywhere) an input that is below `FAINT` and not 0.
+      One bool for each tensor. True if the tensor has a result that is faint or 0, and near it (or
+      anywhere, if not `entrywise`) a faint input that is not 0.
 
     >>> x = np.array([[1, 1e-42], [1, 0]], np.float32)
     >>> lost(np.zeros((2, 2), np.float32), [x], True).tolist()
@@ -81,15 +81,15 @@ def lost(outcome: np.ndarray, inputs: Sequence[np.ndarray], entrywise: bool) -> 
 
 
 def _bound(dtype: np.dtype) -> int:
-    """Returns the bits of `FAINT` in a dtype; 0 if all its numbers but 0 are larger."""
+    """Returns the bits of `FAINT` in a dtype; 0 if all its positive numbers are larger."""
     return int(np.array(FAINT).astype(dtype).view(f"u{dtype.itemsize}"))
 
 
 def _least_is_faint(x: np.ndarray) -> np.ndarray:
-    """Whether the least magnitude along the last axis is 0 or faint, by two minima over bits."""
+    """Whether the smallest magnitude along the last axis is 0 or faint, by two minima of bits."""
     size, bound = x.dtype.itemsize, _bound(x.dtype)
-    # As unsigned integers positive numbers are the smallest, as signed ones negative numbers are;
-    # and both are in order of their magnitudes.
+    # Positive numbers are the smallest unsigned integers, negative numbers the smallest signed
+    # integers. Both are in order of their magnitudes.
     positive, negative = x.view(f"u{size}"), x.view(f"i{size}")
     lowest = -1 << 8 * size - 1
     greatest = (1 << 8 * size) - 1, -1 - lowest
@@ -99,14 +99,15 @@ def _least_is_faint(x: np.ndarray) -> np.ndarray:
 
 
 def _has_faint(x: np.ndarray) -> bool:
-    """Whether an array holds a number that is faint but not 0."""
+    """Whether an array holds a faint number that is not 0."""
     bound = _bound(x.dtype)
     bits = x.reshape(-1).view(f"u{x.dtype.itemsize}")
     doubled, one = np.empty(min(AT_ONCE, bits.size), bits.dtype), bits.dtype.type(1)
     for start in range(0, bits.size if bound else 0, AT_ONCE):
         part = bits[start : start + AT_ONCE]
-        own = np.add(part, part, out=doubled[: part.size])  # no sign any more
-        # Unsigned integers wrap: 0 becomes the largest of them, the others stay in order.
+        own = np.add(part, part, out=doubled[: part.size])  # drops the sign
+        # Unsigned integers wrap around: 0 becomes the largest integer, and the others stay in
+        # order.
         if int(np.subtract(own, one, out=own).min()) < 2 * bound - 1:
             return True
     return False

@@ -1,18 +1,19 @@
-"""Thresholds that are guessed from a few entries, and proven by one count of all of them.
+"""Thresholds that are guessed from a few entries and proven by one count of all entries.
 
-Checkpoints hold numbers of few digits. So the differences of two models in bfloat16 take few
-values: of 2^20 of them some thousands, and a tenth of them may be equal to the threshold. Then a
-sample shows which value it is. Whether it is, all entries decide. A key is that of rank k if
+Checkpoints hold numbers of few digits. The differences of two bfloat16 models therefore take few
+values: thousands among 2^20 differences, and a tenth of the differences may equal the threshold. A
+sample then shows the value of the threshold. A count of all entries proves it, because a key has
+rank k if and only if
 
     (number of keys above it)  <  k  <=  (number of keys above it or equal to it)
 
-and of no other key this is true. So a guess is either the threshold that the search for digits
-(`ranking`) finds, or it is refused. The count takes one pass instead of the two for digits, and has
-the number of equal keys in each piece as well, for which there would be a third. It is also cheaper
-than a pass for digits: two comparisons of each key instead of an addition to one of 65,536 bins.
+A guess is therefore either the threshold that the search for digits (`ranking`) finds, or it is
+refused. The search takes two passes for digits, and a third pass for the number of equal keys in
+each piece. The count finds all of this in one pass. It is also cheaper: two comparisons of each key
+instead of an addition to one of 65,536 bins.
 
-A guess that is refused shows by how much it is off, and is corrected. Where a sample repeats no
-value, as in models in float32, nothing is guessed.
+The count of a refused guess shows its error, which corrects the guess. If a sample repeats no
+value, as in float32 models, nothing is guessed.
 """
 
 import math
@@ -28,17 +29,17 @@ from sail_jax.merging.counting import Wide
 from sail_jax.merging.steps import Kernel, Piece, Pieces, kernel
 
 GUESSES = 4
-"""How often a guess is counted before the search for digits takes over."""
+"""The number of guesses to count before the search for digits takes over."""
 DRAWN = 61, 256
-"""How many runs of how many keys are taken of a piece for the sample."""
+"""The number of runs in the sample of a piece, and the number of keys in each."""
 COLUMNS = 1 << 14
-"""The number of columns of the rows into which a vector is divided."""
+"""The number of columns when a vector is divided into rows."""
 FOLDS = 8, 16
-"""Of how many flags, and of how many of these sums, the sum fits half a byte, and a byte."""
+"""The number of flags that add up to at most half a byte, and of such sums that fit a byte."""
 
 
 class Ties(NamedTuple):
-    """How many keys are equal to a threshold, for each task.
+    """The number of keys equal to a threshold, for each task.
 
     Attributes:
       count: The number in a piece, or in all pieces before it; shape `[task]`.
@@ -52,7 +53,7 @@ class Ties(NamedTuple):
 def rows_of(keys: Array) -> tuple[int, int]:
     """Returns the numbers of rows and columns of the entries of a task.
 
-    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
+    A matrix keeps its rows. A vector is divided into rows of `COLUMNS` entries if its length
     allows.
 
     Args:
@@ -72,22 +73,21 @@ Found = tuple[list[np.ndarray], list[Wide], Any]
 
 
 def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
-    """Finds the keys of some ranks from a sample and a count.
+    """Finds the keys with given ranks from a sample and a count.
 
     Args:
       visit: The walk over all pieces.
       keys: Kernel `(piece, delta, weight) -> [task, ...]`, unsigned integers.
-      ranks: The ranks, each `[task]`, counted from 1 for the largest key.
+      ranks: The ranks, each `[task]`; the largest key has rank 1.
 
     Returns:
-      For each rank the keys, `[task]`, and their ranks among the keys that are equal to them; then
-      the number of equal keys in each piece, as `Visit.keep` has it. None if nothing was guessed,
-      or not well enough.
+      The keys of each rank, `[task]`, their ranks among equal keys, and the number of equal keys in
+      each piece, as from `Visit.keep`. None if no guess succeeded.
     """
     if (drawn := visit.sample(kernel(_drawn, keys))) is None:
         return None
     sample, share = drawn
-    # Ascending: the place of rank k is counted from the end.
+    # In ascending order; rank k counts from the end.
     sample = np.sort(sample, axis=1)
     wanted = _numbers(ranks)
     top = np.iinfo(sample.dtype).max
@@ -100,11 +100,11 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
         (above, equal), own = visit.keep(count, counting.add)
         above, equal = _numbers(above), _numbers(equal)
         larger, smaller = wanted <= above, wanted > above + equal
-        # Above all keys, as the key of rank 0 is.
+        # The key of rank 0 is above all keys.
         larger &= wanted > 0
         if not (larger | smaller).any():
             return list(found), [counting.wide(n) for n in wanted - above], own
-        # The sample's own number of larger keys shows by how much it is off here.
+        # Comparing with the number of larger keys in the sample shows the error of the sample here.
         last = _ranks(sample, found, "right")
         off = above * share - (sample.shape[1] - last)
         place = _places(sample, wanted * share - off)
@@ -119,18 +119,18 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
 
 
 def _numbers(counts: Sequence[Wide]) -> np.ndarray:
-    """Counts as integers, `[rank, task]`."""
+    """Converts counts to integers, `[rank, task]`."""
     return np.array([counting.integers(n) for n in counts])
 
 
 def _places(sample: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """The places in ascending samples of ranks in the sample, which need not be whole numbers."""
+    """Converts ranks, perhaps fractional, to places in ascending samples."""
     size = sample.shape[1]
     return np.clip(size - np.ceil(rank).astype(int), 0, size - 1)
 
 
 def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
-    """How many keys of the sample of each task are smaller than a key ("left"), or at most it."""
+    """The number of sampled keys of each task below a key ("left"), or at most equal to it."""
     return np.array([
         [np.searchsorted(row, key, side) for row, key in zip(sample, keys, strict=True)]
         for keys in found
@@ -138,20 +138,20 @@ def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
 
 
 def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Whether a sample repeats keys so often that it shows which one it is."""
+    """Whether a sample repeats a key so often that the guess is reliable."""
     first, last = _ranks(sample, found, "left"), _ranks(sample, found, "right")
     size = sample.shape[1]
-    # The number of larger keys in a sample has a deviation of at most this.
+    # The standard deviation of the number of larger keys in a sample is at most this.
     spread = np.sqrt(first * (1 - first / size))
     return (last - first >= 1 + spread / 2) | (wanted == 0)
 
 
 def _drawn(keys: Kernel, piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task drawn"]:
-    """Takes some runs of the keys of a piece."""
+    """Draws some runs of the keys of a piece."""
     runs, length = DRAWN
     values = keys(piece, delta, weight)
     every = math.prod(values.shape[1:]) // runs
-    # A prime number of runs, so that not all of them are of a few columns.
+    # The number of runs is prime. Otherwise all runs might come from a few columns.
     drawn = [
         task.reshape(-1)[: runs * every].reshape(runs, every)[:, :length].reshape(-1)
         for task in values
@@ -162,7 +162,7 @@ def _drawn(keys: Kernel, piece: Piece, delta: Array, weight: Array) -> UInt[Arra
 def _count(
     keys: Kernel, found: tuple[Array, ...], piece: Piece, delta: Array, weight: Array
 ) -> tuple[tuple[tuple[Wide, ...], tuple[Wide, ...]], tuple[Ties, ...]]:
-    """Counts the keys of a piece above some keys, and those equal to them."""
+    """Counts the keys of a piece above given keys, and equal to them."""
     values, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
     counts = [_above_and_equal(values, key, inside) for key in found]
     above, equal = (tuple(each) for each in zip(*counts, strict=True))
@@ -172,7 +172,7 @@ def _count(
 def _above_and_equal(
     keys: UInt[Array, "task ..."], of: UInt[Array, "task"], inside: Bool[Array, "..."] | None
 ) -> tuple[Wide, Ties]:
-    """Counts the keys above one for each task, and those equal to it."""
+    """Counts, for each task, the keys above a given key and equal to it."""
     counting.check_size(keys.shape[1:])
     counts = [_in_rows(task, key, inside) for task, key in zip(keys, of, strict=True)]
     above, equal = map(jnp.stack, zip(*counts, strict=True))
@@ -183,7 +183,7 @@ def _above_and_equal(
 def _in_rows(
     keys: UInt[Array, "..."], of: UInt[Array, ""], inside: Bool[Array, "..."] | None
 ) -> tuple[UInt[Array, "rows"], UInt[Array, "rows"]]:
-    """Counts the keys of a task above one in each row, and those equal to it."""
+    """Counts, in each row of a task, the keys above a given key and equal to it."""
     above, equal = keys > of, keys == of
     if inside is not None:
         above, equal = above & inside, equal & inside
@@ -191,7 +191,7 @@ def _in_rows(
     if shape[1] % math.prod(FOLDS):
         larger, same = (counting.row_sums(x.reshape(shape)) for x in (above, equal))
         return larger, same
-    # Both in one byte, which is faster than to count one after the other.
+    # Counting both in one byte is faster than counting one after the other.
     flags = jnp.where(equal, jnp.uint8(16), above.astype(jnp.uint8)).reshape(shape)
     sums = _folded(flags, FOLDS[0])
     larger, same = (

@@ -1,10 +1,11 @@
 """Integers, bools, random keys and complex numbers in a merge: they are not averaged.
 
 Many checkpoints hold steps, counters, positions and keys with their weights. Where the models
-agree they are copied. Where they differ, one rule decides for files and for pytrees alike.
+agree, the values are copied. Where they differ, one rule decides, for files and for pytrees.
 
-Complex numbers are copied where the models agree, too. Where they differ they are weights, and one
-model's would be wrong next to merged ones: no rule admits that.
+Complex numbers are copied only where the models agree. Where they differ they are weights, and
+copying one model's weights next to merged weights would be wrong. Every rule therefore refuses
+them.
 """
 
 from collections.abc import Sequence
@@ -20,21 +21,21 @@ from jaxtyping import ArrayLike
 from sail_jax.checks import one_of
 
 Integers = Literal["first", "last", "max", "refuse"]
-"""Whose values are taken where models differ: those of the base or else the first model, of the
-last model, or the largest, entry by entry. "refuse" makes a difference an error."""
+"""The source of values where models differ: the base or else the "first" model, the "last" model,
+or the largest value of each entry ("max"). "refuse" raises an error."""
 
 
 def check_integers(integers: Integers | None) -> Integers:
     """Checks the name of a rule.
 
     Args:
-      integers: What should be the name; None for the default.
+      integers: The name; None for the default.
 
     Returns:
       The rule.
 
     Raises:
-      ValueError: If the rule does not exist.
+      ValueError: For an unknown rule.
     """
     if integers is None:
         return "first"
@@ -43,13 +44,13 @@ def check_integers(integers: Integers | None) -> Integers:
 
 
 def is_complex(dtype: DTypeLike) -> bool:
-    """Checks whether a dtype is one of complex numbers.
+    """Checks whether a dtype is complex.
 
     Args:
       dtype: The dtype.
 
     Returns:
-      Whether it is.
+      True for complex dtypes.
     """
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
@@ -58,11 +59,11 @@ def rule_for(dtype: DTypeLike, integers: Integers) -> Integers:
     """Finds the rule for a dtype.
 
     Args:
-      dtype: The dtype of the values, one that is not floating.
+      dtype: The dtype of the values, not floating.
       integers: The rule for integers.
 
     Returns:
-      "refuse" for complex numbers, else the rule for integers.
+      "refuse" for complex numbers, otherwise the rule for integers.
 
     >>> rule_for(np.complex64, "first"), rule_for(np.int32, "first")
     ('refuse', 'first')
@@ -71,29 +72,29 @@ def rule_for(dtype: DTypeLike, integers: Integers) -> Integers:
 
 
 def remedy(dtype: DTypeLike, otherwise: str) -> str:
-    """Finds what to do about values that differ and are refused, for messages.
+    """Finds the advice in messages about refused values.
 
     Args:
       dtype: The dtype of the values.
-      otherwise: What to do about integers.
+      otherwise: The advice about integers.
 
     Returns:
       The rest of a sentence.
     """
-    of_complex = "complex numbers are not merged, and select can leave them out"
+    of_complex = "complex numbers are not merged; select can leave them out"
     return of_complex if is_complex(dtype) else otherwise
 
 
 def taken(values: Sequence[Any], integers: Integers) -> Any:
-    """Takes one array in the place of several.
+    """Chooses one array from several.
 
     Args:
-      values: The arrays of the base, if there is one, and of each model. They have one shape. Under
-        "max" they are arrays of numbers or bools.
+      values: The arrays of the base, if given, and of each model, all with one shape. Under "max"
+        they hold numbers or bools.
       integers: The rule.
 
     Returns:
-      The array that the rule takes.
+      The array that the rule chooses.
 
     >>> taken([np.array([100, 7]), np.array([200, 3])], "max")
     array([200,   7])
@@ -111,7 +112,7 @@ def differ(values: Sequence[Any]) -> bool:
       values: Arrays with known values, or typed random keys.
 
     Returns:
-      Whether one is unlike the first.
+      True if any array differs from the first.
     """
     first, *others = map(_plain, values)
     return not all(np.array_equal(first, other) for other in others)

@@ -1,6 +1,6 @@
-"""Functions that apply steps to one leaf, all of it at once or piece by piece.
+"""Functions that apply steps to one leaf, whole or piece by piece.
 
-Both evaluators (`evaluate` and `streaming`) are written with these functions.
+Both evaluators (`evaluate` and `streaming`) use these functions.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
 SMALL, LARGE = 1 << 15, 1 << 16
-"""Numbers of entries above which a leaf, on a CPU, is searched by counting its keys in bins, and
-above which digits of 16 bits pay.
+"""On a CPU, a leaf with more entries than SMALL is searched by counting its keys in bins. With more
+than LARGE, 16-bit digits pay.
 """
 
 
 @runtime_checkable
 class Source(Protocol):
-    """The arrays of one leaf, a pytree, from which its task vectors are computed."""
+    """A pytree of the arrays of one leaf; they determine its task vectors."""
 
     @property
     def tasks(self) -> int:
@@ -48,7 +48,7 @@ class Leaf(Generic[Its]):
     Attributes:
       path: The path of the leaf in its pytree.
       size: The number of its entries.
-      source: The arrays from which its task vectors are computed.
+      source: The arrays that determine its task vectors.
     """
 
     path: str
@@ -57,11 +57,11 @@ class Leaf(Generic[Its]):
 
 
 class Data(NamedTuple):
-    """The arrays that belong to one leaf.
+    """The arrays of one leaf.
 
     Attributes:
-      source: The arrays from which its task vectors are computed.
-      local: For each step the arrays that `Step.local` has for the leaf, or None.
+      source: The arrays that determine its task vectors.
+      local: For each step the arrays of `Step.local` for the leaf, or None.
     """
 
     source: Source
@@ -75,25 +75,24 @@ Known = Sequence[Kernel | None]
 
 
 def local_of(steps: Sequence[Step], path: str) -> tuple[PyTree, ...]:
-    """Collects what each step has for a leaf alone (`Step.local`)."""
+    """Collects the arrays of each step for one leaf (`Step.local`)."""
     return tuple([None if step.local is None else step.local(path) for step in steps])
 
 
 def barrier(steps: Sequence[Step]) -> int:
-    """Counts the steps that have to be resolved before any leaf can be finished."""
+    """Counts the steps that must be resolved before any leaf can be finished."""
     return max((i + 1 for i, step in enumerate(steps) if step.over_tree), default=0)
 
 
 def check_paths(steps: Sequence[Step], paths: Sequence[str]) -> None:
-    """Checks that the leaves to which steps are confined exist.
+    """Checks that the leaves that steps are restricted to exist.
 
     Args:
       steps: The steps.
       paths: The paths of all leaves to be merged.
 
     Raises:
-      ValueError: If a step is confined to leaves of which there are none, or has arrays for other
-        leaves than there are.
+      ValueError: If a step is restricted to missing leaves, or has arrays for missing leaves.
     """
     for step in steps:
         if (check := getattr(step.local, "check", None)) is not None:
@@ -103,14 +102,14 @@ def check_paths(steps: Sequence[Step], paths: Sequence[str]) -> None:
 
 
 def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
-    """Checks that a predicate chooses at least one leaf.
+    """Checks that a predicate selects at least one leaf.
 
     Args:
-      where: Predicate on the paths of leaves: which are chosen.
+      where: A predicate on the paths of leaves.
       paths: The paths of all leaves to be merged.
 
     Raises:
-      ValueError: If no leaf is chosen.
+      ValueError: If no leaf is selected.
     """
     if not any(map(where, paths)):
         listed = some_paths(paths)
@@ -135,16 +134,16 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # A subclass carries more than a message (`NotFiniteError.tensor`), which would be lost.
+        # A subclass carries more than its message (`NotFiniteError.tensor`), which would be lost.
         if type(error) is not ValueError:
             raise
         raise ValueError(f"leaf {path!r}: {error}") from error
 
 
 def digit_bits(size: int, leaves: int) -> int:
-    """Chooses how many bits of a key a search on a CPU should find in one pass; see `ranking`."""
-    # A histogram of 16-bit digits has 65,536 bins for each leaf, which have to be cleared and added
-    # up: that is not worth it for leaves with fewer entries than bins.
+    """Chooses the number of bits of a key that a CPU search finds in one pass; see `ranking`."""
+    # A histogram of 16-bit digits has 65,536 bins for each leaf. Clearing and adding them does not
+    # pay for leaves with fewer entries than bins.
     return 16 if size > LARGE * leaves else 8
 
 
@@ -152,30 +151,30 @@ def through(kernels: Known, data: Data, piece: Piece) -> PyTree:
     """Computes the task vectors of a piece and applies the first steps to them.
 
     Args:
-      kernels: The kernels of the first steps, as many as are to be applied.
+      kernels: The kernels of the steps to apply.
       data: The arrays of the piece.
-      piece: Which entries of the leaf they are.
+      piece: The position of the entries in the leaf.
 
     Returns:
       (delta, weight), or the update of the piece if the last of the steps reduces.
     """
     value: Any = data.source.vectors()
-    # Not strict: there are as many kernels as steps are resolved so far, and `local` of all steps.
+    # `zip` is not strict, because kernels exist only for resolved steps, and `local` for all steps.
     for step, local in zip(kernels, data.local, strict=False):
         if step is not None:
-            # After a transform this is (delta, weight), after the reduction the update.
+            # The value is (delta, weight) after a transform and the update after the reduction.
             value = step(piece.beside(local), *value)
     return value
 
 
 def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> PyTree:
-    """Computes what a piece contributes to a statistic of the next step."""
+    """Computes the contribution of a piece to a statistic of the next step."""
     local = piece.beside(data.local[len(kernels)])
     return summary(local, *through(kernels, data, piece))
 
 
 def alone(step: Step) -> Kernel:
-    """Makes a kernel that finds the statistics of a step by itself, in a leaf that is one piece."""
+    """Makes a kernel that also finds the statistics of a step, for a leaf that is one piece."""
     return kernel(_alone, step.compiled())
 
 
@@ -183,7 +182,7 @@ def _alone(
     step: Step, prepared: tuple[PyTree, ...], piece: Piece, delta: Array, weight: Array
 ) -> Any:
     """Finds the statistics of a step in a whole leaf and applies its kernel."""
-    # Bins pay only on CPUs, and there only for many entries.
+    # Bins pay only on CPUs, and only for many entries.
     binned = piece.on_host and delta[0].size > SMALL
     visit = (Binned if binned else Whole)(piece, delta, weight)
     bound, own = resolve(step, visit, prepared)
@@ -230,13 +229,13 @@ class Binned(_One):
     bits = 16
 
     def sample(self, summary: Kernel) -> None:
-        """Has none: a piece is counted as fast."""
+        """Returns no sample, because counting one piece is as fast."""
 
     def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         return lax.fori_loop(0, times, body, state)
 
     def before(self, own: PyTree) -> PyTree:
-        # Nothing lies before the only piece.
+        # No entries precede the only piece.
         return jax.tree.map(jnp.zeros_like, own)
 
 

@@ -1,4 +1,4 @@
-"""Products and factorisations of matrices, with derivatives that are finite at every matrix."""
+"""Products and factorisations of matrices, with finite derivatives everywhere."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ Matrix = Float[Array, "a b"]
 
 
 def matmul(*factors: Array) -> Array:
-    """Multiplies matrices, in full float32 precision on every device.
+    """Multiplies matrices in full float32 precision on every device.
 
     Args:
       *factors: One matrix or more.
@@ -30,11 +30,11 @@ def rounding(x: Matrix, size: Float[Array, ""]) -> Float[Array, ""]:
     """Computes the usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`.
 
     Args:
-      x: The matrix, whose shape and dtype count.
+      x: The matrix. Only its shape and dtype matter.
       size: Its largest singular value.
 
     Returns:
-      What singular values are off by.
+      The typical error of singular values.
     """
     return max(x.shape) * jnp.finfo(x.dtype).eps * size
 
@@ -45,13 +45,13 @@ def svd(
 ) -> tuple[Float[Array, "a r"], Float[Array, "r"], Float[Array, "b r"]]:
     """Computes the singular value decomposition U diag(S) V^T of a matrix.
 
-    Vectors of singular values of 0 are arbitrary, and vectors of equal ones as far as they turn
-    into each other. JAX's own derivative is NaN there. Here the former are 0, and gradients are
-    finite: they lack what would turn such vectors.
+    Vectors for singular values of 0 are arbitrary, and vectors for equal singular values are unique
+    only up to a rotation. JAX's own derivative is NaN in both cases. Here the former vectors are 0.
+    Gradients are finite, because they omit the rotation of such vectors.
 
     Args:
       x: The matrix.
-      size: The number by whose rounding a singular value is taken for 0; by default the largest
+      size: Singular values within the rounding of this number count as 0. By default the largest
         singular value.
 
     Returns:
@@ -63,7 +63,7 @@ def svd(
     >>> jax.grad(lambda x: svd(x)[1].sum())(jnp.eye(2)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    unit = unit_of(x)  # at any scale the same digits
+    unit = unit_of(x)  # the same digits at any scale
     U, S, Vt = jnp.linalg.svd(whole(x * (1 / unit)), full_matrices=False)
     S = unit * S
     real = rounding(x, S[0] if size is None else size) < S
@@ -73,9 +73,9 @@ def svd(
 
 @svd.defjvp
 def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple[Any, Any]:
-    # JAX's own derivative divides by singular values, and by differences of their squares. Here 0
-    # stands for what that makes infinite: vectors of 0 stay 0, and vectors of equal singular values
-    # do not turn into each other. `polar` depends on that turn, and has a derivative of its own.
+    # JAX's own derivative divides by singular values, and by differences of their squares. Here
+    # infinite terms are replaced by 0: vectors of 0 stay 0, and vectors of equal singular values do
+    # not rotate into each other. `polar` depends on this rotation, and has its own derivative.
     (x, size), (dx, _) = primals, tangents
     U, S, V = outcome = svd(x, size)
     unit = unit_of(x)
@@ -85,7 +85,8 @@ def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple
     turn = jnp.where(differ, 1 / jnp.where(differ, gaps, 1), 0)
     divided = jnp.where(S > 0, 1 / jnp.where(S > 0, S, 1), 0)
     A = matmul(U.T, dx, V)
-    # Inside the spaces of U and V vectors turn into each other, and then there is what leaves them.
+    # The first term rotates vectors inside the spaces of U and V. The second term leaves these
+    # spaces.
     dU = matmul(U, turn * (A * S + (S * A).T)) + (matmul(dx, V) - matmul(U, A)) * divided
     dV = matmul(V, turn * (S[:, None] * A + A.T * S)) + (matmul(dx.T, U) - matmul(V, A.T)) * divided
     return outcome, (dU, unit * jnp.diagonal(A), dV)
@@ -99,7 +100,7 @@ def polar(x: Matrix) -> Matrix:
       x: The matrix, with the singular value decomposition U diag(S) V^T.
 
     Returns:
-      The nearest matrix whose singular values are all 1, or 0 where those of `x` are 0.
+      The nearest matrix with all singular values 1, or 0 where the singular values of `x` are 0.
 
     >>> polar(jnp.diag(jnp.array([3.0, 0.0]))).round(3).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
@@ -111,7 +112,7 @@ def polar(x: Matrix) -> Matrix:
 @polar.defjvp
 def _polar_jvp(primals: tuple[Matrix], tangents: tuple[Matrix]) -> tuple[Matrix, Matrix]:
     # The derivative of the SVD divides by differences of singular values, which are often equal
-    # here. That of U V^T divides by their sums only.
+    # here. The derivative of U V^T divides only by their sums.
     (x,), (dx,) = primals, tangents
     U, S, V = svd(x)
     pairs, single = S[:, None] + S, S[None, :]

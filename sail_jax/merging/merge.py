@@ -1,4 +1,4 @@
-"""A merge as a value: its transform, its reduction, and what it expects of its inputs."""
+"""A merge as a value: its transform, its reduction, and the requirements on its inputs."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -40,38 +40,38 @@ from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Program, Work
 
 Base = Literal["required", "optional", "unused", "merged"]
-"""What a base is to a merge; see `Merge`."""
+"""The role of a base in a merge; see `Merge`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Merge(Program):
-    """A way to merge models: base + scale * reduction(transform(task vectors)).
+    """A merge of models: base + scale * reduction(transform(task vectors)).
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
-    sharded; `merge_checkpoints(..., method=merge)` applies it to files. The functions of
-    `sail_jax.methods` return merges; others can be made of `sail_jax.transforms` and
+    sharded. `merge_checkpoints(..., method=merge)` applies it to files. The functions of
+    `sail_jax.methods` return merges. Other merges can be built from `sail_jax.transforms` and
     `sail_jax.reductions`.
 
-    Models are added up in the order in which they are listed, so another order may change the last
-    bits. On CPUs XLA takes numbers below the smallest normal one of float32, 1.2e-38 (of float64,
-    2.2e-308), for 0. Merges of files, and of arrays outside of `jit`, keep those of float32: what
-    they matter for is computed in float64 (`merging.extremes`).
+    Models are added up in their listed order, so another order may change the last bits. On CPUs,
+    XLA treats numbers below the smallest normal number as 0 (1.2e-38 in float32, 2.2e-308 in
+    float64). Merges of files, and of arrays outside `jit`, keep such float32 numbers. They compute
+    the affected results in float64 (`merging.extremes`).
 
     Attributes:
-      transform: What is done to the task vectors.
-      reduction: How they become one update.
-      scale: A finite number by which the update is multiplied; may be traced.
+      transform: The transform of the task vectors.
+      reduction: The reduction of the task vectors to one update.
+      scale: The factor on the merged task vector, a finite number. It may be traced.
       normalize: Whether the weights are divided by their sum over all models, before any transform.
-      base: What a base is to the merge. "required": task vectors are relative to it. "optional":
-        they are relative to it, and to 0 without one. "unused": they are relative to 0, and a base
-        that is given only sets the dtypes of the outcome. "merged": it is required, task vectors
-        are relative to 0, and the base itself is merged as the first model, with weight 1.
-      models: The least and the largest number of models; None for no limit.
+      base: The role of a base. "required": task vectors are relative to it. "optional": they are
+        relative to it, or to 0 without a base. "unused": they are relative to 0, and a given base
+        only sets the dtypes of the result. "merged": a base is required, task vectors are relative
+        to 0, and the base is merged as the first model, with weight 1.
+      models: The smallest and the largest number of models; None for no limit.
       positive_weights: Whether negative weights are refused.
-      remedy: What an error says of an outcome that holds NaN, with advice. By default it says that
+      remedy: The message about a result that holds NaN, with advice. By default the message is that
         the values do not fit.
       name: The name of the merge in messages and reports.
-      options: The hyperparameters it was made with, by name.
+      options: Its hyperparameters by name.
 
     Raises:
       TypeError: If `transform` is not a `Transform`, or `reduction` not a `Reduction`.
@@ -97,12 +97,12 @@ class Merge(Program):
         if not isinstance(self.reduction, Reduction):
             raise TypeError(f"reduction: expected a Reduction, got {self.reduction!r}")
         scalar("scale", self.scale, np.isfinite, "a finite number")
-        # A copy that cannot be changed: merges are immutable.
+        # The copy is read-only, because merges are immutable.
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
     def relative(self) -> bool:
-        """Whether task vectors are relative to the base, if there is one."""
+        """Whether task vectors are relative to a given base."""
         return self.base in ("required", "optional")
 
     def __repr__(self) -> str:
@@ -120,8 +120,8 @@ class Merge(Program):
           base: Whether a base is given.
 
         Raises:
-          ValueError: If the merge takes another number of models.
-          TypeError: If it requires a base and none is given.
+          ValueError: If the merge does not accept this number of models.
+          TypeError: If a required base is missing.
         """
         least, most = self.models
         if count < least or (most is not None and count > most):
@@ -129,10 +129,12 @@ class Merge(Program):
             expected = f"at least {least}" if most is None else expected
             raise ValueError(f"models: expected {expected}, got {count}")
         if self.base in ("required", "merged") and not base:
-            raise TypeError("base: expected the pytree that the models were tuned from, got None")
+            raise TypeError(
+                "base: expected the pytree that the models were fine-tuned from, got None"
+            )
 
     def check_weights(self, weights: Weights, tasks: int) -> Checked:
-        """Checks weights and normalises them if the merge does so.
+        """Checks weights, and normalises them if the merge normalises.
 
         Args:
           weights: One for each model, or None for 1 each.
@@ -142,8 +144,9 @@ class Merge(Program):
           Shape `[task]`; a NumPy array if the values are known.
 
         Raises:
-          ValueError: If the weights are not `tasks` finite numbers, if they are negative and may
-            not be, or if they sum to 0 and have to be normalised. Traced values are not checked.
+          ValueError: Unless the weights are `tasks` finite numbers. If one is negative and the
+            merge refuses negative weights, or if they sum to 0 and are normalised. Traced values
+            are not checked.
         """
         w = task_weights(weights, tasks, self.normalize)
         values = concrete(w)
@@ -165,25 +168,26 @@ class Merge(Program):
         Args:
           name: The path of the tensor.
           shape: The shape of all inputs.
-          dtype: The dtype of the outcome.
+          dtype: The dtype of the result.
           models: The tensor in each model.
-          base: The tensor in the base, None without one.
+          base: The tensor in the base, None without a base.
           weights: One for each model, or None for 1 each.
 
         Returns:
-          What `Engine` carries out.
+          The work for `Engine`.
 
         Raises:
-          ValueError: For another number of models than the merge takes, and for weights that do not
-            fit.
+          ValueError: For a number of models that the merge does not accept, and for invalid
+            weights.
           TypeError: For a missing base.
         """
         self.check_models(len(models), base is not None)
-        # The base is one more model then, and task vectors are the models themselves.
+        # The base counts as one more model, and the task vectors are the models.
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
         start = base if self.relative else None
-        # In float64 whatever the caller's precision: `Unit` rounds them to that of its inputs.
+        # Weights are computed in float64 whatever the caller's precision. `Unit` rounds them once,
+        # to the precision of its inputs.
         with jax.enable_x64(True):
             w = np.asarray(self.check_weights(weights, len(models)))
         return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
@@ -202,35 +206,36 @@ class Merge(Program):
         """Merges pytrees.
 
         Args:
-          models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
-            float32, or in float64 where a model has it, arrays of NumPy included, except under
-            `jit` without 64 bits. Integers, bools and random keys are copied, and complex numbers
-            that are equal in all models.
-            All other leaves have to agree between models. They may be whole states of training,
-            such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
-          base: The pytree from which the models were tuned, of the same paths and shapes.
+          models: M pytrees with the same leaf paths and shapes. Floating leaves are merged in
+            float32, or in float64 where a model is float64 (NumPy arrays too, except under `jit`
+            without 64 bits). Integers, bools and random keys are copied. So are complex numbers,
+            which must be equal in all models. All other leaves must be equal. A model may also be a
+            whole training state, such as a `TrainState` or `nnx.state(model)`. Then only its
+            weights are merged.
+          base: The pytree that the models were fine-tuned from, with the same paths and shapes.
           weights: Shape `[M]`, finite; 1 for each model by default. Or a mapping of such weights, a
-            prefix of the tree: {"encoder": [1, 0], "head": [1, 2]}. An entry counts for all leaves
-            below its name, and every merged leaf needs one.
-          axis: The axis of the models, where `models` is one pytree with stacked leaves, such as
-            parameters that `vmap` trained; None for a sequence of pytrees.
-          integers: Whose integers, bools and keys are taken where models differ: those of the base
-            or else of the "first" model, of the "last", or the largest ("max"); "refuse" makes it
-            an error. By default the first, with a warning; traced values cause none.
-          select: Which leaves are merged: patterns such as "params/*", or a function of a path. By
-            default the weights of a state that `selection` knows, and all leaves of any other tree.
-          rest: Whose other leaves are taken: those of the base or else the "first" model, or of the
-            "last". "error" refuses trees that have any.
+            prefix of the tree: {"encoder": [1, 0], "head": [1, 2]}. An entry applies to all leaves
+            below its name. Every merged leaf needs an entry.
+          axis: The axis of the models if `models` is one pytree with stacked leaves, such as
+            parameters trained under `vmap`. None for a sequence of pytrees.
+          integers: The source of integers, bools and keys where models differ: the base or else the
+            "first" model, the "last" model, or the largest value ("max"). "refuse" raises an error.
+            By default the first is used with a warning, except for traced values.
+          select: The leaves to merge: patterns such as "params/*", or a function of a path. By
+            default the weights of a state that `selection` recognises, and all leaves of any other
+            tree.
+          rest: The source of all other leaves: the base or else the "first" model, or the "last"
+            model. "error" refuses trees with other leaves.
 
         Returns:
-          A pytree of the structure and dtypes of the base (of the first model without one). Leaves
-          are arrays of JAX; those of NumPy's 64-bit dtypes are arrays of NumPy, if JAX is not
-          enabled for 64 bits.
+          A pytree with the structure and dtypes of the base (of the first model without a base).
+          Leaves are JAX arrays. NumPy's 64-bit leaves stay NumPy arrays unless JAX has 64 bits
+          enabled.
 
         Raises:
-          ValueError: For models and weights that do not fit, for values that are not finite, and
-            for outcomes that do not fit their dtype, and where the state of an optimiser is
-            selected. The message names the merge and the leaf. Traced values are not checked.
+          ValueError: For models and weights that do not fit, for values that are not finite, for
+            results that overflow their dtype, and for a selected optimiser state. The message
+            contains the merge and the leaf. Traced values are not checked.
           TypeError: For dtypes that cannot be merged, and for a missing base.
         """
         try:
@@ -249,7 +254,7 @@ class Merge(Program):
         select: Select,
         rest: Rest,
     ) -> PyTree:
-        """Merges pytrees; its errors do not name the merge yet."""
+        """Merges pytrees; the caller adds the name of the merge to errors."""
         if isinstance(models, str) or not isinstance(models, Sequence):
             advice = "; for models that are stacked on an axis of each leaf, give axis=0"
             raise TypeError(
@@ -261,7 +266,7 @@ class Merge(Program):
                 "method=...) merges files"
             )
         self.check_models(len(models), base is not None)
-        # Something has to say which leaves there are and what dtype the outcome has.
+        # The base, or else the first model, determines the leaves and the dtypes of the result.
         like = models[0] if base is None else base
         if (parted := part(models, like, select, rest)) is not None:
             *models, like = parted.trees
@@ -271,13 +276,13 @@ class Merge(Program):
             models = [base, *models]
         matched = match(models, like, integers)
         w = self._weights(weights, [matched.paths[i] for i in matched.merged], len(models))
-        # Before anything is computed: a misspelt path would otherwise show as a step without
-        # effect.
+        # Paths are checked before anything is computed. Otherwise a misspelt path would silently
+        # make a step ineffective.
         check_paths(self.steps, [matched.paths[i] for i, x in enumerate(matched.floating) if x])
         own = [local_of(self.steps, matched.paths[i]) for i in matched.merged]
         traced = matched.traced or is_traced(w, self.scale, self.steps, own)
-        # On one CPU the engine of files is used: its programs are compiled for pieces of a few
-        # lengths, and kept.
+        # On one CPU the engine for files is used. Its programs are compiled for pieces of a few
+        # lengths, and reused.
         if not traced and on_one_cpu(matched.start, matched.models, self.steps, own):
             outcomes = self._in_pieces(matched, w, self.relative and base is not None)
         else:
@@ -285,7 +290,7 @@ class Merge(Program):
         merged = dict(zip(matched.merged, outcomes, strict=True))
         if not traced:
             merged = _as_given(matched, merged)
-        # What is not merged is copied: arrays of NumPy may be written to by their owner.
+        # Other leaves are copied, because the owner of a NumPy array may write to it.
         return matched.treedef.unflatten(
             merged[i] if i in merged else x.copy() if isinstance(x, np.ndarray) else x
             for i, x in enumerate(matched.start)
@@ -294,12 +299,12 @@ class Merge(Program):
     def _weights(
         self, weights: Weights | Prefix, paths: Sequence[str], tasks: int
     ) -> list[Checked]:
-        """Checks the weights of each leaf that is merged; `tasks` counts a base that is merged."""
+        """Checks the weights of each merged leaf; `tasks` includes a merged base."""
 
         def check(own: Weights) -> Checked:
             return self.check_weights(with_base(own) if self.base == "merged" else own, tasks)
 
-        # In float64 if they are known, as for files. What computes in float32 rounds them once.
+        # Known weights are float64, as for files. Computations in float32 round them once.
         with _wide(not is_traced(weights)):
             if isinstance(weights, Mapping):
                 return by_leaf(weights, paths, check)
@@ -310,7 +315,7 @@ class Merge(Program):
     ) -> Sequence[Array]:
         """Merges the leaves that have entries in one compiled program."""
         if traced:
-            # JAX has decided on the precision.
+            # Under tracing, JAX determines the precision.
             matched = matched.narrow()
         leaves = matched.leaves(w, relative)
         tail = kernel(outcome, number(self.scale), check=not traced)
@@ -319,7 +324,7 @@ class Merge(Program):
         if traced:
             matched.refuse(known_finite(leaves))
             return outcomes
-        # Inputs first: an outcome of inputs that are not finite is no overflow.
+        # Inputs are checked first: a result from inputs that are not finite is not an overflow.
         flags = [np.asarray(finite) for _, finite in outcomes]
         matched.refuse([finite[:-1] for finite in flags])
         for leaf, (out, _), finite in zip(leaves, outcomes, flags, strict=True):
@@ -331,7 +336,7 @@ class Merge(Program):
     def _in_pieces(
         self, matched: Matched, w: Sequence[Checked], relative: bool
     ) -> Sequence[np.ndarray]:
-        """Merges the leaves that have entries with the engine that merges files."""
+        """Merges all leaves with entries, using the engine for files."""
         works = []
         for i, own in zip(matched.merged, w, strict=True):
             path, start = matched.paths[i], matched.start[i]
@@ -349,7 +354,7 @@ class Merge(Program):
             raise ValueError(what) from None
 
     def _not_finite(self, path: str, dtype: DTypeLike, nan: bool) -> str:
-        """Returns the message about a leaf whose outcome holds infinity, or NaN."""
+        """Returns the message about a leaf with infinity or NaN in its result."""
         return f"leaf {path!r}: {self.remedy}" if nan and self.remedy else overflow(path, dtype)
 
 
@@ -366,22 +371,22 @@ def _apart(stacked: PyTree, axis: int) -> list[PyTree]:
 
 
 def _wide(wide: bool) -> contextlib.AbstractContextManager[object]:
-    """Makes a context in which JAX computes in 64 bits, if it has to."""
+    """Makes a context in which JAX computes in 64 bits, if `wide`."""
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def _as_given(
     matched: Matched, merged: Mapping[int, Array | np.ndarray]
 ) -> dict[int, Array | np.ndarray]:
-    """Returns merged leaves as arrays of NumPy where those of the base had to stay so, else of JAX.
+    """Converts merged leaves to JAX arrays, unless the base's leaf stayed a NumPy array.
 
     Args:
       matched: The leaves of the base, and of the models.
-      merged: Arrays of either, by index of the leaf.
+      merged: NumPy or JAX arrays, by index of the leaf.
     """
     ours = [i for i in merged if not isinstance(matched.start[i], np.ndarray)]
     with _wide(any(merged[i].dtype == np.float64 for i in ours)):
-        # Nobody else holds their memory: nothing is copied.
+        # Their memory is not shared, so no copy is needed.
         arrays = jax.device_put([merged[i] for i in ours], may_alias=True)
     return {i: np.asarray(x) for i, x in merged.items()} | dict(zip(ours, arrays, strict=True))
 
@@ -394,9 +399,9 @@ def named(name: str, error: Exception) -> Exception:
       error: The error.
 
     Returns:
-      An error with the name; the error itself if it is of any other class.
+      An error with the name. An error of any other class is returned unchanged.
     """
-    # Subclasses, such as JAX's own errors, mean more than their message.
+    # Subclasses, such as JAX's own errors, carry more than their message.
     return type(error)(f"{name}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
@@ -406,10 +411,10 @@ def with_base(weights: Weights) -> Weights:
     Merges with `base="merged"` use it.
 
     Args:
-      weights: One for each model, which may be traced; or None for 1 each.
+      weights: One for each model, perhaps traced; or None for 1 each.
 
     Returns:
-      Shape `[1 + model]`; None for None, which means 1 for each as well.
+      Shape `[1 + model]`; None stays None, which again means 1 each.
 
     >>> with_base([0.5, 2.0]).tolist()
     [1.0, 0.5, 2.0]

@@ -1,4 +1,4 @@
-"""Trees parted into the leaves that are merged and the others, and put together again."""
+"""Splits trees into the leaves that are merged and the other leaves, and joins them again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -11,16 +11,16 @@ from sail_jax.merging.selection import Select, check_weights, selection
 from sail_jax.trees import leaf_paths, some_paths
 
 Rest = Literal["last", "first", "error"]
-"""Whose leaves are taken that are not selected: those of the last model, or those of the base or
-else the first model. "error" makes it an error that there are any."""
+"""The source of leaves that are not selected: the "last" model, or the base or else the "first"
+model. "error" refuses trees with such leaves."""
 
 
 class Parted(NamedTuple):
-    """Several trees of which some leaves are selected.
+    """The selected leaves of several trees.
 
     Attributes:
       trees: The selected leaves of each tree, by path.
-      whole: Makes a tree of all leaves from the selected ones.
+      whole: A function that makes a whole tree from the selected leaves.
     """
 
     trees: list[dict[str, Any]]
@@ -28,19 +28,19 @@ class Parted(NamedTuple):
 
 
 def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> Parted | None:
-    """Parts trees into the leaves that are merged and the others.
+    """Splits trees into the leaves that are merged and the other leaves.
 
     Args:
       models: The trees that are merged.
-      like: The tree whose structure the outcome has.
-      select: Which leaves are merged; see `selection`.
-      rest: Whose other leaves the outcome has.
+      like: The tree with the structure of the result.
+      select: The leaves to merge; see `selection`.
+      rest: The source of the other leaves.
 
     Returns:
       The selected leaves of the models, and of `like`; None if all leaves are selected.
 
     Raises:
-      ValueError: If the state of an optimiser is selected, nothing is, there are others under
+      ValueError: If an optimiser state is selected, nothing is selected, other leaves exist under
         "error", or the last model lacks one of them.
     """
     one_of("rest", rest, Rest)
@@ -62,7 +62,7 @@ def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> 
         out = [donor[path] if path in left_out else merged[path] for path in leaves]
         return jax.tree.structure(like).unflatten(out)
 
-    # What no other tree has is kept here, for the merge to refuse it.
+    # Leaves of only one tree stay in, and the merge refuses them.
     chosen = [{p: x for p, x in tree.items() if p not in left_out} for tree in each]
     return Parted(chosen, whole)
 

@@ -1,7 +1,7 @@
-"""On which devices the arrays of a program lie, where the compiler would choose badly.
+"""Placement of a program's arrays on devices, where the compiler would choose badly.
 
-Mostly it chooses well: entries stay where they are, and sums send one number. But each row that is
-sorted, and each matrix that is factorised, has to lie on one device.
+Its choice is usually good: entries stay in place, and sums send one number. But each row that is
+sorted, and each matrix that is factorised, must lie on one device.
 """
 
 import math
@@ -13,22 +13,22 @@ from jaxtyping import Array
 
 
 def divided(x: Array) -> bool:
-    """Checks whether a device may have a part of an array alone; then a reshape may gather it."""
+    """Checks whether an array may be divided among devices. A reshape may then gather it."""
     return bool(_automatic(x)) or any(jax.typeof(x).sharding.spec)
 
 
 def _automatic(x: Array) -> tuple[str, ...]:
-    """The names of the mesh's axes along which the compiler may divide an array."""
+    """The mesh axes along which the compiler may divide an array."""
     mesh = jax.typeof(x).sharding.mesh
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return tuple(name for name, n, kind in axes if n > 1 and kind == AxisType.Auto)
 
 
 def whole(x: Array) -> Array:
-    """Lets every device have all of an array, where the compiler may divide it.
+    """Gives every device the whole array, if the compiler may divide it.
 
     Args:
-      x: The array, which is traced.
+      x: The array, traced.
 
     Returns:
       The same array.
@@ -37,15 +37,15 @@ def whole(x: Array) -> Array:
 
 
 def in_parts(x: Array, axis: int) -> Array:
-    """Divides an array along one axis alone, where the compiler may divide it.
+    """Divides an array along only one axis, if the compiler may divide it.
 
     Args:
-      x: The array, which is traced.
-      axis: The axis, counted from the end: a negative number.
+      x: The array, traced.
+      axis: The axis as a negative number.
 
     Returns:
-      The same array. If there is no such axis, or the devices do not divide it, every device has
-      all of the array.
+      The same array. If the axis is missing, or the number of devices does not divide its length,
+      every device has the whole array.
     """
     names = _automatic(x)
     parts = math.prod(jax.typeof(x).sharding.mesh.shape[name] for name in names)

@@ -1,42 +1,42 @@
 """Exact thresholds: the k-th largest entry of a tensor, or of a whole model, without sorting.
 
-What is found has a short definition. Of the sizes of n entries, in order of (path, index),
+The definition is short. For the sizes of n entries, in order of (path, index),
 
-    order = argsort(-sizes, kind="stable")      # the largest first; of equal ones the first first
+    order = argsort(-sizes, kind="stable")      # the largest first; ties in order of position
     threshold = sizes[order[k - 1]]             # the k-th largest: rank k
-    kept = order[:k]                            # and exactly so many entries
+    kept = order[:k]                            # exactly k entries
 
 A model cannot be sorted like this. It may be larger than memory, and lie in pieces or on several
-devices, and XLA sorts slowly: on one core 2^20 numbers take 200 ms. Thresholds that are estimated,
-from a sample or a sketch, would depend on how a model is cut, and k would be met about.
+devices. XLA also sorts slowly: 2^20 numbers take 200 ms on one core. A threshold estimated from a
+sample or a sketch would depend on the division of the model, and would keep k entries only
+approximately.
 
-So entries are counted. A float that is not negative, read as an unsigned integer, is in the same
-order: this is its key. The key of rank k is found from its highest digit down, as a word is found
-in a dictionary. For instance, let four entries have the keys 0110, 1001, 0110 and 0101 (6, 9, 6
-and 5), let digits have two bits, and k = 2:
+Entries are therefore counted. The bits of a float >= 0, read as an unsigned integer, have the same
+order. This integer is the key of the entry. The key of rank k is found from its highest digit down,
+like a word in a dictionary. For example, let four entries have the keys 0110, 1001, 0110 and 0101
+(6, 9, 6 and 5), let digits have two bits, and let k = 2:
 
     first digit       00 01 10 11
-    keys that have it  0  3  1  0     1 key has a larger digit than 01, so 01 is the first digit,
-                                      and the key is the 2 - 1 = 1st among those that begin with it
+    keys with it       0  3  1  0     1 key has a larger digit than 01, so 01 is the first digit.
+                                      The key is the 2 - 1 = 1st among those that begin with 01.
     second digit      00 01 10 11
-    of these keys      0  1  2  0     0 keys have a larger digit than 10: the key is 0110,
-                                      and 1 of the keys equal to it is needed
+    of these keys      0  1  2  0     0 keys have a larger digit than 10, so the key is 0110.
+                                      1 of the keys equal to it is needed.
     kept               9, and the first 6
 
-A piece contributes how many of its keys have which digit. These numbers add up over pieces, in any
-order, so that a threshold takes one pass over the model for each digit. One more pass counts the
-keys equal to the threshold in each piece. A piece then takes as many of them as the pieces before
-it leave.
+A piece contributes the number of its keys with each digit. These numbers add up over pieces in any
+order, so each digit needs one pass over the model. One more pass counts the keys equal to the
+threshold in each piece. A piece then keeps as many of them as earlier pieces leave.
 
-The width of digits depends on where keys are (`Pieces.bits`). Two digits of 16 bits, counted into
-65,536 bins, read a file only twice, and take 0.6 ms for 2^20 keys on one core. Four digits of 8
-bits cost less where leaves are small.
+The width of digits depends on the location of the keys (`Pieces.bits`). Two digits of 16 bits,
+counted into 65,536 bins, read a file only twice. They take 0.6 ms for 2^20 keys on one core. Four
+digits of 8 bits are cheaper for small leaves.
 
-In a program that is traced digits have one bit, and bins would be too much: a comparison and a sum
-count them, in one loop for all leaves that compiles to a few instructions on every device. Devices
-exchange counts and no keys. The place of the last entry is found in the same loop, as further bits
-below those of the key: first the leaf in order of paths, then the index. Most searches end before,
-as soon as some cut keeps as many entries as are wanted.
+In a traced program, digits have one bit. Bins would cost too much there, so a comparison and a sum
+count the keys. One loop covers all leaves and compiles to a few instructions on every device.
+Devices exchange counts and no keys. The same loop finds the position of the last entry. The
+position adds further bits below the key's bits: first the leaf in order of paths, then the index.
+Most searches end earlier, when a cut keeps exactly the wanted number of entries.
 """
 
 import functools
@@ -62,13 +62,13 @@ from sail_jax.merging.steps import STATIC, Kernel, Leaves, Piece, Pieces, Statis
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
 BLOCK = 1 << 7
-"""The number of entries that are added up at a time in a search for one of many."""
+"""The number of entries that a search adds up at a time."""
 
 ALL = np.uint32(0xFFFFFFFF)
-"""An index behind all entries of a leaf."""
+"""An index after all entries of a leaf."""
 
 Keys = UInt[Array, "task ..."]
-"""Unsigned integers in the order of what is ranked, for each task."""
+"""Unsigned integers in the order of the ranking, for each task."""
 
 
 # --- keys
@@ -79,27 +79,27 @@ def _key_bits() -> int:
 
 
 def _key_dtype() -> np.dtype:
-    """Keys are as wide as floats are, so that float32 and float64 leaves share one scale."""
+    """Keys are as wide as the default float, so float32 and float64 leaves share one scale."""
     return np.dtype(f"uint{8 * jnp.dtype(jnp.result_type(float)).itemsize}")
 
 
 def magnitude(
     delta: Float[Array, "task ..."], weight: Float[Array, "task ..."]
 ) -> UInt[Array, "task ..."]:
-    """Computes keys of magnitudes: |delta| as unsigned integers in the same order.
+    """Computes the keys of magnitudes, |delta| as unsigned integers in the same order.
 
     Args:
       delta: Shape `[task, ...]`.
-      weight: Broadcasts with `delta`; entries of weight 0 are masked and have the key 0.
+      weight: Broadcasts with `delta`. Entries of weight 0 are masked and have the key 0.
 
     Returns:
-      Keys, shape `[task, ...]`: uint32, or uint64 if JAX computes in 64 bits. No gradient flows
+      Keys, shape `[task, ...]`: uint32, or uint64 if JAX has 64 bits enabled. Gradients do not flow
       through them.
     """
 
     def as_key(d: Array, w: Array) -> Array:
-        # What is masked ranks last, with the key of 0. Keys are integers and have no gradient: it
-        # is stopped before the cast to bits, which JAX cannot differentiate.
+        # Masked entries rank last, with the key of 0. The gradient is stopped before the cast to
+        # bits, because JAX cannot differentiate it.
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
         return lax.bitcast_convert_type(_widened(size), _key_dtype())
 
@@ -107,11 +107,11 @@ def magnitude(
 
 
 def _widened(size: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Magnitudes in JAX's default float dtype, those below its normal numbers in float32, too."""
+    """Magnitudes in JAX's default float dtype, including subnormal float32 numbers."""
     wide = size.astype(jnp.result_type(float))
     if size.dtype != jnp.float32 or wide.dtype == size.dtype:
         return wide
-    # XLA would take them for 0. Such a number is its bits times the smallest one.
+    # XLA would treat subnormal numbers as 0. Such a number is its bits times the smallest number.
     bits = lax.bitcast_convert_type(size, jnp.uint32)
     return jnp.where(bits < 1 << 23, bits.astype(wide.dtype) * 2.0**-149, wide)
 
@@ -125,17 +125,18 @@ MAGNITUDES = kernel(_magnitudes)
 
 
 def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
-    """Computes keys of floats of both signs: unsigned integers in the same order.
+    """Computes the keys of floats of both signs, unsigned integers in the same order.
 
     Args:
       x: Floats, in an array of any shape.
 
     Returns:
-      Keys of the same shape: uint32, or uint64 if JAX computes in 64 bits.
+      Keys of the same shape: uint32, or uint64 if JAX has 64 bits enabled.
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), _key_dtype())
     sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
-    # The patterns of negative floats ascend as the floats descend: all their bits are flipped.
+    # The bit patterns of negative floats ascend as the floats descend, so all their bits are
+    # flipped.
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
@@ -144,10 +145,10 @@ def float_of_key(key: UInt[Numbers, "..."], signed: bool = False) -> Float[Array
 
     Args:
       key: Keys of any shape.
-      signed: Whether they are keys of `key_of_float`, or else of `magnitude`.
+      signed: Whether the keys are from `key_of_float`; if not, from `magnitude`.
 
     Returns:
-      Floats of the same shape, float32 or float64 as the keys are wide.
+      Floats of the same shape and width.
     """
     if signed:
         sign = jnp.asarray(1 << 8 * key.dtype.itemsize - 1, key.dtype)
@@ -159,15 +160,14 @@ def float_of_key(key: UInt[Numbers, "..."], signed: bool = False) -> Float[Array
 
 
 class Threshold(NamedTuple):
-    """For each task the key of some rank.
+    """The key of a given rank, for each task.
 
-    During the search it has the digits found so far, and the rank among the keys that begin with
+    During the search it holds the digits found so far, and the rank among the keys that begin with
     them.
 
     Attributes:
       key: The key, shape `[task]`.
-      rank: The rank among the keys equal to it, counted from 1: how many of them are needed. Shape
-        `[task]`.
+      rank: The number of keys equal to it that are needed, at least 1. Shape `[task]`.
     """
 
     key: UInt[Numbers, "task"]
@@ -175,12 +175,12 @@ class Threshold(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where a ranking of whole leaves is cut, for each task: what `Threshold` is to pieces.
+    """The cut of a ranking of whole leaves, for each task; the counterpart of `Threshold`.
 
     Attributes:
-      key: Larger keys are kept, shape `[task]`.
-      ends: The keys equal to it are kept before this row-major index of a leaf, uint32. Shape
-        `[leaf, task]`; leaves count as `Piece.place` does.
+      key: Larger keys are kept. Shape `[task]`.
+      ends: Keys equal to `key` are kept before this row-major index of each leaf, uint32. Shape
+        `[leaf, task]`, with leaves in the order of `Piece.place`.
     """
 
     key: UInt[Array, "task"]
@@ -188,26 +188,26 @@ class Cut(NamedTuple):
 
 
 Bound = Threshold | Cut
-"""Where a ranking ends: in pieces, or in whole leaves."""
+"""The end of a ranking: for pieces, or for whole leaves."""
 Earlier = Wide | Ties | Int[Array, ""]
-"""What `take` needs besides: the equal keys before a piece, or the place of a leaf."""
+"""A further argument of `take`: the equal keys before a piece, or the place of a leaf."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Statistic):
-    """A statistic: the keys of some ranks, counted from 1 for the largest key.
+    """A statistic: the keys of given ranks. The largest key has rank 1.
 
-    It finds a tuple with one `Threshold` for each rank. The ranks follow from the number of entries
+    It finds a tuple with one `Threshold` for each rank. The ranks come from the number of entries
     (`sized`: one `Wide` for each rank, a scalar or `[task]`), or from earlier statistics. The key
-    of rank 0 is above all that occur.
+    of rank 0 is above all keys.
 
     Attributes:
       keys: Kernel `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
-      ranks: Kernel `(*found) -> ranks`, where they follow from earlier statistics.
-      tasks: The number of rows of keys, if it is not that of the models.
-      ties: Whether a kernel gets one more argument: for each rank how many equal keys lie before
-        its piece, in order of (path, row-major index). `take` needs it.
+      ranks: Kernel `(*found) -> ranks` if the ranks depend on earlier statistics.
+      tasks: The number of rows of keys, if it differs from the number of models.
+      ties: Whether a kernel gets one more argument for `take`, the number of equal keys before its
+        piece for each rank. Keys are in order of (path, row-major index).
     """
 
     keys: Kernel
@@ -226,7 +226,7 @@ class Order(Statistic):
             return _cut(visit, keys, tasks, ranks, self.ties)
         assert isinstance(visit, Pieces)
         digits = _key_bits() // visit.bits
-        # No digit is known yet: every key begins with the empty head.
+        # No digit is known yet, and every key begins with the empty head.
         head = np.zeros(tasks, _key_dtype())
         start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
         if (guessed := guess(visit, keys, [threshold.rank for threshold in start])) is not None:
@@ -235,8 +235,8 @@ class Order(Statistic):
             return tuple(map(Threshold, keys_found, left)), own
 
         def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
-            # All ranks share the count of the first digit, under the empty head. It takes a program
-            # of its own, which is worth it where there is much to count.
+            # All ranks share the count of the first digit, under the empty head. This needs a
+            # separate program, which pays for large counts.
             share = visit.bits == 16 and isinstance(i, int) and i == 0
             heads = tuple(threshold.key for threshold in (thresholds[:1] if share else thresholds))
             left = np.asarray(digits - 1) - i
@@ -252,27 +252,27 @@ class Order(Statistic):
         return thresholds, (visit.before(visit.keep(equal, counting.add)[1]),)
 
     def passes(self, bits: int) -> int:
-        """Counts the passes: one for each digit, and one for the equal keys."""
+        """Counts the passes: one for each digit, and one for equal keys."""
         return _key_bits() // bits + self.ties
 
     def visiting_bytes(self, size: int) -> int:
-        """Returns the memory that counting takes; see `Statistic.visiting_bytes`."""
-        # measured: the keys below each further rank are counted beside those below the first
-        return 24 * max(0, len(self.prepare(size)) - 1)
+        """Returns the memory for counting; see `Statistic.visiting_bytes`."""
+        # measured: each further rank adds this memory for its counts
+        return 40 * max(0, len(self.prepare(size)) - 1)
 
 
 def _cut(
     visit: Leaves, keys: Kernel, tasks: int, ranks: Sequence[Wide], ties: bool
 ) -> tuple[tuple[Cut, ...], tuple[Any, ...]]:
-    """Searches for the cuts after some ranks by bisection, in a loop of the program.
+    """Searches for the cuts after given ranks by bisection, in a loop of the program.
 
-    With `ties` a cut lies between two entries, and the place of each leaf is returned, for `take`.
-    Without, the keys of the cuts are those of the ranks.
+    With `ties`, a cut lies between two entries, and the place of each leaf is returned for `take`.
+    Without `ties`, the keys of the cuts are the keys of the ranks.
     """
     parts = zip(*ranks, strict=True)
     wanted = Wide(*(jnp.stack(jnp.broadcast_arrays(*x)).reshape(len(ranks), -1) for x in parts))
-    # No two entries have the same (key, place of the leaf, index). A cut is three such words, of
-    # which the last two count from the end. Their bits are found from the highest down.
+    # Each entry has a unique (key, place of the leaf, index). A cut consists of three such words;
+    # the last two count from the end. Their bits are found from the highest down.
     leaves, largest = (visit.leaves, visit.largest) if ties else (1, 1)
     bits = [_key_bits(), (leaves - 1).bit_length(), (largest - 1).bit_length()]
     dtype = _key_dtype()
@@ -297,10 +297,10 @@ def _cut(
         i, words, found = state
         more = words | jnp.asarray(step)[i]
         count = kernel(_count_kept, keys, at(more), ties=ties)
-        # Up to 2**16 leaves add up before a carry.
+        # Up to 2**16 leaves add up before a carry is needed.
         kept = counting.carry(*visit.fold(count, functools.partial(jax.tree.map, operator.add)))
         enough = ~counting.less(kept, wanted)
-        # No entry lies between this cut and the one of the last bit: either will do.
+        # This cut keeps exactly the wanted number of entries, so the remaining bits do not matter.
         exact = enough & ~counting.less(wanted, kept)
         return i + 1, jnp.where(enough, more, words), found | exact if ties else found
 
@@ -312,28 +312,28 @@ def _cut(
 
 
 def _count_kept(keys: Kernel, cuts: Cut, *of: Any, ties: bool) -> Wide:
-    """Counts what each of some cuts keeps, `[rank, task]`."""
+    """Counts the entries that each cut keeps, `[rank, task]`."""
     values, inside = _keys_inside(keys, *of)
     kept: list[Array] = []
     for key, end in zip(cuts.key, cuts.ends[of[0].place], strict=True):
-        # Keys of which none is taken in part may be the largest integer.
+        # Without ties, keys may be the largest integer.
         kept.extend(_until(values, key, end) if ties else per_task(jnp.greater_equal, values, key))
     counts = counting.occurrences(kept if inside is None else [x & inside for x in kept])
     return Wide(*(part.reshape(cuts.key.shape) for part in counts))
 
 
 def _places(piece: Piece, *, count: int) -> tuple[Any, ...]:
-    """Returns the place of a leaf, for each of some cuts."""
+    """Returns the place of a leaf, once for each cut."""
     return (jnp.asarray(piece.place, jnp.int32),) * count
 
 
 def _next_digit(threshold: Threshold, counts: Wide) -> Threshold:
-    """Appends a digit to a threshold, given how many keys have which digit, `[task, digit]`."""
+    """Appends a digit to a threshold, given the number of keys with each digit, `[task, digit]`."""
     tasks, digits = counts.lo.shape
     if digits <= 256:
         digit, rank = _reached(counts, threshold.rank)
     else:
-        # In two steps, of the digit's upper and lower byte.
+        # Two steps find the digit's upper and lower byte.
         blocks = Wide(*(part.reshape(tasks, -1, 256) for part in counts))
         totals = counting.carry(*(part.sum(2, dtype=np.uint32) for part in blocks))
         high, rank = _reached(totals, threshold.rank)
@@ -344,10 +344,10 @@ def _next_digit(threshold: Threshold, counts: Wide) -> Threshold:
 
 
 def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
-    """Finds the least digit such that fewer than `rank` keys have a larger one.
+    """Finds the smallest digit for which fewer than `rank` keys have a larger digit.
 
-    Also returns the rank among the keys that have this digit. How many keys have the digit 0 does
-    not matter. Rank 0 has the last digit.
+    Also returns the rank among the keys with this digit. The number of keys with digit 0 does not
+    matter. Rank 0 gives the last digit.
     """
     space = numpy_of(counts.lo)
     digit = np.arange(counts.lo.shape[1])
@@ -355,7 +355,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
     above = digit[:, None] < digit  # [digit, digit]
     sums = (space.where(above, part[:, None], 0).sum(-1, dtype=np.uint32) for part in counts)
     larger = counting.carry(*sums)
-    # `larger` falls with the digit: as many digits are too small as there are ranks within it.
+    # `larger` falls with the digit, so the number of digits that are too small is the answer.
     small = ~counting.less(larger, Wide(rank.hi[:, None], rank.lo[:, None]))
     reached = space.minimum(small.sum(-1, dtype=np.int32), len(digit) - 1)
     return reached, counting.subtract(rank, counting.pick(larger, reached))
@@ -364,7 +364,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
 def _count_digits(
     keys: Kernel, heads: tuple[Array, ...], shift: Array, *of: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """Counts for each head the keys that begin with it, by their next digit: `[task, 2**bits]`.
+    """Counts, for each head, the keys that begin with it by their next digit, `[task, 2**bits]`.
 
     `of` is (piece, delta, weight).
     """
@@ -375,7 +375,7 @@ def _count_digits(
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *of: Any
 ) -> tuple[tuple[()], tuple[Wide, ...]]:
-    """Counts the keys that are equal to each threshold."""
+    """Counts the keys equal to each threshold."""
     values, inside = _keys_inside(keys, *of)
 
     def count(threshold: Array) -> Wide:
@@ -388,7 +388,7 @@ def _count_equal(
 def _keys_inside(
     keys: Kernel, piece: Piece, delta: Array, weight: Array
 ) -> tuple[Keys, Bool[Array, "..."] | None]:
-    """Computes the keys of a piece, and which of them are no padding (None if all are)."""
+    """Computes the keys of a piece, and a mask without padding (None if nothing is padded)."""
     return keys(piece, delta, weight), piece.inside(delta.shape[1:])
 
 
@@ -403,9 +403,10 @@ def histogram(
 
     Args:
       keys: Shape `[task, ...]`, fewer than 2**32 for each task.
-      head: What the bits above the digit have to be, shape `[task]`.
+      head: The required bits above the digit, shape `[task]`.
       shift: The number of bits below the digit.
-      inside: Which entries count, of the shape of `keys` without the tasks; all by default.
+      inside: A mask of the entries to count, in the shape of `keys` without the tasks. By default
+        all entries count.
       bits: The number of bits of the digit.
 
     Returns:
@@ -429,22 +430,22 @@ def histogram(
             lambda key, head: _sorted_counts(*digits(key, head), 1 << bits), keys, heads
         )
 
-    # The branch is chosen where the program is lowered: `jit` may not know the device before.
+    # Lowering selects the branch, because `jit` may not know the device earlier.
     counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
     return counting.narrow_to_wide(counts)
 
 
 def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
-    # Not vmap: a batched scatter is several times slower on CPUs.
+    # A batched scatter (vmap) is several times slower on CPUs.
     if len(arrays[0]) > 8:
         return lax.map(lambda pair: function(*pair), arrays)
     return jnp.stack([function(*pair) for pair in zip(*arrays, strict=True)])
 
 
 def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
-    """Counts digits into bins by additions at indices; fast on CPUs."""
-    # On CPUs dropping what does not count is twice as slow as counting it in spare bins, and
-    # adding to one bin again and again is slow: neighbours have two counters in turn.
+    """Counts digits into bins by scatter-add, which is fast on CPUs."""
+    # On CPUs, dropping masked digits is twice as slow as counting them in spare bins. Repeated
+    # additions to one bin are slow too, so neighbours alternate between two counters.
     place = lax.iota(jnp.int32, digit.size)
     digit = jnp.where(counts, digit, bins + place % SPARE)
     counters = jnp.zeros(2 * (bins + SPARE), jnp.uint32)
@@ -453,9 +454,9 @@ def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
 
 
 def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
-    """Counts digits by sorting them: accelerators sort fast, and add to equal places slowly."""
+    """Counts digits by sorting: accelerators sort fast but scatter to equal places slowly."""
     ordered = jnp.sort(jnp.where(counts, digit, bins))
-    # What does not count is sorted behind the last bin, where the difference below ignores it.
+    # Masked digits are sorted after the last bin, and the difference below ignores them.
     ends = jnp.searchsorted(ordered, jnp.arange(bins + 1), side="left")
     return jnp.diff(ends).astype(jnp.uint32)
 
@@ -464,17 +465,17 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
 
 
 def take(keys: Keys, threshold: Bound, before: Earlier) -> Bool[Array, "task ..."]:
-    """Selects the keys of a piece that have the rank of a threshold, or a better one.
+    """Selects the keys of a piece with the rank of a threshold, or a better rank.
 
-    These are all keys above the threshold, and of those equal to it the first in row-major order
-    that earlier pieces leave to be taken. So over all pieces exactly as many are taken as the rank
-    says.
+    All keys above the threshold are selected. Of the keys equal to it, the first ones in row-major
+    order are selected, as many as earlier pieces leave. Over all pieces, the number of selected
+    keys is exactly the rank.
 
     Args:
-      keys: The keys of a piece, shape `[task, ...]`. None is the largest integer.
-      threshold: The threshold, and how many keys equal to it are taken in all.
-      before: How many keys equal to it lie in earlier pieces, shape `[task]`, perhaps with how many
-        lie in the rows of this one; for a `Cut` how many leaves come before this one.
+      keys: The keys of a piece, shape `[task, ...]`. The largest integer must not occur.
+      threshold: The threshold, and the total number of equal keys to select.
+      before: The number of equal keys in earlier pieces, shape `[task]`, perhaps with the number in
+        each row of this piece. For a `Cut`, the place of this leaf.
 
     Returns:
       A mask of the shape of `keys`.
@@ -490,9 +491,9 @@ def take(keys: Keys, threshold: Bound, before: Earlier) -> Bool[Array, "task ...
 
 
 def _until(keys: Array, thresholds: Array, ends: Array) -> Array:
-    """Takes the keys above a threshold, and those equal to it before an index."""
+    """Selects the keys above a threshold, and the keys equal to it before an index."""
     index = lax.iota(jnp.uint32, math.prod(keys.shape[1:])).reshape(keys.shape[1:])
-    # Fewer operations than with two comparisons. Keys that are ranked leave room for the 1.
+    # This needs fewer operations than two comparisons. Ranked keys are small enough to add 1.
     return per_task(
         lambda key, least, end: key + (index < end).astype(key.dtype) > least,
         keys, thresholds, ends,
@@ -502,11 +503,11 @@ def _until(keys: Array, thresholds: Array, ends: Array) -> Array:
 def _take(
     keys: Array, thresholds: Array, left: Array, in_rows: Array | None = None
 ) -> Bool[Array, "task ..."]:
-    """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave.
+    """Selects keys as `take` does; `left` is the number of equal keys that earlier pieces leave.
 
-    By definition these have a running count of at most `left`. XLA counts so slowly. So the last of
-    them is searched for, its row first and then its place there: what is equal and does not lie
-    behind it is taken.
+    By definition these keys have a running count of at most `left`. XLA computes running counts
+    slowly. Instead a search finds the last of these keys, first its row and then its place in the
+    row. Equal keys up to this place are selected.
     """
     rows, columns = rows_of(keys)
     if in_rows is None:
@@ -515,7 +516,7 @@ def _take(
         )
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
-    # Behind the last equal key that is taken; the row's own start if none of it is.
+    # The end lies after the last selected key, or at the start of the row if none is selected.
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     return _until(keys, thresholds, end)
 
@@ -523,23 +524,23 @@ def _take(
 def _first_reaching(
     counts: UInt[Array, "task n"], wanted: UInt[Array, "task"]
 ) -> UInt[Array, "task"]:
-    """Finds the first entry with which a running sum reaches what is wanted.
+    """Finds the first entry at which a running sum reaches the wanted number.
 
-    It is the largest i for which the sum of counts[:i] is less than what is wanted: n if all of it
-    is less, 0 if nothing is wanted. The search is by bisection, since XLA compiles running sums
-    slowly. Many counts are first added up in blocks.
+    It is the largest i with sum(counts[:i]) < wanted: n if the total is less, and 0 if `wanted` is
+    0. The search uses bisection, because XLA compiles running sums slowly. Many counts are first
+    added up in blocks.
     """
     tasks, n = counts.shape
     if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
-        # Two searches, among blocks and then in one block, replace a bisection that adds up all
-        # counts in each of its rounds.
+        # A search among blocks and a search in one block replace a bisection that would add up all
+        # counts in each round.
         sums = counts.reshape(tasks, n // BLOCK, BLOCK).sum(2, dtype=jnp.uint32)
         block, left, block_counts = _descend(sums, wanted, counts)
         return jnp.minimum(block * BLOCK + _first_reaching(block_counts, left), n)
     place = lax.iota(jnp.uint32, n)
 
     def halve(k: Array, at: Array) -> Array:
-        # The answer is built from its highest bit down: a bit stays if the sum before it is too
+        # The answer is built from its highest bit down. A bit stays if the sum before it is too
         # small.
         further = at | jnp.uint32(1) << (n.bit_length() - 1 - k).astype(jnp.uint32)
         passed = jnp.where(place < further[:, None], counts, 0).sum(1, dtype=jnp.uint32)
@@ -551,17 +552,17 @@ def _first_reaching(
 def _descend(
     sums: UInt[Array, "task rows"], wanted: UInt[Array, "task"], entries: UInt[Array, "task ..."]
 ) -> tuple[Array, Array, Array]:
-    """Finds the first row with which the sums of rows reach what is wanted.
+    """Finds the first row at which the running sum of rows reaches the wanted number.
 
-    Returns the row, what is left to be reached in it, and its entries (those of the last row if no
-    row reaches it).
+    Returns the row, the number left to reach in it, and its entries. If no row reaches the number,
+    the entries are those in the last row.
     """
     rows = sums.shape[1]
     row = _first_reaching(sums, wanted)
     before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], sums, 0)
 
     def pick(table: Array, at: Array) -> Array:
-        # Reshaped task by task: XLA would write a stack of keys to memory that it sees reshaped.
+        # Each task is reshaped separately. XLA would write a reshaped stack of keys to memory.
         return lax.dynamic_index_in_dim(table.reshape(rows, -1), at, 0, False)
 
     picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))

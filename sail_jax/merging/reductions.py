@@ -1,7 +1,7 @@
 """Reductions: they turn task vectors into one update of the base.
 
-The task axis disappears here and nowhere else. A `Merge` is a transform (`transforms`) followed by
-one of these.
+Only reductions remove the task axis. A `Merge` is a transform (`transforms`) followed by a
+reduction.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,14 @@ def mean_where_any(delta: Array, weight: Array) -> Array:
       weight: Broadcasts with `delta`.
 
     Returns:
-      Shape `[...]`; 0 where all weights are 0, and where they cancel: |sum w| <= 10 eps sum |w|.
+      Shape `[...]`; 0 where all weights are 0, and where they cancel (|sum w| <= 10 eps sum |w|).
     """
     mass, size = task_sum(weight), task_sum(per_task(jnp.abs, weight))
-    # Compared with the sum of magnitudes: weights that cancel leave rounding errors, not 0.
+    # The sum is compared with the sum of magnitudes, because weights that cancel leave rounding
+    # errors instead of 0.
     exists = jnp.abs(mass) > 10 * jnp.finfo(mass.dtype).eps * size
     total = task_sum(per_task(jnp.multiply, weight, delta))
-    # The inner where keeps the gradient finite at entries that the outer one discards.
+    # The inner where keeps the gradient finite at entries that the outer where discards.
     return jnp.where(exists, total / jnp.where(exists, mass, 1), 0)
 
 
@@ -67,10 +68,10 @@ weighted_sum = Reduction(
 """
 
 weighted_mean = Reduction((Step(kernel(_weighted_mean), call="weighted_mean"),))
-"""The reduction sum_k w_k delta_k / sum_k w_k over the models that are not masked; 0 where all are.
+"""The reduction sum_k w_k delta_k / sum_k w_k over unmasked models; 0 where all are masked.
 
-Weights of both signs may cancel: where |sum w| is within rounding (10 eps) of 0 relative to sum |w|
-there is no mean, and the entry is 0 as well. Short of that they amplify.
+Weights of both signs may cancel. Where |sum w| <= 10 eps sum |w| the mean is undefined, and the
+entry is 0 too. Weights that almost cancel amplify.
 
 >>> from sail_jax import TaskVectors
 >>> weight = {"a": jnp.array([[1.0, 0.0], [3.0, 0.0]])}
@@ -83,27 +84,27 @@ there is no mean, and the entry is 0 as well. Short of that they amplify.
 def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor") -> Reduction:
     """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 
-    The coefficients follow from the inner products and the weights of the task vectors: c =
-    coefficients(*args, products, weights). So the outcome lies in their span, and is found from
-    their angles and lengths alone. Weights may not differ between entries, so a transform that
-    masks may not come before this.
+    The coefficients are a function of the inner products and the weights of the task vectors: c =
+    coefficients(*args, products, weights). The result lies in their span and depends only on their
+    angles and lengths. Weights must not differ between entries, so a masking transform cannot
+    precede this reduction.
 
     Args:
-      coefficients: `(*args, products, weights) -> [*vectors, task]`. Here `products` has the
-        `lengths` of the task vectors relative to a number that all of them share, `[*vectors,
-        task]`, and the `cosines` of their angles, `[*vectors, task, task]`; see
-        `arithmetic.Products`. `weights` has the shape `[task]`. It should live as long as the
-        process.
-      *args: First arguments of `coefficients`: arrays, or what else a kernel may hold.
-      scope: What one vector is: the "tree", each "tensor", each "row" of it (the entries along its
-        last axis), or each "column" (the entries at one place on its last axis, over all other
-        axes). A leaf with one axis is one row, and also one column.
+      coefficients: `(*args, products, weights) -> [*vectors, task]`. `products` has the `lengths`
+        of the task vectors up to a common factor, `[*vectors, task]`, and the `cosines` of their
+        angles, `[*vectors, task, task]`; see `arithmetic.Products`. `weights` has the shape
+        `[task]`. The function should live as long as the process.
+      *args: First arguments of `coefficients`: arrays, or other arguments of a kernel.
+      scope: The extent of one vector: the "tree", each "tensor", each "row" or each "column". A row
+        runs along the last axis of a tensor. A column has the entries at one place on the last
+        axis, over all other axes. A leaf with one axis is one row, and also one column.
 
     Returns:
       The reduction.
 
     Raises:
-      ValueError: For another scope; when it is applied, for weights that differ between entries.
+      ValueError: For an unknown scope. When the reduction is applied, for weights that differ
+        between entries.
 
     >>> from sail_jax import TaskVectors
     >>> def shortest(products, weights):
@@ -119,14 +120,13 @@ def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor"
     sums = Fold(
         kernel(_by_column if scope == "column" else _by_tensor),
         kernel(_coefficients, count),
-        # Not the plain sum: Gram matrices of pieces add up, and their weights, being the same, do
-        # not.
+        # Gram matrices of pieces are added. Their weights are equal and are not added.
         _add,
     )
-    # A piece of whole rows has an entry of every column, so that sums over pieces fit together.
+    # A piece of whole rows has an entry of every column, so sums over pieces match.
     needs = "row" if scope == "column" else "entry"
     over = "tree" if scope == "tree" else "tensor"
-    # Over the tree every outcome would be NaN, and which input is to blame would not be known.
+    # Over the tree every result would be NaN, which would hide the faulty input.
     shown = over == "tensor"
     return reduce(kernel(_combine), sums, needs=needs, scope=over, propagates_nonfinite=shown)
 
@@ -157,8 +157,8 @@ def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products
 def _coefficients(count: Coefficients, prepared: tuple[()], sums: tuple[Products, Array]) -> Array:
     """Computes coefficients; NaN where a task vector holds NaN or infinity."""
     finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
-    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,
-    # which is refused with the name of the tensor.
+    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the result,
+    # and the error then contains the tensor.
     return jnp.where(finite, count(*sums), jnp.nan)
 
 
@@ -170,9 +170,9 @@ def _by_row(count: Coefficients, piece: Piece, delta: Array, weight: Array) -> A
 
 
 def _combine(c: Float[Array, "... task"], piece: Piece, delta: Array, weight: Array) -> Array:
-    """Combines task vectors with coefficients that belong to the last axes of a leaf.
+    """Combines task vectors with coefficients along the last axes of a leaf.
 
-    `c` has the shape `[*last axes, task]`; along the axes that it lacks it is the same.
+    `c` has the shape `[*last axes, task]` and broadcasts over the other axes.
     """
     c = jnp.moveaxis(c.astype(delta.dtype), -1, 0)
     return task_sum(c.reshape(len(c), *(1,) * (delta.ndim - c.ndim), *c.shape[1:]) * delta)

@@ -1,8 +1,9 @@
-"""The rank of every entry in its row, for methods that need all of them and not a threshold.
+"""The rank of every entry in its row, for methods that need more than a threshold.
 
-One sorts a row for that, and inverts the order. XLA sorts slowly on CPUs. So where an evaluator can
-find ranks before a program needs them, NumPy does (`Step.ranked`): keys and positions share one
-integer of 64 bits, whose sort is vectorised, and equal keys stay in the order of their positions.
+Ranks come from sorting a row and inverting the order. XLA sorts slowly on CPUs. If an evaluator can
+find ranks before a program needs them, NumPy computes them (`Step.ranked`). Key and position then
+share one 64-bit integer. Sorting these is vectorised, and equal keys stay in the order of their
+positions.
 """
 
 import jax.numpy as jnp
@@ -18,30 +19,30 @@ IN_CACHE = 1 << 15
 
 
 def row_ranks(size: Float[Array, "... n"]) -> UInt[Array, "... n"]:
-    """Ranks the entries of each row: how many come before each, in ascending order.
+    """Ranks the entries of each row in ascending order, from 0.
 
     Args:
-      size: Not negative; rows lie along the last axis and have fewer than 2**31 entries.
+      size: Values >= 0. Rows lie along the last axis and have fewer than 2**31 entries.
 
     Returns:
-      Ranks from 0, of the shape of `size`, uint16 or uint32; equal entries in order of position.
+      Ranks in the shape of `size`, uint16 or uint32. Equal entries rank by position.
     """
     if size.size == 0:
         return jnp.zeros(size.shape, jnp.uint32)
     dtype = jnp.dtype(f"uint{8 * size.dtype.itemsize}")
-    # Sizes are not negative, so that their bit patterns are ordered as they are.
+    # Sizes are at least 0, so their bit patterns have the same order.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     return automatic(_rank_by_xla, keys)(keys)
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:
-    """The narrowest dtype that holds the ranks of a row of `n` entries."""
+    """The narrowest dtype for the ranks of a row of `n` entries."""
     return np.uint16 if n <= 1 << 16 else np.uint32
 
 
 def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
-    """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
-    keys = in_parts(keys, -2)  # a row that is cut would be put together for each sort
+    """Ranks by sorting twice: the ranks are the inverse of the sorting permutation."""
+    keys = in_parts(keys, -2)  # a divided row would be gathered for each sort
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
     # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
@@ -50,9 +51,9 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
 
 
 def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
-    """Ranks as `row_ranks` does, with NumPy alone, which on CPUs is some ten times faster.
+    """Computes `row_ranks` with NumPy, which is about ten times faster on CPUs.
 
-    It is a vectorised sort of (key, position) in 64 bits, then its inverse.
+    It sorts (key, position) in 64 bits, vectorised, and inverts the order.
 
     Args:
       size: See `row_ranks`.
@@ -64,11 +65,11 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     shape, n = keys.shape, keys.shape[-1]
     rows = keys.reshape(-1, n)
     ranks = np.empty(rows.shape, _rank_dtype(n))
-    if rows.dtype != np.uint32:  # wider keys leave no room for the position in 64 bits
+    if rows.dtype != np.uint32:  # wider keys do not fit 64 bits together with the position
         order = np.argsort(rows, axis=1, kind="stable")
         np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
         return ranks.reshape(shape)
-    # Rows are sorted a cache's worth at a time.
+    # Rows are sorted in blocks that fit the cache.
     step = max(1, IN_CACHE // n)
     pairs = np.empty((step, n), np.uint64)
     position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
@@ -76,14 +77,14 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
         packed = pairs[: len(block)]
-        # Key above, position below: one sort of integers gives the order, and equal keys stay in
-        # the order of their positions.
+        # The key takes the upper bits and the position the lower bits. One sort of integers then
+        # gives the order, and equal keys stay in the order of their positions.
         np.left_shift(block, np.uint64(32), out=packed, dtype=np.uint64)
         np.bitwise_or(packed, position[: len(block)], out=packed)
         packed.sort(axis=1)
         np.bitwise_and(packed, np.uint64(0xFFFFFFFF), out=packed)
         out = ranks[start : start + step].reshape(-1)
-        # Positions count over the whole block, so one assignment inverts the permutations of all
+        # Positions count over the whole block. One assignment then inverts the permutations of all
         # rows.
         out[packed.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
     return ranks.reshape(shape)

@@ -1,7 +1,8 @@
-"""Which leaves of a state of training are weights: known from the tree, or given by a pattern.
+"""Selects the weights in a training state, recognised from the tree or given by a pattern.
 
-A state holds more than a network: steps, random keys, and what an optimiser keeps. Only weights are
-merged. An optimiser's second moments have to stay positive, and no merge of weights sees to that.
+A state holds more than a network: steps, random keys, and the state of an optimiser. Only weights
+are merged. An optimiser's second moments must stay positive, and merges of weights do not ensure
+this.
 """
 
 import fnmatch
@@ -13,20 +14,21 @@ import ml_dtypes
 from sail_jax.checks import nearest
 
 Select = str | Callable[[str], bool] | None
-"""Patterns with "," between them, a function of a leaf's path, or None for what the tree shows."""
+"""Patterns separated by ",", a function of a leaf's path, or None to recognise the tree."""
 
 _OPTIMISERS = {"opt_state", "optimizer_state", "optimizer", "opt_states"}
 _STATES = {*_OPTIMISERS, "step", "tx", "training_key", "dynamic_scale", "ema_params"}
 
 
 class Selection(NamedTuple):
-    """The leaves that are selected, and the others.
+    """The selected leaves, and the other leaves.
 
     Attributes:
-      kind: What the tree was known as, such as "TrainState"; "" if it was not, or need not be.
-      pattern: What was selected, as patterns that `selection` reads; "*" for all leaves.
+      kind: The recognised kind of tree, such as "TrainState"; "" if unknown, or if `select` was
+        given.
+      pattern: The selection, as patterns for `selection`; "*" for all leaves.
       chosen: The paths of the selected leaves, in the order of the tree.
-      rest: The paths of the others.
+      rest: The paths of the other leaves.
     """
 
     kind: str
@@ -43,21 +45,22 @@ class Selection(NamedTuple):
 def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     """Selects leaves of a tree.
 
-    Known are a Flax `TrainState` (params, batch_stats), MaxText's state (params/params), Tunix's
-    (model_params), a `model` beside its optimiser (Levanter's, for one), and states of NNX with
-    random streams (floating leaves outside of `rngs`). Of any other tree all leaves are selected.
+    It recognises the states of Flax (`TrainState`: params, batch_stats), MaxText (params/params)
+    and Tunix (model_params). It also recognises a `model` next to its optimiser (such as Levanter),
+    and NNX states with random streams (floating leaves outside `rngs`). In any other tree all
+    leaves are selected.
 
     Args:
       leaves: The leaves by path, with "/" between keys. Each has a `dtype`.
-      select: Patterns, such as "params" or "params/*,batch_stats/*". A pattern also selects what
-        lies below the paths that it fits, and "*" fits "/" too. Or a function of a path. By default
-        what the tree is known as decides.
+      select: Patterns, such as "params" or "params/*,batch_stats/*". A pattern also selects all
+        leaves below a matching path, and "*" matches "/" too. Or a function of a path. By default
+        the recognised kind decides.
 
     Returns:
-      The selected leaves, and the others.
+      The selected leaves, and the other leaves.
 
     Raises:
-      ValueError: If nothing is selected.
+      ValueError: If no leaf is selected.
 
     >>> import numpy as np
     >>> state = {"params/w": np.ones(2), "opt_state/0/nu/w": np.ones(2), "step": np.int32(7)}
@@ -82,14 +85,14 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
 
 
 def _fits(patterns: str) -> Callable[[str], bool]:
-    """A function that says whether one of some patterns fits a path, or a part above it."""
+    """Makes a predicate: whether a pattern matches a path or a node above it."""
     parts = [part.strip() for part in patterns.split(",") if part.strip()]
     ways = [way for part in parts for way in (part, f"{part.rstrip('/')}/*")]
     return lambda path: any(fnmatch.fnmatchcase(path, way) for way in ways)
 
 
 def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
-    """What a tree is known as, what is selected of it, and whether a path is."""
+    """The recognised kind of a tree, its patterns, and a predicate on paths."""
     kind, pattern = _state(leaves)
     fits = _fits(pattern)
     parts = {path: path.split("/") for path in leaves}
@@ -107,7 +110,7 @@ def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
 
 
 def _state(leaves: Iterable[str]) -> tuple[str, str]:
-    """The kind of state that the keys at the top show, and the patterns of its weights."""
+    """The kind of state, from the top-level keys, and the patterns of its weights."""
     tops = {path.split("/")[0] for path in leaves}
     if "model_params" in tops and len(tops) > 1:
         return "state of Tunix", "model_params"
@@ -126,22 +129,22 @@ def _is_floating(leaf: object) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, float | complex)
-    try:  # NumPy's own types and those of ml_dtypes, without an import of JAX
+    try:  # for NumPy's types and ml_dtypes, without importing JAX
         ml_dtypes.finfo(dtype)
-    except (TypeError, ValueError):  # a random key, or no floats
+    except (TypeError, ValueError):  # a random key, or not floating
         return False
     return True
 
 
 def of_optimiser(paths: Iterable[str]) -> frozenset[str]:
-    """Finds the leaves that an optimiser keeps.
+    """Finds the leaves of an optimiser state.
 
     Args:
       paths: The paths of all leaves of a tree, with "/" between keys.
 
     Returns:
-      The paths below a key such as "opt_state", and those below "mu" or "nu" where there are both
-      for the same weights.
+      The paths below a key such as "opt_state", and the paths below "mu" and "nu" if both exist for
+      the same weights.
 
     >>> sorted(of_optimiser(["w", "0/mu/w", "0/nu/w", "opt_state/1/trace/w"]))
     ['0/mu/w', '0/nu/w', 'opt_state/1/trace/w']
@@ -167,7 +170,8 @@ def check_weights(selected: Selection) -> None:
       selected: The selection.
 
     Raises:
-      ValueError: If a leaf belongs to an optimiser. The message names it, and what to select.
+      ValueError: If a leaf belongs to an optimiser. The message contains the leaf and a better
+        selection.
     """
     kept = of_optimiser((*selected.chosen, *selected.rest))
     wrong = [path for path in selected.chosen if path in kept]

@@ -1,12 +1,12 @@
-"""Statistics of a whole tree that several processes find together, each from its own tensors.
+"""Statistics of a whole tree that several processes compute together, each from its own tensors.
 
-TIES trims below one threshold for all tensors of a model. Where four processes write a quarter of
-the tensors each, none of them need read more than its quarter for that: counts of keys add up. So
-each process visits its own units, brings what they contribute, and gets what the others bring.
+TIES trims below one threshold for all tensors of a model. If each of four processes writes a
+quarter of the tensors, each needs to read only its quarter, because counts of keys add up. Each
+process visits its own units, sends their contributions, and receives the others' contributions.
 
-Whole numbers add up to the same in any order, and a process brings one sum of them. Floats do not:
-what each unit contributes is brought, and everyone adds up all of it in the order of one process.
-So the outcome has the same bytes, however many processes there are.
+Integers add up to the same sum in any order, so a process sends one sum. Floats do not. Each
+process therefore sends the contribution of each unit, and all processes add these up in the order
+of a single process. The result has the same bytes for any number of processes.
 """
 
 import functools
@@ -26,7 +26,7 @@ from sail_jax.merging.task_vectors import Proposal
 
 @runtime_checkable
 class Sharing(Protocol):
-    """How tensors are shared out over processes, and the way between these.
+    """The assignment of tensors to processes, and their communication.
 
     Attributes:
       mine: The number of this process, from 0.
@@ -41,27 +41,27 @@ class Sharing(Protocol):
     def gather(
         self, what: str, among: Collection[int], compute: Callable[[], list[np.ndarray]]
     ) -> dict[int, list[np.ndarray]]:
-        """Brings arrays of this process, and waits for those of others.
+        """Sends arrays of this process, and waits for the arrays of others.
 
-        `what` names them, in all processes alike. `compute` is called unless an earlier run of this
-        process has brought them.
+        `what` is their name, equal in all processes. `compute` is called unless an earlier run of
+        this process has stored its result.
         """
         ...
 
 
 class SharedTree(Tree):
-    """The visit (`steps.Visit`) of all pieces of some units, of which other processes visit some.
+    """The visit (`steps.Visit`) of all pieces of some units, shared with other processes.
 
-    A unit of several small tensors may hold tensors of several processes. It counts for that of the
-    first of them; the others visit it for what its pieces keep.
+    A unit of several small tensors may hold tensors of several processes. The owner of its first
+    tensor counts it. Other processes visit it for the values that its pieces keep.
 
     Args:
-      units: The units in order, those of all processes.
-      visit: Calls the function that it is given for each unit that is visited here, as for `Tree`.
-      bits: How many bits of a key one pass finds.
-      sharing: The way to the other processes.
-      label: Names the step in all of them alike.
-      here: The places of the units that are visited here, at least one.
+      units: The units of all processes, in order.
+      visit: A function that calls its argument for each unit that is visited here, as in `Tree`.
+      bits: The number of bits of a key that one pass finds.
+      sharing: The communication with the other processes.
+      label: The name of the step, equal in all processes.
+      here: The places of the units that this process visits, at least one.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SharedTree(Tree):
         self._own_like: PyTree = None
 
     def kept_of(self, own: Any, place: int, k: int) -> Any:
-        """Returns what a piece keeps; nothing of a piece that is not visited here."""
+        """Returns the value that a piece keeps, or None for a piece that is not visited here."""
         return own.get((place, k))
 
     def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
@@ -105,7 +105,7 @@ class SharedTree(Tree):
             return [x for place in mine for x in each[place]]
 
         if keep:
-            # What the pieces here keep is not stored, so they are visited in any case.
+            # Values kept by pieces are not stored, so the pieces are always visited.
             brought = compute()
             compute = functools.partial(list, brought)
         if not leaves:
@@ -122,7 +122,7 @@ class SharedTree(Tree):
         return jax.device_get(all_of_them.sum), own
 
     def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
-        """Computes `[task, ...]` of a few pieces, each in the process that owns it."""
+        """Computes `[task, ...]` for a few pieces, each in the process that owns it."""
         chosen = self.sampled()
         if not chosen:
             return None
@@ -137,9 +137,9 @@ class SharedTree(Tree):
         return self.joined([next(those[self.owners[place]]) for place, _ in chosen])
 
     def before(self, own: PyTree) -> PyTree:
-        """Adds up, for each piece, the counts that the pieces before it keep, in all processes.
+        """Adds up, for each piece, the counts kept by the pieces before it, in all processes.
 
-        Only counts go to the others; what else a piece keeps stays with it.
+        Only counts are sent to other processes.
         """
         leaves, structure = _with_counts(self._own_like)
         counts = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Wide)]
@@ -167,13 +167,13 @@ class SharedTree(Tree):
     def _gather(
         self, compute: Callable[[], list[np.ndarray]], among: Collection[int]
     ) -> dict[int, list[np.ndarray]]:
-        """Brings the arrays of the next round, and returns those of all that have some."""
+        """Sends the arrays of the next round; returns the arrays of all contributing processes."""
         self._rounds += 1
         return self.sharing.gather(f"{self.label}-{self._rounds}", among, compute)
 
     def _like(self, summary: Kernel, add: Add, keep: bool) -> tuple[PyTree, PyTree]:
-        """What a unit contributes and what its pieces keep, as shapes and dtypes."""
-        # Nothing is read or compiled for it: a run that goes on may find all counts stored.
+        """The shapes and dtypes of a unit's contribution and of the values that its pieces keep."""
+        # This reads and compiles nothing, because a resumed run may find all counts stored.
         unit = self.units[self.here[0]]
         arrays: list[Any] = [
             jax.ShapeDtypeStruct((unit.batch, *axes, *unit.runs[0].shape), unit.dtype)
@@ -186,5 +186,5 @@ class SharedTree(Tree):
 
 
 def _with_counts(tree: PyTree) -> tuple[list[Any], Any]:
-    """The leaves of what a piece keeps, of which counts are whole, and the structure of it."""
+    """The leaves and the structure of a kept value, with each `Wide` as one leaf."""
     return jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Wide))

@@ -1,9 +1,9 @@
 """The parts of transforms and reductions: kernels, statistics and steps.
 
-A step is a kernel, which sees a piece of one leaf at a time, and the statistics that it needs about
-the other entries of its tensor or of the whole tree. A piece is a run of the leaf's entries, of its
-rows, or all of it. Steps are descriptions: `evaluate` carries them out in one program, `streaming`
-piece by piece, with the same kernels.
+A step consists of a kernel and statistics. The kernel sees one piece of a leaf at a time. The
+statistics describe the other entries of the tensor or the whole tree. A piece is a run of the
+leaf's entries, a run of its rows, or the whole leaf. Steps are only descriptions. `evaluate` runs
+them in one program, and `streaming` piece by piece, with the same kernels.
 """
 
 import functools
@@ -26,28 +26,28 @@ from sail_jax.checks import nearest
 from sail_jax.trees import some_paths
 
 Needs = Literal["entry", "row", "tensor"]
-"""What a kernel has to see of a leaf at once; see `Step`."""
+"""The part of a leaf that a kernel needs at once; see `Step`."""
 NEEDS: tuple[Needs, ...] = ("entry", "row", "tensor")
-"""All values of `Needs`, from the least to the most."""
+"""All values of `Needs`, from the smallest part to the largest."""
 Scope = Literal["tree", "tensor"]
-"""What statistics are taken over: the whole tree, or each tensor alone."""
+"""The extent of statistics: the whole tree, or each tensor."""
 
 Workspace = Callable[[int, tuple[int, ...]], int]
-"""How many numbers a kernel holds, by the number of models and the shape of the leaf."""
+"""The number of values that a kernel holds, from the number of models and the shape of the leaf."""
 
 T = TypeVar("T")
 STATIC = MappingProxyType({"static": True})
-"""The metadata of a field for whose value compiled code is specialised."""
+"""The metadata of a static field: compiled code is specialised for its value."""
 
 
 def brief(x: object) -> str:
-    """Writes a value in one line and without addresses, for `repr`.
+    """Formats a value in one line without addresses, for `repr`.
 
     Args:
       x: Any value.
 
     Returns:
-      A number as it is, a larger array by its dtype and shape, a function by its name.
+      A number unchanged, a larger array as its dtype and shape, a function as its name.
 
     >>> brief((np.float32(0.5), np.zeros((2, 3)), brief, "tree"))
     "(0.5, float64[2,3], brief, 'tree')"
@@ -69,12 +69,12 @@ def brief(x: object) -> str:
 
 
 def called(function: object, args: Sequence[object], options: Mapping[str, object]) -> str:
-    """Writes a call of a function, for `repr`.
+    """Formats a call of a function, for `repr`.
 
     Args:
       function: The function.
-      args: Its arguments by position.
-      options: Its arguments by name.
+      args: Its positional arguments.
+      options: Its keyword arguments.
 
     Returns:
       One line, such as "trim(density=0.2)".
@@ -84,7 +84,7 @@ def called(function: object, args: Sequence[object], options: Mapping[str, objec
 
 
 def _described(x: Any) -> str:
-    """Writes a dataclass without the fields that have their defaults, for `repr`."""
+    """Formats a dataclass without fields at their defaults, for `repr`."""
     given = {f: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) is not f.default}
     first = [value for f, value in given.items() if f.default is MISSING]
     named = {f.name: value for f, value in given.items() if f.default is not MISSING}
@@ -96,14 +96,14 @@ def _described(x: Any) -> str:
 class Kernel:
     """A function with its first arguments, as data.
 
-    Unlike a closure it has a structure that `jax.jit` can compare. Two kernels of one function
-    share what is compiled for them, whatever numbers their arrays hold.
+    Unlike a closure, it has a structure that `jax.jit` can compare. Two kernels of one function
+    share compiled code, whatever numbers their arrays hold.
 
     Attributes:
       function: Called as `function(*arrays, *args, **options)`. It should live as long as the
-        process: a new function is compiled again.
+        process, because a new function is compiled again.
       arrays: The first arguments, pytrees of arrays.
-      options: Keyword arguments by name, hashable; compiled code is specialised to them.
+      options: Keyword arguments by name, hashable. Compiled code is specialised for them.
     """
 
     function: Callable[..., Any] = field(metadata=STATIC)
@@ -125,12 +125,12 @@ class Kernel:
           *args: The further arguments.
 
         Returns:
-          What the function returns.
+          The function's result.
         """
         return self.function(*self.arrays, *args, **dict(self.options))
 
     def bind(self, *more: Any) -> "Kernel":
-        """Adds further first arguments after those that the kernel has.
+        """Adds arguments after the first arguments of the kernel.
 
         Args:
           *more: Pytrees of arrays.
@@ -158,7 +158,7 @@ def kernel(function: Callable[..., Any], /, *arrays: Any, **options: Hashable) -
 def fingerprint(path: str) -> UInt[np.ndarray, "4"]:
     """Computes a stable hash of a leaf's path.
 
-    Random masks follow from it. It has 128 bits, so that no two leaves share masks by accident.
+    Random masks depend on it. It has 128 bits, so two leaves do not share masks by accident.
 
     Args:
       path: The path of the leaf.
@@ -170,26 +170,26 @@ def fingerprint(path: str) -> UInt[np.ndarray, "4"]:
     ['a68f0c1e', '1b3c1f51', 'bddf1842', 'a40d8174']
     """
     digest = hashlib.blake2b(path.encode(), digest_size=16).digest()
-    # little-endian on every machine, then in the machine's own order
+    # Little-endian on every machine, then converted to the machine's own order.
     return np.frombuffer(digest, "<u4").astype(np.uint32)
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Which entries of a leaf a kernel sees: all of it, or a run of its rows or entries.
+    """The position of a kernel's entries in a leaf: the whole leaf, or a run of rows or entries.
 
     Attributes:
       name: The `fingerprint` of the leaf's path, four words.
       start: The row-major index in the leaf of the first entry.
-      size: The number of entries that belong to the leaf; padding, of zero deltas, follows them.
-        None if there is no padding.
-      on_host: Whether the kernel is compiled for the CPU of this process and called there by the
-        evaluator itself, and not under the caller's `jit`.
-      place: How many leaves come before this one in order of paths, if it is a whole leaf in the
-        visit of `Leaves`.
-      local: The arrays that `Step.local` has for this leaf, or the ranks of `Step.ranked`; None
-        without.
+      size: The number of entries of the leaf in the piece. Padding with zero deltas follows them.
+        None without padding.
+      on_host: Whether the evaluator compiles the kernel for this process's CPU and calls it there,
+        instead of under the caller's `jit`.
+      place: The position of the leaf in the order of paths, if it is a whole leaf in a visit of
+        `Leaves`.
+      local: The arrays of `Step.local` for this leaf, or the ranks of `Step.ranked`; otherwise
+        None.
     """
 
     name: UInt[Any, "*tensors 4"]
@@ -200,10 +200,10 @@ class Piece:
     place: ArrayLike | None = None
 
     def beside(self, local: Any) -> "Piece":
-        """Returns the piece as a step sees it that has arrays of its own for this leaf.
+        """Returns the piece with a step's own arrays for this leaf.
 
         Args:
-          local: The arrays, a pytree; None changes nothing.
+          local: A pytree of arrays. None changes nothing.
 
         Returns:
           The piece.
@@ -217,20 +217,21 @@ class Piece:
           shape: The shape of the piece, without tasks.
 
         Returns:
-          uint32, of this shape; indices from 2**32 on wrap around.
+          uint32, of this shape. Indices from 2**32 on wrap around.
         """
         flat = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-        # Within the leaf, not the piece: random draws must not depend on how a leaf is cut.
+        # Indices refer to the leaf, because random draws must not depend on its division into
+        # pieces.
         return flat + jnp.asarray(self.start, jnp.uint32)
 
     def inside(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """Computes which entries belong to the leaf.
+        """Computes a mask of the entries that belong to the leaf.
 
         Args:
           shape: The shape of the piece, without tasks.
 
         Returns:
-          A mask of this shape, False at padding; None if there is no padding.
+          A mask of this shape, False at padding; None without padding.
         """
         if self.size is None:
             return None
@@ -240,11 +241,11 @@ class Piece:
 
 @runtime_checkable
 class Visit(Protocol):
-    """A walk over all pieces of one tensor, or of a tree, to find a statistic.
+    """A walk over all pieces of a tensor or a tree that computes a statistic.
 
-    Summaries are kernels `(piece, delta, weight) -> part`. The task vectors that they get have gone
-    through the steps before. What pieces keep for themselves ("own") has a structure that only the
-    visit knows: one entry for each piece.
+    Summaries are kernels `(piece, delta, weight) -> part`. Their task vectors have gone through all
+    earlier steps. Values kept by pieces ("own") have one entry for each piece, in a structure
+    private to the visit.
 
     Attributes:
       tasks: The number of models.
@@ -253,69 +254,69 @@ class Visit(Protocol):
     tasks: int
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
-        """Adds up what all pieces contribute."""
+        """Adds up the contributions of all pieces."""
         ...
 
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-        """Adds up what all pieces contribute, and keeps a value of each piece."""
+        """Adds up the contributions of all pieces, and keeps a value for each piece."""
         ...
 
     def run(self, function: Kernel, *args: Any) -> Any:
-        """Calls a kernel on what was found, compiled where that pays."""
+        """Calls a kernel on results, compiled where this pays."""
         ...
 
 
 @runtime_checkable
 class Leaves(Visit, Protocol):
-    """A visit of whole leaves in a program that is traced.
+    """A visit of whole leaves in a traced program.
 
     Attributes:
-      leaves: The number of leaves of which `Piece.place` counts.
-      largest: The number of entries of the largest leaf that is visited.
+      leaves: The number of leaves that `Piece.place` counts.
+      largest: The number of entries of the largest visited leaf.
     """
 
     leaves: int
     largest: int
 
     def each(self, function: Kernel) -> Any:
-        """Computes a value of each piece from where it lies: `function(piece)`."""
+        """Computes `function(piece)` for each piece, from its position only."""
         ...
 
 
 @runtime_checkable
 class Pieces(Visit, Protocol):
-    """A visit of pieces in which bins are cheap, and passes dear.
+    """A visit of pieces in which bins are cheap and passes are expensive.
 
     Attributes:
-      bits: How many bits of a key one pass should find (see `ranking`).
+      bits: The number of bits of a key that one pass should find (see `ranking`).
     """
 
     bits: int
 
     def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
-        """Computes `[task, ...]` of a few pieces, and its share of all entries, to guess from.
+        """Computes `[task, ...]` for a few pieces, and its share of all entries, for a guess.
 
-        None where a pass over all pieces costs no more than one over a few.
+        None if a pass over all pieces is as cheap as a pass over a few.
         """
         ...
 
     def before(self, own: Any) -> Any:
-        """Adds up, for each piece, the counts that the pieces before it keep."""
+        """Adds up, for each piece, the counts kept by the pieces before it."""
         ...
 
     def repeat(self, times: int, body: Callable[[Any, T], T], state: T) -> T:
-        """Applies a function to a state a number of times."""
+        """Applies a function to a state repeatedly."""
         ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistic:
-    """What a kernel has to know about the other entries of a tensor or a tree.
+    """A summary of the other entries of a tensor or a tree that a kernel needs.
 
-    There are two: `Fold` adds something up, `ranking.Order` finds entries of some rank.
+    `Fold` is a sum over entries. `ranking.Order` finds entries of given ranks.
 
     Attributes:
-      sized: Kernel `(*arrays, size)` of what follows from the number of entries alone; nothing by
+      sized: Kernel `(*arrays, size)` for values that depend only on the number of entries; None by
         default.
     """
 
@@ -325,21 +326,21 @@ class Statistic:
         return _described(self)
 
     def prepare(self, size: int) -> Any:
-        """Computes what follows from the number of entries alone.
+        """Computes the values that depend only on the number of entries.
 
         Args:
           size: The number of entries of the tensor or the tree.
 
         Returns:
-          What `sized` returns, or an empty tuple.
+          The result of `sized`, or an empty tuple.
         """
         return () if self.sized is None else self.sized(size)
 
     def compiled(self) -> "Statistic":
-        """Drops what only `prepare` needs.
+        """Drops the parts that only `prepare` needs.
 
         Returns:
-          The statistic for which code is specialised.
+          The statistic that compiled code is specialised for.
         """
         return replace(self, sized=None)
 
@@ -351,18 +352,18 @@ class Statistic:
         Args:
           visit: The walk over all pieces.
           found: The results of earlier statistics of the step.
-          prepared: The outcome of `prepare`.
+          prepared: The result of `prepare`.
 
         Returns:
-          The result, and what pieces keep: one or no further argument for the kernel.
+          The result, and the values kept by pieces: at most one further argument for the kernel.
         """
         raise NotImplementedError
 
     def passes(self, bits: int) -> int:
-        """Counts how often `find` visits all pieces.
+        """Counts the visits of all pieces by `find`.
 
         Args:
-          bits: How many bits of a key one visit finds.
+          bits: The number of bits of a key that one visit finds.
 
         Returns:
           The number of visits.
@@ -370,7 +371,7 @@ class Statistic:
         return 1
 
     def kept_bytes(self) -> float:
-        """Estimates the memory of what pieces keep until the tensor is merged.
+        """Estimates the memory of values that pieces keep until the tensor is merged.
 
         Returns:
           Bytes for each entry and model.
@@ -378,7 +379,7 @@ class Statistic:
         return 0
 
     def visiting_bytes(self, size: int) -> int:
-        """Estimates the memory that a visit of a piece takes beside the piece.
+        """Estimates the extra memory for a visit of a piece.
 
         Args:
           size: The number of entries of the tensor.
@@ -390,19 +391,19 @@ class Statistic:
 
 
 class PerLeaf:
-    """Arrays that belong to leaves, by path, for `Step.local`.
+    """Arrays for leaves by path, for `Step.local`.
 
     Args:
-      name: What messages call the arrays.
+      name: The name of the arrays in messages.
       arrays: A pytree of arrays for each path.
-      complete: Whether every leaf has to have arrays.
+      complete: Whether every leaf must have arrays.
     """
 
     def __init__(self, name: str, arrays: Mapping[str, Any], complete: bool = False):
         self.name, self.arrays, self.complete = name, arrays, complete
 
     def __call__(self, path: str) -> Any:
-        """Returns the arrays of the leaf at `path`, or None if it has none."""
+        """Returns the arrays of the leaf at `path`, or None."""
         return self.arrays.get(path)
 
     def check(self, paths: Sequence[str]) -> None:
@@ -412,8 +413,7 @@ class PerLeaf:
           paths: The paths of all leaves to be merged.
 
         Raises:
-          ValueError: For arrays of a leaf that does not exist, and for leaves without arrays if all
-            have to have some.
+          ValueError: For arrays of a missing leaf, and for leaves without arrays if `complete`.
         """
         existing = set(paths)
         odd = next((path for path in self.arrays if path not in existing), None)
@@ -430,22 +430,22 @@ def _add(a: T, b: T) -> T:
 
 
 def _total(prepared: tuple[()], total: T) -> T:
-    """Returns the sum of the parts as it is."""
+    """Returns the sum of the parts unchanged."""
     return total
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Fold(Statistic):
-    """A statistic that is one sum over pieces.
+    """A statistic that is a sum over pieces.
 
     Attributes:
-      summary: Kernel `(*found, piece, delta, weight) -> part`, what a piece contributes.
-      finish: Kernel `(prepared, total) -> result`, called once; the total itself by default.
-      add: Associative and commutative sum of two parts, entry by entry by default. Zeros have to be
+      summary: Kernel `(*found, piece, delta, weight) -> part`, the contribution of a piece.
+      finish: Kernel `(prepared, total) -> result`, called once. By default the result is the total.
+      add: An associative and commutative sum of two parts, entry by entry by default. Zeros must be
         its identity.
-      kept: If not 0, summaries return `(part, own)`, and `own` takes so many bytes for each entry
-        and model until the tensor is merged.
+      kept: If not 0, summaries return `(part, own)`. `own` takes this number of bytes for each
+        entry and model until the tensor is merged.
     """
 
     summary: Kernel
@@ -459,7 +459,8 @@ class Fold(Statistic):
         """Adds up the parts of all pieces; see `Statistic.find`."""
         summary, own = self.summary.bind(*found), ()
         if self.kept:
-            # Only then: `keep` holds the results of all pieces until the tensor is merged.
+            # `keep` holds the results of all pieces until the tensor is merged, so it is used only
+            # if needed.
             total, kept = visit.keep(summary, self.add)
             own = (kept,)
         else:
@@ -477,26 +478,28 @@ class Step:
     """One change of task vectors, or their reduction.
 
     Attributes:
-      kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`, where `found` are the
-        results of the statistics and `own` is what the piece keeps of them. A step that reduces
-        returns the update of the leaf instead.
-      statistics: What the kernel has to know about other entries, in the order of its arguments.
-      needs: What the kernel has to see at once: single entries ("entry"), rows along the last axis
-        ("row"), or the whole "tensor".
+      kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`. `found` are the results of
+        the statistics, and `own` the values that the piece keeps. A reducing step returns the
+        update of the leaf instead.
+      statistics: The statistics of other entries that the kernel needs, in the order of its
+        arguments.
+      needs: The part of a tensor that the kernel needs at once: single entries ("entry"), rows
+        along the last axis ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
-      where: Predicate on paths: to which leaves the step applies, and of which it takes statistics.
-        None for all leaves.
-      local: Function from a path to a pytree of arrays that belong to the leaf, or None. The kernel
-        and the summaries find them as `Piece.local`.
-      propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
-        of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
-        steps need not be looked at.
-      ranked: Kernel `(piece, delta, weight) -> [task, ...]`, sizes whose ranks in their rows
-        (`row_ranks`) the summaries need, or the kernel if there are none. Where NumPy can find the
-        ranks first, they are `Piece.local`; if that is None, they are not known yet.
-      workspace: Function from the number of models and the shape of a leaf to the numbers that the
-        kernel holds at once, beyond four for each entry and model; see `Workspace`.
-      call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
+      where: A predicate on paths that selects the leaves for the step and its statistics. None for
+        all leaves.
+      local: A function from a path to a pytree of arrays for the leaf, or None. The kernel and the
+        summaries get them as `Piece.local`.
+      propagates_nonfinite: Whether NaN or infinity in any input of a tensor always makes some entry
+        of its result NaN or infinite, whatever the weights. The inputs of a merge with only such
+        steps need not be checked.
+      ranked: Kernel `(piece, delta, weight) -> [task, ...]` for sizes. The summaries (or the
+        kernel, without summaries) need the ranks of these sizes in their rows (`row_ranks`). If
+        NumPy can find the ranks first, they are `Piece.local`. If that is None, the ranks are
+        unknown.
+      workspace: The number of values that the kernel holds at once, beyond four for each entry and
+        model; see `Workspace`.
+      call: The call that made the step for `repr`, such as "trim(density=0.2)"; see
         `combining.shown`.
     """
 
@@ -516,7 +519,7 @@ class Step:
 
     @property
     def over_tree(self) -> bool:
-        """Whether the step has a statistic of the whole tree, for which all leaves have to wait."""
+        """Whether the step has a statistic of the whole tree, which all leaves must wait for."""
         return self.scope == "tree" and bool(self.statistics)
 
     def applies(self, path: str) -> bool:
@@ -526,15 +529,15 @@ class Step:
           path: The path of the leaf.
 
         Returns:
-          True if it does.
+          True if the step applies.
         """
         return self.where is None or self.where(path)
 
     def compiled(self) -> "Step":
-        """Returns the step without what depends on paths and sizes alone.
+        """Returns the step without the parts that depend only on paths and sizes.
 
         Returns:
-          The step for which code is specialised.
+          The step that compiled code is specialised for.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
         return replace(
@@ -548,7 +551,7 @@ class Step:
         )
 
     def prepare(self, size: int) -> tuple[Any, ...]:
-        """Computes what the statistics derive from the number of entries alone.
+        """Computes the values that the statistics derive from the number of entries.
 
         Args:
           size: The number of entries of the tensor or the tree.
@@ -559,10 +562,10 @@ class Step:
         return tuple(statistic.prepare(size) for statistic in self.statistics)
 
     def passes(self, bits: int) -> int:
-        """Counts how often the statistics visit all entries.
+        """Counts the visits of all entries by the statistics.
 
         Args:
-          bits: How many bits of a key one pass finds.
+          bits: The number of bits of a key that one pass finds.
 
         Returns:
           The number of passes.
@@ -576,15 +579,15 @@ def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel
     Args:
       step: The step.
       visit: The walk over all pieces.
-      prepared: The outcome of `step.prepare`.
+      prepared: The result of `step.prepare`.
 
     Returns:
-      The kernel of the step with the results as its first arguments, and what pieces keep: one
-      further argument for each entry of the tuple.
+      The kernel of the step with the results as its first arguments, and the values kept by pieces:
+      one further argument for each entry of the tuple.
     """
     values, own = [], []
     for statistic, setup in zip(step.statistics, prepared, strict=True):
-        # A statistic may use what those before it found.
+        # A statistic may use the results of earlier statistics.
         value, of_pieces = statistic.find(visit, tuple(values), setup)
         values.append(value)
         own += of_pieces

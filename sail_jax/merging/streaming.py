@@ -1,27 +1,28 @@
-"""Evaluates merges piece by piece, over tensors that may be too large to hold in memory.
+"""Evaluates merges piece by piece, over tensors that may be too large for memory.
 
-Three models of 7 billion parameters and their base are 56 GB in bfloat16, which few memories hold.
-So a tensor need not be whole here: it is read in runs of 2^20 entries, each run goes through the
-steps of the merge, and what comes out is written. Three things make that hard.
+Three models of 7 billion parameters and their base are 56 GB in bfloat16, more than most machines
+can hold. Tensors are therefore read in runs of 2^20 entries. Each run goes through the steps of the
+merge, and the result is written. Three problems arise:
 
-* Compilation. XLA compiles a program for each shape, and models have many. So runs are padded to
-  one of four lengths (`work.pieces`), and small tensors of a kind share one program in a batch: 60
-  leaves of a few entries each are four calls of one program, whatever their shapes.
-* What a piece has to know of others, such as the threshold below which TIES trims. `Tree` visits
-  all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
-  two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
-  One takes their place where a sample shows the threshold (`guessing`).
-* Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
-  up the same in any order. So parts are added in the order of units (`InOrder`), and pieces follow
-  from shapes alone, never from memory or threads.
+* Compilation. XLA compiles a program for each shape, and models have many shapes. Runs are
+  therefore padded to one of four lengths (`work.pieces`), and small tensors of one kind share a
+  program in a batch. 60 leaves of a few entries each are four calls of one program, whatever their
+  shapes.
+* Statistics, such as the threshold below which TIES trims. `Tree` visits all pieces before any is
+  finished. Files are slow to read, so the search needs few passes. A 32-bit threshold needs two
+  passes with 16-bit digits (`ranking`), and one for equal keys. If a sample shows the threshold,
+  one pass replaces all three (`guessing`).
+* Reproducible bytes. Threads finish units in any order, and sums of floats depend on the order.
+  Parts are therefore added in the order of units (`InOrder`). Pieces depend only on shapes, never
+  on memory or threads.
 
-For instance, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first has four runs: two
-of 2^20 entries, and two of 2^18. The other two share a batch with rows of 2^14 entries: 100 of one
-row and 40 of another are theirs, and zeros follow.
+For example, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first unit has four runs:
+two of 2^20 entries, and two of 2^18. The other two tensors share a batch with rows of 2^14 entries.
+The first 100 and 40 entries of their rows are used, and zeros follow.
 
-Memory is read into again and again (`buffers`), because fresh pages are slow. On a CPU, programs
-read it in place, so a buffer is given out again only when its readers are finished.
-The page "How a merge is evaluated" (docs/explanation/evaluating.md) follows a merge through this.
+Pieces are read into the same memory again and again (`buffers`), because fresh pages are slow. On a
+CPU, programs read it in place, so a buffer is reused only when its readers are finished. The page
+"How a merge is evaluated" (docs/explanation/evaluating.md) follows a merge through this module.
 """
 
 import functools
@@ -57,17 +58,17 @@ from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import ENTRIES, SOME, PieceOf, Work, at_a_time, passes, pieces, read_as
 
 SAMPLED = 4
-"""The number of pieces of which a sample is taken."""
+"""The number of pieces in a sample."""
 Computed = TypeVar("Computed")
 Shaped = TypeVar("Shaped", Tensor, Work)
 
 
 class NotFiniteError(ValueError):
-    """An input or an outcome holds NaN or infinity.
+    """An input or a result holds NaN or infinity.
 
     Attributes:
-      tensor: The input, or the work whose outcome it is.
-      nan: Whether an outcome holds NaN, for which it is not enough that a value is too large.
+      tensor: The input, or the work of the result.
+      nan: Whether a result holds NaN. Overflow alone gives only infinity.
     """
 
     def __init__(self, tensor: Tensor | Work, nan: bool = False):
@@ -76,10 +77,10 @@ class NotFiniteError(ValueError):
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Reads a tensor and checks whether it holds neither NaN nor infinity.
+    """Reads a tensor and checks that it holds neither NaN nor infinity.
 
     Args:
-      tensor: The tensor, which is read piece by piece.
+      tensor: The tensor. It is read piece by piece.
 
     Returns:
       True if all entries are finite.
@@ -95,12 +96,13 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def _not_finite(tensors: Sequence[Shaped], rows: np.ndarray, count: int) -> Shaped | None:
-    """Returns the first tensor with NaN or infinity in its row, None if there is none.
+    """Returns the first tensor with NaN or infinity in its row, or None.
 
-    Of each row the first `count` entries are looked at, or as many as the tensor has; those after
-    them may be anything.
+    The first `count` entries of each row are checked, or fewer for a smaller tensor. The entries
+    after them may be anything.
     """
-    # All rows at once is fast; but what follows the entries may be to blame, so look again.
+    # Checking all rows at once is fast. If it fails, padding may be the cause, so each row is
+    # checked.
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -109,18 +111,18 @@ def _not_finite(tensors: Sequence[Shaped], rows: np.ndarray, count: int) -> Shap
 
 
 class Reader:
-    """Reads the pieces of a unit as they are asked for, and keeps them if there is room.
+    """Reads the pieces of a unit on demand, and keeps them if memory allows.
 
     Args:
-      unit: The unit whose inputs are read.
-      buffers: Where pieces are read into.
-      check: Whether NaN and infinity are refused, when a piece is read for the first time.
-      stopped: Set when nothing more is to be read.
-      kept: The pieces that are in memory, by index; None to keep none.
-      owner: Whose the memory is: readers of one owner, or of none, read over the same memory.
-      faint: Where pieces of outcomes are noted of which XLA may have lost numbers near 0, as (name
-        of the work, index of the piece); None not to look for them.
-      only: The pieces of outcomes that are wanted; None for all that are not noted as faint.
+      unit: The unit to read.
+      buffers: The memory for pieces.
+      check: Whether NaN and infinity are refused when a piece is first read.
+      stopped: An event that ends reading.
+      kept: The pieces in memory, by index; None to keep no pieces.
+      owner: The owner of the memory. Readers with the same owner (or None) share memory.
+      faint: A set that collects pieces in which XLA may have lost numbers near 0, as (name of the
+        work, index of the piece). None skips this check.
+      only: The wanted pieces of results; None for all pieces that are not faint.
     """
 
     def __init__(
@@ -138,20 +140,20 @@ class Reader:
         self.check, self.stopped, self.faint, self.only = check, stopped, faint, only
 
     def __call__(self, k: int, compute: Callable[[Proposal], Computed]) -> Computed:
-        """Reads a piece and computes something of it.
+        """Reads a piece and calls a function on it.
 
-        The arrays of a piece share memory into which the next piece is read, although JAX takes
-        arrays to be immutable and computes in the background. So only `compute` sees them, and the
-        memory is used again only when everything that `compute` returned is ready. If `compute`
-        fails, what it started cannot be waited for; then the memory is not used again.
+        The arrays of a piece share memory with the next piece, although JAX assumes immutable
+        arrays and computes in the background. Only `compute` may therefore see them, and the memory
+        is reused only when all results of `compute` are ready. If `compute` fails, its computations
+        cannot be awaited, and the memory is not reused.
 
         Args:
           k: The index of the piece in `unit.runs`.
-          compute: Function of the arrays of the piece, stacked over tensors: `[tensor, *piece]` of
-            the starts, `[tensor, model, *piece]` of the models. It may not keep any.
+          compute: A function of the arrays of the piece, stacked over tensors: `[tensor, *piece]`
+            for starts, `[tensor, model, *piece]` for models. It must not keep them.
 
         Returns:
-          What `compute` returns.
+          The result of `compute`.
 
         Raises:
           NotFiniteError: If an input holds NaN or infinity.
@@ -167,7 +169,7 @@ class Reader:
             raise
 
     def wanted(self, k: int) -> list[int]:
-        """Lists the tensors of the unit of which the outcome of a piece is wanted, by place."""
+        """Lists the places of the tensors with a wanted result for a piece."""
         if self.only is None and not self.faint:
             return [*range(len(self.unit.works))]
         pieces = [(work.name, k) for work in self.unit.works]
@@ -176,16 +178,17 @@ class Reader:
         return [b for b, piece in enumerate(pieces) if piece not in (self.faint or ())]
 
     def _read(self, k: int) -> Proposal:
-        """Reads a piece of the start and of the models of every tensor into buffers."""
+        """Reads a piece of the start and the models of every tensor into buffers."""
         unit, run = self.unit, self.unit.runs[k]
         arrays: list[Array | None] = []
         for part, axes, inputs in unit.inputs:
-            # Without room for all, each piece is read over the one before.
+            # If memory is short, each piece overwrites the previous one.
             label = part, self.owner, 0 if self.kept is None else k
             memory = self.buffers.take(label, (unit.batch, *axes, *run.shape), unit.dtype)
             rows = memory[: len(unit.works)].reshape(-1, math.prod(run.shape))
             for (tensor, size), row in zip(inputs, rows, strict=True):
-                # In the dtype of the unit, then zeros: the memory may hold entries of others.
+                # Entries are converted to the unit's dtype, and zeros follow, because the memory
+                # may hold old entries.
                 count = min(run.count, size)
                 if tensor.dtype == unit.dtype:
                     tensor.read(row[:count], run.start)
@@ -194,7 +197,7 @@ class Reader:
                     tensor.read(raw, run.start)
                     row[:count] = raw.astype(unit.dtype)
                 row[count:] = 0
-            # Once for each piece: later passes read the same bytes again.
+            # Each piece is checked once, because later passes read the same bytes.
             if self.check and k in unit.unchecked:
                 bad = _not_finite([tensor for tensor, _ in inputs], rows, run.count)
                 if bad is not None:
@@ -213,16 +216,15 @@ class Reader:
 
 
 class Unit:
-    """What is merged at a time: one tensor of many pieces, or small ones of one piece each.
+    """The tensors merged at a time: one tensor of many pieces, or several small tensors.
 
-    The steps are resolved one after another (`resolve`), then `outcome` merges the pieces.
+    The steps are resolved one after another (`resolve`). Then `outcome` merges the pieces.
 
     Args:
-      works: The works, all of one merge; if there are several, of small tensors of one kind
-        (`units`).
+      works: Works of one merge. Several works must be of small tensors of one kind (`units`).
       bits: How many bits of a key one pass over the whole tree finds.
       crowded: Whether there are many tiny tensors (`is_crowd`).
-      wide: Whether inputs are read as float64, and outcomes cast by NumPy: both keep numbers that
+      wide: Whether inputs are read as float64 and results are cast by NumPy. Both keep numbers that
         float32 loses (`faint`).
 
     Attributes:
@@ -230,17 +232,17 @@ class Unit:
       merge: The merge, None if a model is copied.
       name: The name of the first tensor.
       tasks: The number of models.
-      passes: How often the inputs are read, unless they are kept in memory.
-      runs: The pieces; if there are several, those of the one tensor.
-      places: What kernels are given of each piece of every tensor, stacked over tensors.
-      unchecked: The pieces whose inputs have to be finite, and have not been found to be yet.
-      batch: The number of tensors that there is room for in arrays.
-      dtype: The dtype that inputs are read as.
-      held: The bytes of all inputs in it.
-      room: The bytes that they take with their padding.
+      passes: The number of reads of the inputs, unless they are kept in memory.
+      runs: The pieces. Several pieces belong to a single tensor.
+      places: The `Piece` arguments of kernels, stacked over tensors.
+      unchecked: The pieces with inputs that still need a check for finite values.
+      batch: The capacity of arrays, in tensors.
+      dtype: The dtype for reading inputs.
+      held: The bytes of all inputs in this dtype.
+      room: The bytes of all inputs with padding.
       weights: The weights of each tensor, `[batch, model]`.
-      known: The kernels of the steps resolved so far, None where one does not apply.
-      own: For each of these steps and each piece the further arguments of its kernel, stacked over
+      known: The kernels of the steps resolved so far; None where a step does not apply.
+      own: For each of these steps and each piece, the further arguments of the kernel, stacked over
         tensors.
     """
 
@@ -251,18 +253,19 @@ class Unit:
         self.passes, self.batch = passes(first, bits), at_a_time(first, crowded)
         self.dtype = np.dtype(np.float64) if wide else read_as(first)
         self.out_dtype = str(jnp.dtype(self.dtype if wide else first.dtype))
-        # Tensors that are merged together share the runs of the largest; the others are padded.
+        # Tensors that are merged together share the runs of the largest tensor; the others are
+        # padded.
         largest = max(works, key=lambda work: work.size)
         self.runs = pieces(largest.shape, first.needs, crowded)
-        # It is enough to look at outcomes where they show what the inputs hold; not all dtypes of
-        # one byte have NaN.
+        # Checking results is enough if NaN and infinity propagate to them. Some one-byte dtypes
+        # lack NaN.
         shown = first.dtype.itemsize > 1 and all(s.propagates_nonfinite for s in self.steps)
         self.unchecked = set() if shown else set(range(len(self.runs)))
         entries = sum([work.size * len(work.inputs) for work in works])
         self.held = entries * self.dtype.itemsize
         width = self.batch * len(first.inputs) * self.dtype.itemsize
         self.room = width * sum([math.prod(run.shape) for run in self.runs])
-        # (label, further axes, tensors with their sizes) of what is read of each piece.
+        # (label, further axes, tensors with their sizes) of the arrays to read for each piece.
         starts = [(w.start, w.size) for w in works if w.start is not None]
         models = [(x, w.size) for w in works for x in w.models]
         self.inputs: list[tuple[str, tuple[int, ...], list[tuple[Tensor, int]]]] = [
@@ -270,12 +273,12 @@ class Unit:
             ("models", (self.tasks,), models),
         ]
         precision = np.float64 if self.dtype == np.float64 else np.float32
-        # Weights were computed in float64 and are rounded once, to the precision of the inputs.
+        # Weights are computed in float64 and rounded once, to the precision of the inputs.
         self.weights = self._stacked([work.weights.astype(precision) for work in works])
-        # A tensor with arrays of its own is merged alone (`at_a_time`).
+        # A tensor with own arrays is merged separately (`at_a_time`).
         local = local_of(self.steps, self.name)
         self.local = jax.tree.map(lambda x: np.asarray(x)[None], local)
-        # As an array: a batch that is not full runs the same program.
+        # The count is an array, so a partly filled batch runs the same program.
         self.count = np.int32(len(works))
         names = self._stacked([fingerprint(work.name) for work in works])
         self.on_host = on_host = jax.default_backend() == "cpu"
@@ -294,9 +297,10 @@ class Unit:
         self.own: list[list[tuple[PyTree, ...]]] = []
 
     def _stacked(self, values: Sequence[Any]) -> Any:
-        """Stacks NumPy pytrees, one of each tensor, along a leading axis of the length of a batch.
+        """Stacks NumPy pytrees, one for each tensor, along a leading axis with the length of a
+        batch.
 
-        Zeros follow the last tensor; they are never looked at.
+        Zeros follow the last tensor. They are never read.
         """
 
         def stack(*x: Any) -> np.ndarray:
@@ -307,7 +311,7 @@ class Unit:
         return jax.tree.map(stack, *values)
 
     def arguments(self, k: int) -> tuple[Sequence[Kernel | None], Any, Piece]:
-        """Collects what programs are given of one piece besides its arrays.
+        """Collects the arguments of programs for one piece, except its arrays.
 
         Args:
           k: The index of the piece in `runs`.
@@ -322,20 +326,21 @@ class Unit:
         )
 
     def beside(self, k: int, source: Proposal) -> tuple[PyTree, ...]:
-        """Collects what each step has for the tensors alone, and ranks in rows by NumPy.
+        """Collects the steps' own arrays for the tensors, and computes row ranks with NumPy.
 
-        Programs do not call NumPy: those that do are compiled in every process anew.
+        NumPy is not called inside programs, because such programs are compiled again in every
+        process.
 
         Args:
           k: The index of the piece in `runs`.
           source: The arrays of the piece.
 
         Returns:
-          `local`, with the ranks of steps that take some (`Step.ranked`).
+          `local`, with the ranks for steps that need them (`Step.ranked`).
         """
         local = list(self.local)
         for s, step in enumerate(self.steps if self.on_host else ()):
-            # A statistic that is found needs its ranks no more.
+            # A statistic that is already found does not need its ranks again.
             found = step.statistics and s < len(self.known) and len(self.runs) > 1
             if step.ranked is None or not step.applies(self.name) or s > len(self.known) or found:
                 continue
@@ -347,9 +352,9 @@ class Unit:
         return tuple(local)
 
     def forget(self) -> None:
-        """Frees what was kept for the steps.
+        """Frees the values kept for the steps.
 
-        Units stay listed until the last of them is finished, and what they keep would add up.
+        Units stay listed until the last unit is finished, and their kept values would accumulate.
         """
         self.known, self.own = [], []
 
@@ -359,7 +364,7 @@ class Unit:
         self.own.append([])
 
     def resolve(self, step: Step, reader: Reader) -> None:
-        """Finds the statistics of the next step, which may not be over the tree.
+        """Finds the statistics of the next step, which must not be over the tree.
 
         Args:
           step: The next step.
@@ -367,7 +372,7 @@ class Unit:
         """
         if not self.runs or not step.applies(self.name):
             self.pass_by()
-        # Without statistics a tensor of one piece shares the program of those of many.
+        # Without statistics, a tensor of one piece shares the program of tensors with many pieces.
         elif len(self.runs) == 1 and step.statistics:
             self.known.append(alone(step))
             self.own.append([(self._stacked([step.prepare(work.size) for work in self.works]),)])
@@ -377,21 +382,21 @@ class Unit:
     def outcome(
         self, reader: Reader, measure: bool = False
     ) -> Iterator[tuple[Work, int, np.ndarray, dict[str, np.ndarray]]]:
-        """Merges the tensors piece by piece; steps that are not resolved yet are resolved first.
+        """Merges the tensors piece by piece, after resolving the remaining steps.
 
         Args:
           reader: Reads the pieces.
-          measure: Whether sums for a report are computed as well.
+          measure: Whether sums for a report are also computed.
 
         Yields:
-          (work, index of the first entry, entries, measurements by name) for each piece of each
-          tensor that the reader wants. The entries are flat, in the work's dtype; measurements are
-          float arrays, none without `measure`. Pieces of which XLA may have lost numbers near 0 are
-          noted by the reader instead, if it does that.
+          (work, index of the first entry, entries, measurements by name) for each wanted piece of
+          each tensor. The entries are flat, in the work's dtype. Measurements are float arrays,
+          empty without `measure`. Pieces in which XLA may have lost numbers near 0 are not yielded
+          if the reader collects them.
 
         Raises:
-          NotFiniteError: For inputs that hold NaN or infinity, and for outcomes that do not fit
-            their dtype, if the reader checks.
+          NotFiniteError: For inputs that hold NaN or infinity, and for results that overflow their
+            dtype, if the reader checks.
         """
         tail = kernel(written, number(self.merge.scale if self.merge else 1.0))
         for step in self.steps[len(self.known) :]:
@@ -402,7 +407,7 @@ class Unit:
             rows, seen = reader(k, functools.partial(self._merged, k, tail, measure, reader.faint))
             bad = _not_finite(self.works, rows, count) if reader.check else None
             if bad is not None:
-                # An input is to blame, if one is not finite.
+                # If an input is not finite, the error is about this input.
                 blamed = next((x for x in bad.inputs if not all_finite(x)), bad)
                 row = rows[self.works.index(bad)]
                 raise NotFiniteError(blamed, bool(np.isnan(row[: min(count, bad.size)]).any()))
@@ -416,16 +421,16 @@ class Unit:
     def _merged(
         self, k: int, tail: Kernel, measure: bool, faint: set[PieceOf] | None, source: Proposal
     ) -> tuple[np.ndarray, dict[str, Array]]:
-        """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
+        """Merges a piece of every tensor; each row of the result is a tensor, in its dtype."""
         local = self.beside(k, source)
         out, seen = _outcomes(tail, self.count, local, *self.arguments(k), source, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
-            # By NumPy, which keeps what XLA takes for 0. Infinities are the reader's to refuse.
+            # NumPy keeps numbers that XLA treats as 0. The reader refuses infinities.
             with np.errstate(over="ignore"):
                 return rows.astype(dtype), seen
-        # float64 has nothing wider to be computed in
+        # no wider dtype exists for float64
         if faint is not None and dtype != np.float64:
             start, models = source.start, np.asarray(source.models)
             inputs = [] if start is None else [np.asarray(start)]
@@ -437,13 +442,13 @@ class Unit:
 
 
 def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = False) -> list[Unit]:
-    """Groups works into units: small tensors of one kind together, in their order, others alone.
+    """Groups works into units: small tensors of one kind together in order, others separately.
 
     Args:
-      works: Works of one merge, or of several without statistics of the tree.
+      works: Works of one merge, or of several merges without statistics of the tree.
       crowded: Whether there are many tiny tensors (`is_crowd`).
       bits: How many bits of a key one pass over the whole tree finds.
-      wide: Whether everything is computed in float64; see `Unit`.
+      wide: Whether all computation is in float64; see `Unit`.
 
     Returns:
       The units.
@@ -451,11 +456,11 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
     alike: dict[Any, list[list[Work]]] = {}
     for place, work in enumerate(works):
         batch = at_a_time(work, crowded)
-        # Runs of entries are padded alike, whatever the shape of the tensor.
+        # Runs of entries are padded equally, whatever the shape of the tensor.
         shape = None if work.needs == "entry" else work.shape
         inputs = (len(work.models), work.start is None, *[x.dtype for x in work.inputs])
         applied = tuple([step.applies(work.name) for step in work.steps])
-        # All that a compiled program depends on: tensors of equal keys can go through one.
+        # Everything that a compiled program depends on. Tensors with equal keys share a program.
         key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
         groups = alike.setdefault(place if batch == 1 else key, [[]])
         if len(groups[-1]) == batch:
@@ -467,13 +472,13 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
 class Tree:
     """The visit (`steps.Visit`) of all pieces of some units.
 
-    What pieces keep is a dictionary by (place of the unit, index of the piece), stacked over
+    Values kept by pieces are a dictionary by (place of the unit, index of the piece), stacked over
     tensors.
 
     Args:
       units: The units in order.
-      visit: Calls the function it is given for each unit with (place, unit, reader), in any order,
-        perhaps from several threads at once.
+      visit: A function that calls its argument for each unit with (place, unit, reader), in any
+        order, perhaps from several threads at once.
       bits: How many bits of a key one pass finds.
     """
 
@@ -487,7 +492,7 @@ class Tree:
         self.tasks = units[0].tasks
 
     def resolve(self, step: Step) -> None:
-        """Finds the statistics of the next step, and gives every unit its kernel.
+        """Finds the statistics of the next step, and stores its kernel in every unit.
 
         Args:
           step: The step.
@@ -501,15 +506,15 @@ class Tree:
             unit.own.append([tuple([kept(argument, place, k) for argument in own]) for k in pieces])
 
     def kept_of(self, own: Any, place: int, k: int) -> Any:
-        """Returns what a piece keeps."""
+        """Returns the value that a piece keeps."""
         return own[place, k]
 
     def fold(self, summary: Kernel, add: Add) -> PyTree:
-        """Adds up what all pieces contribute, in order; see `Visit.fold`."""
+        """Adds up the contributions of all pieces in order; see `Visit.fold`."""
         return self._visit(summary, add, False)[0]
 
     def keep(self, summary: Kernel, add: Add) -> tuple[PyTree, PyTree]:
-        """Adds up what all pieces contribute, and keeps a value of each; see `Visit.keep`."""
+        """Adds up the contributions of all pieces, and keeps a value for each; see `Visit.keep`."""
         return self._visit(summary, add, True)
 
     def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
@@ -520,12 +525,12 @@ class Tree:
             sums.add(place, self.total(place, unit, read, summary, add, keep, own))
 
         self.visit(visit_unit)
-        # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
+        # Sums are few numbers. They move to the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
 
     def sums(self, add: Add) -> "InOrder":
-        """Makes a sum to which parts are added in the order of their places."""
-        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
+        """Makes a sum that adds parts in the order of their places."""
+        # On a CPU, NumPy adds without compiling or copying.
         on_host = jax.default_backend() == "cpu"
         return InOrder(add if on_host else functools.partial(_sum, add))
 
@@ -533,21 +538,22 @@ class Tree:
         self, place: int, unit: Unit, read: Reader, summary: Kernel, add: Add, keep: bool,
         own: dict[tuple[int, int], PyTree],
     ) -> PyTree:  # fmt: skip
-        """Adds up what the pieces of a unit contribute; what they keep goes to `own`."""
+        """Adds up the contributions of a unit's pieces; their kept values go to `own`."""
         total, function = None, self.sums(add).function
         on_host = jax.default_backend() == "cpu"
         for k in range(len(unit.runs)):
             contribute = functools.partial(_contribution, unit, k, summary, add, keep)
             part, mine = read(k, contribute)
             part = jax.device_get(part) if on_host else part
-            # At once: the histograms of all pieces of a large tensor would fill the memory.
+            # Added immediately, because the histograms of all pieces of a large tensor would fill
+            # the memory.
             total = part if total is None else function(total, part)
             if keep:
                 own[place, k] = mine
         return total
 
     def sample(self, summary: Kernel) -> tuple[np.ndarray, float] | None:
-        """Computes `[task, ...]` of a few pieces of the largest length; see `Visit.sample`."""
+        """Computes `[task, ...]` for a few pieces of the largest length; see `Visit.sample`."""
         chosen = self.sampled()
         if not chosen:
             return None
@@ -555,7 +561,7 @@ class Tree:
         return self.joined([drawn[at] for at in chosen])
 
     def sampled(self) -> list[tuple[int, int]]:
-        """Chooses the pieces of a sample, in order; none where a sample would cost too much."""
+        """Chooses the pieces of a sample, in order; empty if a sample would cost too much."""
         full = [
             (place, k)
             for place, unit in enumerate(self.units)
@@ -564,14 +570,14 @@ class Tree:
         ]
         if len(full) < 2:
             return []
-        # Some from everywhere: the first, the last, and others at equal distances.
+        # The first and the last piece, and others at equal distances.
         steps = min(SAMPLED, len(full)) - 1
         return sorted({full[i * (len(full) - 1) // steps] for i in range(steps + 1)})
 
     def drawn(
         self, summary: Kernel, chosen: Sequence[tuple[int, int]]
     ) -> dict[tuple[int, int], np.ndarray]:
-        """Computes what is taken of some pieces for a sample."""
+        """Computes the samples of given pieces."""
         found: dict[tuple[int, int], np.ndarray] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
@@ -583,12 +589,12 @@ class Tree:
         return found
 
     def joined(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
-        """Joins what was taken of pieces, and computes its share of all entries."""
+        """Joins the samples of pieces, and computes their share of all entries."""
         values = np.concatenate(drawn, axis=1)
         return values, values.shape[1] / sum([w.size for unit in self.units for w in unit.works])
 
     def before(self, own: PyTree) -> PyTree:
-        """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
+        """Adds up, for each piece, the counts kept by the pieces before it; see `Visit.before`.
 
         Pieces are in order of (name of the tensor, index of the first entry).
         """
@@ -598,14 +604,14 @@ class Tree:
             for k in range(len(unit.runs))
         }
         entries = [(at, key, b) for key, places in names.items() for b, at in enumerate(places)]
-        # By path and then by place: the order in which ties are taken.
+        # Ties are taken in order of path, then position.
         entries.sort()
 
         def running(*counts: Any) -> list[Any]:
             if not isinstance(counts[0], counting.Wide):
                 return [*counts]
             by_key = dict(zip(own, map(counting.integers, counts), strict=True))
-            # In 64 bits, by NumPy: counts of a model outgrow 32.
+            # NumPy counts in 64 bits, because counts of a model exceed 32 bits.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
             sums = {key: np.zeros(n.shape, np.int64) for key, n in by_key.items()}
             for _, key, b in entries:
@@ -624,7 +630,7 @@ class Tree:
         return _run(function, *args)
 
     def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
-        """Applies a function to a state a number of times; see `Visit.repeat`."""
+        """Applies a function to a state repeatedly; see `Visit.repeat`."""
         for i in range(times):
             state = body(i, state)
         return state
@@ -633,16 +639,16 @@ class Tree:
 def _contribution(
     unit: Unit, k: int, summary: Kernel, add: Add, keep: bool, source: Proposal
 ) -> tuple[PyTree, PyTree]:
-    """Computes what a piece of a unit contributes to a statistic, and what it keeps."""
+    """Computes the contribution of a piece to a statistic, and the value that it keeps."""
     local = unit.beside(k, source)
     return parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
 
 
 class InOrder:
-    """Adds parts in the order of their places, whatever the order in which they come.
+    """Adds parts in the order of their places, whatever order they arrive in.
 
-    A part is added as soon as all before it are there. To keep the parts of all leaves of a large
-    model would fill the memory, since histograms are large.
+    A part is added as soon as all earlier parts have arrived. Keeping the parts of all leaves of a
+    large model would fill the memory, because histograms are large.
     """
 
     def __init__(self, function: Add) -> None:
@@ -651,7 +657,7 @@ class InOrder:
         self.early: dict[int, PyTree] = {}
 
     def add(self, place: int, part: PyTree) -> None:
-        """Takes the part of a place, None if it has none."""
+        """Takes the part of a place; None if it contributes nothing."""
         with self.lock:
             self.early[place] = part
             while self.next in self.early:
@@ -669,7 +675,7 @@ _run = jax.jit(lambda function, *args: function(*args))
 
 
 def _bound(kernels: Known, own: tuple[tuple[PyTree, ...], ...]) -> Known:
-    """Binds the kernels of the first steps to what a piece keeps of them."""
+    """Binds the kernels of the first steps to the values that a piece keeps."""
     return tuple(k and k.bind(*more) for k, more in zip(kernels, own, strict=True))
 
 
@@ -678,7 +684,7 @@ def parts(
     add: Add, keep: bool, summary: Kernel, count: Array, local: PyTree,
     kernels: Known, own: PyTree, place: Piece, source: Proposal,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
-    """Computes what the tensors of a batch contribute in all, and what each keeps, stacked."""
+    """Computes the total contribution of a batch, and the stacked values that its tensors keep."""
 
     def contribute(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
@@ -693,7 +699,7 @@ def _sizes(
     ranked: Kernel, count: Array, local: PyTree,
     kernels: Known, own: PyTree, place: Piece, source: Proposal,
 ) -> Array:  # fmt: skip
-    """Computes what a step ranks in the rows of each tensor of a batch, stacked."""
+    """Computes the sizes that a step ranks in rows, stacked over the tensors of a batch."""
 
     def sizes(x: Any) -> tuple[PyTree, Array]:
         mine, data, place = x
@@ -713,14 +719,14 @@ def _outcomes(
     source: Proposal,
     measure: bool,
 ) -> tuple[Array, dict[str, Array]]:
-    """Merges a piece of each tensor of a batch; with `measure` also computes sums for a report."""
+    """Merges a piece of each tensor of a batch; `measure` adds sums for a report."""
 
     def merged(x: Any) -> tuple[PyTree, PyTree]:
         mine, data, place = x
         steps: Any = _bound(kernels, mine)
         *first, last = steps
         vectors: tuple[Array, Array] = through(first, data, place)
-        # The barrier makes XLA compute them once, for the outcome and for the measurements.
+        # The barrier makes XLA compute them once, for the result and the measurements.
         delta, weight = lax.optimization_barrier(vectors) if measure else vectors
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
@@ -729,20 +735,20 @@ def _outcomes(
 
 
 def _first(a: PyTree, b: PyTree) -> PyTree:
-    """Returns the first of two parts; stands for the sum of parts that hold nothing."""
+    """Returns the first of two parts, as the sum of empty parts."""
     return a
 
 
 def _batched(
     body: Callable[[PyTree], tuple[PyTree, PyTree]], count: Array, xs: PyTree, add: Add
 ) -> tuple[PyTree, PyTree]:
-    """Calls `body` for the first `count` entries of the leading axes of `xs`.
+    """Calls `body` for the first `count` entries along the leading axis of `xs`.
 
-    Returns the sum of its first results, and a stack of its second ones.
+    Returns the sum of the first results and a stack of the second results.
     """
     first = jax.tree.map(lambda x: x[0], xs)
     room = len(jax.tree.leaves(xs)[0])
-    if room == 1:  # one tensor at a time needs no loop, and no copy into a stack
+    if room == 1:  # a single tensor needs neither a loop nor a stack
         part, own = body(first)
         return part, jax.tree.map(lambda x: x[None], own)
 
@@ -752,7 +758,7 @@ def _batched(
         put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
         return add(sofar[0], part), jax.tree.map(put, sofar[1], own)
 
-    body = jax.jit(body)  # traced once, for its shapes and for the loop
+    body = jax.jit(body)  # traced once, for both shapes and loop
     part, own = jax.eval_shape(body, first)
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part)
     stack = jax.tree.map(lambda x: jnp.zeros((room, *x.shape), x.dtype), own)
@@ -762,12 +768,12 @@ def _batched(
 def _measured(
     place: Piece, source: Proposal, delta: Array, weight: Array, change: Array
 ) -> dict[str, Array]:
-    """Computes sums over a piece, from which norms, cosines, conflicts and kept fractions follow.
+    """Computes sums over a piece for norms, cosines, conflicts and kept fractions.
 
-    `gram` has the inner products of the task vectors and, last, of the change, over their units
-    (`arithmetic.Products`). The others are numbers of entries: `moved` that differ from the start
-    and `kept` that are not masked, for each model; `conflicts` to which models propose opposite
-    signs; `changed` that the merge changes.
+    `gram` has the inner products of the task vectors and (last) the change, divided by their units
+    (`arithmetic.Products`). The others count entries. For each model, `moved` counts entries that
+    differ from the start, and `kept` counts unmasked entries. `conflicts` counts entries with
+    opposite signs in two models, and `changed` counts entries that the merge changes.
     """
     raw, _ = source.vectors()
     inside = place.inside(change.shape)

@@ -1,8 +1,8 @@
-"""Task vectors: what each model proposes to change in a base, and how much it counts there.
+"""Task vectors: each model's change of a base, and its weight.
 
 Models are matched to their base by the paths of leaves. Structure, shapes and dtypes are always
-checked. Values (whether they are finite, whether leaves that are not floating agree) are checked
-where arrays are concrete, and not while they are traced.
+checked. Values (finite numbers, equal leaves that are not floating) are checked where arrays are
+concrete, and not while they are traced.
 """
 
 import functools
@@ -38,9 +38,9 @@ Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 Prefix = Mapping[str, Any]
 """Weights by the names of a pytree: each entry is `Weights` for all leaves below its path."""
 Checked = Float[Array | np.ndarray, "task"]
-"""Weights that are checked: arrays of NumPy if their values are known."""
+"""Checked weights: NumPy arrays if their values are known."""
 Kind = Literal["float", "number", "key", "other"]
-"""What a leaf holds: floats, which are merged; other numbers; random keys; anything else."""
+"""The content of a leaf: floats, which are merged; other numbers; random keys; anything else."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ T = TypeVar("T")
 class TaskVectors(NamedTuple):
     """The task vectors of M models, leaf by leaf.
 
-    Both fields are pytrees of the structure of the base, with None for leaves that are not
+    Both fields are pytrees with the structure of the base, and None at leaves that are not
     floating.
 
     Attributes:
-      delta: What each model proposes, theta_k - base, `[task, ...]`, float32 (float64 if a model
-        is; see `in_float64`).
-      weight: How much it counts there, broadcastable to delta; 0 where an entry is masked. Shape
+      delta: The change theta_k - base of each model, `[task, ...]`. float32, or float64 if a model
+        is float64 (see `in_float64`).
+      weight: The weight of each entry, broadcastable to delta; 0 where an entry is masked. Shape
         `[task, 1, ...]` before any transform.
     """
 
@@ -65,13 +65,13 @@ class TaskVectors(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """The arrays of one leaf in a base and in the models tuned from it; a `leafwise.Source`.
+    """The arrays of one leaf in a base and in its fine-tuned models; a `leafwise.Source`.
 
     Attributes:
       start: The array of the base, None for zeros.
       models: One array for each model, or all of them stacked, `[task, ...]`.
-      weights: Shape `[task]`; of several such leaves stacked `[tensor, task]`.
-      dtype: The dtype of the outcome.
+      weights: Shape `[task]`; `[tensor, task]` for several leaves stacked.
+      dtype: The dtype of the result.
     """
 
     start: Array | None
@@ -86,7 +86,7 @@ class Proposal:
 
     @property
     def arrays(self) -> list[Array]:
-        """Those of the models, then that of the base if there is one."""
+        """The arrays of the models, then the array of the base, if given."""
         models = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
         return models if self.start is None else [*models, self.start]
 
@@ -105,12 +105,13 @@ class Proposal:
         start = None if self.start is None else self.start.astype(dtype)
 
         def relative(x: Array) -> Array:
-            # The difference is taken in the wide dtype: models in bfloat16 lie close to their base,
-            # and their difference in bfloat16 would keep few digits.
+            # The difference is computed in the wide dtype. Models in bfloat16 lie close to their
+            # base, and a difference in bfloat16 would keep few digits.
             return x.astype(dtype) if start is None else x.astype(dtype) - start
 
-        # Pieces of files come stacked, pytrees as one array for each model. Those are stacked after
-        # the difference: XLA skips a stack of which it knows the entry that is read.
+        # Pieces of files arrive stacked, pytrees as one array for each model. The latter are
+        # stacked after the difference, because XLA then skips the stack where it knows which entry
+        # is read.
         if isinstance(self.models, jax.Array):
             delta = relative(self.models)
         else:
@@ -126,7 +127,7 @@ class Matched(NamedTuple):
       start: The leaves of the base.
       models: The leaves of each model, in the same order.
       floating: Whether each leaf is merged; the others are copied.
-      merged: The indices of those that have anything to merge.
+      merged: The indices of the floating leaves with entries.
       treedef: The structure of the base.
       traced: Whether any leaf is traced.
     """
@@ -140,10 +141,10 @@ class Matched(NamedTuple):
     traced: bool
 
     def narrow(self) -> "Matched":
-        """Reads NumPy's 64-bit leaves as JAX does, for what is computed by a traced program.
+        """Converts NumPy's 64-bit leaves as JAX does, for traced programs.
 
         Returns:
-          The same leaves, all arrays of which are JAX's.
+          The same leaves with only JAX arrays.
         """
 
         def read(leaves: Sequence[Any]) -> list[Any]:
@@ -152,14 +153,14 @@ class Matched(NamedTuple):
         return self._replace(start=read(self.start), models=[*map(read, self.models)])
 
     def leaves(self, weights: Sequence[Checked], relative: bool) -> list[Leaf[Proposal]]:
-        """Collects the arrays of the leaves that have anything to merge.
+        """Collects the arrays of the merged leaves.
 
         Args:
-          weights: For each of these leaves, one for each model, shape `[task]`.
+          weights: For each of these leaves, weights of shape `[task]`.
           relative: Whether task vectors are relative to the base, or to 0.
 
         Returns:
-          Their leaves for `evaluate`; the sources are `Proposal`s.
+          Leaves for `evaluate`; their sources are `Proposal`s.
         """
         leaves = []
         for i, w in zip(self.merged, weights, strict=True):
@@ -171,14 +172,14 @@ class Matched(NamedTuple):
     def refuse(self, flags: Sequence[Bool[np.ndarray, "..."]]) -> None:
         """Raises an error for the first leaf that is not finite.
 
-        The models are looked at in their order, then the base.
+        The models are checked in order, then the base.
 
         Args:
-          flags: For each leaf that is merged, whether all values are finite: one bool for each
-            model, and one more if the base takes part.
+          flags: For each merged leaf, whether all values are finite: one bool for each model, and
+            one more if the base takes part.
 
         Raises:
-          ValueError: If a flag is False; the message names the model or the base, and the leaf.
+          ValueError: If a flag is False. The message contains the model or the base, and the leaf.
         """
         names = [*(f"model {k}" for k in range(len(self.models))), "base"]
         for k, name in enumerate(names):
@@ -191,41 +192,41 @@ class Matched(NamedTuple):
 
 
 def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = None) -> Matched:
-    """Matches the leaves of models to those of their base, and checks that they fit.
+    """Matches the leaves of models to the leaves of their base, and checks that they fit.
 
     Args:
-      models: Pytrees with the leaf paths and shapes of `base`. Containers may differ, as may
-        floating dtypes, and the values of integers, bools and random keys. Complex numbers may not.
-      base: The pytree whose structure counts.
-      integers: Whose integers, bools and keys are taken where they differ. By default those of the
-        base, with a warning; traced values are taken from the base without one.
+      models: Pytrees with the leaf paths and shapes of `base`. Containers, floating dtypes, and the
+        values of integers, bools and random keys may differ. Complex numbers must not differ.
+      base: The pytree that determines the structure.
+      integers: The source of integers, bools and keys where they differ. By default the base, with
+        a warning (without a warning for traced values).
 
     Returns:
-      The matched leaves. Those of `start` that are not floating are what `integers` takes. Arrays
-      of NumPy of a dtype of 64 bits stay as they are where JAX has no such dtype, unless a leaf is
-      traced. All other arrays are JAX's.
+      The matched leaves. Leaves of `start` that are not floating come from the source that
+      `integers` chooses. NumPy's 64-bit arrays stay unchanged if JAX lacks the dtype, unless a leaf
+      is traced. All other arrays are JAX arrays.
 
     Raises:
-      ValueError: For no models, for other leaves or shapes than expected, and under "refuse" for
-        integers that differ; always for complex numbers that differ.
+      ValueError: If `models` is empty, leaves or shapes differ from the base, complex numbers
+        differ, or, under "refuse", integers differ.
       TypeError: For traced complex numbers, for anything but a sequence of models, for a missing
-        base, and for dtypes that cannot be merged. Messages name the model and the leaf.
+        base, and for dtypes that cannot be merged. Messages contain the model and the leaf.
     """
     if isinstance(models, str) or not isinstance(models, Sequence):
         raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
     if not models:
         raise ValueError("models: expected at least one, got none")
     if base is None:
-        raise TypeError("base: expected the pytree that the models were tuned from, got None")
+        raise TypeError("base: expected the pytree that the models were fine-tuned from, got None")
     paths, treedef = leaf_paths(base), jax.tree.structure(base)
     if factor := next(filter(factor_of, paths), None):
         raise ValueError(
-            f"leaf {factor!r} is a factor of low rank. The product of averages is not the average "
+            f"leaf {factor!r} is a low-rank factor. The product of averages is not the average "
             "of products: fold the factors into their weights first, with "
             "sail_jax.lora.fold(params, alpha)"
         )
     traced = is_traced(models, base)
-    # Without a base the first model stands in for it.
+    # Without a base, the first model takes its place.
     given = "model 0" if base is models[0] else "the base"
     start, kinds = _column(given.removeprefix("the "), base, paths, treedef, traced)
     columns = []
@@ -245,7 +246,7 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
 
 def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:
-    """The values of one leaf that is not merged; an error or a warning where they differ."""
+    """The values of a leaf that is not merged, with an error or a warning where they differ."""
     dtype = next((x.dtype for x in values if is_complex(x.dtype)), values[0].dtype)
     rule = rule_for(dtype, check_integers(integers))
     if is_complex(dtype) and is_traced(*values):
@@ -254,25 +255,27 @@ def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: s
         )
     if rule == "max" and (_kind(values[0]) == "key" or any(x.dtype.kind in "OSU" for x in values)):
         what = "random keys" if _kind(values[0]) == "key" else "text or objects"
-        raise ValueError(f"integers: leaf {path!r} holds {what}, which have no largest one")
+        raise ValueError(f"integers: leaf {path!r} holds {what}, which cannot be ordered")
     if (rule == "refuse" or integers is None) and not is_traced(*values) and differ(values):
         said = f"leaf {path!r}: {dtype} values differ between models"
         if rule == "refuse":
-            others = remedy(dtype, "with integers='first', 'last' or 'max' one is taken")
+            others = remedy(dtype, "integers='first', 'last' or 'max' chooses one")
             raise ValueError(f"{said}; {others}")
-        warnings.warn(f"{said}: those of {given} are taken; integers= chooses others", stacklevel=5)
+        warnings.warn(
+            f"{said}; using the values of {given} (change this with integers=)", stacklevel=5
+        )
     return taken(values, rule)
 
 
 def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function keep the 64 bits of NumPy's arrays, as merges do.
+    """Makes a function compute in 64 bits if an argument has NumPy's float64.
 
-    If JAX is not enabled for 64 bits and a floating leaf is NumPy's float64, all of the function is
-    computed with 64 bits enabled. What it returns in 64 bits are arrays of NumPy then. While
-    anything is traced the function is called as it is, since JAX has decided.
+    If JAX has 64 bits disabled and a floating leaf is NumPy's float64, the whole function runs with
+    64 bits enabled. Its 64-bit results are then NumPy arrays. While any argument is traced, the
+    function is called unchanged, because JAX determines the precision.
 
     Args:
-      *names: The parameters, pytrees, in which such leaves are looked for.
+      *names: The parameters (pytrees) to search for such leaves.
 
     Returns:
       A decorator.
@@ -289,11 +292,11 @@ def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def computed(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 given = signature.bind(*args, **kwargs).arguments
-            except TypeError:  # the message of the function itself is better
+            except TypeError:  # the function's own message is better
                 return function(*args, **kwargs)
             trees = [given[name] for name in names if name in given]
             wide = any(too_wide(x) and _floating(x) for x in jax.tree.leaves(trees))
-            # The zero is traced wherever a program is, also one that has other arguments.
+            # Inside any traced program the zero is traced, even if these arguments are not.
             if not wide or is_traced(args, kwargs, jnp.zeros(())):
                 return function(*args, **kwargs)
             with jax.enable_x64(True):
@@ -306,7 +309,7 @@ def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _on_host(x: Any) -> Any:
-    """An array as NumPy's, if it has 64 bits that are known."""
+    """Converts an array with known 64-bit values to NumPy."""
     ours = isinstance(x, jax.Array) and _kind(x) != "key"
     return np.asarray(x) if ours and x.dtype.itemsize == 8 and not is_traced(x) else x
 
@@ -320,17 +323,17 @@ def task_vectors(
 ) -> TaskVectors:
     """Computes the task vectors of models: theta_k - base, stacked over models.
 
-    They are what a `Transform` or a `Reduction` is called on; a `Merge` computes them itself.
+    Task vectors are the argument of a `Transform` or a `Reduction`. A `Merge` computes them itself.
 
     Args:
       models: Pytrees with the leaf paths and shapes of `base`; see `match`.
-      base: The pytree from which the models were tuned.
+      base: The pytree that the models were fine-tuned from.
       weights: One finite number for each model; 1 by default.
       normalize: Whether weights are divided by their sum.
 
     Returns:
-      Task vectors of the structure of the base, None at leaves that are not floating. Those of
-      NumPy's float64 are arrays of NumPy, if JAX is not enabled for 64 bits.
+      Task vectors with the structure of the base, and None at leaves that are not floating. Task
+      vectors from NumPy's float64 are NumPy arrays unless JAX has 64 bits enabled.
 
     Raises:
       ValueError: For models or weights that do not fit, and for values that are not finite.
@@ -351,7 +354,7 @@ def task_vectors(
             return None, None
         if i in vectors:
             return vectors[i]
-        leaf = matched.start[i]  # has no entries: there is nothing to compute
+        leaf = matched.start[i]  # an empty leaf: nothing to compute
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         ones = (1,) * leaf.ndim
         return (
@@ -364,21 +367,21 @@ def task_vectors(
 
 
 def _as_they_are(source: Proposal, value: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Returns the task vectors of a leaf as they are."""
+    """Returns the task vectors of a leaf unchanged."""
     return value
 
 
 def known_finite(leaves: Sequence[Leaf[Proposal]]) -> list[Bool[np.ndarray, "..."]]:
-    """Checks which arrays of each leaf are finite, as far as their values are known.
+    """Checks which arrays of each leaf are finite, if their values are known.
 
     Args:
       leaves: The leaves (`Matched.leaves`).
 
     Returns:
-      For each leaf one bool for each model, and one more for the base if it takes part; True for
-      arrays that are traced.
+      For each leaf one bool for each model, and one more for the base if it takes part. True for
+      traced arrays.
     """
-    # Under `jit` too, arrays that are known are looked at now, not in the program.
+    # Known arrays are checked now even under `jit`, not in the program.
     with jax.ensure_compile_time_eval():
         flags = [
             [True if is_traced(x) else _finite(x) for x in leaf.source.arrays] for leaf in leaves
@@ -390,7 +393,7 @@ _finite = jax.jit(lambda x: jnp.isfinite(x).all())
 
 
 def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array]:
-    """Computes the outcome of one leaf, in the dtype of the update, and casts it once.
+    """Computes the result of one leaf in the dtype of the update, and casts it once.
 
     Args:
       scale: A scalar array.
@@ -398,7 +401,7 @@ def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array
       update: What the reduction made of its task vectors, shape `[...]`.
 
     Returns:
-      The change scale * update, and start + change in the dtype of the outcome.
+      The change scale * update, and start + change in the dtype of the result.
     """
     change = scale.astype(update.dtype) * update
     # The only rounding to the dtype of the file, after the sum.
@@ -409,7 +412,7 @@ def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array
 def outcome(
     scale: Array, source: Proposal, update: Array, *, check: bool
 ) -> Array | tuple[Array, Array]:
-    """Computes the outcome of one leaf: start + scale * update.
+    """Computes the result of one leaf, start + scale * update.
 
     Args:
       scale: A scalar array.
@@ -418,8 +421,8 @@ def outcome(
       check: Whether to look for NaN and infinity.
 
     Returns:
-      The outcome. With `check` also bools that say what is finite: each model, the start (if there
-      is one), and the outcome.
+      The result. With `check` also bools: whether each model, the start (if given), and the result
+      are finite.
     """
     _, out = written(scale, source, update)
     if not check:
@@ -431,20 +434,20 @@ def outcome(
 def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
     """Adds an update to a base: base + scale * update.
 
-    It is computed in the dtype of the update and cast once to that of the base.
+    The sum is computed in the dtype of the update and cast once to the dtype of the base.
 
     Args:
       base: The pytree to change.
       update: A pytree of the same structure; None keeps the leaf of the base.
-      scale: One finite number; may be traced.
+      scale: One finite number. It may be traced.
 
     Returns:
-      A pytree of the structure and dtypes of `base`. Leaves of NumPy's float64 are arrays of NumPy,
-      if JAX is not enabled for 64 bits.
+      A pytree with the structure and dtypes of `base`. NumPy's float64 leaves stay NumPy arrays
+      unless JAX has 64 bits enabled.
 
     Raises:
-      ValueError: If `scale` is not one finite number, and for values that do not fit the dtype of
-        their leaf, which is named.
+      ValueError: If `scale` is not one finite number, and for values that overflow the dtype of
+        their leaf. The message contains the leaf.
 
     >>> apply({"a": jnp.array([1.0, 2.0]), "n": 3}, {"a": jnp.array([2.0, 0.0]), "n": None}, 0.5)
     {'a': Array([2., 2.], dtype=float32), 'n': 3}
@@ -455,7 +458,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
         if change is None:
             return leaf
         leaf, change = jnp.asarray(leaf), jnp.asarray(change)
-        # As in `written`: the sum in the wide dtype, then one cast.
+        # As in `written`, the sum is computed in the wide dtype and cast once.
         return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
 
     merged = jax.tree.map(step, update, base, is_leaf=_is_none)
@@ -466,11 +469,11 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
 
 
 def overflow(path: str, dtype: DTypeLike) -> str:
-    """Makes the message about a leaf whose outcome is not finite.
+    """Makes the message about a leaf with a result that is not finite.
 
     Args:
       path: The path of the leaf.
-      dtype: The dtype of the outcome, a float.
+      dtype: The dtype of the result, a float.
 
     Returns:
       The message.
@@ -483,13 +486,13 @@ def overflow(path: str, dtype: DTypeLike) -> str:
 
 
 def origin(tree: PyTree) -> PyTree:
-    """Replaces every floating leaf of a tree by zeros; other leaves stay as they are.
+    """Replaces every floating leaf of a tree by zeros; other leaves stay unchanged.
 
     Args:
       tree: A pytree of anything.
 
     Returns:
-      A pytree of the same structure, shapes and dtypes.
+      A pytree with the same structure, shapes and dtypes.
     """
 
     def zero(leaf: Any) -> Any:
@@ -506,21 +509,20 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Check
     Args:
       weights: One number for each model; 1 by default.
       tasks: The number of models.
-      normalize: Whether they are divided by their sum.
+      normalize: Whether the weights are divided by their sum.
 
     Returns:
       Shape `[task]`, in the default float dtype; a NumPy array if the values are known.
 
     Raises:
-      ValueError: For another number of weights or anything but numbers, for values that are not
-        finite, and under `normalize` for a sum within rounding of 0. The values of traced weights
-        are not checked.
+      ValueError: Unless the weights are `tasks` finite numbers, and under `normalize` if their sum
+        is 0 up to rounding. Values of traced weights are not checked.
     """
     try:
         values = concrete(np.ones(tasks) if weights is None else weights)
         if values is not None and values.dtype.kind not in "fiub":
             raise TypeError(values.dtype)
-        # What is known is computed with here, in float64.
+        # Known weights are computed here in float64.
         w: Any = jnp.asarray(weights, jnp.result_type(float)) if values is None else values
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
@@ -533,7 +535,8 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Check
         raise ValueError(f"weights: expected finite values, got {w.tolist()}")
     if normalize:
         rounding = 10 * jnp.finfo(jnp.result_type(float)).eps
-        # A sum that is rounding error beside its terms would blow up the weights by 1 / eps.
+        # If the sum is only rounding error of its terms, division would multiply the weights by 1 /
+        # eps.
         if abs(w.sum()) <= rounding * abs(w).sum():
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
         w = w / w.sum()
@@ -541,18 +544,18 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Check
 
 
 def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any], T]) -> list[T]:
-    """Finds for each leaf the entry of a prefix of its tree.
+    """Finds, for each leaf, its entry in a prefix of the tree.
 
     Args:
-      prefix: Entries by name, in mappings that may be nested.
+      prefix: Entries by name, in mappings that can be nested.
       paths: The paths of the leaves.
-      of: Makes what is returned of an entry; it is called once for each of them.
+      of: A function that converts an entry; it is called once for each entry.
 
     Returns:
-      What is made of the entry at the path of each leaf, or at a node above it.
+      For each leaf, the converted entry at its path or at a node above it.
 
     Raises:
-      ValueError: If a leaf has no entry, or an entry no leaf. The message has the path.
+      ValueError: If a leaf lacks an entry, or an entry lacks a leaf. The message contains the path.
 
     >>> by_leaf({"encoder": {"w": 1}, "head": 2}, ["encoder/w", "head/bias", "head/kernel"], str)
     ['1', '2', '2']
@@ -572,7 +575,7 @@ def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any],
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """A path, and those of the nodes above it, from the leaf up."""
+    """A path and the paths of the nodes above it, from the leaf up."""
     while path:
         yield path
         path = path.rpartition("/")[0]
@@ -593,7 +596,7 @@ def _column(
 ) -> tuple[list[Any], list[Kind]]:
     """Returns the leaves of `tree` in the order of `paths`, and the kind of each.
 
-    ValueError if it has other leaves.
+    Raises a ValueError if it has other leaves.
     """
     leaves, structure = jax.tree.flatten(tree)
     if structure != treedef:  # other containers may have the same paths
@@ -613,13 +616,13 @@ def _column(
 
 
 def too_wide(x: Any) -> bool:
-    """Checks whether a leaf is NumPy's, of a dtype that JAX would narrow.
+    """Checks whether a leaf is a NumPy array with a dtype that JAX would narrow.
 
     Args:
       x: Anything.
 
     Returns:
-      True for float64, complex128 and 64-bit integers of NumPy, unless JAX is enabled for 64 bits.
+      True for NumPy's float64, complex128 and 64-bit integers, unless JAX has 64 bits enabled.
     """
     return (
         isinstance(x, np.ndarray | np.generic)
@@ -629,10 +632,10 @@ def too_wide(x: Any) -> bool:
 
 
 def as_given(x: Any) -> Any:
-    """Converts numbers to an array of JAX, or of NumPy if JAX would narrow them.
+    """Converts numbers to a JAX array, or to a NumPy array if JAX would narrow them.
 
     Args:
-      x: What `jnp.asarray` takes.
+      x: Any argument of `jnp.asarray`.
 
     Returns:
       The array.
@@ -641,13 +644,13 @@ def as_given(x: Any) -> Any:
 
 
 def narrowed(x: Any) -> Any:
-    """Rounds floats that JAX would narrow to float32; values that do not fit become infinite.
+    """Rounds floats to float32 where JAX would; values that overflow become infinite.
 
     Args:
       x: Anything.
 
     Returns:
-      A NumPy array of float32 for NumPy's float64, unless JAX is enabled for 64 bits; else `x`.
+      A float32 NumPy array for NumPy's float64, unless JAX has 64 bits enabled; else `x`.
     """
     if not (too_wide(x) and _floating(x)):
         return x
@@ -656,9 +659,9 @@ def narrowed(x: Any) -> Any:
 
 
 def _leaf(where: str, leaf: Any, traced: bool) -> tuple[Any, Kind]:
-    """Converts a leaf to an array if it is a number, and returns its kind too.
+    """Converts a number to an array; returns the leaf and its kind.
 
-    What else a model may hold stays as it is.
+    All other leaves stay unchanged.
     """
     if isinstance(leaf, jax.Array):
         array: Any = leaf
@@ -679,7 +682,7 @@ def _leaf(where: str, leaf: Any, traced: bool) -> tuple[Any, Kind]:
 
 @functools.cache
 def _kind_of(dtype: Any) -> Kind:
-    """What arrays of a dtype hold; "other" for neither numbers nor random keys."""
+    """The kind of arrays of a dtype; "other" unless they hold numbers or random keys."""
     numbers = (jnp.integer, jnp.bool, jnp.complexfloating)
     if jnp.issubdtype(dtype, jnp.floating):
         return "float"
@@ -689,7 +692,7 @@ def _kind_of(dtype: Any) -> Kind:
 
 
 def _kind(x: Any) -> Kind:
-    """What a leaf of a matched tree holds; text in arrays counts as numbers that are not merged."""
+    """The kind of a leaf of a matched tree. Arrays of text count as numbers that stay unmerged."""
     if not isinstance(x, jax.Array | np.ndarray):
         return "other"
     kind = _kind_of(x.dtype)
@@ -697,16 +700,16 @@ def _kind(x: Any) -> Kind:
 
 
 def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
-    """Checks one leaf of a model against that of the base, which `given` names in messages."""
+    """Checks one leaf of a model against the base's leaf; messages call the base `given`."""
     kind, expected = _kind(leaf), _kind(like)
     if kind == expected == "key" and (leaf.dtype, leaf.shape) == (like.dtype, like.shape):
         return
     if expected in ("key", "other"):
         if not _same(leaf, like):
             raise ValueError(
-                f"{where}: expected what {given} has, since only numbers can be merged: "
+                f"{where}: expected the value of {given}, because only numbers can be merged: "
                 f"{_shown(like)}; got {_shown(leaf)}. Merge the parameters alone: of a Flax module "
-                "nnx.state(module, nnx.Param), of an Equinox one eqx.filter(module, "
+                "nnx.state(module, nnx.Param), of an Equinox module eqx.filter(module, "
                 "eqx.is_inexact_array)"
             )
         return
@@ -719,7 +722,7 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Checks whether two leaves that are no numbers are equal: functions, strings."""
+    """Checks whether two leaves are equal that are not numbers, such as functions or strings."""
     if a is b:
         return True
     try:

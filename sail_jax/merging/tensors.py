@@ -1,4 +1,4 @@
-"""Tensors whose entries are read on demand: the protocol, and help for classes that follow it.
+"""Tensors that are read on demand: the protocol, and base classes for implementations.
 
 Readers of files return such tensors, and the engine reads their entries piece by piece.
 """
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 class Like(Protocol):
     """The name, dtype and shape of a tensor.
 
-    The dtype is one of NumPy, or of `ml_dtypes` for bfloat16 and the float8 types.
+    The dtype is NumPy's, or from `ml_dtypes` for bfloat16 and the float8 types.
     """
 
     @property
@@ -39,19 +39,19 @@ class Like(Protocol):
 
 @runtime_checkable
 class Tensor(Like, Protocol):
-    """A tensor whose entries are read on demand, from several threads at once.
+    """A tensor with entries that are read on demand, from several threads at once.
 
-    A tensor that is computed when it is read also has an attribute `needs`: the bytes that it holds
+    A tensor that is computed on reading also has an attribute `needs`, the bytes that it holds
     meanwhile.
     """
 
     @property
     def source(self) -> str:
-        """Where it lies, for messages."""
+        """The location of the tensor, for messages."""
         ...
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries, in row-major order."""
+        """Reads consecutive entries in row-major order."""
         ...
 
 
@@ -60,13 +60,13 @@ Tensors = Mapping[str, Tensor]
 
 
 class LastBlock:
-    """The block of a tensor that was read last, kept for the next read; threads may share it."""
+    """The last block read of a tensor, kept for the next read; threads may share it."""
 
     def __init__(self, read: Callable[[int], np.ndarray]) -> None:
-        """Keeps nothing yet.
+        """Starts without a block.
 
         Args:
-          read: Reads the entries of a block, by its number.
+          read: A function that reads the entries of a block with a given number.
         """
         self._read = read
         self._lock = threading.Lock()
@@ -74,11 +74,12 @@ class LastBlock:
 
     @property
     def held(self) -> int:
-        """The entries that are held now."""
+        """The number of entries in memory."""
         return self._kept[1].size
 
     def get(self, number: int) -> np.ndarray:
-        """Returns a block; it is read, and the one before it is freed, unless it is kept.
+        """Returns a block. Unless it is the kept block, it is read, and the kept block is freed
+        first.
 
         Args:
           number: Its number, from 0.
@@ -95,7 +96,7 @@ class LastBlock:
             return block
 
     def forget(self, number: int) -> None:
-        """Frees a block, if it is the one that is kept.
+        """Frees a block if it is the kept block.
 
         Args:
           number: Its number.
@@ -106,17 +107,16 @@ class LastBlock:
 
 
 class OnDemand(ABC):
-    """A tensor that has to be formed before entries of it can be read.
+    """A tensor that must be formed before its entries can be read.
 
-    What is formed for the first entries is kept until the last entry has been read. So reading a
-    tensor from end to end forms it once. Several threads may read at once; what they read may then
-    be formed more than once.
+    The formed tensor is kept until its last entry is read. Reading a tensor from end to end
+    therefore forms it once. If several threads read at once, it may be formed more than once.
 
     Attributes:
       name: The name of the tensor.
       dtype: The dtype of its entries.
       shape: Its shape.
-      source: Where it lies, for messages.
+      source: The location of the tensor, for messages.
     """
 
     def __init__(self, name: str, dtype: np.dtype, shape: Shape, source: str) -> None:
@@ -127,7 +127,7 @@ class OnDemand(ABC):
     @property
     @abstractmethod
     def needs(self) -> int:
-        """The bytes held between the first read and the last, at most."""
+        """The largest number of bytes held between the first and the last read."""
 
     @abstractmethod
     def form(self) -> Any:
@@ -138,10 +138,10 @@ class OnDemand(ABC):
         out[...] = formed[start : start + out.size]
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries, in row-major order; forms the tensor if it is not formed.
+        """Reads consecutive entries in row-major order; forms the tensor first if necessary.
 
         Args:
-          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          out: The buffer to fill, flat, contiguous and of the tensor's dtype.
           start: Row-major index of the first entry to read.
 
         Raises:
@@ -154,11 +154,11 @@ class OnDemand(ABC):
             if self._formed is None:
                 self._formed = self.form()
             formed = self._formed
-            # The engine reads from the first entry to the last: nobody needs what was formed after
-            # that.
-            if start + out.size == math.prod(self.shape):  # the last entries are asked for
+            # The engine reads from the first entry to the last, so the formed tensor is not needed
+            # after the last.
+            if start + out.size == math.prod(self.shape):  # the last entries are read
                 self._formed = None
-        # Outside the lock, so that several threads can copy at once.
+        # Outside the lock, several threads can copy at once.
         self.fill(formed, out, start)
 
 
@@ -167,7 +167,7 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
 
     Args:
       tensor: The tensor.
-      out: The buffer, which has to be flat, contiguous and of the tensor's dtype.
+      out: The buffer. It must be flat, contiguous and of the tensor's dtype.
       start: Row-major index of the first entry to read.
 
     Raises:
@@ -181,7 +181,7 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
         )
     if start < 0 or start + out.size > size:
         raise ValueError(
-            f"{tensor.name} of {tensor.source}: entries {start} to {start + out.size} asked for, "
+            f"{tensor.name} of {tensor.source}: cannot read entries {start} to {start + out.size}, "
             f"has {size}"
         )
 
@@ -190,7 +190,7 @@ def bytes_of(tensor: Like) -> int:
     """Computes the bytes of all entries of a tensor.
 
     Args:
-      tensor: The tensor, of which nothing is read.
+      tensor: The tensor. Its entries are not read.
 
     Returns:
       The bytes.
@@ -199,13 +199,13 @@ def bytes_of(tensor: Like) -> int:
 
 
 def held(tensor: Tensor) -> int:
-    """Returns the memory that a tensor holds while it is read, beside what it is read into.
+    """Returns the memory that a tensor holds while it is read, without the target buffer.
 
     Args:
       tensor: The tensor.
 
     Returns:
-      Bytes; 0 for a tensor that is not computed.
+      Bytes; 0 for a tensor that is stored in a file.
     """
     return getattr(tensor, "needs", 0)
 
@@ -215,12 +215,11 @@ def same_entries(first: Tensor, second: Tensor, piece: int = 1 << 18) -> bool:
 
     Args:
       first: A tensor.
-      second: Another one.
-      piece: How many entries are compared at once.
+      second: Another tensor.
+      piece: The number of entries to compare at once.
 
     Returns:
-      Whether both have the same shape and entries. Those of different dtypes are compared in
-      float32.
+      Whether both have equal shapes and entries. Different dtypes are compared in float32.
 
     Raises:
       ValueError: If the entries are not all there.
@@ -235,7 +234,7 @@ def same_entries(first: Tensor, second: Tensor, piece: int = 1 << 18) -> bool:
         second.read(b, start)
         if a.dtype != b.dtype:
             a, b = a.astype(np.float32), b.astype(np.float32)
-        # As bytes, since NaN does not equal itself.
+        # Bytes are compared first, because NaN does not equal itself.
         if a.tobytes() != b.tobytes() and not np.array_equal(a, b):
             return False
     return True
@@ -248,7 +247,7 @@ def read_whole(tensor: Tensor) -> np.ndarray:
       tensor: The tensor.
 
     Returns:
-      The entries in the tensor's shape, at a multiple of 64 bytes: XLA reads such memory in place.
+      The entries in the tensor's shape, at a multiple of 64 bytes. XLA reads such memory in place.
 
     Raises:
       ValueError: If the entries are not all there.
@@ -259,14 +258,14 @@ def read_whole(tensor: Tensor) -> np.ndarray:
 
 
 def aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Makes an array in memory that XLA reads in place: it begins at a multiple of 64 bytes.
+    """Makes an array that starts at a multiple of 64 bytes, which XLA reads in place.
 
     Args:
       shape: The shape.
       dtype: The dtype.
 
     Returns:
-      The array, whose entries are arbitrary.
+      The array with arbitrary entries.
     """
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)

@@ -1,7 +1,7 @@
-"""Transforms of task vectors: they choose which entries count, and with what value.
+"""Transforms of task vectors: they mask entries or change their values.
 
-A transform keeps the task axis; reductions (`reductions`) remove it. Published methods
-(`sail_jax.methods`) are made of both.
+A transform keeps the task axis. Reductions (`reductions`) remove it. Published methods
+(`sail_jax.methods`) combine transforms with a reduction.
 """
 
 import functools
@@ -60,11 +60,11 @@ __all__ = [
 __dir__ = listed(__name__)
 
 ElectBy = Literal["mass", "weighted", "count"]
-"""What decides the sign of an entry; see `elect`."""
+"""The quantity that decides the sign of an entry; see `elect`."""
 TieSign = Literal["none", "positive", "majority"]
-"""Which sign is elected where the sum is 0; see `elect`."""
+"""The sign that is elected where the sum is 0; see `elect`."""
 RankBy = Literal["rank", "magnitude"]
-"""What decides the probability of an entry; see `drop_by_magnitude`."""
+"""The quantity that decides the probability of an entry; see `drop_by_magnitude`."""
 Vectors = tuple[Array, Array]
 """(delta, weight) of one leaf or of a piece of it."""
 
@@ -90,13 +90,13 @@ def trim(density: PerModel, scope: Scope = "tree", *, floor: bool = False) -> Tr
     """Keeps, for each model, the `density` fraction of entries of largest magnitude.
 
     This is the first step of TIES. Every other entry gets weight 0. Exactly k = max(1,
-    round(density * n)) entries stay, halves rounded up. Entries equal to the threshold are taken in
-    order of (path, row-major index), so the result depends neither on the order of leaves nor on
-    sharding. Entries that are masked already rank last.
+    round(density * n)) entries are kept, with halves rounded up. Entries equal to the threshold are
+    kept in order of (path, row-major index). The result therefore does not depend on the order of
+    leaves or on sharding. Entries that are already masked rank last.
 
     Args:
-      density: Fraction in (0, 1], one for all models or one per model. It may be traced, see
-        `counting.of_size`: then other densities share the program.
+      density: Fraction in (0, 1], one for all models or one per model. It may be traced (see
+        `counting.of_size`). Then other densities share the compiled program.
       scope: "tree" counts all leaves together, one threshold per model (the paper); "tensor" counts
         each leaf alone (mergekit). A leaf has fewer than 2**32 entries, a tree fewer than 2**48.
       floor: Whether density * n is rounded down (mergekit).
@@ -127,12 +127,12 @@ def _check_density(density: PerModel) -> None:
 
 
 def _trim_ranks(density: counting.Numbers, size: int, *, floor: bool) -> tuple[Wide, ...]:
-    """Returns the rank of the last entry that stays."""
+    """Returns the rank of the last kept entry."""
     return (_how_many(density, floor, size),)
 
 
 def _how_many(density: counting.Numbers, floor: bool, size: int) -> Wide:
-    """Counts the entries that stay: at least one of a tensor that has any."""
+    """Counts the kept entries: at least one, unless the tensor is empty."""
     count = counting.of_size(density, size, half=not floor)
     some = counting.smaller(count, counting.wide(1), larger=True)
     return counting.smaller(some, counting.wide(size))
@@ -154,15 +154,17 @@ def keep_between(
     *,
     floor: bool = False,
 ) -> Transform:
-    """Masks, for each model, the largest and the smallest entries: the masks of Breadcrumbs.
+    """Masks, for each model, the largest and the smallest entries (the masks of Breadcrumbs).
 
-    Of n entries k = max(1, round(density * n)) stay: those next in magnitude to the min(round(gamma
-    * n), n - k) largest. Exactly k stay whatever is equal: equal entries rank by (path, row-major
-    index), as in `trim`.
+    The min(round(gamma * n), n - k) largest of n entries are masked, and the next k = max(1,
+    round(density * n)) are kept. Exactly k are kept even with equal magnitudes, because equal
+    entries rank by (path, row-major index), as in `trim`.
 
     Args:
-      density: The fraction that stays, in (0, 1]; one number or one per model. It may be traced.
-      gamma: The fraction of largest entries that is masked, in [0, 1); likewise.
+      density: The fraction of entries to keep, in (0, 1]; one number or one per model. It may be
+        traced.
+      gamma: The fraction of largest entries to mask, in [0, 1); one number or one per model. It may
+        be traced.
       scope: Whether n counts each "tensor" (the paper's layers) or the whole "tree".
       floor: Whether products are rounded down instead of to the nearest.
 
@@ -170,7 +172,7 @@ def keep_between(
       A transform of task vectors with leaves `[task, ...]`: deltas are unchanged, weights masked.
 
     Raises:
-      ValueError: For other densities, gammas or scopes.
+      ValueError: For invalid densities, gammas or scopes.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
@@ -190,10 +192,10 @@ def keep_between(
 def _between_ranks(
     density: counting.Numbers, gamma: counting.Numbers, size: int, *, floor: bool
 ) -> tuple[Wide, ...]:
-    """Returns the ranks of the last entry above those that stay, and of the last one that stays."""
+    """Returns the ranks of the last masked large entry and of the last kept entry."""
     count = _how_many(density, floor, size)
     above = counting.of_size(gamma, size, half=not floor)
-    # `density` wins over `gamma`: as many entries stay as it says, and fewer large ones are masked.
+    # `density` has priority over `gamma`: if both do not fit, fewer large entries are masked.
     above = counting.smaller(above, counting.subtract(counting.wide(size), count))
     return above, counting.add(above, count)
 
@@ -214,25 +216,25 @@ def _keep_between(
 
 @shown
 def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
-    """Elects a sign for each entry, and masks the models of another sign.
+    """Elects a sign for each entry, and masks the models with another sign.
 
-    This is the second step of TIES. Models whose entry is 0 are masked as well.
+    This is the second step of TIES. A model with the entry 0 is masked too.
 
     Args:
-      by: The sign that is elected. "mass": that of sum_k delta_k over the models that are not
-        masked (Yadav et al.). "weighted": that of sum_k w_k delta_k, where the sign of w_k delta_k
-        has to agree (mergekit). "count": that of sum_k sign(delta_k) over the models that are not
-        masked.
-      tie: What is elected where that sum is exactly 0. "none" masks all models, so the base stays
-        and the transform commutes with delta -> -delta. "positive" elects + (mergekit). "majority"
-        elects the sign that won more entries of the whole tree, none if there is no such sign (the
-        code of Yadav et al., which then keeps negative entries).
+      by: The sum that gives the elected sign, over unmasked models. "mass" is sum_k delta_k (Yadav
+        et al.). "weighted" is sum_k w_k delta_k, and the sign of w_k delta_k must agree (mergekit).
+        "count" is sum_k sign(delta_k).
+      tie: The sign that is elected where the sum is exactly 0. "none" masks all models: the base
+        stays, and the transform commutes with delta -> -delta. "positive" elects + (mergekit).
+        "majority" elects the sign that won more entries of the whole tree, as in the code of Yadav
+        et al. If both signs won equally many, all models are masked (their code keeps negative
+        entries).
 
     Returns:
       A transform of task vectors with leaves `[task, ...]`: deltas are unchanged, weights masked.
 
     Raises:
-      ValueError: For other values of `by` and `tie`.
+      ValueError: For unknown values of `by` and `tie`.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Sec. 4.
@@ -251,7 +253,7 @@ def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
 
 
 def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
-    """Computes what is summed over models to elect a sign."""
+    """Computes the terms of the sum that elects a sign."""
 
     def counted(d: Array, w: Array) -> Array:
         if by == "weighted":
@@ -268,7 +270,7 @@ def _keep_elected(
     counted = _counted(by, delta, weight)
     mass = task_sum(counted)
     elected = jnp.where(mass == 0, jnp.asarray(default, mass.dtype), jnp.sign(mass))
-    # Strictly: an entry that is 0, or masked before, agrees with no sign.
+    # The comparison is strict: an entry that is 0 or already masked never agrees.
     return delta, per_task(lambda c, w: jnp.where(c * elected > 0, w, 0), counted, weight)
 
 
@@ -291,12 +293,12 @@ def _majority(prepared: tuple[()], signs: tuple[Wide, Wide]) -> Array:
 
 @shown
 def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transform:
-    """Masks every entry with probability `rate` and divides the others by 1 - rate: DARE.
+    """Masks every entry with probability `rate` and divides the others by 1 - rate (DARE).
 
-    With `rescale` the expected delta is unchanged and gains the variance rate / (1 - rate) *
-    delta^2. Whether an entry is kept depends on the key, the path of its leaf, the place k of its
-    model and its row-major index, and on nothing else (`random_bits`): neither on the order of
-    leaves nor on what else is in the tree, on sharding or on pieces.
+    With `rescale` the expected delta is unchanged, and its variance is rate / (1 - rate) * delta^2.
+    The mask of an entry depends only on the key, the path of its leaf, the index k of its model and
+    its row-major index (`random_bits`). It does not depend on the order of leaves, other leaves,
+    sharding or pieces.
 
     Args:
       rate: In [0, 1), one number or one per model; may be traced.
@@ -337,11 +339,11 @@ def _drop(
 def uniform(
     words: UInt[Array, "words"], piece: Piece, shape: Sequence[int]
 ) -> Callable[[int], Float[Array, "..."]]:
-    """Makes the random draws of a piece, uniform in [0, 1).
+    """Makes a function that returns the random draws of a piece, uniform in [0, 1).
 
     Args:
       words: The words of a PRNG key (`random_bits.key_words`).
-      piece: Which entries of which leaf they are.
+      piece: The entries of a leaf to draw for.
       shape: The shape of the deltas, `[task, ...]`.
 
     Returns:
@@ -351,7 +353,7 @@ def uniform(
     models = lax.iota(jnp.uint32, tasks)
     low, high = random_bits.stream(words, *(piece.name[i] for i in range(4)), models)
     index = piece.index(tuple(rest))
-    # A function and not a stack: bits of one model at a time fuse with the comparison that uses
+    # A function instead of a stack: XLA fuses the bits of one model with the comparison that uses
     # them.
     return lambda k: random_bits.uniform((low[k], high[k]), index)
 
@@ -359,7 +361,7 @@ def uniform(
 def _drawn(
     words: Array, piece: Piece, delta: Array, chance: Float[Array, "#task ..."]
 ) -> Bool[Array, "task ..."]:
-    """Draws masks that are True with a given chance, for every entry and model apart."""
+    """Draws masks that are True with given probabilities, independently for entries and models."""
     draw = uniform(words, piece, delta.shape)
     return jnp.stack([draw(k) < chance[k if len(chance) > 1 else 0] for k in range(len(delta))])
 
@@ -373,30 +375,29 @@ def drop_by_magnitude(
     *,
     rescale: Literal["probability", "l1"] | None = "probability",
 ) -> Transform:
-    """Masks entries with a probability that falls with their magnitude: DELLA's MAGPRUNE.
+    """Masks entries with a probability that falls with their magnitude (DELLA's MAGPRUNE).
 
-    An entry stays with probability p = density - epsilon + 2 epsilon x, and is divided by p. Here x
-    in [0, 1] is the place of the entry in its row (the last axis; a vector is one row). Where x is
-    0 / 0 (rows of length 1, or of equal magnitudes for "magnitude") p is the density. Where density
-    + epsilon exceeds 1, epsilon becomes 1 - density, so that no p does; density 1 keeps everything.
-    The division by p keeps the expected delta. Draws depend on what those of `drop` depend on, and
-    each row is ranked alone.
+    An entry is kept with probability p = density - epsilon + 2 epsilon x, and is divided by p. This
+    keeps the expected delta. x in [0, 1] is the place of the entry in its row (the last axis; a
+    vector is one row). Where x is 0 / 0, p is the density. This happens in rows of length 1, and
+    for "magnitude" in rows of equal magnitudes. If density + epsilon > 1, epsilon becomes 1 -
+    density. Density 1 keeps everything. Draws are reproducible as in `drop`, and each row is ranked
+    separately.
 
     Args:
-      density: In (0, 1], one number or one per model: the mean of p over a row, by "rank".
-      epsilon: In [0, density), likewise.
+      density: In (0, 1], one number or one per model. With "rank" it is the mean of p over a row.
+      epsilon: In [0, density), one number or one per model.
       key: One PRNG key, typed or raw.
-      rank_by: "rank" has x = (r - 1) / (n - 1), r = 1 for the smallest |delta| of n, equal entries
-        in order of position; "magnitude" has x = (|delta| - least) / (greatest - least).
-      rescale: "probability" divides by p. "l1" multiplies the deltas of a model by the ratio of
-        their L1 norms over the tensor before and after instead (mergekit). None leaves them as they
-        are.
+      rank_by: "rank" uses x = (r - 1) / (n - 1), with r = 1 for the smallest |delta| of n and equal
+        entries in order of position. "magnitude" uses x = (|delta| - min) / (max - min).
+      rescale: "probability" divides by p. "l1" instead restores the L1 norm of each model's deltas
+        over the tensor (mergekit). None does not rescale.
 
     Returns:
       A transform of task vectors with leaves `[task, ...]`.
 
     Raises:
-      ValueError: Unless 0 <= epsilon < density <= 1, and for another `rank_by`.
+      ValueError: Unless 0 <= epsilon < density <= 1, and for an unknown `rank_by`.
       TypeError: Without a key.
 
     References:
@@ -420,7 +421,7 @@ def drop_by_magnitude(
         divided = rescale is not None
         masks = kernel(_drop_by_magnitude, *numbers, rank_by=rank_by, rescale=divided)
         return transform(masks, needs="row", ranked=ranked)
-    # A bit for each entry: ranking costs far more than remembering what came of it.
+    # The masks are kept as one bit per entry, because ranking again would cost far more.
     sample = kernel(_sample, *numbers, rank_by=rank_by)
     norms = Fold(sample, kernel(_ratio), add_norms, kept=1 / 8)
     return transform(kernel(_masked_before), norms, needs="row", ranked=ranked)
@@ -433,7 +434,7 @@ def _drop_by_magnitude(
     """The kernel of `drop_by_magnitude` without norms."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
-    # entries of p = 0 are masked, and delta / 0 would leave NaN or infinity in them
+    # Entries with p = 0 are masked. Division by 0 would leave NaN or infinity in them.
     divisor = jnp.where(p > 0, p, 1) if rescale else 1
     return delta / divisor, mask(kept, weight)
 
@@ -441,9 +442,9 @@ def _drop_by_magnitude(
 def _probability(
     density: Array, epsilon: Array, piece: Piece, delta: Array, weight: Array, rank_by: RankBy
 ) -> Float[Array, "task ..."]:
-    """Computes the probability with which each entry stays."""
+    """Computes the probability of keeping each entry."""
     density, epsilon = beside(density, delta), beside(epsilon, delta)
-    # Keeps density - epsilon and density + epsilon, the least and the largest p, within [0, 1].
+    # Keeps the smallest and the largest p, density - epsilon and density + epsilon, in [0, 1].
     epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
     size = _sizes(piece, delta, weight)
     if rank_by == "magnitude":
@@ -461,7 +462,7 @@ def _place_by_rank(
 ) -> Float[Array, "task ..."]:
     """Computes the place of each entry in its row by rank, from -1 to 1 for the largest.
 
-    `ranks` are those of `row_ranks`, if they are known.
+    `ranks` comes from `row_ranks`; None computes it here.
     """
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
@@ -478,7 +479,7 @@ def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..
     if size.ndim == 1:
         return jnp.zeros_like(size)
     least, most = size.min(-1, keepdims=True), size.max(-1, keepdims=True)
-    # The inner where keeps 0 / 0 out of the discarded branch, where it would spoil gradients.
+    # The inner where keeps 0 / 0 out of the discarded branch, for finite gradients.
     differ = most > least
     return jnp.where(differ, 2 * (size - least) / jnp.where(differ, most - least, 1) - 1, 0)
 
@@ -489,7 +490,7 @@ def _sample(
 ) -> tuple[Norms, Array]:  # fmt: skip
     """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
-    # Norms and bits would each draw anew.
+    # Without this, norms and bits would each draw again.
     kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
     return _norms(piece, delta, mask(kept, weight)), _packed(kept)
 
@@ -497,7 +498,7 @@ def _sample(
 def _masked_before(
     factor: Array, bits: Array, piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
-    """Applies masks that were kept as bits, and a factor for each model."""
+    """Applies stored masks, and a factor for each model."""
     kept = _unpacked(bits, delta.shape, weight)
     return per_task(jnp.multiply, beside(factor, delta), delta), mask(kept, weight)
 
@@ -509,7 +510,7 @@ WORD = 32
 def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
     """Packs masks into 32-bit words, `[task, words]`."""
     flat = kept.reshape(len(kept), -1)
-    # Bit i of word j is entry i * words + j: so words are made of whole slices, not of neighbours.
+    # Bit i of word j is entry i * words + j. Words then combine whole slices instead of neighbours.
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD, -1)
     bits = flat.astype(jnp.uint32)
     return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
@@ -518,9 +519,10 @@ def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
 def _unpacked(
     words: UInt[Array, "task words"], shape: Sequence[int], like: Array
 ) -> Bool[Array, "task ..."]:
-    """Unpacks the masks of `_packed`; `like` is what `computed_once` takes."""
+    """Unpacks the masks of `_packed`; `like` is an argument of `computed_once`."""
     places = jnp.arange(WORD, dtype=jnp.uint32)[:, None]
-    # In the order of words: elsewhere XLA would divide the index of each entry to find its word.
+    # The bits are computed in the order of words. Otherwise XLA would divide each entry's index to
+    # find its word.
     bits = computed_once(lambda: (words[:, None] >> places) & 1 != 0, like)
     size = int(np.prod(shape[1:]))
     return bits.reshape(shape[0], -1)[:, :size].reshape(shape)
@@ -531,17 +533,17 @@ def _unpacked(
 
 @shown
 def rescale_l1(scope: Scope = "tensor") -> Transform:
-    """Restores the L1 norms that masks have reduced, as mergekit does.
+    """Restores the L1 norms that masks have reduced (mergekit's rescaling).
 
-    Every delta is multiplied by the ratio of two L1 norms over the entries of its model: of all of
-    them, and of those that are not masked. Where either norm is 0 the factor is 1. (In mergekit it
-    is 1 below 1e-7 too.)
+    The deltas of a model are multiplied by the L1 norm of all entries divided by the L1 norm of
+    unmasked entries. If either norm is 0, the factor is 1. (In mergekit it is also 1 below 1e-7.)
 
     Args:
       scope: Whether norms are taken over each "tensor" (mergekit) or over the whole "tree".
 
     Returns:
-      A transform of task vectors with leaves `[task, ...]`. It follows what masks in a `chain`.
+      A transform of task vectors with leaves `[task, ...]`. In a `chain` it follows a masking
+      transform.
 
     Raises:
       ValueError: For another scope.
@@ -557,7 +559,7 @@ def rescale_l1(scope: Scope = "tensor") -> Transform:
 
 
 def _norms(piece: Piece, delta: Array, weight: Array) -> Norms:
-    """Computes the L1 norms of all entries of a piece, and of those that are not masked."""
+    """Computes the L1 norms of all entries of a piece, and of unmasked entries."""
     left = jnp.broadcast_to(weight, delta.shape)
     return l1_norms(
         list(delta), [jnp.where(w != 0, x, 0) for x, w in zip(delta, left, strict=True)]
@@ -583,16 +585,16 @@ def check_per_model(
     """Checks that a hyperparameter is one finite number or one per model.
 
     Args:
-      name: What the message calls it.
-      value: The value, which may be traced.
-      holds: What has to be true of every number, an array in and out.
-      expected: What the message says was expected, such as "in (0, 1]".
+      name: The name in the message.
+      value: The value, perhaps traced.
+      holds: The condition on every number, a function of an array that returns an array.
+      expected: The condition in words for the message, such as "in (0, 1]".
 
     Returns:
-      The values as float64, None while they are traced.
+      The values as float64; None if they are traced.
 
     Raises:
-      ValueError: If the value is anything else, or `holds` is false of a number.
+      ValueError: If the value is anything else, or a number violates the condition.
     """
     numbers = "a number or one per model"
     values = concrete(value)

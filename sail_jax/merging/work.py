@@ -1,8 +1,8 @@
-"""Describes what is done to tensors, one `Work` for each, and the pieces in which it is done.
+"""Describes the merge of each tensor as a `Work`, and divides tensors into pieces.
 
-A piece is a run of entries, of rows, or all of a tensor, whatever the steps of the merge need. Runs
-of entries are padded to one of four lengths, so that compilation does not grow with the number of
-shapes. The pieces do not depend on memory, threads or devices.
+A piece is a run of entries, a run of rows, or the whole tensor, as the steps of the merge require.
+Runs of entries are padded to one of four lengths, which keeps compilation independent of the number
+of shapes. The pieces do not depend on memory, threads or devices.
 """
 
 import functools
@@ -21,11 +21,11 @@ from sail_jax.merging.steps import NEEDS, Needs, Step
 from sail_jax.merging.tensors import Shape, Tensor
 
 ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
-"""The lengths to which runs of entries are padded. Small tensors that are merged together have
-about SOME entries in all.
+"""The lengths that runs of entries are padded to. Small tensors are merged together in groups of
+about SOME entries.
 """
 CROWD = 1 << 8
-"""The number of tensors of up to TINY entries above which they have programs of their own."""
+"""With more than this number of tensors of at most TINY entries, they get separate programs."""
 
 PieceOf = tuple[str, int]
 """The name of a work, and the index of one of its pieces."""
@@ -33,15 +33,15 @@ PieceOf = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What is done to tensors, whoever they belong to: scale * reduction(transform(task vectors)).
+    """The computation on tensors, scale * reduction(transform(task vectors)).
 
-    A `Merge` is a program with what it expects of its inputs.
+    A `Merge` is a program with requirements on its inputs.
 
     Attributes:
-      transform: What is done to the task vectors.
-      reduction: How they become one update.
-      scale: A finite number by which the update is multiplied; may be traced.
-      remedy: What an error says of an outcome that holds NaN, with advice. By default it says that
+      transform: The transform of the task vectors.
+      reduction: The reduction of the task vectors to one update.
+      scale: The factor on the merged task vector, a finite number. It may be traced.
+      remedy: The message about a result that holds NaN, with advice. By default the message is that
         the values do not fit.
     """
 
@@ -52,12 +52,12 @@ class Program:
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
-        """All steps, those of the transform first; the last one reduces."""
+        """All steps, first the transform's; the last step reduces."""
         return (*self.transform.steps, *self.reduction.steps)
 
     @functools.cached_property
     def needs(self) -> Needs:
-        """What has to be seen of a tensor at once: single entries, rows, or all of it."""
+        """The part of a tensor needed at once: single entries, rows, or the whole tensor."""
         return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
 
     @functools.cached_property
@@ -68,19 +68,19 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The merge of one tensor: its inputs, their weights, and what is done with them.
+    """The merge of one tensor: its inputs, their weights, and the program.
 
     Attributes:
       name: The path of the tensor.
       shape: The shape of all of its inputs.
-      dtype: The dtype of the outcome.
+      dtype: The dtype of the result.
       models: The tensor in each model.
-      start: The tensor that task vectors are relative to, None for 0.
-      weights: One for each model, shape `[model]`, normalised if the merge does so.
-      merge: What is done; None if the only model is copied.
-      steps: The steps of the merge; none of a copy.
-      needs: What has to be seen of the tensor at once.
-      inputs: All tensors that are read: the start, if there is one, then the models.
+      start: The tensor that task vectors are relative to; None for 0.
+      weights: One for each model, shape `[model]`, normalised if the merge normalises.
+      merge: The program; None if the only model is copied.
+      steps: The steps of the merge; empty for a copy.
+      needs: The part of the tensor needed at once.
+      inputs: All tensors that are read: the start, if given, then the models.
       size: The number of entries.
     """
 
@@ -112,15 +112,15 @@ class Work:
 
 
 def copy(name: str, dtype: np.dtype, tensor: Tensor) -> Work:
-    """Describes a tensor that is copied.
+    """Describes the copy of a tensor.
 
     Args:
-      name: The path that it gets.
-      dtype: The dtype that it gets.
-      tensor: What is copied.
+      name: The path of the copy.
+      dtype: The dtype of the copy.
+      tensor: The tensor to copy.
 
     Returns:
-      What `Engine` carries out.
+      The work for `Engine`.
     """
     return Work(name, tensor.shape, dtype, (tensor,), None, np.ones(1), None)
 
@@ -131,7 +131,7 @@ class Run(NamedTuple):
     Attributes:
       start: The row-major index of the first entry.
       count: The number of entries.
-      shape: The shape into which they are read; it has room for more where they are padded.
+      shape: The shape of the buffer, larger than `count` where the run is padded.
     """
 
     start: int
@@ -144,11 +144,11 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
 
     Args:
       shape: The shape of the tensor.
-      needs: What has to be seen at once: entries, rows along the last axis, or the whole tensor.
-      crowded: Whether there are many tiny tensors (`is_crowd`), which are then padded less.
+      needs: The part needed at once: entries, rows along the last axis, or the whole tensor.
+      crowded: Whether many tiny tensors exist (`is_crowd`), which are then padded less.
 
     Returns:
-      The runs in order; none for a tensor without entries.
+      The runs in order; an empty list for a tensor without entries.
     """
     n = math.prod(shape)
     if not n:
@@ -157,14 +157,15 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
         return [Run(0, n, shape)]
     if needs == "row":
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        # Steps on rows take more memory for each entry, and fresh memory is slow: smaller pieces.
+        # Steps on rows need more memory for each entry, and fresh memory is slow, so pieces are
+        # smaller.
         step = min(rows, max(1, SOME // columns))
         cut = (step * columns, (step, columns))
         return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
     if crowded and n <= TINY:
         return [Run(0, n, (TINY,))]
     runs, start = [], 0
-    while start < n:  # what is left after the last full piece goes into smaller ones: less padding
+    while start < n:  # the rest after the last full piece uses smaller pieces, for less padding
         left = n - start
         size = ENTRIES if left >= ENTRIES else FEW if left <= FEW else SOME
         runs.append(Run(start, min(size, left), (size,)))
@@ -173,27 +174,27 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
 
 
 def passes(work: Work, bits: int = 16) -> int:
-    """Counts how often the entries of a tensor are read, unless they are kept in memory.
+    """Counts the passes over the entries of a tensor that is not kept in memory.
 
     Args:
-      work: What is done.
-      bits: How many bits of a key one pass over the whole tree finds.
+      work: The work.
+      bits: The number of bits of a key that one pass over the whole tree finds.
 
     Returns:
-      One pass for the outcome, and those of the statistics. A statistic of a tensor that is one
-      piece takes no pass. Where a threshold is guessed (`guessing`) there are fewer.
+      One pass for the result, and the passes of statistics. Statistics of a tensor in one piece
+      need no extra pass. Guessed thresholds (`guessing`) need fewer passes.
     """
     in_one_piece = len(pieces(work.shape, work.needs)) <= 1
-    # A tensor of one piece finds its statistics in the program that merges it.
+    # The program that merges a tensor of one piece also finds its statistics.
     alone = 0 if in_one_piece else sum(step.passes(16) for step in work.steps if not step.over_tree)
     return 1 + alone + sum(step.passes(bits) for step in work.steps if step.over_tree)
 
 
 def kept_bytes(work: Work) -> float:
-    """Returns the memory of what statistics keep until the tensor is merged.
+    """Returns the memory of values that statistics keep until the tensor is merged.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       Bytes for each entry and model.
@@ -202,10 +203,10 @@ def kept_bytes(work: Work) -> float:
 
 
 def visiting_bytes(work: Work) -> int:
-    """Returns the memory that statistics take while they look at a piece.
+    """Returns the memory that statistics take while they visit a piece.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
       Bytes for each entry of a piece and model.
@@ -214,27 +215,27 @@ def visiting_bytes(work: Work) -> int:
 
 
 def workspace(work: Work) -> int:
-    """Returns how many numbers kernels hold at once, besides what all of them do.
+    """Returns the extra number of values that kernels hold at once.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
-      The most of any step.
+      The largest number of any step.
     """
     held = [s.workspace for s in work.steps if s.workspace is not None and s.applies(work.name)]
     return max((count(len(work.models), work.shape) for count in held), default=0)
 
 
 def read_as(work: Work) -> np.dtype:
-    """Chooses the dtype that the inputs of a tensor are read as.
+    """Chooses the dtype for reading the inputs of a tensor.
 
     Args:
-      work: What is done.
+      work: The work.
 
     Returns:
-      The dtype of the inputs if they share one; else float64 if any input has it, and float32 if
-      not. float8_e8m0fnu is read as float32: it has no zero to pad with.
+      The dtype of the inputs if all share it. Otherwise float64 if any input is float64, and
+      float32 if not. float8_e8m0fnu is read as float32, because it lacks a zero for padding.
     """
     dtypes = {tensor.dtype for tensor in work.inputs}
     if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
@@ -243,15 +244,14 @@ def read_as(work: Work) -> np.dtype:
 
 
 def at_a_time(work: Work, crowded: bool = False) -> int:
-    """Chooses how many tensors of one kind are merged at a time.
+    """Chooses the number of tensors of one kind to merge at a time.
 
     Args:
-      work: The work of one of them.
-      crowded: Whether there are many tiny tensors (`is_crowd`).
+      work: The work of one of these tensors.
+      crowded: Whether many tiny tensors exist (`is_crowd`).
 
     Returns:
-      The room in a batch; 1 for a tensor that is not small, or for which a step has arrays of its
-      own.
+      The capacity of a batch; 1 for a tensor that is not small, or if a step has own arrays for it.
     """
     if work.size > FEW or [step for step in work.steps if step.local is not None]:
         return 1
@@ -259,18 +259,18 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
-    """Checks whether so many tiny tensors are merged that they deserve programs of their own."""
+    """Checks whether enough tiny tensors are merged to justify separate programs."""
     tiny = [work for work in works if 0 < work.size <= TINY and work.merge is not None]
     return len(tiny) > CROWD
 
 
 def tree_bits(works: Sequence[Work]) -> int:
-    """Chooses how many bits of a key one pass over all tensors of a merge should find.
+    """Chooses the number of bits of a key for one pass over all tensors of a merge.
 
     Args:
       works: All works of the merge.
 
     Returns:
-      16 if tensors are large on average, 8 otherwise.
+      16 if tensors are large on average, otherwise 8.
     """
     return digit_bits(sum([work.size for work in works]), len(works))

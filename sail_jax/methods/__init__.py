@@ -1,26 +1,30 @@
-"""Merging methods by name. Most of them make a merge, a value that is then applied to models:
+r"""Merging methods by name. Most of them make a merge, a value that is then applied to models:
 
     method(**hyperparameters)(models, base=None, *, weights=None) -> merged
 
 `models` is a sequence of M pytrees. `base` is the pytree that they were fine-tuned from, with the
 same leaf paths and shapes. `weights` has shape `[M]` and finite values. Floating leaves are merged
-in float32 (float64 where a model has it) and cast once, to the dtype of the base's leaf (of the
-first model's, without a base). Integers, bools and keys are copied; where models differ,
-`integers=` chooses whose. A method that draws at random takes a PRNG key as a hyperparameter.
+in float32 (float64 where a model has it) and cast once, to the dtype of the base's leaf. Without a
+base, this is the dtype of the first model's leaf. Integers, bools and keys are copied. Where models
+differ in them, `integers=` chooses the model to copy from. Methods that draw random numbers take a
+PRNG key as a hyperparameter.
 
-In the docstrings of the methods, theta_k is the k-th model, delta_k = theta_k - base is its task
-vector, and w_k is its weight, 1 by default. All methods are pure functions. They can be transformed
-by `jit`, `vmap` and `grad` over arrays, but not over strings, bools and hyperparameters that are
-called static. They raise as `Merge` does. Under a transformation, values that are traced cannot be
-checked and are taken on trust. Called eagerly on a CPU, a method compiles once for each shape of
-leaf. When it is traced, its program grows with the number of shapes.
+In formulas, :math:`\theta_0` is the base and :math:`\theta_k` is the k-th of M models.
+:math:`\delta_k = \theta_k - \theta_0` is its task vector and :math:`w_k` its weight, 1 by default.
+:math:`\lambda` is the hyperparameter `scale`.
 
-What learns from data, searches, or gives each task a model of its own is not a merge and takes the
-models itself: `adamerging`, `concrete_subspace`, `learned_soup`, `greedy_soup`,
-`regmean_plus_plus`, `search`, `representation_surgery`, `emr` and `tall_masks`.
+All methods are pure functions. `jit`, `vmap` and `grad` work over arrays. Strings, bools and
+hyperparameters described as static cannot be traced. Methods raise the errors of `Merge`. Traced
+values cannot be checked and are assumed to be valid. Called eagerly on a CPU, a method compiles
+once for each shape of leaf. When a method is traced, the size of its program grows with the number
+of shapes.
 
-Models may be a dictionary of arrays, the variables of a Flax Linen module, or the state of an NNX
-one:
+The following functions learn from data, search, or give each task its own model. They are not
+merges and take the models directly: `adamerging`, `concrete_subspace`, `learned_soup`,
+`greedy_soup`, `regmean_plus_plus`, `search`, `representation_surgery`, `emr` and `tall_masks`.
+
+A model may be a dictionary of arrays, the variables of a Flax Linen module, or the state of an NNX
+module:
 
 >>> import flax.linen, flax.nnx, jax
 >>> from sail_jax import methods
@@ -39,12 +43,12 @@ one:
 (1, 3)
 
 Programs implement different algorithms under the same name. `compat="paper"`, the default, follows
-the method's authors. `compat="mergekit"` computes what the program mergekit computes, with its
-defaults (where mergekit does not crash). A hyperparameter that is None takes the default of the
-`compat` that was chosen.
+the method's authors. `compat="mergekit"` computes what the program mergekit computes, with
+mergekit's defaults, and gives a defined result where mergekit crashes. A hyperparameter that is
+None takes the default of the chosen `compat`.
 """
 
-# ruff: noqa: F403, F405 - stars stand for methods that are named where they are defined
+# ruff: noqa: F403, F405 - the starred imports are methods, listed in the modules that define them
 import importlib
 import inspect
 import pkgutil
@@ -54,11 +58,11 @@ from sail_jax.merging.merge import Merge as Merge
 from sail_jax.methods.registry import METHODS as METHODS
 
 _LATE = ("evolution", "learned", "surgery")
-"""Modules that bring optax or cmaes with them. They are imported when a name of theirs is used."""
+"""Modules that import optax or cmaes. They are imported when one of their names is used."""
 
 
 def _offered(module: str) -> dict[str, object]:
-    """The public functions and classes that a module of this room defines, by name."""
+    """The public functions and classes that a module of this package defines, by name."""
     found = importlib.import_module(f"{__name__}.{module}")
     return {
         name: value
@@ -69,8 +73,8 @@ def _offered(module: str) -> dict[str, object]:
     }
 
 
-# A method is written once, where it is defined. Type checkers do not run this: they read the
-# functions of every module, with their parameters, from below.
+# Each method is written only in the module that defines it. Type checkers do not run this loop.
+# They read the functions and their parameters from the imports below.
 for _module in pkgutil.iter_modules(__path__):
     if _module.name not in _LATE:
         globals().update(_offered(_module.name))
@@ -101,6 +105,6 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """Lists what this room offers."""
+        """Lists the public names of this package."""
         parts = (_offered(module.name) for module in pkgutil.iter_modules(__path__))
         return sorted({"METHODS", "Merge"}.union(*parts))

@@ -1,7 +1,7 @@
-"""Methods that merge each entry by itself, or with a few statistics of its tensor or tree.
+"""Methods that merge entry by entry, with at most a few statistics of the tensor or the tree.
 
-Here are SCE, RAM, MagMax, NearSwap, Arcee Fusion, PCB, ExPO and passthrough. Methods that mask task
-vectors and then add them up are in `sparse`.
+This module has SCE, RAM, MagMax, NearSwap, Arcee Fusion, PCB, ExPO and passthrough. Methods that
+mask task vectors and then add them up are in `sparse`.
 """
 
 import functools
@@ -40,15 +40,15 @@ Scalar = Float[ArrayLike, ""]
 
 @method
 def passthrough(*, scale: Scalar = 1.0) -> Merge:
-    """Multiplies the one model that is given by a number.
+    """Multiplies a single model by a number.
 
-    The result is scale * theta. Leaves that are not floating are copied, not scaled.
+    The result is scale * theta. Leaves that are not floating are copied and not scaled.
 
     Args:
-      scale: What multiplies the model; a finite number, which may be traced.
+      scale: The factor on the model, a finite number. It may be traced.
 
     Returns:
-      A merge of exactly one model. It needs no base; one given only decides the output's dtypes.
+      A merge of exactly one model. A base is optional and only decides the output's dtypes.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -61,17 +61,19 @@ def passthrough(*, scale: Scalar = 1.0) -> Merge:
 
 @method
 def expo(*, alpha: Scalar = 0.1) -> Merge:
-    """Extrapolates from the base through the one model to a point beyond it (ExPO).
+    r"""Extrapolates from the base through one model to a point beyond it (ExPO).
 
-    The result is theta + alpha (theta - base). The base is the weaker model (before alignment), the
-    model the stronger one. alpha = 0 gives the model, alpha = -1 the base.
+    .. math:: \theta = \theta_1 + \alpha (\theta_1 - \theta_0)
+
+    The model is the stronger one, for example after preference training. The base is the weaker
+    one, before that training. alpha = 0 gives the model and alpha = -1 gives the base.
 
     Args:
-      alpha: How far to go beyond the model, as a fraction of its distance from the base. The
-        authors choose it from 0.1 to 0.5 on held-out data.
+      alpha: The distance beyond the model, as a fraction of its distance from the base. The authors
+        choose it between 0.1 and 0.5 on held-out data.
 
     Returns:
-      A merge of exactly one model, which needs a base.
+      A merge of exactly one model. It needs a base.
 
     Raises:
       ValueError: Unless `alpha` is a finite number.
@@ -88,17 +90,20 @@ def expo(*, alpha: Scalar = 0.1) -> Merge:
 
 @method
 def magmax(*, scale: Scale = 1.0) -> Merge:
-    """Keeps, for each entry, the one change that is largest in magnitude (MagMax).
+    r"""Keeps, for each entry, the change of largest magnitude (MagMax).
 
-    The result is base + scale * w_j delta_j, where j is the model whose |w_j delta_j| is largest at
-    that entry. Where magnitudes are equal, the later model's change is taken. So the order of
-    models matters only where changes of equal magnitude have different signs.
+    .. math:: \theta = \theta_0 + \lambda w_j \delta_j, \qquad j = \arg\max_k |w_k \delta_k|
+
+    The model j is chosen for each entry. Where magnitudes are equal, the later model wins. The
+    order of the models therefore matters only where changes of equal magnitude have different
+    signs.
 
     Args:
-      scale: What multiplies the change; the authors, and fusion_bench, use 0.5.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors and fusion_bench use
+        0.5.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -113,27 +118,29 @@ def magmax(*, scale: Scale = 1.0) -> Merge:
 
 
 def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
-    """The weighted delta of largest magnitude at each entry; of equal ones the later model's."""
+    """The weighted delta of largest magnitude at each entry; the later model wins ties."""
     weighted = weight * delta
-    # >= and not >: of equal magnitudes the later one is taken.
+    # With >= the later model wins where magnitudes are equal.
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
     return functools.reduce(later, [weighted[k] for k in range(len(weighted))])
 
 
 @method
 def nearswap(*, t: Scalar) -> Merge:
-    """Moves the base towards the one model, by at most `t` in each entry (NearSwap).
+    r"""Moves the base towards one model, by at most `t` in each entry (NearSwap).
 
-    The result is base + clip(delta, -t, t). For every delta != 0 this equals what was published,
-    base + w delta with w = min(1, t / |delta|). mergekit divides by max(|delta|, 1e-6) instead,
-    which differs, by less than 1e-6, only for t < 1e-6.
+    .. math:: \theta = \theta_0 + \operatorname{clip}(\delta, -t, t)
+
+    The published form is :math:`\theta_0 + w \delta` with :math:`w = \min(1, t / |\delta|)`, which
+    is equal wherever delta is not 0. mergekit divides by :math:`\max(|\delta|, 10^{-6})`. Its
+    results differ by less than 1e-6, and only for t < 1e-6.
 
     Args:
-      t: The largest change of an entry, not negative; 0 gives the base. (mergekit takes a negative
-        t for 0.)
+      t: The largest change of an entry, at least 0. 0 gives the base. (mergekit treats a negative t
+        as 0.)
 
     Returns:
-      A merge of exactly one model, which needs a base.
+      A merge of exactly one model. It needs a base.
 
     Raises:
       ValueError: Unless `t` is a finite number >= 0.
@@ -156,20 +163,21 @@ def _clip(t: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
 
 @method
 def ram(*, epsilon: Scalar = 1e-5) -> Merge:
-    """Averages, for each entry, the changes of the models that changed it (RAM).
+    r"""Averages, for each entry, the changes of the models that changed it (RAM).
 
-    A model is active at an entry if |delta_k| > epsilon. Over the active models, the result is
+    A model is active at an entry if :math:`|\delta_k| > \epsilon`. The result is a mean over the
+    set A of active models, and the base where no model is active:
 
-        base + sum_k w_k delta_k / sum_k w_k
+    .. math:: \theta = \theta_0 + \frac{\sum_{k \in A} w_k \delta_k}{\sum_{k \in A} w_k}
 
-    and where there are none it is the base. If only one model is active, its change is taken whole.
+    If only one model is active, its whole change is kept.
 
     Args:
-      epsilon: Changes of at most this magnitude count as none. It is absolute: in models whose
-        deltas are about 1e-5, the default ignores most of them. 0 takes every change into account.
+      epsilon: The largest magnitude that counts as no change. This threshold is absolute. If a
+        model's deltas are about 1e-5, the default ignores most of them. 0 counts every change.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
       ValueError: Unless `epsilon` is a finite number >= 0.
@@ -185,7 +193,7 @@ def ram(*, epsilon: Scalar = 1e-5) -> Merge:
 
 
 def _active(epsilon: Scalar) -> Transform:
-    """The transform that masks every entry with |delta| <= epsilon."""
+    """A transform that masks every entry with |delta| <= epsilon."""
     scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
     return transform(kernel(_mask_inactive, number(epsilon)))
 
@@ -201,26 +209,26 @@ def ramplus_tl(
     r: Annotated[Scalar, Range(0.0, 0.5)] = 0.1,
     alpha: Annotated[Scalar, Range(0.0, 1.0)] = 0.2,
 ) -> Merge:
-    """Averages changes as `ram` does, and amplifies those that only one model made (RAM+).
+    r"""Averages changes as `ram` does, and amplifies changes that only one model made (RAM+).
 
-    Where exactly one model k is active, its change is multiplied by the factor
+    Where model k is the only active one, its change is multiplied by
 
-        lambda_k = 1 + r clip(rho_k, 0, alpha)
+    .. math:: \lambda_k = 1 + r \operatorname{clip}(\rho_k, 0, \alpha)
 
-    Here rho_k is a ratio of counts over the tensor ("TL" is tensor-local): how many entries model k
-    changed along with other models, over how many it changed alone. If it changed none alone, rho_k
-    is alpha.
+    :math:`\rho_k` is a ratio of two counts over the tensor ("TL" means tensor-local). It divides
+    the number of entries that model k changed together with other models by the number that it
+    changed alone. If model k changed no entry alone, :math:`\rho_k = \alpha`.
 
     Args:
-      epsilon: Changes of at most this magnitude count as none; see `ram`.
-      r: How strongly changes of one model are amplified.
-      alpha: The largest ratio rho that counts, not negative.
+      epsilon: The largest magnitude that counts as no change; see `ram`.
+      r: The strength of the amplification.
+      alpha: The upper limit of the ratio :math:`\rho_k`, at least 0.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: Unless all three are finite numbers, and `epsilon` and `alpha` not negative.
+      ValueError: Unless all three are finite, `epsilon` >= 0 and `alpha` >= 0.
 
     References:
       Reinforced agent merging, 2026 (arXiv 2601.13572), Sec. 3.
@@ -243,8 +251,8 @@ def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
 
 
 def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
-    """For each model, how many entries it changed along with others, and how many alone."""
-    # Padding is of zero deltas, which are not active.
+    """For each model, the number of entries that it changed together with others, and alone."""
+    # Padding consists of zero deltas, which are not active.
     active, count = _active_models(delta, weight)
     return counting.occurrences(active & (count > 1)), counting.occurrences(active & (count == 1))
 
@@ -253,7 +261,7 @@ def _amplify(
     r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Multiplies the changes that one model made alone by its lambda_k."""
-    # Counts are hi * 2**16 + lo (`counting.Wide`); their ratio needs no more than float32.
+    # Counts are hi * 2**16 + lo (`counting.Wide`). float32 is enough for their ratio.
     shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
@@ -269,35 +277,38 @@ def sce(
     tie: TieSign | None = None,
     compat: Compat = "paper",
 ) -> Merge:
-    """Averages the entries that vary most, with weights by energy and elected signs (SCE).
+    r"""Averages the entries that vary most, with energy weights and elected signs (SCE).
 
-    For each tensor by itself:
+    The three steps work on each tensor separately:
 
-    1. Select: among the entries whose delta_k differ between models, the fraction `select_topk` of
-       largest variance is kept, rounded down. Equal variances rank by position. With 1, the
-       default, every entry is kept, whether it varies or not.
-    2. Calculate: model k gets the coefficient c_k = sum delta_k^2 / sum_j sum delta_j^2, summed
-       over the kept entries of the tensor. Where all deltas are 0, the coefficients are equal. The
-       weights w_k multiply them.
-    3. Erase: for each entry the sign of sum_k delta_k is elected. The result is
-       base + sum_k c_k delta_k / sum_k c_k over the models with that sign.
+    1. Select. Among the entries that differ between models, the fraction `select_topk` of largest
+       variance is kept. The number is rounded down, and equal variances rank by position. With
+       `select_topk=1` (the default) every entry is kept, even if it does not vary.
+    2. Calculate. Model k gets the coefficient
+       :math:`c_k = \sum \delta_k^2 / \sum_j \sum \delta_j^2`, summed over the kept entries. If all
+       deltas are 0, the coefficients are equal. The weights :math:`w_k` multiply the coefficients.
+    3. Erase. The sign of :math:`\sum_k \delta_k` is elected for each entry. The result is the mean
+       over the set A of models with that sign:
 
-    With select_topk < 1, entries in which all models agree have no variance and become the base's.
-    So does a whole tensor that is the same in all models (where mergekit writes a tensor with one
-    axis too many).
+    .. math:: \theta = \theta_0 + \frac{\sum_{k \in A} w_k c_k \delta_k}{\sum_{k \in A} w_k c_k}
+
+    With `select_topk` < 1, an entry that is equal in all models becomes the base's entry, because
+    its variance is 0. A tensor that is equal in all models becomes the base's tensor. (mergekit
+    writes this tensor with one axis too many.)
 
     Args:
-      select_topk: In (0, 1], static.
-      tie: What is elected where the sum of step 3 is exactly 0; "none" by default, see `elect`.
-      compat: "mergekit" differs in three ways. It takes equal c_k where
-        sum_k mean(delta_k^2) < 1e-6, an absolute threshold under which deltas of usual size (2e-4)
-        lose step 2. It elects + where the sum is 0. It divides by at least 1e-6.
+      select_topk: The fraction of varying entries to keep, in (0, 1], static.
+      tie: The sign that is elected where the sum of step 3 is exactly 0, "none" by default; see
+        `elect`.
+      compat: "mergekit" differs in three ways. It uses equal c_k where sum_k mean(delta_k^2) <
+        1e-6. This threshold is absolute: deltas of usual size (2e-4) are below it and lose step 2.
+        It elects + where the sum is 0. It divides by at least 1e-6.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `select_topk` lies outside (0, 1], or for another `tie` or `compat`.
+      ValueError: If `select_topk` is outside (0, 1], or for an unknown `tie` or `compat`.
       TypeError: If `select_topk` is traced.
 
     References:
@@ -319,10 +330,10 @@ def sce(
 
 
 def _most_varying(part: float) -> Transform:
-    """The transform that keeps a fraction of the varying entries, those of largest variance."""
+    """A transform that keeps the fraction of varying entries with the largest variance."""
     varying = Fold(kernel(_count_varying), add=_add_varying)
     rank = kernel(_rank_of_part, counting.fraction(part))
-    # One ranking for all models, of variances: the mask is the same for each of them.
+    # One ranking of variances serves all models, because they share the mask.
     order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
     return transform(kernel(_keep_varying), varying, order)
 
@@ -334,13 +345,13 @@ def _differences(delta: Array, weight: Array) -> list[Array]:
 
 
 Varying = tuple[Wide, Array]
-"""How many entries vary over the models, and the unit in which their differences are measured."""
+"""The number of entries that vary over the models, and the unit of their differences."""
 
 
 def _count_varying(piece: Piece, delta: Array, weight: Array) -> Varying:
     """How many entries of a piece vary, and how much."""
     pairs = _differences(delta, weight)
-    # Padding is of equal deltas, which do not vary.
+    # Padding consists of equal deltas, which do not vary.
     varies = functools.reduce(jnp.logical_or, [x != 0 for x in pairs], delta[0] != delta[0])
     units = units_of(pairs) if pairs else jnp.ones(1, delta.dtype)
     return counting.occurrences(varies[None]), units.max()
@@ -355,7 +366,7 @@ def _variance_keys(
 ) -> UInt[Array, "1 ..."]:
     """The variances as unsigned integers in the same order, for `ranking`.
 
-    As a sum over pairs a variance is 0 only where all models are equal.
+    The variance is computed as a sum over pairs. It is 0 only where all models are equal.
     """
 
     def variances() -> Array:
@@ -363,14 +374,14 @@ def _variance_keys(
         pairs = [x * (1 / unit) for x in _differences(delta, weight)]
         return sum((x * x for x in pairs), jnp.zeros_like(delta[0]))[None] / len(delta) ** 2
 
-    # What counts keys and what takes them have to see the same ones. Fused with either, the sums
-    # would be rounded in different ways.
+    # The step that counts keys and the step that selects them must use the same keys. If the sums
+    # were fused into both steps, they would round differently.
     variance = computed_once(variances, weight)
     return ranking.magnitude(variance, jnp.ones_like(variance))
 
 
 def _rank_of_part(fraction: Kernel, varying: Varying) -> tuple[Wide, ...]:
-    """The rank of the last entry that is kept: a fraction of the number of varying entries."""
+    """The rank of the last entry that is kept, a fraction of the number of varying entries."""
     return (fraction(varying[0]),)
 
 
@@ -378,7 +389,7 @@ def _keep_varying(
     varying: Varying, thresholds: tuple[Bound], before: tuple[Earlier],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
-    """Masks all entries whose variance ranks behind the threshold."""
+    """Masks all entries that rank behind the threshold in variance."""
     keys = _variance_keys(varying, piece, delta, weight)
     return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
@@ -387,56 +398,65 @@ def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
     """The sum of delta_k^2 of each model."""
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     axes = range(1, delta.ndim)
-    # Not a power of two, as no product of two models has to be exact.
+    # The unit need not be a power of two, because no product of two models must be exact.
     most = lax.stop_gradient(size.max(axes, initial=0))
     rest = jnp.square(size / beside(jnp.where(most > 0, most, 1), delta)).sum(axes)
     return Products(most[:, None], rest[:, None, None])
 
 
 def _beside_size(size: Array, energy: Products) -> tuple[Products, Array]:
-    """An energy together with the number of entries that it was summed over."""
+    """An energy, and the number of entries in its sum."""
     return energy, jnp.asarray(size)
 
 
 def _weigh(
     floor: Array, energy: tuple[Products, Array], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
-    """Multiplies the weights by c_k, or by equal ones if the mean energy is below `floor`."""
+    """Multiplies the weights by c_k, or by equal numbers if the mean energy is below `floor`."""
     (most, rest), size = energy
     most, rest = most[:, 0], rest[:, 0, 0]
     top = most.max()
-    # Energies relative to the largest model's: their ratios are what counts, and nothing overflows.
+    # Only ratios of energies matter. Dividing by the largest model's energy prevents overflow.
     c = jnp.square(most / jnp.where(top > 0, top, 1)) * rest
     mass = c.sum()
-    # mergekit compares the mean energy with 1e-6; without its convention `floor` is 0.
+    # mergekit compares the mean energy with 1e-6. In other conventions `floor` is 0.
     uniform = (mass == 0) | (jnp.square(top) * mass / size < floor)
     c = jnp.where(uniform, 1 / len(delta), c / jnp.where(uniform, 1, mass))
     return delta, weight * beside(c, delta)
 
 
 def _floored_mean(floor: Array, piece: Piece, delta: Array, weight: Array) -> Array:
-    """The weighted mean with a divisor of at least `floor`, as mergekit computes it."""
+    """The weighted mean with a divisor of at least `floor` (mergekit)."""
     return task_sum(weight * delta) / jnp.maximum(task_sum(weight), floor)
 
 
 @method
 def arcee_fusion() -> Merge:
-    """Takes the entries that the one model changed most, and the base elsewhere (Arcee Fusion).
+    r"""Takes the entries that the model changed most, and the base elsewhere (Arcee Fusion).
 
-    The importance of an entry is |delta| KL(softmax(theta) || softmax(base)). The softmaxes are
-    over the last axis (over all of a vector), and 1e-8 is added to each probability. The model's
-    entry is taken where the importance is at least median + 1.5 (third quartile - first quartile)
-    over the tensor. The i-th quartile is the importance with index floor(i (n - 1) / 4), from 0,
-    when the n importances of the tensor are in ascending order. Softmaxes depend on the scale of
-    parameters: if all models are multiplied by a number, other entries may be taken.
+    The importance of an entry is
 
-    This is exact at any size. mergekit, whose method it is, estimates the quartiles of tensors
-    above 1e6 entries from a random sample, and writes float32 whatever the dtype. A divergence that
-    rounding makes negative counts as 0. Where three quarters of the importances are 0, the
-    threshold is 0 and the whole tensor of the model is taken.
+    .. math::
+
+        |\delta| \, \mathrm{KL}(\operatorname{softmax}(\theta_1)
+        \,\|\, \operatorname{softmax}(\theta_0))
+
+    The softmax runs over the last axis (over all entries of a vector), and 1e-8 is added to each
+    probability. The model's entry is taken where the importance is at least
+
+    .. math:: \mathrm{median} + 1.5 \, (Q_3 - Q_1)
+
+    over the tensor. :math:`Q_i` is the importance with index floor(i (n - 1) / 4), from 0, when the
+    n importances are in ascending order. A softmax depends on the size of its inputs. Multiplying
+    both models by a number can therefore change the selection.
+
+    The result is exact at any size. mergekit introduced the method. It estimates the quartiles of
+    tensors above 1e6 entries from a random sample and always writes float32. A divergence that is
+    negative from rounding counts as 0. Where three quarters of the importances are 0, the threshold
+    is 0 and the whole tensor of the model is taken.
 
     Returns:
-      A merge of exactly one model, which needs a base.
+      A merge of exactly one model. It needs a base.
 
     References:
       Arcee AI, mergekit 0.1.4, method `arcee_fusion`.
@@ -451,15 +471,14 @@ def arcee_fusion() -> Merge:
 
 
 def _quartile_ranks(size: int) -> tuple[Wide, ...]:
-    """The ranks, counted from the largest as 1, of the first quartile, the median and the third."""
+    """The ranks of the three quartiles in ascending order; the largest entry has rank 1."""
     return tuple(counting.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
 
 
 def _importance(delta: Array) -> Float[Array, "..."]:
     """The importance of each entry, `[...]`, given base and model as `[2, ...]`."""
     rows = delta[..., None] if delta.ndim == 1 else delta
-    # With `base="merged"` the first entry is the base, and the "deltas" are the parameters
-    # themselves.
+    # With `base="merged"` the first entry is the base, and the "deltas" are parameters.
     q, p = jax.nn.softmax(rows, axis=-1) + 1e-8
     divergence = jnp.maximum((p * jnp.log(p / q)).sum(-1, keepdims=True), 0)
     return (jnp.abs(rows[1] - rows[0]) * divergence).reshape(delta.shape[1:])
@@ -475,46 +494,52 @@ def _fuse(quartiles: tuple[Bound, ...], piece: Piece, delta: Array, weight: Arra
     """The model's entry where its importance reaches the threshold, the base's elsewhere."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
-    # A choice has no gradient; which entries are taken counts as constant.
+    # A choice is not differentiable. The gradient treats the selection as constant.
     taken = lax.stop_gradient(_importance(delta)) >= threshold.astype(delta.dtype)
     return jnp.where(taken, delta[1], delta[0])
 
 
 @method
 def pcb(*, ratio: Annotated[float, Range(0.02, 0.5)] = 0.1, scale: Scale = 1.0) -> Merge:
-    """Merges the entries that win a competition within and between tasks (PCB-Merging).
+    r"""Merges the entries that win a competition within and between tasks (PCB-Merging).
 
     For each of the M models, over the whole tree:
 
-    1. a_k = |delta_k|, clamped between its quantiles of 1e-4 and 1 - 1e-4. s_k is a_k rescaled
-       linearly to [0, 1].
-    2. The score of an entry is exp(M s_k^2) tanh(delta_k sum_j delta_j). Its first factor compares
-       the entry with others of its own task, the second with the same entry of the other tasks.
-       The tanh is an absolute scale: products of deltas above 1 count about the same. Those of
-       deltas below 1e-6 are compared as they are.
-    3. b_k is 0 for all but the fraction `ratio` of largest scores, which are rescaled linearly to
-       [0, 1].
+    1. :math:`a_k = |\delta_k|`, clamped between its quantiles of 1e-4 and 1 - 1e-4. :math:`s_k` is
+       :math:`a_k` rescaled linearly to [0, 1].
+    2. The score of an entry is :math:`\exp(M s_k^2) \tanh(\delta_k \sum_j \delta_j)`. The first
+       factor compares the entry with other entries of the same task. The second factor compares it
+       with the same entry of other tasks. The tanh has an absolute scale: it saturates for products
+       of deltas above 1 and is linear for deltas below 1e-6.
+    3. :math:`b_k` is 0 for all entries except the fraction `ratio` of largest scores. Those scores
+       are rescaled linearly to [0, 1].
 
-    The result is base + scale * sum_k w_k b_k sign(delta_k) a_k / sum_k b_k, and the base where no
-    b_k > 0.
+    The result is the base where every :math:`b_k` is 0, and elsewhere
 
-    Where all a_k are equal, s_k is 1. Where all scores that compete are equal, b_k is 1 (the
-    authors' code gives NaN in both cases). The quantiles are the entries floor(n / 10000) places
-    from either end of the n magnitudes; in the authors' code the upper one lies one place further.
+    .. math::
 
-    `grad` treats four numbers for each model as constants: both quantiles, and the least and the
-    largest score that compete. So it is the derivative for all entries but those that set them.
+        \theta = \theta_0
+        + \lambda \frac{\sum_k w_k b_k \operatorname{sign}(\delta_k) a_k}{\sum_k b_k}
+
+    Where all :math:`a_k` are equal, :math:`s_k` is 1. Where all competing scores are equal,
+    :math:`b_k` is 1. (The authors' code returns NaN in both cases.) The quantiles are the entries
+    floor(n / 10000) places from either end of the n magnitudes. In the authors' code the upper
+    quantile lies one place further.
+
+    `grad` treats four numbers of each model as constants: both quantiles, and the smallest and
+    largest competing score. The derivative is therefore exact for all entries except the entries
+    that set these numbers.
 
     Args:
-      ratio: In (0, 1], static; the authors use 0.05 to 0.2.
-      scale: What multiplies the update. The authors use about 1.2, or weights (their lambda_k)
-        found by an evolutionary search.
+      ratio: The fraction of entries that compete, in (0, 1], static. The authors use 0.05 to 0.2.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors use about 1.2, or
+        search for one weight per model (their lambda_k) with an evolutionary algorithm.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `ratio` lies outside (0, 1], or `scale` is not finite.
+      ValueError: If `ratio` is outside (0, 1], or `scale` is not finite.
       TypeError: If `ratio` is traced.
 
     References:
@@ -527,41 +552,42 @@ def pcb(*, ratio: Annotated[float, Range(0.02, 0.5)] = 0.1, scale: Scale = 1.0) 
 
 
 LINEAR = 2.0**-20
-"""tanh(x y) is x y, to rounding, if both are below twice this, for up to 2^10 models."""
+"""For up to 2^10 models, tanh(x y) equals x y up to rounding if both are below twice this value."""
 
 
 def _quantile_ranks(size: int) -> tuple[Wide, ...]:
-    """The ranks, from the largest as 1, of the upper and the lower quantile of n entries."""
+    """The ranks of the upper and the lower quantile of n entries; the largest has rank 1."""
     cut = size // 10000
     return counting.wide(size - cut), counting.wide(1 + cut)
 
 
 def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
-    """The rank of the least score that competes, and that of the largest."""
+    """The ranks of the smallest and the largest competing score."""
     count = size - int(size * (1 - part))
     return counting.wide(min(max(count, 1), size)), counting.wide(1)
 
 
 def _score(bounds: tuple[Bound, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
-    """The clamped deltas and their scores, times a factor that cancels and cannot overflow."""
+    """The clamped deltas, and their scores up to a factor that cancels. Nothing overflows."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
     size, differ = _between(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
     total, unit = task_sum(delta), unit_of(most)
-    # tanh(x) is x to rounding where all deltas are as small as this. There the products are taken
-    # over the square of the unit, which would underflow, and which rescaling takes out as well.
+    # Where all deltas are this small, tanh(x) equals x up to rounding. The products would
+    # underflow, so they are divided by the square of the unit. The rescaling of scores removes this
+    # factor.
     between = jnp.where(
         unit < LINEAR, delta * (1 / unit) * (total * (1 / unit)), jnp.tanh(delta * total)
     )
-    # `within` is at most 1, so the exponent is at most 0. The factor exp(-M) is the same everywhere
-    # and drops out when scores are rescaled to [0, 1].
+    # `within` is at most 1, so the exponent is at most 0. The constant factor exp(-M) cancels when
+    # scores are rescaled to [0, 1].
     score = jnp.exp(len(delta) * (within**2 - 1)) * between
     return jnp.sign(delta) * size, score
 
 
 def _between(x: Array, low: Array, high: Array) -> Array:
-    """x limited to [low, high]; in contrast to `jnp.clip`, with the gradient 1 at both ends."""
+    """Clips x to [low, high]. Unlike `jnp.clip`, the gradient at both ends is 1."""
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
@@ -579,12 +605,12 @@ def _compete(
     delta: Array,
     weight: Array,
 ) -> Array:
-    """The mean of the clamped deltas, weighted by b_k of `pcb`."""
+    """The mean of the clamped deltas, with the weights b_k of `pcb`."""
     clamped, score = _score(bounds, delta, weight)
     low, high = (beside(ranking.float_of_key(limit.key, signed=True), delta) for limit in limits)
-    # The score that sets `low` is computed here anew, in another program, whose exp and tanh may
-    # round otherwise. It loses against itself, as does all that rounding cannot tell from it:
-    # alone at its entry, a balance of 1e-7 in place of 0 would carry the whole update.
+    # The score that sets `low` is recomputed here in another program, which may round exp and tanh
+    # differently. This score, and any score equal to it up to rounding, must get balance 0. If it
+    # is the only score at its entry, a balance of 1e-7 would give it the whole update.
     rounding = 64 * jnp.finfo(score.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
     differ = high - low > rounding
     balance = (_between(score, low, high) - low) / jnp.where(differ, high - low, 1)

@@ -1,7 +1,7 @@
 """Search for merging coefficients without gradients, by CMA-ES.
 
-The objective may be any function of hyperparameters: a score of merged models, a benchmark. Where
-the loss of the merged model can be differentiated, `learned` needs far fewer evaluations.
+The objective may be any function of hyperparameters, such as the score of merged models on a
+benchmark. If the loss of the merged model is differentiable, `learned` needs far fewer evaluations.
 """
 
 import copy
@@ -19,7 +19,7 @@ class Evaluation(NamedTuple):
     """One evaluation of the objective.
 
     Attributes:
-      options: The hyperparameters by name: a float, or an array where several bounds were given.
+      options: The hyperparameters by name: a float, or an array for several bounds.
       value: The objective there; it may be NaN or infinite.
     """
 
@@ -28,12 +28,12 @@ class Evaluation(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The outcome of a search.
+    """The result of a search.
 
     Attributes:
-      best: The hyperparameters with the least finite value.
+      best: The hyperparameters with the smallest finite value.
       value: The objective there.
-      history: All evaluations in the order in which they were made.
+      history: All evaluations in order.
     """
 
     best: Options
@@ -55,31 +55,32 @@ def search(
 ) -> Found:
     """Searches for the hyperparameters that minimise an objective, within bounds.
 
-    The search is CMA-ES on bounds that are scaled to [0, 1]. It stops after `budget` evaluations,
-    or earlier once CMA-ES has converged. Equal arguments give equal searches.
+    The search runs CMA-ES on bounds scaled to [0, 1]. It stops after `budget` evaluations, or
+    earlier when CMA-ES has converged. Equal arguments give equal searches.
 
     Args:
-      objective: What to minimise, a function of {name: value}; of a score take the negative. For
-        instance `lambda options: loss(methods.ties(**options)(models, base))`. A value that is not
-        finite counts as the largest finite one of its search so far (0 if all were negative), and
-        is never the result.
-      bounds: For each name (low, high), which gives a number, or a sequence of such pairs, which
-        gives an array of as many numbers (for `weights`, say).
-      budget: The largest number of evaluations, at least 1, those of `history` included.
+      objective: The function of {name: value} to minimise, for instance
+        `lambda options: loss(methods.ties(**options)(models, base))`. To maximise a score, return
+        its negative. A value that is not finite counts as the largest finite value so far, at least
+        0. It is never the result.
+      bounds: For each name, (low, high) for a number, or a sequence of such pairs for an array of
+        numbers (for example `weights`).
+      budget: The largest number of evaluations, at least 1. Evaluations in `history` count.
       seed: The seed of the random draws.
       population: Evaluations per generation, at least 2; 4 + floor(3 log(dimension)) by default.
-      start: Where the search begins, with the names of `bounds`; their middle by default.
-      spread: Standard deviation of the first generation, as a fraction of the width of the bounds.
-      history: Evaluations of an interrupted search with the same arguments. They are taken as they
-        are, and the search goes on as if it had never stopped.
-      on_evaluation: Called with each new evaluation, for instance to record it for `history`.
+      start: The initial point, with the names of `bounds`; the middle of the bounds by default.
+      spread: The standard deviation of the first generation, as a fraction of the bounds' width.
+      history: Evaluations of an interrupted search with the same arguments. They are reused, and
+        the search continues as if it had not stopped.
+      on_evaluation: A function that is called with each new evaluation, for instance to record it
+        for `history`.
 
     Returns:
-      The best evaluation, and all of them.
+      The best evaluation, and all evaluations.
 
     Raises:
-      ValueError: For bounds, budget, population, spread or start that do not fit, for a history of
-        another search, and if no value was finite.
+      ValueError: For invalid bounds, budget, population, spread or start, for a history of another
+        search, or if all values are infinite or NaN.
 
     References:
       Hansen, The CMA Evolution Strategy: A Tutorial, 2016 (arXiv 1604.00772).
@@ -101,15 +102,15 @@ def search(
     strategy = cmaes.CMA(mean, spread, bounds=unit, seed=seed, population_size=population)
 
     evaluations: list[Evaluation] = []
-    # CMA-ES compares values, so what is not finite is told to it as the largest that was
+    # CMA-ES compares values. Values that are not finite are replaced by the largest finite value.
     worst = 0.0
     while len(evaluations) < budget and not strategy.should_stop():
         generation = []
         for _ in range(min(strategy.population_size, budget - len(evaluations))):
             x = strategy.ask()
             options = _named(low + (high - low) * x, bounds)
-            # CMA-ES with one seed asks for the same points, so a search that is resumed replays its
-            # history and evaluates only what is new.
+            # CMA-ES with the same seed proposes the same points. A resumed search replays its
+            # history and evaluates only new points.
             new = _recorded(history, len(evaluations), options, bounds)
             if new is None:
                 # A copy: an objective that changes its arrays must not change the record.
@@ -119,7 +120,8 @@ def search(
             evaluations.append(new)
             generation.append((x, new.value))
         worst = max([worst, *(v for _, v in generation if math.isfinite(v))])
-        # CMA-ES takes whole generations only; a last one that the budget cuts short just counts
+        # CMA-ES accepts only whole generations. A generation cut short by the budget is only
+        # recorded.
         if len(generation) == strategy.population_size:
             strategy.tell([(x, v if math.isfinite(v) else worst) for x, v in generation])
     finite = [e for e in evaluations if math.isfinite(e.value)]
@@ -130,7 +132,7 @@ def search(
 
 
 def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The lower and the upper bounds of all numbers, `[dimension]` each, checked."""
+    """Checks the bounds; returns the lower and the upper bounds, `[dimension]` each."""
     if not bounds:
         raise ValueError("bounds: expected at least one name")
     pairs = []
@@ -150,7 +152,7 @@ def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Options:
-    """A point of the search as hyperparameters by name."""
+    """Converts a point of the search to hyperparameters by name."""
     options: Options = {}
     for name, given in bounds.items():
         n = np.size(given) // 2
@@ -160,7 +162,7 @@ def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Options:
 
 
 def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
-    """Hyperparameters by name as a point of the search; the inverse of `_named`."""
+    """Converts hyperparameters by name to a point of the search; the inverse of `_named`."""
     parts = [np.atleast_1d(np.asarray(options.get(name), float)) for name in bounds]
     sizes = [np.size(given) // 2 for given in bounds.values()]
     if options.keys() != bounds.keys() or [part.shape for part in parts] != [(n,) for n in sizes]:
@@ -173,7 +175,7 @@ def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
 def _recorded(
     history: Sequence[Evaluation], i: int, options: Options, bounds: Mapping[str, Any]
 ) -> Evaluation | None:
-    """The i-th evaluation of the history, checked to be of these options; None behind its end."""
+    """The i-th evaluation of the history, checked against the options; None after its end."""
     if i >= len(history):
         return None
     then, value = history[i]

@@ -1,6 +1,6 @@
-"""Fisher merging: a mean of parameters, weighted by how strongly each model's data determine them.
+"""Fisher merging: a mean of parameters, weighted by their Fisher information.
 
-`fisher_diagonal` computes the weights from data, `fisher` merges with them.
+`fisher_diagonal` computes the weights from data. `fisher` merges with them.
 """
 
 import math
@@ -30,30 +30,32 @@ Likelihood = Literal["categorical", "gaussian"]
 def fisher(
     *, fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
 ) -> Merge:
-    """Averages parameters, each weighted by its Fisher information (Fisher merging).
+    r"""Averages parameters, each weighted by its Fisher information (Fisher merging).
 
-    The result is sum_k w_k F_k theta_k / sum_k w_k F_k, entry by entry. Where all F_k are 0 it is
-    the mean with the weights w_k. The weights may not be negative.
+    .. math:: \theta = \frac{\sum_k w_k F_k \theta_k}{\sum_k w_k F_k}
+
+    The formula holds for each entry. Where all :math:`F_k` are 0, the result is the mean with the
+    weights :math:`w_k`. The weights must not be negative.
 
     Args:
       fishers: For each model one tree of Fisher diagonals, as from `fisher_diagonal`, with the
-        paths and shapes of the model's floating leaves. Values are finite and not negative.
-      floor: The least value that an F may have; smaller ones are raised to it. A floor of 1e-6,
-        common elsewhere, makes a plain mean of every entry whose Fishers are all smaller.
-      normalize_fishers: Whether each F_k is divided by its norm over the whole model, so that a
-        model with large gradients does not dominate everywhere.
+        paths and shapes of the model's floating leaves. Values are finite and at least 0.
+      floor: The smallest value of F; smaller values are raised to it. With a floor of 1e-6, common
+        elsewhere, every entry with only smaller Fishers becomes a plain mean.
+      normalize_fishers: Whether each F_k is divided by its norm over the whole model. This prevents
+        a model with large gradients from dominating everywhere.
 
     Returns:
-      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only decides the output's dtypes.
 
     Raises:
       ValueError: For a negative or infinite `floor`, and for Fishers that are negative or not
-        finite; when the merge is applied, for another number of trees, or other leaves or shapes,
-        than the models have.
+        finite. When the merge is applied, if the Fishers' number, leaves or shapes differ from the
+        models'.
 
     References:
-      Matena and Raffel, Merging Models with Fisher-Weighted Averaging, 2022 (arXiv 2111.09832),
-      Eq. 4.
+      Matena and Raffel, Merging Models with Fisher-Weighted Averaging, 2022 (arXiv 2111.09832), Eq.
+      4.
 
     >>> models, fishers = [{"a": 1.0}, {"a": 5.0}], [{"a": 3.0}, {"a": 1.0}]
     >>> fisher(fishers=fishers)(models), fisher(fishers=[{"a": 0.0}] * 2)(models)
@@ -66,17 +68,17 @@ def fisher(
     paths = dict.fromkeys(path for column in columns for path in column)
     by_path = {path: tuple(column.get(path) for column in columns) for path in paths}
     local = PerLeaf("fishers", by_path, complete=True)
-    # A leaf is seen whole, as its Fishers are.
+    # The kernel needs whole leaves, because the Fishers are whole leaves.
     weighting = transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
     return Merge(weighting, weighted_mean, normalize=True, base="unused", positive_weights=True)
 
 
 def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
-    """Multiplies the weights by the Fishers of one leaf, which `piece.local` holds.
+    """Multiplies the weights by the Fishers of one leaf, from `piece.local`.
 
-    The mean that follows depends only on ratios between models. So the F of an entry are divided by
-    the largest among the models that are not masked. Then nothing underflows. Where the largest is
-    0, the weights stay as they are.
+    The mean that follows depends only on ratios between models. To prevent underflow, the F of an
+    entry are divided by the largest F among unmasked models. Where the largest F is 0, the weights
+    do not change.
     """
     values = piece.local
     if len(values) != len(delta):
@@ -87,16 +89,16 @@ def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Arr
             raise ValueError(f"fishers[{k}]: expected shape {delta.shape[1:]}, got {got}")
     floor = jnp.asarray(floor, delta.dtype)
     F = jnp.stack([jnp.maximum(jnp.asarray(value, delta.dtype), floor) for value in values])
-    # A masked model must not set the scale of the others: it takes no part in the largest F.
+    # A masked model must not set the scale of the others, so its F counts as 0.
     F = jnp.where(weight != 0, F, 0)
     top = F.max(0)
-    # The inner where keeps 0 / 0, and its gradient, out of the branch that is discarded.
+    # The inner where keeps 0 / 0 and its gradient out of the discarded branch.
     return delta, weight * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
 
 
 def _check_positive(name: str, x: ArrayLike) -> None:
-    """Checks that values are finite and not negative; those that are traced are taken on trust."""
-    # Merges of float32 narrow them.
+    """Checks that values are finite and at least 0. Traced values are not checked."""
+    # Merges in float32 narrow the values.
     value = concrete(_positive(narrowed(x)))
     if value is not None and not value:
         raise ValueError(f"{name}: expected finite values >= 0{' that fit float32' * too_wide(x)}")
@@ -108,7 +110,7 @@ def _positive(x: ArrayLike) -> Array:
 
 
 def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
-    """The leaves of a tree of Fishers by path, checked."""
+    """Checks a tree of Fishers; returns its leaves by path."""
     leaves = dict(zip(leaf_paths(tree), map(as_given, jax.tree.leaves(tree)), strict=True))
     for path, leaf in leaves.items():
         _check_positive(f"{name}, leaf {path!r}", leaf)
@@ -117,7 +119,7 @@ def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
 
 @in_float64("column")
 def _unit(column: dict[str, Array]) -> dict[str, Array]:
-    """The leaves over the norm of all; over the largest entry first, for squares underflow."""
+    """Divides leaves by their joint norm, after their largest entry, against underflow."""
     wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
     # `initial` makes the maximum of a leaf without entries 0 instead of an error.
     tops = [jnp.max(x, initial=0.0) for x in wide.values()]
@@ -139,40 +141,45 @@ def fisher_diagonal(
     likelihood: Likelihood = "categorical",
     batch_size: int = 8,
 ) -> PyTree:
-    """Computes the diagonal of the Fisher information of a model on examples.
+    r"""Computes the diagonal of the Fisher information of a model on examples.
 
-    Entry by entry this is the mean over the examples x of E_y (d log p(y | x) / d theta)^2. Where a
-    model has several outputs per example (positions of a sequence, say), log p sums over them.
+    .. math::
 
-    Which y are meant:
+        F = \frac{1}{n} \sum_x
+        \mathrm{E}_y \left( \frac{\partial \log p(y | x)}{\partial \theta} \right)^2
 
-    - By default y is drawn from the model, and the expectation over it is computed exactly, with
-      one backward pass for each output of an example.
-    - With `key` the expectation is estimated with `samples` draws for each example.
-    - With `targets` y is the label in the data. That is the "empirical Fisher", another matrix.
+    If a model has several outputs per example (for instance positions of a sequence), log p is
+    their sum. The distribution of y depends on the arguments:
 
-    Gradients are squared for each example by itself. (Some implementations square the gradient
-    summed over a batch. That is mostly the square of the mean gradient, not the Fisher.)
+    - By default y is drawn from the model. The expectation is exact and needs one backward pass for
+      each output of an example.
+    - With `key`, the expectation is estimated with `samples` draws for each example.
+    - With `targets`, y is the label in the data. This gives the "empirical Fisher", a different
+      matrix.
+
+    Gradients are squared for each example separately. (Some implementations square the gradient
+    summed over a batch. This is mostly the square of the mean gradient, not the Fisher.)
 
     Args:
-      predict: `predict(params, inputs)` gives logits `[example, ..., class]` for "categorical",
-        means `[example, ...]` of unit variance for "gaussian". It is called with one example at a
-        time.
-      params: The model. Floating leaves are differentiated, in float32 at least.
+      predict: `predict(params, inputs)` returns logits `[example, ..., class]` for "categorical",
+        and means `[example, ...]` with unit variance for "gaussian". It is called with one example
+        at a time.
+      params: The model. Floating leaves are differentiated, in float32 or float64.
       inputs: Leaves `[n, ...]`, one entry for each of n >= 1 examples.
-      targets: Class indices or values, `[n, ...]`; not together with `key`.
-      key: A PRNG key. The draws of example i follow from fold_in(key, i), whatever the batches.
-      samples: Draws per example; only counts with `key`.
+      targets: Class indices or values, `[n, ...]`. They cannot be combined with `key`.
+      key: A PRNG key. The draws of example i depend on fold_in(key, i) and not on the batches.
+      samples: Draws per example, used only with `key`.
       likelihood: The distribution p(y | x), "categorical" or "gaussian".
-      batch_size: Examples whose gradients are held in memory at once. It changes nothing else.
+      batch_size: The number of examples with gradients in memory at once. It does not change the
+        result.
 
     Returns:
-      A tree like `params`, not negative, in float32 (float64 where a leaf has it). Leaves that are
-      not floating are None.
+      A tree like `params` with values >= 0 in float32 (float64 where a leaf is float64). Leaves
+      that are not floating are None.
 
     Raises:
-      ValueError: For another likelihood, targets together with a key, samples or a batch size below
-        1, inputs of different or no length, and outputs or targets of shapes that do not fit.
+      ValueError: For an unknown likelihood, targets together with a key, or samples or a batch size
+        below 1. For inputs of unequal or zero length, and outputs or targets with invalid shapes.
 
     >>> x = jnp.array([[1.0, 0.0], [3.0, 0.0]])
     >>> fisher_diagonal(lambda p, x: x @ p["w"], {"w": jnp.ones(2)}, x, likelihood="gaussian")
@@ -190,8 +197,8 @@ def fisher_diagonal(
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     wide = [jnp.promote_types(leaf.dtype, jnp.float32) for leaf in leaves]
-    # Only floating leaves are differentiated, in float32 at least; the others are passed on as they
-    # are.
+    # Only floating leaves are differentiated, in float32 or float64. Other leaves are passed on
+    # unchanged.
     at = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     # Squares of bfloat16 gradients, added up over examples, would lose their small terms.
     theta = [leaves[i].astype(wide[i]) for i in at]
@@ -203,7 +210,7 @@ def fisher_diagonal(
     def squares(i: Array) -> list[Array]:
         """The squared gradients of example i, added up over its draws or outputs."""
         example, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
-        # `predict` takes batches: each example is a batch of one, so that its gradient is its own.
+        # `predict` takes batches. Each example is a batch of one, which separates the gradients.
         batch = jax.tree.map(lambda x: x[None], example)
 
         def output(theta: list[Array]) -> Array:
@@ -214,13 +221,13 @@ def fisher_diagonal(
                 )
             return out[0].astype(jnp.promote_types(out.dtype, jnp.float32))
 
-        # One forward pass; each draw, label or column below costs one backward pass through it.
+        # One forward pass. Each draw, label or column below costs one backward pass.
         out, pullback = jax.vjp(output, theta)
         draws = samples if key is not None else 1 if targets is not None else out.size
 
         def add(total: list[Array], j: Array) -> tuple[list[Array], None]:
             if key is not None:
-                # Keys follow from the example and the draw, so the batch size does not change the
+                # Keys depend on the example and the draw, so the batch size does not change the
                 # estimate.
                 score = _drawn(out, jax.random.fold_in(jax.random.fold_in(key, i), j), likelihood)
             elif targets is not None:
@@ -233,10 +240,10 @@ def fisher_diagonal(
         return [t / samples for t in total] if key is not None else total
 
     def batch(total: list[Array], i: Array) -> tuple[list[Array], None]:
-        # The shapes [batches, size] have to be full: places beyond n repeat the last example with
+        # The array [batches, size] must be full. Places beyond n repeat the last example with
         # weight 0.
         new = jax.vmap(squares)(jnp.minimum(i, n - 1))
-        real = (i < n).astype(jnp.float32)  # the last batch is filled up with repeated examples
+        real = (i < n).astype(jnp.float32)  # 0 for the repeated examples in the last batch
         return [t + jnp.tensordot(real, x, 1) for t, x in zip(total, new, strict=True)], None
 
     size = min(batch_size, n)
@@ -245,13 +252,13 @@ def fisher_diagonal(
     return scatter([t / n for t in total], [None] * len(leaves))
 
 
-# The pullback turns these derivatives by the output into gradients by theta. For the exact
-# expectation E_y[g g^T] = sum_j r_j r_j^T is used, with the columns r_j of `_root`: their squared
-# gradients add up to the expectation, so that no y has to be drawn.
+# The pullback turns these derivatives by the output into gradients by theta. The exact expectation
+# uses E_y[g g^T] = sum_j r_j r_j^T, with the columns r_j of `_root`. The squared gradients of the
+# columns add up to the expectation, without drawing y.
 
 
 def _drawn(out: Array, key: Array, likelihood: str) -> Array:
-    """d log p(y | x) / d output for a y that is drawn from the model."""
+    """d log p(y | x) / d output for a y drawn from the model."""
     if likelihood == "gaussian":
         return jax.random.normal(key, out.shape, out.dtype)
     return _observed(out, jax.random.categorical(key, out), likelihood)
@@ -273,6 +280,6 @@ def _root(out: Array, j: Array, likelihood: str) -> Array:
     if likelihood == "gaussian":
         return unit
     p = jax.nn.softmax(out)  # diag(p) - p p^T = sum_c p_c (e_c - p)(e_c - p)^T
-    # Entry j belongs to one position of a sequence only: `unit.sum` is 1 there and 0 elsewhere, so
-    # the columns of different positions do not mix.
+    # Entry j belongs to one position of a sequence. `unit.sum` is 1 there and 0 elsewhere, so the
+    # columns of different positions do not mix.
     return jnp.sqrt(p.reshape(-1)[j]) * (unit - p * unit.sum(-1, keepdims=True))

@@ -1,8 +1,8 @@
-"""Interpolation on spheres, and means of directions: slerp and its kin, Karcher, Model Stock.
+"""Interpolation on spheres, and means of directions: slerp, nuslerp, Karcher, Model Stock.
 
-The result of each is a linear combination of task vectors, whose coefficients depend on their
-lengths and angles alone (`reductions.combination`). So a rotation of all inputs rotates the result,
-and two passes over a tensor of any size, in constant memory, are enough.
+Each result is a linear combination of task vectors. The coefficients depend only on the lengths of
+the vectors and the angles between them (`reductions.combination`). Rotating all inputs therefore
+rotates the result. A tensor of any size needs two passes and constant memory.
 """
 
 import functools
@@ -23,41 +23,45 @@ from sail_jax.methods.registry import Compat, Range, choose, method
 Average = Literal["cosine", "angle"]
 
 ANTIPODAL = 1e-5
-"""If 1 + cosine is below this (0.3 degrees from opposite), float32 cannot tell the great circle."""
+"""Below this 1 + cosine (0.3 degrees from opposite), float32 cannot determine the great circle."""
 CUT = 1e-3
-"""If 1 + cosine is below this (2.6 degrees from opposite), a direction pulls a mean to no side."""
+"""Below this 1 + cosine (2.6 degrees from opposite), a direction does not pull the mean."""
 
 
 @method
 def slerp(
     *, t: Annotated[Float[ArrayLike, ""] | None, Range(0.0, 1.0)] = None, compat: Compat = "paper"
 ) -> Merge:
-    """Interpolates two models along the arc between their directions, tensor by tensor (slerp).
+    r"""Interpolates two models along the arc between their directions, tensor by tensor (slerp).
 
-    The two tensors are vectors a and b with the angle theta between them; t = 0 gives the first
-    model, t = 1 the second. The result has
+    The two tensors are vectors a and b with the angle :math:`\phi` between them. The direction and
+    the length of the result are
 
-        direction   (sin((1 - t) theta) a/|a| + sin(t theta) b/|b|) / sin(theta)
-        length      (1 - t) |a| + t |b|
+    .. math::
 
-    The result is (1 - t) a + t b where there is no arc to follow. That is where one of the two is
-    0, or where they point in opposite directions (within 0.3 degrees of that, float32 cannot tell
-    which arc joins them). Near angle 0 the limit of the formula is taken, without a threshold.
+        \frac{\sin((1 - t) \phi) \, a / |a| + \sin(t \phi) \, b / |b|}{\sin \phi},
+        \qquad (1 - t) |a| + t |b|
+
+    t = 0 gives the first model and t = 1 the second. The result is (1 - t) a + t b where no arc
+    exists: if a or b is 0, or if they point in opposite directions. (Within 0.3 degrees of opposite
+    directions, float32 cannot determine the arc.) Near :math:`\phi = 0` the limit of the formula is
+    used, without a threshold.
 
     Args:
-      t: Position on the arc; w_2 / (w_1 + w_2) by default. If it is given, weights do not count.
-        Numbers outside [0, 1] extrapolate along the great circle.
-      compat: "mergekit" multiplies a and b themselves by the two ratios of sines, not their
-        directions. Where their lengths differ, its path is no arc, and its middle is too long or
-        too short. It interpolates linearly where |cos(theta)| > 0.9995. It takes a tensor of 0 to
-        be at a right angle (0.707 b at t = 1/2). In its order the base model is the first, the
-        other model the second.
+      t: The position on the arc. By default :math:`w_2 / (w_1 + w_2)`, so equal weights give 0.5.
+        If `t` is given, weights are ignored. Numbers outside [0, 1] extrapolate along the great
+        circle.
+      compat: "mergekit" multiplies a and b by the two ratios of sines instead of multiplying their
+        directions. Where their lengths differ, its path is not an arc and its middle is too long or
+        too short. It interpolates linearly where the cosine of the angle exceeds 0.9995 in
+        magnitude. It assumes a right angle if a tensor is 0 (0.707 b at t = 1/2). Its first model
+        is the base model.
 
     Returns:
-      A merge of exactly two models. It needs no base; one given only decides the output's dtypes.
+      A merge of exactly two models. A base is optional and only decides the output's dtypes.
 
     Raises:
-      ValueError: Unless `t` is None or a finite number, and for another `compat`.
+      ValueError: Unless `t` is None or a finite number, or for an unknown `compat`.
 
     References:
       Shoemake, Animating Rotation with Quaternion Curves, 1985.
@@ -75,27 +79,33 @@ def slerp(
 
 @method
 def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "paper") -> Merge:
-    """Interpolates two models, or their task vectors if a base is given, along an arc (nuslerp).
+    r"""Interpolates two models, or their task vectors if a base is given, along an arc (nuslerp).
 
-    The result is (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with t = w_2 / (w_1 + w_2),
-    or 1/2 where the weights sum to 0. In contrast to `slerp` it combines the vectors themselves,
-    not their directions, as mergekit does, where the method comes from. Where a vector is 0, or the
-    two point in opposite directions, it is (1 - t) a + t b, as in `slerp`.
+    With the angle :math:`\phi` between the vectors a and b, the result is
+
+    .. math::
+
+        \frac{\sin((1 - t) \phi) \, a + \sin(t \phi) \, b}{\sin \phi},
+        \qquad t = \frac{w_2}{w_1 + w_2}
+
+    t is 1/2 where the weights sum to 0. Unlike `slerp`, this formula combines the vectors and not
+    their directions. Where a vector is 0, or the two point in opposite directions, the result is (1
+    - t) a + t b, as in `slerp`.
 
     Args:
-      flatten: Whether a vector is a whole tensor. Otherwise it is one run along the last axis.
-      row_wise: Whether, with `flatten=False`, a vector instead holds all entries at one place on
-        the last axis. (mergekit's tensors are [out, in], and there it is a run along the first
-        axis, which is the same for matrices.) For Flax kernels, [in, out], `flatten=False,
-        row_wise=True` takes the weights into one unit.
-      compat: "mergekit" takes a vector of 0 to be at a right angle, as mergekit does. (For vectors
-        in opposite directions, mergekit divides by a sine of about 1e-7.)
+      flatten: Whether a vector is a whole tensor. If not, a vector runs along the last axis.
+      row_wise: With `flatten=False`, whether a vector instead holds all entries with the same index
+        on the last axis. In mergekit's layout [out, in] a vector then runs along the first axis,
+        which is equal for matrices. For Flax kernels [in, out], `flatten=False, row_wise=True`
+        makes the input weights of one unit a vector.
+      compat: "mergekit" assumes a right angle if a vector is 0. (For opposite vectors, mergekit
+        itself divides by a sine of about 1e-7.)
 
     Returns:
-      A merge of exactly two models; a base is optional.
+      A merge of exactly two models. A base is optional.
 
     Raises:
-      ValueError: For another `compat`.
+      ValueError: For an unknown `compat`.
 
     References:
       mergekit 0.1.4, method `nuslerp`.
@@ -117,31 +127,31 @@ def multislerp(
     eps: Float[ArrayLike, ""] | None = None,
     compat: Compat = "paper",
 ) -> Merge:
-    """Takes the weighted spherical mean of the task vectors, or of the models without a base.
+    """Computes the weighted spherical mean of the task vectors, or of the models without a base.
 
-    It is `karcher` with task vectors and optional normalisation. For two models it is `slerp` at
-    t = w_2 / (w_1 + w_2).
+    The method is `karcher` on task vectors, with optional normalisation. For two models it is
+    `slerp` at :math:`t = w_2 / (w_1 + w_2)`.
 
     Args:
-      normalize: Whether weights are divided by their sum. Otherwise the length of the result is
-        multiplied by that sum, and the direction is the same.
-      eps: What mergekit adds to lengths before it divides by them, 1e-8 by default. Only
-        `compat="mergekit"` has it. Vectors of about that length count for less in the direction. A
-        mean of directions shorter than it counts as 0, and the result is multiplied by cos(eps).
-      compat: "mergekit" computes what the program of this name does: the normalised weighted mean
-        of directions, times the weighted mean of lengths. (Its further step along a tangent has
-        length 0, because it starts from that very mean. At t = 1/4 and a right angle the result is
-        3.4 degrees off the arc.) Where the mean of directions is 0, mergekit stops with an error
-        for more than two models, for instance for a frozen tensor. Here the result is the weighted
-        mean of the vectors. A single model is returned as it is, whatever its weight.
+      normalize: Whether weights are divided by their sum. If not, the length of the result is
+        multiplied by that sum. The direction stays the same.
+      eps: A number that mergekit adds to lengths before dividing by them, 1e-8 by default. It needs
+        `compat="mergekit"`. Vectors of about this length count less in the direction. A mean
+        direction shorter than eps counts as 0. The result is multiplied by cos(eps).
+      compat: "mergekit" computes the normalised weighted mean of directions, times the weighted
+        mean of lengths. Its further step along a tangent has length 0, because the step starts from
+        this mean. At t = 1/4 and a right angle the result is 3.4 degrees off the arc. With more
+        than two models mergekit fails where the mean of directions is 0, for instance on a frozen
+        tensor. Here the result is the weighted mean of the vectors. A single model is returned
+        unchanged, whatever its weight.
 
     Returns:
-      A merge of one or more models; a base is optional.
+      A merge of one or more models. A base is optional.
 
     Raises:
-      ValueError: Unless `eps` is None or a finite number >= 0, for an `eps` with
-        `compat="paper"`, and for another `compat`; when the merge is applied with `normalize`, for
-        weights that sum to 0.
+      ValueError: Unless `eps` is None or a finite number >= 0, for an `eps` with `compat="paper"`,
+        or for an unknown `compat`. When the merge is applied with `normalize`, for weights that sum
+        to 0.
 
     References:
       mergekit 0.1.4, method `multislerp`.
@@ -168,37 +178,40 @@ def karcher(
     tolerance: float | None = None,
     compat: Compat = "paper",
 ) -> Merge:
-    """Takes the weighted Karcher mean of the models' directions, times their weighted mean length.
+    r"""Computes the weighted Karcher mean of the models' directions, times their mean length.
 
-    For each tensor the direction is the unit vector u that minimises sum_k w_k angle(u, theta_k)^2.
-    It is found by the steps u <- exp_u(sum_k w_k log_u(theta_k)), from the normalised mean of
-    directions. The steps work on the coefficients of u and cost next to nothing.
+    For each tensor the direction is the unit vector
 
-    The mean is unique, and does not depend on the order of the models, if all of them lie within a
-    right angle of some direction. Special cases:
+    .. math:: u = \arg\min_{|u| = 1} \sum_k w_k \angle(u, \theta_k)^2
 
-    - A tensor of 0 has no direction; only its length counts.
-    - A tensor that points away from u (within 2.6 degrees of the opposite direction) does not pull
-      u to any side.
-    - Where the directions cancel (their mean is shorter than 1e-3) there is no mean direction to
-      start from, and the result is the weighted mean of the vectors.
+    The iteration :math:`u \leftarrow \exp_u(\sum_k w_k \log_u \theta_k)` finds it, starting from
+    the normalised mean of directions. The length is the weighted mean of the models' lengths. The
+    steps work on the coefficients of u and cost almost nothing.
+
+    The mean is unique if all models lie within a right angle of some direction. It then does not
+    depend on the order of the models. Special cases:
+
+    - The direction of a tensor of 0 is undefined. Only its length counts.
+    - A tensor within 2.6 degrees of the direction opposite to u does not pull u.
+    - Where the directions cancel (their mean is shorter than 1e-3), no starting direction exists.
+      The result is the weighted mean of the vectors.
 
     Args:
-      max_iterations: The largest number of steps; 60 by default.
-      tolerance: The iteration stops once an upper bound of the step's length is below this; 1e-7 by
+      max_iterations: The largest number of steps, 60 by default.
+      tolerance: The iteration stops when an upper bound of the step length is below this, 1e-7 by
         default, static.
-      compat: "mergekit" takes equal weights, whatever is given, 10 steps and a tolerance of 1e-5.
-        Tensors shorter than the tolerance count as 0. Where directions cancel it starts from the
-        first model. (mergekit also averages a base that is given, as one more model: list it as a
-        model if that is meant.)
+      compat: "mergekit" ignores the weights and uses 10 steps and a tolerance of 1e-5. Tensors
+        shorter than the tolerance count as 0. Where directions cancel, it starts from the first
+        model. (mergekit also averages a given base as one more model. List the base as a model to
+        do the same.)
 
     Returns:
-      A merge of one or more models, whose weights may not sum to 0. It needs no base; one given
-      only decides the output's dtypes.
+      A merge of one or more models. The weights must not sum to 0. A base is optional and only
+      decides the output's dtypes.
 
     Raises:
-      ValueError: Unless `max_iterations` is an integer >= 0 and `tolerance` a number >= 0, and for
-        another `compat`.
+      ValueError: Unless `max_iterations` is an integer >= 0 and `tolerance` a number >= 0, or for
+        an unknown `compat`.
       TypeError: If `tolerance` is traced.
 
     References:
@@ -226,30 +239,34 @@ def model_stock(
     average: Average = "cosine",
     compat: Compat = "paper",
 ) -> Merge:
-    """Moves from the base towards the mean model, as far as the models agree (Model Stock).
+    r"""Moves from the base towards the mean model, as far as the models agree (Model Stock).
 
-    For each tensor the result is base + t * (weighted mean of deltas). For N models, and the
-    average cosine c between their deltas, t = N c / (1 + (N - 1) c). The closer the deltas are to
-    one direction, the more of their mean is kept: all of it for copies, none of it for deltas at
-    right angles. A tensor that did not move counts as at right angles to every other. The authors
-    do not consider c < 0. It says that the models share nothing, so t is 0 there (which also covers
-    the pole at c = -1/(N - 1), the least value that c can have).
+    For N models with the average cosine c between their task vectors, each tensor becomes
+
+    .. math:: \theta = \theta_0 + t \, \bar\delta, \qquad t = \frac{N c}{1 + (N - 1) c}
+
+    :math:`\bar\delta` is the weighted mean of the task vectors. If they are copies, their whole
+    mean is kept. If they are at right angles, nothing is kept. A tensor that did not change counts
+    as orthogonal to every other. t is 0 for c < 0, a case that the authors do not consider: the
+    models have nothing in common. This also covers the pole at c = -1/(N - 1), the smallest
+    possible c.
 
     Args:
-      filter_wise: Whether a vector holds the weights into one unit instead of a whole tensor.
-      input_axis: With `filter_wise`, where the weights into one unit lie: along the last axis for
-        weights [out, in] (-1, PyTorch, the default), along all other axes for Flax's [in, out] and
-        [height, width, in, out] (0).
-      average: What is averaged over pairs of models: the "cosine", or the "angle" (fusion_bench).
-      compat: "mergekit" divides by max(|delta_j| |delta_k|, 1e-6), under which tensors with deltas
-        below 1e-3 count as orthogonal even if they are copies. It lets t be negative for c < 0,
-        without bound. Its infinity at the pole is t = 0 here.
+      filter_wise: Whether a vector holds the input weights of one unit instead of a whole tensor.
+      input_axis: With `filter_wise`, the axes of a unit's input weights. -1 is the last axis, for
+        weights [out, in] (PyTorch, the default). 0 is all axes but the last, for Flax's [in, out]
+        and [height, width, in, out].
+      average: The quantity that is averaged over pairs of models: "cosine", or "angle" as in
+        fusion_bench.
+      compat: "mergekit" divides by max(|delta_j| |delta_k|, 1e-6). Tensors with deltas shorter than
+        1e-3 then count as orthogonal even if they are copies. Its t is negative for c < 0, without
+        bound. Where mergekit returns infinity at the pole, t is 0 here.
 
     Returns:
-      A merge of two or more models, which needs a base.
+      A merge of two or more models. It needs a base.
 
     Raises:
-      ValueError: For another `average`, `input_axis` or `compat`.
+      ValueError: For an unknown `average`, `input_axis` or `compat`.
 
     References:
       Jang et al., Model Stock, 2024 (arXiv 2403.19522), Eq. 5.
@@ -268,7 +285,7 @@ def model_stock(
 
 
 CONVERGED = (60, 1e-7)
-"""The most steps that `karcher` takes, and the length below which it stops, by default."""
+"""The default limits of `karcher`: the number of steps, and the length below which it stops."""
 
 
 def _inverse(x: Array) -> Array:
@@ -277,25 +294,24 @@ def _inverse(x: Array) -> Array:
 
 
 def _squared_angle(cosine: Array) -> Array:
-    """arccos(cosine)^2, smooth at 1 and beyond, where it goes on to negative numbers.
+    """arccos(cosine)^2, continued smoothly beyond 1 to negative numbers.
 
-    For u = 1 - cosine < 0.01 it is the series 2u + u^2/3 + 4u^3/45 + u^4/35 + 16u^5/1575, which is
-    off by 1e-13.
+    For u = 1 - cosine < 0.01 this uses the series 2u + u^2/3 + 4u^3/45 + u^4/35 + 16u^5/1575. Its
+    error is 1e-13.
     """
     u = 1 - cosine
     series = u * (2 + u * (1 / 3 + u * (4 / 45 + u * (1 / 35 + u * 16 / 1575))))
-    # arccos has an infinite slope at 1, where nearly parallel vectors lie: the series is smooth
-    # there.
+    # arccos has an infinite slope at 1, where nearly parallel vectors lie. The series is smooth.
     far = u > 0.01
     return jnp.where(far, jnp.arccos(jnp.where(far, jnp.maximum(cosine, -1), 0)) ** 2, series)
 
 
 def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], Array]:
-    """f(sqrt(q)) for an even f; for q < 0.1 by its alternating series, which is off by 1e-18."""
+    """f(sqrt(q)) for an even f. For q < 0.1 it uses the alternating series, with error 1e-18."""
 
     def even(q: Array) -> Array:
-        # Ratios of consecutive terms: `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
-        # sin(x)/x, with 1/(2*3), 1/(4*5). As Python's numbers, which leave the dtype of q to q.
+        # Ratios of consecutive terms. `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
+        # sin(x)/x, with 1/(2*3), 1/(4*5). Python numbers do not change the dtype of q.
         ratios = [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)]
         terms = np.cumprod([1.0, *ratios]).tolist()
         far = q > 0.1
@@ -311,7 +327,8 @@ _cos = _wave(jnp.cos, 1)
 
 def _arc(t: Array, square: Array) -> tuple[Array, Array]:
     """sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta), given theta^2."""
-    # sin(x theta) / sin(theta) = x sinc(x theta) / sinc(theta), which is no 0 / 0 at theta = 0.
+    # sin(x theta) / sin(theta) = x sinc(x theta) / sinc(theta). This form avoids 0 / 0 at theta =
+    # 0.
     first, second = ((x * _sinc(x**2 * square) / _sinc(square)) for x in (1 - t, t))
     return first, second
 
@@ -319,15 +336,15 @@ def _arc(t: Array, square: Array) -> tuple[Array, Array]:
 def _share(weights: Float[Array, "task"]) -> Array:
     """w_2 / (w_1 + w_2), and 1/2 where the weights cancel."""
     mass, size = weights.sum(), jnp.abs(weights).sum()
-    # A sum that is only rounding beside its terms counts as 0, as in `weighted_mean`.
+    # A sum as small as the rounding of its terms counts as 0, as in `weighted_mean`.
     exists = jnp.abs(mass) > 10 * jnp.finfo(weights.dtype).eps * size
     return jnp.where(exists, weights[1] / jnp.where(exists, mass, 1), 0.5)
 
 
 def _great_circle(t: Array, products: Products, right: bool) -> tuple[Array, Array, Array]:
-    """Lengths, coefficients along the arc, and whether there is an arc.
+    """Lengths, coefficients along the arc, and whether an arc exists.
 
-    With `right`, a vector of 0 is taken to be at a right angle, as mergekit does.
+    With `right`, a vector of 0 counts as orthogonal to the other, as in mergekit.
     """
     lengths, cosine = products.lengths, products.cosines[..., 0, 1]
     exists = cosine > ANTIPODAL - 1
@@ -351,11 +368,11 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
         lengths, ratios, exists = _great_circle(t, products, right=mergekit)
         line = _line(t, ratios)
         if mergekit:
-            # mergekit tests |cos|, so it also takes the straight line for opposite vectors.
+            # mergekit tests |cos|, so it also interpolates linearly between opposite vectors.
             cosine = jnp.abs(products.cosines[..., 0, 1])[..., None]
             return jnp.where(exists & (cosine <= 0.9995), ratios, line)
         length = (line * lengths).sum(-1, keepdims=True)
-        # At t = 0 the length is the first's, to the bit, and the quotient 1.
+        # At t = 0 the length equals the first vector's to the bit, and the quotient is 1.
         return jnp.where(exists, ratios * (length / jnp.where(lengths > 0, lengths, 1)), line)
 
     return coefficients
@@ -374,11 +391,11 @@ def _nuslerp(mergekit: bool) -> Callable[..., Array]:
 
 
 def _direction(cosines: Array, weights: Array, least: ArrayLike = 0.0) -> tuple[Array, Array]:
-    """Coefficients of the normalised mean of directions, and whether it is longer than 1e-3.
+    """Coefficients of the normalised mean of directions, and whether the mean exists.
 
-    It has to be as long as `least`, too.
+    The mean exists if it is longer than 1e-3 and at least as long as `least`.
     """
-    # |sum_k w_k u_k|^2 by the inner products u_j . u_k: the vectors themselves are not needed.
+    # |sum_k w_k u_k|^2 follows from the inner products u_j . u_k. The vectors are not needed.
     square = jnp.einsum("...jk,...j,...k->...", cosines, weights, weights)[..., None]
     exists = square > 1e-6 * jnp.abs(weights).sum(-1, keepdims=True) ** 2
     exists &= square >= least**2
@@ -406,23 +423,23 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
         if mergekit:
             weights = jnp.full_like(weights, 1 / weights.size)
         lengths, cosines = products.lengths, products.cosines
-        # mergekit's tolerance is one of true lengths, which may be too large for a number.
+        # mergekit's tolerance refers to true lengths, which may overflow.
         counted = lengths > (tolerance / products.top if mergekit else 0)
         present = jnp.where(counted, weights, 0)
         mass = present.sum()
-        # Divided by the sum of magnitudes, not by the sum, which may be near 0; its sign makes all
-        # weights negative equal to all positive.
+        # Dividing by the sum of magnitudes is safe where the sum is near 0. The sign of the sum
+        # makes all-negative weights equal to all-positive weights.
         share = present / jnp.where(mass != 0, jnp.sign(mass), 1) * _inverse(jnp.abs(present).sum())
         mean, exists = _direction(cosines, share)
         if mergekit:
-            # mergekit starts from the first tensor where the mean direction does not exist.
+            # Without a mean direction, mergekit starts from the first tensor.
             first = jnp.zeros_like(mean).at[jnp.argmax(counted)].set(1)
             mean = jnp.where(exists, mean, first)
             exists = counted.any(keepdims=True)
 
         def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             u, done = state
-            # u is kept as coefficients of the models' directions: u . u_j = sum_k cosines[j, k]
+            # u holds coefficients of the models' directions. Hence u . u_j = sum_k cosines[j, k]
             # u[k], and the length of u is sqrt(u^T cosines u).
             dots = cosines @ u
             sided = dots > CUT - 1
@@ -431,11 +448,12 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             along = (pull * dots).sum()  # the tangent is sum_k pull_k u_k - along * u
             tangent = pull - along * u
             square = jnp.maximum(tangent @ cosines @ tangent, 0)
-            # A bound of the tangent's length, whose square is lost in rounding before it is small.
+            # An upper bound of the tangent's length. The exact square is lost to rounding before it
+            # is small.
             done = done | (jnp.abs(tangent).sum() < tolerance)
             # exp_u(v) = cos|v| u + sin|v| / |v| v
             new = _cos(square) * u + _sinc(square) * tangent
-            # Back to length 1, from which rounding leads away; the bound keeps the root finite.
+            # Restores length 1, because rounding changes it. The lower bound keeps the root finite.
             new = new / jnp.sqrt(jnp.maximum(new @ cosines @ new, ANTIPODAL))
             return jnp.where(done, u, new), done
 
@@ -457,7 +475,7 @@ def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
             lengths = products.lengths
             size = lengths[..., :, None] * lengths[..., None, :]
             ratio = products.unit / products.top
-            # mergekit's floor under the product of lengths, which makes short deltas look
+            # mergekit's lower bound on the product of lengths. It makes short deltas look
             # orthogonal.
             floor = (1e-6 / products.top / products.top)[..., None]
             inner = products.inner * ratio[..., :, None] * ratio[..., None, :]
@@ -474,7 +492,7 @@ def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
         c = c if mergekit else jnp.maximum(c, 0)
         size = 1 + (n - 1) * c
         pole = jnp.abs(size) < 1e-6
-        # Only mergekit's convention reaches the pole: without it c >= 0 and size >= 1.
+        # Only mergekit's convention reaches the pole. Otherwise c >= 0 and size >= 1.
         t = jnp.where(pole, 0, n * c / jnp.where(pole, 1, size))
         return t * weights
 

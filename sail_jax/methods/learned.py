@@ -1,6 +1,7 @@
 """Merging coefficients learned on data: AdaMerging, the learned soup, the concrete subspace.
 
-Each minimises a loss of the merged model by gradient descent through the merge (`learning.learn`).
+Each function minimises a loss of the merged model by gradient descent through the merge
+(`learning.learn`).
 """
 
 import math
@@ -33,7 +34,7 @@ _NOTHING = Transform()
 
 
 def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
-    """Computes the mean entropy of predictions, -sum_c p_c log p_c in nats.
+    """Computes the mean entropy of predictions in nats.
 
     Args:
       logits: Unnormalised log-probabilities. A class with logit -inf is masked and adds 0.
@@ -45,13 +46,13 @@ def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
     0.6931
     """
     possible = logits > -jnp.inf
-    # Both wheres: the gradient of 0 * -inf is no number even where it is discarded.
+    # Both wheres are needed: the gradient of 0 * -inf is NaN even in a discarded branch.
     logp = jnp.where(possible, jax.nn.log_softmax(logits), 0)
     return -jnp.where(possible, jnp.exp(logp) * logp, 0).sum(-1).mean()
 
 
 def cross_entropy(logits: Float[Array, "... class"], labels: Int[Array, "..."]) -> Float[Array, ""]:
-    """Computes the mean of -log p(label), in nats.
+    """Computes the mean of -log p(label) in nats.
 
     Args:
       logits: Unnormalised log-probabilities.
@@ -77,41 +78,44 @@ def adamerging(
     optimizer: optax.GradientTransformation | None = None,
     clamp: tuple[float, float] | None = None,
 ) -> Learned:
-    """Learns the coefficients of task arithmetic that make predictions most certain (AdaMerging).
+    r"""Learns task-arithmetic coefficients that make predictions most certain (AdaMerging).
 
-    The merged model is base + sum_k lambda_k delta_k. The lambdas minimise
-    sum_k entropy(predict_k(merged, inputs of task k)), which needs no labels.
+    .. math::
+
+        \min_\lambda \sum_k H(\mathrm{predict}_k(\theta, x_k)),
+        \qquad \theta = \theta_0 + \sum_k \lambda_k \delta_k
+
+    H is the entropy of the predictions on inputs of task k. It needs no labels.
 
     Args:
       models: M pytrees, one per task; see `task_vectors`.
-      base: The pytree that they were tuned from.
-      predict: `predict(params, inputs)` gives logits `[..., class]`. One function for all tasks, or
-        one per task where each has a head of its own.
-      batches: For each task, unlabelled inputs with leaves `[n, batch, ...]`. Step t takes batch
-        t mod n of each task.
-      by: One lambda per "task", or one per task and "leaf" (the authors' layer-wise variant).
-      transform: Applied to the task vectors once, at the start. `chain(trim(0.2), elect())` makes
-        it AdaMerging++.
-      init: The lambdas at the start, one number or one per model.
-      steps: How many steps of gradient descent.
+      base: The pytree that they were fine-tuned from.
+      predict: `predict(params, inputs)` returns logits `[..., class]`. One function for all tasks,
+        or one per task if each has its own head.
+      batches: For each task, unlabelled inputs with leaves `[n, batch, ...]`. Step t uses batch t
+        mod n of each task.
+      by: One coefficient per "task", or one per task and "leaf" (the authors' layer-wise variant).
+      transform: Applied to the task vectors once, at the start. `chain(trim(0.2), elect())` gives
+        AdaMerging++.
+      init: The initial coefficients, one number or one per model. The authors use 0.3.
+      steps: The number of steps of gradient descent.
       optimizer: Adam at 1e-3 by default.
-      clamp: The interval to which lambdas are projected after each step, or None for no limits.
-        (The authors' code clips to (0, 1) inside the forward pass, where a lambda outside gets no
-        gradient any more. fusion_bench does not clip.)
+      clamp: The interval to which coefficients are projected after each step, or None for no
+        limits. (The authors' code clips to (0, 1) inside the forward pass. A coefficient outside
+        then gets gradient 0. fusion_bench does not clip.)
 
     Returns:
-      The merged model, the lambdas as its coefficients, and the losses. The lambdas have shape
-      `[task]`; by "leaf" they are a tree of such arrays, None at leaves that are not floating.
+      The merged model, the coefficients, and the losses. The coefficients have shape `[task]`. By
+      "leaf" they are a tree of such arrays, None at leaves that are not floating.
 
     Raises:
-      ValueError: For another `by`, a number of batches or predictors that differs from that of the
-        models, an `init` or `clamp` that does not fit, a loss that is not finite, and as
-        `task_vectors` does.
-      TypeError: As `task_vectors` does.
+      ValueError: For an unknown `by`, a number of batches or predictors that differs from M, an
+        invalid `init` or `clamp`, a loss that is not finite, and as in `task_vectors`.
+      TypeError: As in `task_vectors`.
 
     References:
-      Yang et al., AdaMerging: Adaptive Model Merging for Multi-Task Learning, 2024
-      (arXiv 2310.02575).
+      Yang et al., AdaMerging: Adaptive Model Merging for Multi-Task Learning, 2024 (arXiv
+      2310.02575).
 
     Two tiny Flax Linen classifiers that share a base:
 
@@ -126,7 +130,7 @@ def adamerging(
     >>> jax.tree.map(jnp.shape, got.coefficients)["params"]["layers_0"]
     {'bias': (2,), 'kernel': (2,)}
 
-    and in Flax NNX, where the graph is split from the parameters:
+    The same in Flax NNX, where the graph is split from the parameters:
 
     >>> from flax import nnx
     >>> make = lambda seed: nnx.split(nnx.Linear(3, 2, rngs=nnx.Rngs(seed)))
@@ -137,7 +141,7 @@ def adamerging(
     ((8, 2), (2,))
     """
     one_of("by", by, By)
-    # Once, outside of the loss: only the coefficients change while they are learned.
+    # Computed once, outside the loss: only the coefficients change during learning.
     vectors = transform(task_vectors(models, base))
     loss = _entropies(predict, batches, len(models))
     if clamp is not None and not (len(clamp) == 2 and clamp[0] <= clamp[1]):
@@ -175,32 +179,36 @@ def learned_soup(
     steps: int = 500,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """Learns the convex combination of models with the least loss on held-out data (learned soup).
+    r"""Learns the convex combination of models with the smallest held-out loss (learned soup).
 
-    The merged model is sum_k softmax(alpha)_k theta_k, from alpha = 0, the uniform soup. It
-    minimises loss(beta * predict(soup, x), y) over alpha and a factor beta > 0 of the logits, which
-    starts at 1. With beta, the confidence of the predictions need not be adjusted by the mixture.
+    .. math::
+
+        \min_{\alpha, \beta} \ell(\beta \, \mathrm{predict}(\theta, x), y),
+        \qquad \theta = \sum_k \operatorname{softmax}(\alpha)_k \, \theta_k
+
+    Learning starts at the uniform soup, alpha = 0. The factor beta > 0 multiplies the logits and
+    starts at 1. It adjusts the confidence of the predictions independently of the mixture.
 
     Args:
       models: M pytrees of the same leaf paths and shapes.
-      base: Not needed; one given only decides the output's structure and dtypes.
-      predict: `predict(params, inputs)` gives logits `[..., class]`, or whatever `loss` takes.
+      base: Optional. It only decides the output's structure and dtypes.
+      predict: `predict(params, inputs)` returns logits `[..., class]`, or any input of `loss`.
       batches: The pair (inputs, targets) of held-out data with leaves `[n, batch, ...]`. Step t
-        takes batch t mod n.
+        uses batch t mod n.
       by: One alpha per model ("task"), or one per model and "leaf".
       loss: `loss(outputs, targets)`, a scalar.
-      temperature: Whether beta is learned; otherwise it stays 1.
-      steps: How many steps of gradient descent.
+      temperature: Whether beta is learned. If not, it stays 1.
+      steps: The number of steps of gradient descent.
       optimizer: Adam at 0.05 by default.
 
     Returns:
       The soup, its coefficients and the losses. The coefficients are {"weights": softmax(alpha),
-      "scale": beta}, the weights of shape `[task]`, or by "leaf" a tree of such arrays.
+      "scale": beta}. The weights have shape `[task]`; by "leaf" they are a tree of such arrays.
 
     Raises:
-      ValueError: For another `by`, batches that are no pair, a loss that is not finite, and as
-        `task_vectors` does.
-      TypeError: As `task_vectors` does.
+      ValueError: For an unknown `by`, batches that are not a pair, a loss that is not finite, and
+        as in `task_vectors`.
+      TypeError: As in `task_vectors`.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482).
@@ -221,7 +229,7 @@ def learned_soup(
     vectors = task_vectors(models, like)
 
     def merge(coefficients: PyTree, key: Array | None) -> tuple[PyTree, Array]:
-        # The scale is learned as its logarithm, so that it stays positive.
+        # The logarithm of the scale is learned, so the scale stays positive.
         shares = jax.tree.map(jax.nn.softmax, coefficients["weights"])
         return apply(like, weighted_sum(_scaled(vectors, shares, by))), jnp.exp(
             coefficients["scale"]
@@ -259,29 +267,31 @@ def concrete_subspace(
     steps: int = 2000,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """Learns one mask on all task vectors that makes predictions most certain (Concrete).
+    r"""Learns one mask on all task vectors that makes predictions most certain (Concrete).
 
-    The merged model is base + scale * m / mean(m) * sum_k w_k delta_k, with a mask m in (0, 1) for
-    each entry and its mean taken for each leaf. The mask minimises the loss of `adamerging`, which
-    needs no labels. While learning, m is a draw from the relaxed Bernoulli (Concrete) distribution,
-    sigmoid((logit + noise) / temperature), new in each step. The final merge uses its median,
-    sigmoid(logit / temperature), and draws nothing (fusion_bench draws once more).
+    .. math:: \theta = \theta_0 + \lambda \, \frac{m}{\operatorname{mean}(m)} \sum_k w_k \delta_k
 
-    With the lambdas of `adamerging` as `weights` and scale 1, it is Concrete AdaMerging with the
-    two parts learned one after the other.
+    The mask m has a number in (0, 1) for each entry, and its mean is taken over each leaf. It
+    minimises the loss of `adamerging`, which needs no labels. In each learning step, m is a new
+    draw from the relaxed Bernoulli (Concrete) distribution, sigmoid((logit + noise) / temperature).
+    The final merge uses the median sigmoid(logit / temperature) and draws nothing. (fusion_bench
+    draws once more.)
+
+    With the coefficients of `adamerging` as `weights` and scale 1, this is Concrete AdaMerging,
+    with the two parts learned one after the other.
 
     Args:
       models: M pytrees, one per task; see `task_vectors`.
-      base: The pytree that they were tuned from.
+      base: The pytree that they were fine-tuned from.
       predict: One function for all tasks, or one per task; see `adamerging`.
       batches: For each task, unlabelled inputs; see `adamerging`.
-      key: The PRNG key from which the draws of all steps follow.
+      key: The PRNG key for the draws of all steps.
       transform: Applied to the task vectors once, at the start.
       weights: One per model; 1 by default.
-      scale: What multiplies the update.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors use 0.3.
       temperature: The temperature of the relaxed Bernoulli distribution, > 0.
-      init: Every logit at the start.
-      steps: How many steps of gradient descent.
+      init: The initial value of every logit.
+      steps: The number of steps of gradient descent.
       optimizer: Adam at 1e-3 by default.
 
     Returns:
@@ -290,8 +300,8 @@ def concrete_subspace(
 
     Raises:
       ValueError: Unless `temperature` is > 0, for a number of batches or predictors that differs
-        from that of the models, a loss that is not finite, and as `task_vectors` does.
-      TypeError: As `task_vectors` does.
+        from M, a loss that is not finite, and as in `task_vectors`.
+      TypeError: As in `task_vectors`.
 
     References:
       Tang et al., Concrete Subspace Learning based Interference Elimination for Multi-task Model
@@ -304,13 +314,14 @@ def concrete_subspace(
     def merge(logits: PyTree, key: Array | None) -> PyTree:
         def masked(path: str, change: Array, logit: Array) -> Array:
             if key is not None:
-                # By path, so that the noise of a leaf does not depend on the order of leaves.
+                # The key depends on the path, so the noise of a leaf does not depend on the order
+                # of leaves.
                 leaf_key = key
                 for word in fingerprint(path):
                     leaf_key = jax.random.fold_in(leaf_key, word)
                 logit = logit + jax.random.logistic(leaf_key, logit.shape, logit.dtype)
             mask = jax.nn.sigmoid(logit / temperature)
-            # Divided by its mean, so that the size of the update does not fall with the mask.
+            # Division by the mean keeps the size of the update as the mask shrinks.
             return change * mask / mask.mean()
 
         leaves, treedef = jax.tree.flatten(update)
@@ -329,7 +340,7 @@ def concrete_subspace(
 
 
 def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
-    """Task vectors with weights times coefficients, [task] for all leaves or for each."""
+    """Multiplies weights by coefficients `[task]`, shared by all leaves or one array per leaf."""
 
     def scaled(weight: Array, c: Array) -> Array:
         return weight * c.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1))
@@ -339,7 +350,7 @@ def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
 
 
 def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTree:
-    """The coefficients at the start: `[task]`, or a tree of such arrays by "leaf"."""
+    """The initial coefficients: `[task]`, or a tree of such arrays by "leaf"."""
     try:
         per_task = jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float)), (tasks,))
     except (TypeError, ValueError) as error:

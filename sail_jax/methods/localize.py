@@ -1,7 +1,7 @@
-"""One shared vector and a mask for each task: EMR-merging, TALL masks, consensus.
+"""One shared vector and one mask per task: EMR-merging, TALL masks, consensus.
 
-`emr` and `tall_masks` give each task a model of its own, for little more memory than one model
-needs. `consensus` makes one model of the masks.
+`emr` and `tall_masks` give each task its own model, and need little more memory than one model.
+`consensus` combines the masks into one model.
 """
 
 import functools
@@ -40,12 +40,12 @@ Scalar = Float[ArrayLike, ""]
 
 
 class Localized(NamedTuple):
-    """M models as one shared vector and a mask for each, a bit per parameter; a pytree.
+    """M models as one shared vector and one mask per model, a bit per parameter; a pytree.
 
     Attributes:
-      shared: A change of the base that all models share, float32 (float64 where a model has it).
-        None where leaves are not floating.
-      masks: Which entries of `shared` each model uses, bool `[task, ...]`.
+      shared: A change of the base that all models share, float32 (float64 where a model is
+        float64). None at leaves that are not floating.
+      masks: The entries of `shared` that each model uses, bool `[task, ...]`.
       scales: The factor of each model, `[task]`.
     """
 
@@ -58,15 +58,15 @@ class Localized(NamedTuple):
         """Returns the model of one task, base + scales[task] * masks[task] * shared.
 
         Args:
-          base: The pytree that the models were tuned from.
-          task: Which one, from 0; negative numbers count from the end.
+          base: The pytree that the models were fine-tuned from.
+          task: The index of the task, from 0. Negative numbers count from the end.
 
         Returns:
-          A pytree of the structure and dtypes of the base.
+          A pytree with the structure and dtypes of the base.
 
         Raises:
-          IndexError: If there is no such task.
-          ValueError: If values do not fit the dtype of their leaf.
+          IndexError: For a task out of range.
+          ValueError: If values overflow the dtype of their leaf.
         """
         tasks = self.scales.shape[0]
         if not -tasks <= task < tasks:
@@ -77,27 +77,28 @@ class Localized(NamedTuple):
 
 @in_float64("models", "base")
 def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
-    """Merges models into one shared vector with a mask and a factor for each (EMR-merging).
+    r"""Merges models into one shared vector, with a mask and a factor per model (EMR-merging).
 
-    1. Elect: s is the sign of sum_k delta_k, entry by entry. shared = s max |delta_k| over the
-       models k with that sign.
-    2. Mask: the mask of a task is where its delta_k has that sign.
-    3. Rescale: its factor is ||delta_k||_1 / ||mask_k shared||_1, over the whole tree.
+    1. Elect. For each entry, s is the sign of :math:`\sum_k \delta_k`. The shared vector is
+       :math:`v = s \max_k |\delta_k|`, over the models with that sign.
+    2. Mask. The mask :math:`m_k` of task k selects the entries where :math:`\delta_k` has that
+       sign.
+    3. Rescale. The factor of task k is :math:`\|\delta_k\|_1 / \|m_k v\|_1`, over the whole tree.
 
-    There is nothing to tune. Where the sum is exactly 0 no sign is elected and shared is 0 (the
-    authors' code elects -). Norms are sums over all entries, as in the paper; the authors' code and
-    fusion_bench add up the means of tensors. A task without any change has the factor 1 (NaN in
-    fusion_bench). A single model is given back as it is.
+    The method works without hyperparameters. Where the sum is exactly 0, the shared vector is 0
+    (the authors' code elects -). Norms are sums over all entries, as in the paper. The authors'
+    code and fusion_bench add up the means of tensors. A task without any change has the factor 1
+    (NaN in fusion_bench). A single model is returned unchanged.
 
     Args:
       models: M pytrees; see `task_vectors`.
-      base: The pytree that they were tuned from.
+      base: The pytree that they were fine-tuned from.
 
     Returns:
       The models as one shared vector, masks and factors.
 
     Raises:
-      ValueError, TypeError: As `task_vectors` does.
+      ValueError, TypeError: As in `task_vectors`.
 
     References:
       Huang et al., EMR-Merging, 2024 (arXiv 2405.17461), Sec. 3.
@@ -116,13 +117,13 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Any]:
     """The shared vector of a leaf, its masks, and L1 norms before and after masking."""
     sign = jnp.sign(task_sum(delta))
-    # Models of the other sign have sign * delta < 0. Where a sign is elected some model has it, so
-    # the maximum is taken over those that agree.
+    # Models of the other sign have sign * delta < 0. At least one model has an elected sign, so the
+    # maximum comes from a model that agrees.
     highest = sign * delta[0]
     for k in range(1, len(delta)):
         highest = jnp.maximum(highest, sign * delta[k])
     shared = sign * highest
-    # Strictly: a task that did not change an entry does not use it.
+    # The comparison is strict. A task that did not change an entry does not use it.
     mask = per_task(lambda d: d * jnp.sign(shared) > 0, delta)
     tasks = range(len(delta))
     norms = l1_norms([delta[k] for k in tasks], [jnp.where(mask[k], shared, 0) for k in tasks])
@@ -130,7 +131,7 @@ def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Any]:
 
 
 class _Parts(NamedTuple):
-    """What a reduction makes of each leaf: a dictionary."""
+    """The output of a reduction, a dictionary for each leaf."""
 
     treedef: Any
     leaves: list[dict[str, Any]]
@@ -146,7 +147,7 @@ def _localized(
     transform: Transform = Transform(),  # noqa: B008 - immutable
     weights: Weights = None,
 ) -> _Parts:
-    """What a reduction makes of each leaf of the transformed task vectors."""
+    """Applies a transform and a reduction to the task vectors of the models."""
     vectors = transform(task_vectors(models, base, weights))
     treedef = jax.tree.structure(vectors.delta)
     return _Parts(treedef, treedef.flatten_up_to(reduction(vectors)))
@@ -162,21 +163,26 @@ def tall_masks(
     density: float = 0.2,
     weights: Weights = None,
 ) -> Localized:
-    """Finds which entries of one multi-task vector each task needs (TALL masks).
+    r"""Finds the entries of one multi-task vector that each task needs (TALL masks).
 
-    The mask of task k is |delta_k| > threshold |shared - delta_k|, entry by entry. An entry that a
-    task did not change is not in its mask. A single model is given back as it is. (fusion_bench
-    measures distances from the base's values instead of from 0, so that nearly all entries are
-    kept.)
+    With the shared multi-task vector v and the threshold :math:`\tau`, the mask of task k is, entry
+    by entry,
+
+    .. math:: |\delta_k| > \tau \, |v - \delta_k|
+
+    The mask of a task leaves out all entries that the task did not change. A single model is
+    returned unchanged. (fusion_bench measures distances from the base's values instead of from 0,
+    and then keeps nearly all entries.)
 
     Args:
       models: M pytrees; see `task_vectors`.
-      base: The pytree that they were tuned from.
-      threshold: Not negative, one number or one per task. The authors choose it for each task from
-        0.2 to 0.6 on held-out data (`best_thresholds`); 0.4 is the middle.
-      multitask: The shared vector: "sum" is sum_k w_k delta_k. "ties" is TIES without its average:
-        each delta_k is trimmed to `density` over the tree, and those of the elected sign are added
-        up.
+      base: The pytree that they were fine-tuned from.
+      threshold: The threshold :math:`\tau`, at least 0, one number or one per task. The authors
+        choose it for each task from 0.2 to 0.6 on held-out data (`best_thresholds`). 0.4 is the
+        middle.
+      multitask: The shared vector. "sum" is sum_k w_k delta_k. "ties" trims each delta_k to
+        `density` over the tree and adds up the changes with the elected sign (TIES without the
+        mean).
       density: The fraction of entries that "ties" keeps, in (0, 1].
       weights: One per model; 1 by default.
 
@@ -184,8 +190,8 @@ def tall_masks(
       The models as one shared vector and masks, with factors of 1.
 
     Raises:
-      ValueError: For another threshold or `multitask`, and as `task_vectors` does.
-      TypeError: As `task_vectors` does.
+      ValueError: For an invalid threshold or `multitask`, and as in `task_vectors`.
+      TypeError: As in `task_vectors`.
 
     References:
       Wang et al., Localizing Task Information, 2024 (arXiv 2405.07813), Eq. 4.
@@ -214,14 +220,13 @@ def best_thresholds(
     multitask: Multitask = "sum",
     density: float = 0.2,
 ) -> list[float]:
-    """Chooses for each task the threshold of `tall_masks` that scores best.
+    """Chooses, for each task, the threshold of `tall_masks` with the best score.
 
     Args:
-      score: `score(task, model)` gives a number for the model of that task; higher is better.
+      score: `score(task, model)` returns a number for the model of that task; higher is better.
       models: M pytrees; see `task_vectors`.
-      base: The pytree that they were tuned from.
-      candidates: Thresholds to try. Of equally good ones the first is taken. Models are built and
-        scored one at a time.
+      base: The pytree that they were fine-tuned from.
+      candidates: Thresholds to try. The first wins ties. Models are built and scored one at a time.
       multitask: How the shared vector is made; see `tall_masks`.
       density: The fraction of entries that "ties" keeps; see `tall_masks`.
 
@@ -229,7 +234,7 @@ def best_thresholds(
       One threshold for each task.
 
     Raises:
-      ValueError: If there are no candidates, and as `tall_masks` does.
+      ValueError: If `candidates` is empty, and as in `tall_masks`.
 
     >>> models, base = [{"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([3.0, 0.0])}], jnp.zeros(2)
     >>> score = lambda task, model: -float(jnp.abs(model["a"] - models[task]["a"]).sum())
@@ -255,26 +260,27 @@ def consensus(
     density: Annotated[float, DENSITY] = 0.2,
     scale: Scale = 1.0,
 ) -> Merge:
-    """Keeps the entries of the multi-task vector that several tasks need (consensus merging).
+    r"""Keeps the entries of the multi-task vector that several tasks need (consensus merging).
 
-    The result is base + scale * [agree <= sum_k mask_k] * shared, with the shared vector and the
-    masks of `tall_masks`.
+    With the shared vector v and the masks :math:`m_k` of `tall_masks`, the result is
+
+    .. math:: \theta = \theta_0 + \lambda \, \Big[ \sum_k m_k \ge a \Big] \, v
 
     Args:
       threshold: The threshold of the masks, >= 0, one number or one per task; see `tall_masks`.
-      agree: How many tasks have to need an entry. 1 drops only what no task needs; 2 also drops
-        what a single task needs. 0 drops nothing, which is task arithmetic, or TIES summed up. More
-        than there are models gives the base (so does 2 for a single model).
-      multitask: How the shared vector is made; see `tall_masks`.
+      agree: The number of tasks a that must need an entry. 1 drops entries that no task needs. 2
+        also drops entries that a single task needs. 0 drops nothing and gives task arithmetic, or
+        the sum of TIES. A number above M gives the base. (For a single model, 2 already does.)
+      multitask: How the shared vector is computed; see `tall_masks`.
       density: The fraction of entries that "ties" keeps; see `tall_masks`.
-      scale: What multiplies the update.
+      scale: The factor :math:`\lambda` on the merged task vector.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For another threshold, `multitask` or density, unless `agree` is a whole number >=
-        0, and unless `scale` is finite.
+      ValueError: For an invalid threshold, `multitask` or density, unless `agree` is a whole number
+        >= 0, and unless `scale` is finite.
 
     References:
       Wang et al., Localizing Task Information, 2024 (arXiv 2405.07813), Sec. 4.
@@ -289,7 +295,7 @@ def consensus(
 
 
 def _multitask(kind: Multitask, density: float) -> Transform:
-    """The transform whose weighted sum is the shared vector."""
+    """A transform; the weighted sum of its output is the shared vector."""
     one_of("multitask", kind, Multitask)
     return Transform() if kind == "sum" else chain(trim(density), elect())
 

@@ -1,9 +1,8 @@
-"""The registry of methods: which there are, and what each takes.
+"""The registry of methods and their hyperparameters.
 
-`@method` puts a function into it, and that is all that has to be done: `sail_jax.methods` offers
-the function, and recipes, `sail-jax merge --methods`, reports and the site read from here what it
-takes. They know it from the signature of the function, from its docstring, and from the merge that
-it makes.
+`@method` registers a function, and no further step is needed. `sail_jax.methods` then exports the
+function. Recipes, `sail-jax merge --methods`, reports and the site read its hyperparameters from
+here. The sources are the function's signature, its docstring, and the merge that it makes.
 """
 
 import functools
@@ -30,7 +29,7 @@ from sail_jax.merging import random_bits
 from sail_jax.merging.merge import Merge, named
 
 Compat = Literal["paper", "mergekit"]
-"""Whose defaults and conventions a method follows: those of its paper, or those of mergekit."""
+"""The defaults and conventions that a method follows: the paper's or mergekit's."""
 Plain = bool | int | float | str
 """A value that a recipe can hold."""
 P = ParamSpec("P")
@@ -50,12 +49,12 @@ class Range(NamedTuple):
 
 
 DENSITY = Range(0.05, 1.0)
-"""From where a method keeps few entries to where it keeps all."""
+"""The range of densities, from few entries to all."""
 Scale = Annotated[Float[ArrayLike, ""], Range(0.1, 2.0)]
-"""The factor of an update."""
+"""The factor on the merged task vector."""
 
 METHODS: dict[str, Callable[..., Merge]] = {}
-"""The functions that make the merges of all published methods, by the name of the method."""
+"""The functions that make the merges of all published methods, by name."""
 
 
 def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
@@ -68,8 +67,8 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
 
     Returns:
       A function that makes the same merge, with `name` and `options` set. It raises a TypeError for
-      positional, unknown and missing hyperparameters, and names the method in errors of the
-      factory.
+      positional, unknown and missing hyperparameters. Errors of the factory start with the method's
+      name.
 
     Raises:
       TypeError: When the returned function is called with hyperparameters that do not fit.
@@ -81,13 +80,13 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
     def make(*args: P.args, **kwargs: P.kwargs) -> Merge:
         if args:
             raise TypeError(
-                f"{name}: expected hyperparameters by name; a merge is made first and applied then:"
+                f"{name}: expected hyperparameters by name. Make the merge first, then apply it:"
                 f" {name}(...)(models, base)"
             )
         for option in kwargs:
             if option in ("models", "base", "weights"):
                 raise TypeError(
-                    f"{name}: {option} are no hyperparameter, but given where the merge is applied:"
+                    f"{name}: {option} is an argument of the merge, not a hyperparameter:"
                     f" {name}(...)(models, base, weights=...)"
                 )
             if option not in options:
@@ -108,14 +107,14 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
 
 
 def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
-    """Makes a function that fills in defaults, which differ between a paper and mergekit.
+    """Makes a function that fills in the defaults of a paper or of mergekit.
 
     Args:
-      compat: Whose defaults are wanted.
+      compat: The convention, "paper" or "mergekit".
 
     Returns:
-      `(value, paper, mergekit) -> value`, or where the value is None the default that `compat`
-      names.
+      `(value, paper, mergekit) -> value`. Where the value is None, the function returns the default
+      of `compat`.
 
     Raises:
       ValueError: If `compat` is neither "paper" nor "mergekit".
@@ -132,7 +131,7 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
     return chosen
 
 
-# --- what is known of a method
+# --- look-ups by name
 
 
 def get(name: str) -> Callable[..., Merge]:
@@ -145,7 +144,7 @@ def get(name: str) -> Callable[..., Merge]:
       The function of `sail_jax.methods` that makes its merge.
 
     Raises:
-      ValueError: If there is no such method; the message has the nearest name.
+      ValueError: For an unknown method. The message suggests the nearest name.
 
     >>> from sail_jax import methods
     >>> get("ties") is methods.ties
@@ -166,7 +165,7 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
       The parameters by name, with their defaults and annotations.
 
     Raises:
-      ValueError: If there is no such method.
+      ValueError: For an unknown method.
 
     >>> list(options_of("task_arithmetic"))
     ['normalize', 'scale']
@@ -175,12 +174,12 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 class Takes(NamedTuple):
-    """What a hyperparameter takes, by its annotation.
+    """The values that a hyperparameter accepts, by its annotation.
 
     Attributes:
-      plain: Which of bool, int, float and str it takes.
+      plain: The accepted types among bool, int, float and str.
       choices: The values of a `Literal`.
-      per_model: Whether it takes a sequence of such values, one for each model.
+      per_model: Whether a sequence with one value per model is accepted.
     """
 
     plain: frozenset[type]
@@ -189,7 +188,7 @@ class Takes(NamedTuple):
 
     @property
     def any_value(self) -> Plain | None:
-        """A value that it takes; None for what a recipe cannot hold, such as arrays."""
+        """An accepted value; None if a recipe cannot hold one, as for arrays."""
         stand_ins = {float: 0.5, int: 1, str: "", bool: False}
         fitting = (value for kind, value in stand_ins.items() if kind in self.plain)
         return next(iter(self.choices), None) if self.choices else next(fitting, None)
@@ -202,10 +201,10 @@ def takes(name: str) -> Mapping[str, Takes]:
       name: The name of the method; see `METHODS`.
 
     Returns:
-      What each hyperparameter takes, by its name.
+      The accepted values of each hyperparameter, by name.
 
     Raises:
-      ValueError: If there is no such method.
+      ValueError: For an unknown method.
 
     >>> sorted(kind.__name__ for kind in takes("consensus")["agree"].plain)
     ['int']
@@ -225,7 +224,7 @@ def ranges(name: str) -> Mapping[str, Range]:
       The range of each hyperparameter that has one.
 
     Raises:
-      ValueError: If there is no such method.
+      ValueError: For an unknown method.
 
     >>> from sail_jax import methods  # registers them
     >>> dict(ranges("task_arithmetic"))
@@ -264,12 +263,13 @@ def _read(annotation: object) -> Takes:
 
 
 def example(name: str) -> Merge | None:
-    """Makes a merge by a method, to ask for what does not depend on hyperparameters.
+    """Makes a merge by a method, to read properties that do not depend on hyperparameters.
 
-    That is how many models the method takes, what a base is to it, and what it reads.
-    Hyperparameters have their defaults. Those without one are the key of seed 0, or a value that
-    their annotation allows: the first of a `Literal`, 0.5, 1, "" or False. So a method that takes a
-    few words only states them in a `Literal`.
+    These are the number of models, the role of the base, and the parts of tensors it reads.
+    Hyperparameters have their defaults. A key without a default is the key of seed 0. Other
+    hyperparameters without a default get a value that their annotation allows: the first of a
+    `Literal`, 0.5, 1, "" or False. A method that accepts only a few words must therefore list them
+    in a `Literal`.
 
     Args:
       name: The name of the method; see `METHODS`.
@@ -278,7 +278,8 @@ def example(name: str) -> Merge | None:
       The merge, or None for a method that needs arrays.
 
     Raises:
-      ValueError: If there is no such method, or it refuses a value that its annotation allows.
+      ValueError: For an unknown method, or if the method refuses a value that its annotation
+        allows.
 
     >>> example("arcee_fusion").models, example("fisher")
     ((1, 1), None)

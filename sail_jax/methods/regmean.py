@@ -1,7 +1,6 @@
-"""RegMean: each layer of the merge is the least-squares fit to what the models' layers compute.
+"""RegMean: each merged layer is the least-squares fit to the outputs of the models' layers.
 
-`grams` collects the statistics of inputs that `regmean` merges with. `regmean_plus_plus` does both,
-layer by layer.
+`grams` collects the input statistics for `regmean`. `regmean_plus_plus` does both, layer by layer.
 """
 
 import fnmatch
@@ -46,33 +45,35 @@ def regmean(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> Merge:
-    """Fits each kernel to the outputs of all models' kernels on their own inputs (RegMean).
+    r"""Fits each kernel to the outputs of all models' kernels on their own inputs (RegMean).
 
-    W = (sum_k w_k G_k)^-1 sum_k w_k G_k W_k minimises sum_k w_k E |x W - x W_k|^2 over the inputs x
-    of model k, where G_k = E x x^T is their Gram matrix. Leaves without a Gram matrix become the
-    weighted mean. The weights may not be negative.
+    With the Gram matrices :math:`G_k = \mathrm{E} \, x x^T` over the inputs x of model k, each
+    kernel becomes
+
+    .. math:: W = \Big( \sum_k w_k G_k \Big)^{-1} \sum_k w_k G_k W_k
+
+    This W minimises :math:`\sum_k w_k \mathrm{E} |x W - x W_k|^2`. Leaves without a Gram matrix
+    become the weighted mean. The weights must not be negative.
 
     Args:
-      grams: For each model {leaf path: G_k}, as from `grams`, with the same paths for all. The size
-        of G_k is the product of the sizes of the kernel's input axes. These come first, [in...,
-        out...] (Flax), or last, [out..., in...] (PyTorch); see `input_axes`.
-      off_diagonal: What multiplies the entries of G_k off its diagonal, in [0, 1]. 1 leaves the
-        problem above as it is. Less is a regularisation, which Jin et al. tune (from about 0.1 to
-        1).
-      damping: A number > 0; every G_k counts as G_k + damping * (mean eigenvalue of their mean) *
-        I. This draws W towards the weighted mean. Along input features that are 0 in all data,
-        where the formula above is singular, W is exactly that mean. With off_diagonal = 1 and fewer
-        data than features, float32 needs about 1e-4.
-      input_axes: Which axes of a kernel are its inputs, "first" or "last".
+      grams: For each model {leaf path: G_k}, as from `grams`, with the same paths for all models.
+        The size of G_k is the product of the sizes of the kernel's input axes.
+      off_diagonal: The factor on the off-diagonal entries of G_k, in [0, 1]. 1 solves the problem
+        above. Smaller values regularise; Jin et al. tune them from about 0.1 to 1.
+      damping: A number > 0. Every G_k counts as G_k + damping * (mean eigenvalue of their mean) *
+        I, which draws W towards the weighted mean. Along input features that are 0 in all data the
+        formula above is singular, and W is exactly that mean. With off_diagonal = 1 and fewer data
+        than features, float32 needs about 1e-4.
+      input_axes: The position of a kernel's input axes: "first" for [in..., out...] (Flax), "last"
+        for [out..., in...] (PyTorch).
 
     Returns:
-      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only decides the output's dtypes.
 
     Raises:
-      ValueError: For an `off_diagonal`, `damping` or `input_axes` other than above, for Grams that
-        are not finite, square, or differ in their paths; when the merge is applied, for unknown
-        paths, for sizes that do not fit a leaf, and if the Grams do not add up to a positive
-        definite matrix.
+      ValueError: For an invalid `off_diagonal`, `damping` or `input_axes`, and for Grams that are
+        not finite, not square, or differ in their paths. When the merge is applied, for unknown
+        paths, sizes that do not fit a leaf, and Grams with a sum that is not positive definite.
 
     References:
       Jin et al., Dataless Knowledge Fusion, 2023 (arXiv 2212.09849), Eq. 2.
@@ -98,24 +99,24 @@ def gram_mean(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> Reduction:
-    """Makes the reduction of `regmean`, a mean of task vectors whose weights are matrices.
+    """Makes the reduction of `regmean`, a mean of task vectors with matrices as weights.
 
-    The merge does not depend on which base the task vectors are relative to. Weights are one per
-    model and leaf, not negative.
+    The merge does not depend on the base of the task vectors. Weights are one number per model and
+    leaf, at least 0.
 
     Args:
       grams: For each model {leaf path: Gram matrix}; see `regmean`.
-      off_diagonal: What multiplies the entries of the Grams off their diagonals; see `regmean`.
-      damping: How strongly the fit is drawn towards the weighted mean; see `regmean`.
-      input_axes: Which axes of a kernel are its inputs; see `regmean`.
+      off_diagonal: The factor on the off-diagonal entries of the Grams; see `regmean`.
+      damping: The strength of the pull towards the weighted mean; see `regmean`.
+      input_axes: The position of a kernel's input axes; see `regmean`.
 
     Returns:
       A reduction of task vectors.
 
     Raises:
-      ValueError: For numbers outside of their ranges, Grams that are not finite or not square, and
-        paths that differ between models; when it is applied, for unknown paths, sizes that do not
-        fit a leaf, and weights that differ between entries.
+      ValueError: For numbers outside their ranges, Grams that are not finite or not square, and
+        paths that differ between models. When the reduction is applied, for unknown paths, sizes
+        that do not fit a leaf, and weights that differ between entries.
     """
     scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
@@ -133,11 +134,13 @@ def gram_mean(
 
 
 def _check_gram(where: str, G: Array) -> None:
-    """Checks that a Gram matrix is square and, where it is known, finite with a diagonal >= 0."""
+    """Checks that a Gram matrix is square. If it is not traced, it must be finite with a diagonal
+    >= 0.
+    """
     if np.ndim(G) != 2 or len(set(np.shape(G))) != 1:
         raise ValueError(f"{where}: expected a square matrix, got {np.shape(G)}")
     value = concrete(G)
-    # Merges of float32 narrow them.
+    # Merges in float32 narrow the values.
     fits = value is None or (np.isfinite(narrowed(value)).all() and (value.diagonal() >= 0).all())
     if not fits:
         within = " that fit float32" * too_wide(value)
@@ -147,7 +150,7 @@ def _check_gram(where: str, G: Array) -> None:
 def _gram_mean(
     off_diagonal: Array, damping: Array, piece: Piece, delta: Array, weight: Array, *, last: bool
 ) -> Array:
-    """The fit of one leaf, or its weighted mean if it has no Gram matrices."""
+    """The fit of one leaf, or its weighted mean if it lacks Gram matrices."""
     mean, grams = mean_where_any(delta, weight), piece.local
     if grams is None:
         return mean
@@ -163,8 +166,8 @@ def _gram_mean(
         )
     G = jnp.stack([gram.astype(delta.dtype) for gram in grams])
     off_diagonal, damping = (jnp.asarray(x, delta.dtype) for x in (off_diagonal, damping))
-    # Only their ratios matter; at this scale no product with a delta is lost.
-    # Where all of them are 0 there is none, and 1 / 2^-126 would make gradients infinite.
+    # Only ratios of Grams matter. At this scale products with deltas do not underflow. If all Grams
+    # are 0 they stay unscaled, because 1 / 2^-126 would make gradients infinite.
     G = G * jnp.where((G != 0).any(), 1 / unit_of(G), 1)
     fit = automatic(functools.partial(_fit, last=last), mean)
     return fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping)
@@ -182,13 +185,13 @@ def _fit(
 ) -> Float[Array, "..."]:
     """mean + A^-1 sum_k w_k G_k (W_k - mean) with A = sum_k w_k G_k + damping.
 
-    Solving for the difference from the mean leaves copies of one model exactly as they are.
+    Because it solves for the difference from the mean, copies of one model stay exactly equal.
     """
     tasks, n = G.shape[:2]
 
     def matrix(x: Array) -> Array:
-        # Kernels of several axes as matrices [in, out]: [in..., out...] or, as in PyTorch, [out...,
-        # in...].
+        # Kernels of several axes, [in..., out...] or PyTorch's [out..., in...], as matrices [in,
+        # out].
         return x.reshape(-1, n).T if last else x.reshape(n, -1)
 
     G = whole(G)
@@ -200,11 +203,11 @@ def _fit(
     moved = [in_parts(matrix(delta[k] - mean), -1) for k in range(tasks)]
     changes = [w[k] * product(G[k], moved[k]) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
-    # The mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0.
+    # The mean eigenvalue, which `damping` multiplies; 1 if all inputs are 0.
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
-    # A + damping is symmetric and, with Grams of real inputs, positive definite. Where it is not,
-    # Cholesky gives NaN, which is refused with the advice of `remedy`.
+    # With Grams of real inputs, A + damping is symmetric and positive definite. Otherwise Cholesky
+    # returns NaN, and the merge raises an error with the text of `remedy`.
     root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
     change = jax.scipy.linalg.cho_solve(root, whole(change / size))
     return mean + (change.T if last else change).reshape(mean.shape)
@@ -213,21 +216,21 @@ def _fit(
 def grams(
     activations: Activations, params: PyTree, batches: Iterable[PyTree]
 ) -> dict[str, Float[Array, "in in"]]:
-    """Collects the Gram matrices E x x^T of the inputs of each kernel over batches of data.
+    """Collects the Gram matrices of the inputs of each kernel over batches of data.
 
     Args:
-      activations: `activations(params, batch)` gives {path of a kernel: its inputs [..., in]}. For
-        a convolution the inputs are its patches.
+      activations: `activations(params, batch)` returns {path of a kernel: its inputs [..., in]}.
+        The inputs of a convolution are its patches.
       params: The model.
-      batches: The data, gone through once.
+      batches: The data, read once.
 
     Returns:
-      {leaf path: mean of x x^T over all inputs x of that leaf}, each `[in, in]`, summed in float32
-      (float64 for inputs of float64).
+      {leaf path: mean of x x^T over all inputs x of that leaf}, each `[in, in]`. Sums are in
+      float32 (float64 for float64 inputs).
 
     Raises:
-      ValueError: If the paths differ between batches, inputs have fewer than two axes, or there are
-        no inputs at all.
+      ValueError: If paths differ between batches, inputs have fewer than two axes, or all inputs
+        are empty.
 
     >>> grams(lambda params, x: {"w": x}, {}, [jnp.eye(2), jnp.ones((2, 2))])["w"].tolist()
     [[0.75, 0.5], [0.5, 0.75]]
@@ -241,7 +244,7 @@ def _grams(
     batches: Iterable[PyTree],
     wanted: Callable[[str], bool],
 ) -> dict[str, Array]:
-    """`grams` of those paths that are wanted."""
+    """`grams`, restricted to the wanted paths."""
     total: dict[str, Array] = {}
     rows: dict[str, int] = {}
     i = None
@@ -254,11 +257,13 @@ def _grams(
             if x.ndim < 2:
                 raise ValueError(f"activations, {path!r}: expected [..., in], got shape {x.shape}")
             total[path] = total.get(path, 0.0) + _second_moment(x)
-            # Batches may differ in size: sums and counts are kept, and divided at the end.
+            # Batches may differ in size, so sums and counts are divided only at the end.
             rows[path] = rows.get(path, 0) + math.prod(x.shape[:-1])
     empty = [path for path, count in rows.items() if not count]
     if empty or i is None:
-        raise ValueError(f"batches: no inputs at all for {empty or 'any leaf'}")
+        raise ValueError(
+            f"batches: expected at least one input for {empty or 'any leaf'}, got none"
+        )
     return {path: G / rows[path] for path, G in total.items()}
 
 
@@ -283,32 +288,33 @@ def regmean_plus_plus(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> PyTree:
-    """Applies RegMean layer by layer, to inputs that the merged layers before produce (RegMean++).
+    """Applies RegMean layer by layer, on inputs from the merged earlier layers (RegMean++).
 
-    The groups are merged one after the other. While the inputs of a group are collected for model
-    k, the groups before it are merged already, this group and those after it are model k's, and
-    leaves in no group are the weighted mean. Then the group's leaves that `activations` names are
-    solved for as in `regmean`, and its other leaves become the mean.
+    The groups are merged one after the other. The inputs of a group are collected with a mixed
+    model: earlier groups are already merged, this group and later groups are model k's, and leaves
+    outside all groups are the weighted mean. Then the leaves of the group that `activations`
+    returns are solved for as in `regmean`. The group's other leaves become the mean.
 
     Args:
       models: M pytrees of the same leaf paths and shapes.
-      base: Not needed; one given only decides the output's structure and dtypes.
-      activations: The inputs of each kernel, as in `grams`. It is called with parameters of the
-        structure of the base (of the first model, without one).
-      batches: For each model its data, gone through once for each group.
+      base: Optional. It only decides the output's structure and dtypes.
+      activations: The inputs of each kernel, as in `grams`. It is called with parameters in the
+        structure of the base (of the first model, without a base).
+      batches: For each model its data, read once for each group.
       groups: Leaf paths, or glob patterns of them in which `*` crosses "/", in the order of the
-        forward pass. A group is one string or a sequence of them.
-      weights: One per model, not negative; 1 by default.
-      off_diagonal: What multiplies the entries of the Grams off their diagonals; see `regmean`.
-      damping: How strongly the fit is drawn towards the mean; see `regmean`.
-      input_axes: Which axes of a kernel are its inputs; see `regmean`.
+        forward pass. A group is one string or a sequence of strings.
+      weights: One per model, at least 0; 1 by default.
+      off_diagonal: The factor on the off-diagonal entries of the Grams; see `regmean`.
+      damping: The strength of the pull towards the mean; see `regmean`.
+      input_axes: The position of a kernel's input axes; see `regmean`.
 
     Returns:
-      The merged model, with the structure and dtypes of the base (of the first model, without one).
+      The merged model, with the structure and dtypes of the base (of the first model, without a
+      base).
 
     Raises:
-      ValueError: For a number of batches that differs from that of the models, patterns that match
-        nothing, a leaf in two groups, groups without inputs, and as `regmean` does.
+      ValueError: Unless `batches` has one entry per model, each pattern matches a leaf, each leaf
+        is in one group at most, and each group gets inputs. As in `regmean`.
 
     References:
       Nguyen et al., RegMean++, 2025 (arXiv 2508.03121).
@@ -331,18 +337,21 @@ def regmean_plus_plus(
     for i, group in enumerate(members):
         moments = []
         for leaves, data in zip(own, batches, strict=True):
-            # Model k with the layers before this group merged already.
+            # Model k, with the groups before this one already merged.
             mixed = [merged[path] if path in resolved else leaves[path] for path in merged]
             params = jax.tree.unflatten(jax.tree.structure(like), mixed)
             moments.append(_grams(activations, params, data, lambda path: path in group))  # noqa: B023
             if not moments[-1]:
-                raise ValueError(f"groups[{i}]: activations names none of its leaves {group[:5]}")
+                raise ValueError(
+                    f"groups[{i}]: activations returned none of its leaves {group[:5]}"
+                )
         fit = regmean(
             grams=moments, off_diagonal=off_diagonal, damping=damping, input_axes=input_axes
         )
         parts = [{path: leaves[path] for path in group} for leaves in own]
         merged |= fit(parts, {path: merged[path] for path in group}, weights=weights)
-        # Only now: while its own inputs were collected, the group was still the model's.
+        # The group counts as merged only now. Its inputs were collected with the model's own
+        # leaves.
         resolved |= set(group)
     return jax.tree.unflatten(jax.tree.structure(like), list(merged.values()))
 

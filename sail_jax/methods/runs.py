@@ -14,12 +14,14 @@ from sail_jax.trajectory.shapes import Shape
 
 @method
 def trajectory(*, shape: Shape = "uniform", decay: float | None = None) -> Merge:
-    """Averages the checkpoints of one run, with the weights of a shape of decay (WSM).
+    r"""Averages the checkpoints of one run with the weights of a learning-rate decay (WSM).
 
-    The models are the checkpoints, oldest first, at even distances. The result is sum_j w_j c_j
-    theta_j / sum_j w_j c_j, where c are the weights of the shape (`sail_jax.trajectory.weights`).
-    It is the point that the same updates reach when they are multiplied by the decay of that shape.
+    The models are the checkpoints at equal distances, oldest first. With the weights :math:`c_j` of
+    the shape (`sail_jax.trajectory.weights`), the result is
 
+    .. math:: \theta = \frac{\sum_j w_j c_j \theta_j}{\sum_j w_j c_j}
+
+    The same updates reach this point when they are multiplied by the decay of that shape.
 
     Args:
       shape: "uniform" or "linear" (1/n each), "cosine", "1-sqrt", "1-square", "ema" (exponential,
@@ -27,10 +29,10 @@ def trajectory(*, shape: Shape = "uniform", decay: float | None = None) -> Merge
       decay: The factor of "ema", between 0 and 1.
 
     Returns:
-      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only decides the output's dtypes.
 
     Raises:
-      ValueError: For an unknown shape, and for a `decay` that does not fit it.
+      ValueError: For an unknown shape, or a `decay` that does not fit the shape.
 
     References:
       Tian et al., WSM: Decay-free learning rate schedule via checkpoint merging, 2025 (arXiv
@@ -54,7 +56,7 @@ def ema(decay: float) -> Merge:
       A merge of one or more models, oldest first.
 
     Raises:
-      ValueError: For a `decay` outside of (0, 1).
+      ValueError: For a `decay` outside (0, 1).
 
     >>> ema(0.5)([{"a": 0.0}, {"a": 3.0}])
     {'a': Array(2., dtype=float32)}
@@ -63,6 +65,6 @@ def ema(decay: float) -> Merge:
 
 
 def _averaged(piece: Piece, delta: Array, weight: Array, *, shape: Shape, decay: float | None):
-    """The mean of the models, with their weights times those of the shape."""
+    """The mean of the models, with their weights times the weights of the shape."""
     c = jnp.asarray(shapes.weights(shape, len(delta), decay=decay), delta.dtype)
     return mean_where_any(delta, weight * c.reshape(-1, *(1,) * (weight.ndim - 1)))

@@ -1,6 +1,6 @@
-"""Greedy soups: the models whose mean scores best, found one by one.
+"""Greedy soups: models join one by one if they improve the score of the mean.
 
-The uniform soup is `methods.linear`, the learned one `methods.learned_soup`.
+The uniform soup is `methods.linear`, and the learned soup is `methods.learned_soup`.
 """
 
 import math
@@ -18,13 +18,13 @@ from sail_jax.methods.sparse import linear
 
 
 class Soup(NamedTuple):
-    """A greedy soup, and how it came about.
+    """A greedy soup and the record of its trials.
 
     Attributes:
-      params: The mean of the models that were taken.
+      params: The mean of the models in the soup.
       taken: Indices of these models, in the order in which they joined.
-      scores: The score of each model by itself.
-      trials: Pairs (model, score of the soup with it) of all models that were tried, in order.
+      scores: The score of each single model.
+      trials: A pair (model, score of the soup with it) for each tried model, in order.
     """
 
     params: PyTree
@@ -40,28 +40,26 @@ def greedy_soup(
     scores: Sequence[float] | None = None,
     strict: bool = True,
 ) -> Soup:
-    """Averages the models that improve the mean's score, tried from best to worst (greedy soup).
+    """Averages the models that improve the mean's score, from best to worst (greedy soup).
 
     The best model is the first soup. Each further model joins if the mean with it scores higher
-    than the soup without it. Models of equal scores are tried in the order in which they are
-    listed.
+    than the soup without it. Models with equal scores are tried in their order in `models`.
 
     Args:
-      models: At least one pytree. Any sequence will do, also one that loads an entry when it is
-        asked for: an entry is held only while it is scored or tried, beside a running mean in
-        float32 (float64 where the best model has it).
-      score: `score(params)` on held-out data; higher is better, and NaN is worse than any number.
-      scores: The scores of the models, if they are known already.
-      strict: Whether the score has to rise, as in the authors' code. Their Recipe 1 also takes
-        models that leave it equal: `strict=False`.
+      models: At least one pytree. A sequence may load its entries lazily. Memory then holds one
+        entry, and a running mean in float32 (float64 where the best model is float64).
+      score: `score(params)` on held-out data. Higher is better, and NaN is worse than any number.
+      scores: The scores of the models, if they are already computed.
+      strict: Whether the score must rise, as in the authors' code. With `strict=False` an equal
+        score is enough, as in their Recipe 1.
 
     Returns:
-      The soup, in the dtypes of the best model, and how it came about.
+      The soup in the dtypes of the best model, with the record of its trials.
 
     Raises:
-      ValueError: For no models, a number of scores that differs from theirs, if every score is NaN,
-        and as `linear` does for models that do not fit each other.
-      TypeError: As `linear` does, and if `score` is not a function that returns one number.
+      ValueError: If `models` is empty, `scores` has another length, or every score is NaN. As in
+        `linear` for models with different leaves.
+      TypeError: As in `linear`, and if `score` is not a function that returns one number.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Recipe 1.
@@ -81,15 +79,15 @@ def greedy_soup(
         raise ValueError(f"scores: expected one per model, {len(models)}, got {len(scores)}")
     if all(map(math.isnan, scores)):
         raise ValueError("score: expected a number for one model at least, got NaN for all")
-    # NaN compares with nothing: models without a score come last, in their order.
+    # NaN cannot be ordered. Models with score NaN come last, in their order.
     order = sorted(range(len(models)), key=lambda i: (math.isnan(scores[i]), -_finite(scores[i])))
     first, *rest = order
     like = jax.tree.map(as_given, models[first])
-    # The running mean stays wide; only what is scored is cast, so that rounding does not add up.
+    # The running mean stays wide. Only the scored copy is cast, so rounding does not accumulate.
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]
     for i in rest:
-        # The mean so far weighs as much as the models that are in it.
+        # The weight of the mean so far is the number of models in it.
         wider = linear()([mean, models[i]], weights=[len(taken), 1])
         value = _scored(score, _cast(wider, like))
         trials.append((i, value))
@@ -107,12 +105,12 @@ def _scored(score: Callable[[PyTree], float], params: PyTree) -> float:
 
 
 def _finite(value: float) -> float:
-    """The value, and 0 for NaN: those rank last by the first entry of the sort key."""
+    """The value, or 0 for NaN, which ranks last by the first entry of the sort key."""
     return 0.0 if math.isnan(value) else value
 
 
 def _wide(tree: PyTree) -> PyTree:
-    """The floating leaves in float32 at least, for a mean over many models."""
+    """Casts floating leaves to float32 (float64 stays), for a mean over many models."""
 
     def wide(x: jax.Array) -> jax.Array:
         floating = jnp.issubdtype(x.dtype, jnp.floating)
@@ -122,5 +120,5 @@ def _wide(tree: PyTree) -> PyTree:
 
 
 def _cast(tree: PyTree, like: PyTree) -> PyTree:
-    """The leaves in the dtypes of another tree."""
+    """Casts the leaves to the dtypes of another tree."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)

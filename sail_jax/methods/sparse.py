@@ -1,6 +1,6 @@
-"""Sums and means of (sparsified) task vectors: soups, TIES, DARE, DELLA, breadcrumbs.
+"""Sums and means of task vectors, often after masking: soups, TIES, DARE, DELLA, breadcrumbs.
 
-Each method is one expression: transforms of `merging.transforms`, then the weighted sum or mean.
+Each method is one expression: transforms from `merging.transforms`, then the weighted sum or mean.
 """
 
 from typing import Annotated
@@ -32,20 +32,22 @@ Scalar = Float[ArrayLike, ""]
 
 @method
 def linear(*, normalize: bool = True) -> Merge:
-    """Averages the parameters of the models, with weights (a model soup).
+    r"""Averages the parameters of the models, with weights (a model soup).
 
-    The result is sum_k w_k theta_k / sum_k w_k. Without weights it is the uniform soup. Weights may
-    be negative (extrapolation) if their sum is not 0.
+    .. math:: \theta = \frac{\sum_k w_k \theta_k}{\sum_k w_k}
 
-    Other programs differ. mergekit gives infinities where the weights sum to 0. Up to 0.1.4 it
-    rounded the weights to the tensors' dtype (0.3 became 0.3008 in bfloat16) and summed in it.
-    fusion_bench averages integer buffers too.
+    Without weights the result is the uniform soup. Weights may be negative (extrapolation) if their
+    sum is not 0.
+
+    Other programs differ. mergekit returns infinities where the weights sum to 0. Up to 0.1.4 it
+    rounded the weights to the tensors' dtype (0.3 became 0.3008 in bfloat16) and summed in that
+    dtype. fusion_bench averages integer buffers too.
 
     Args:
-      normalize: Whether weights are divided by their sum; if not, the result is the plain sum.
+      normalize: Whether the sum is divided by the sum of the weights.
 
     Returns:
-      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only decides the output's dtypes.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 2.
@@ -58,19 +60,21 @@ def linear(*, normalize: bool = True) -> Merge:
 
 @method
 def task_arithmetic(*, normalize: bool = False, scale: Scale = 1.0) -> Merge:
-    """Adds the weighted task vectors to the base (task arithmetic).
+    r"""Adds the weighted task vectors to the base (task arithmetic).
 
-    The result is base + scale * sum_k w_k delta_k. A negative weight removes a task. With models
-    tuned from one base, `weights=[1, 1, -1]` is the analogy a + b - c. The sum is not divided by M:
-    M copies of one model add up to base + scale * M * delta.
+    .. math:: \theta = \theta_0 + \lambda \sum_k w_k \delta_k
+
+    A negative weight removes a task. With three models fine-tuned from one base,
+    `weights=[1, 1, -1]` computes the analogy a + b - c. The sum is not divided by M. M copies of
+    one model give :math:`\theta_0 + \lambda M \delta`.
 
     Args:
-      normalize: Whether the sum is divided by sum_k w_k.
-      scale: What multiplies the update. The authors choose it on held-out data, often near 0.3,
-        which is the default of fusion_bench. mergekit's is 1.
+      normalize: Whether the sum is divided by :math:`\sum_k w_k`.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors choose it on held-out
+        data, often near 0.3 (the default of fusion_bench). mergekit's default is 1.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -96,44 +100,47 @@ def ties(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Averages the large changes that agree with an elected sign (TIES-Merging).
+    r"""Averages the large changes that agree with an elected sign (TIES-Merging).
 
-    1. Trim: of each delta_k the fraction `density` of largest magnitude stays.
-    2. Elect: for each entry, the sign of sum_k delta_k over what is left is elected.
-    3. Merge: the result is base + scale * sum_k w_k delta_k / sum_k w_k over the models that kept
-       the entry and have the elected sign (the paper's disjoint mean). Where there are none, it is
-       the base.
+    1. Trim. The fraction `density` of largest magnitude is kept of each :math:`\delta_k`.
+    2. Elect. For each entry, the sign of :math:`\sum_k \delta_k` over the kept changes is elected.
+    3. Merge. The result is the mean over the set A of models that kept the entry and have the
+       elected sign (the paper's disjoint mean). Where A is empty, the result is the base.
+
+    .. math:: \theta = \theta_0 + \lambda \frac{\sum_{k \in A} w_k \delta_k}{\sum_{k \in A} w_k}
 
     Programs of this name differ:
 
-    - Yadav et al. and MergeLM trim over the whole model, elect by mass and average. They give an
-      entry whose sum is exactly 0 the sign of the majority of entries: `scope="tree",
-      elect_by="mass", tie="majority"`. The one difference left is that they keep all entries equal
-      to the threshold, and one entry more than k.
-    - fusion_bench does the same, but sums, with scale 0.3: `normalize=False, scale=0.3`.
-    - mergekit trims each tensor by itself, elects by weighted mass with 0 counting as +, rounds k
-      down, and by default trims nothing. `compat="mergekit"` is `density=1.0, scope="tensor",
-      elect_by="weighted", tie="positive"` with k rounded down. Where that makes k = 0, mergekit
-      fails; here one entry stays.
+    - Yadav et al. and MergeLM trim over the whole model, elect by mass and average. If the sum of
+      an entry is exactly 0, they use the sign that won more entries of the model. Here this is
+      `scope="tree", elect_by="mass", tie="majority"`. One difference remains: they keep one entry
+      more than k, and all entries equal to the threshold.
+    - fusion_bench does the same, but sums and uses scale 0.3: `normalize=False, scale=0.3`.
+    - mergekit trims each tensor separately, elects by weighted mass with 0 counting as +, rounds k
+      down, and by default trims nothing. `compat="mergekit"` is
+      `density=1.0, scope="tensor", elect_by="weighted", tie="positive"` with k rounded down. If k
+      becomes 0, mergekit fails; here one entry is kept.
 
     Args:
-      density: In (0, 1], one number or one per model; 0.2 by default. It may be traced, see `trim`.
-      scope: Whether thresholds are of the whole "tree" (the default) or of each "tensor"; see
-        `trim`.
-      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
-        their L1 norm over the `scope`: mergekit's rescaling.
+      density: The fraction of entries to keep, in (0, 1], one number or one per model. 0.2 by
+        default. It may be traced, see `trim`.
+      scope: Whether one threshold covers the whole "tree" (the default) or each "tensor" has its
+        own; see `trim`.
+      rescale: Whether the kept deltas of a model are multiplied by one number that restores their
+        L1 norm over the `scope`. This is mergekit's rescaling.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
-      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
-      normalize: Whether the sum is divided by the weights of the models that agree.
-      scale: What multiplies the update.
-      compat: Whose defaults are taken for hyperparameters that are None, "paper" or "mergekit".
+      tie: The sign that is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models in A.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors search 0.8 to 2.5; 1
+        is a common choice.
+      compat: The defaults for hyperparameters that are None: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For a density outside (0, 1], another `scope`, `elect_by`, `tie` or `compat`, and
-        a `scale` that is not finite.
+      ValueError: For a density outside (0, 1], an unknown `scope`, `elect_by`, `tie` or `compat`,
+        or a `scale` that is not finite.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Algorithm 1.
@@ -150,7 +157,7 @@ def ties(
 
 
 def _restored(masks: Transform, rescale: bool, scope: Scope = "tensor") -> Transform:
-    """Masks, after which L1 norms are restored if `rescale`."""
+    """The masks, followed by a rescaling to the old L1 norms if `rescale`."""
     return chain(masks, rescale_l1(scope)) if rescale else masks
 
 
@@ -175,30 +182,37 @@ def dare_linear(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Drops changes at random, rescales the others, and adds them up (DARE, then task arithmetic).
+    r"""Drops changes at random, rescales the others and adds them up (DARE, then task arithmetic).
 
-    The result is base + scale * sum_k w_k m_k delta_k / density. The masks m_k ~ Bernoulli(density)
-    are independent over entries and models; the paper's drop rate is p = 1 - density. The expected
-    result is that of task arithmetic without masks.
+    .. math::
 
-    Other programs differ. mergekit rescales by the ratio of L1 norms per tensor instead of by
-    density, which is biased where few entries dominate, and drops nothing by default
-    (`compat="mergekit"`). fusion_bench's default scale is 0.5, and its drop rate 1 gives NaN.
+        \theta = \theta_0 + \lambda \sum_k w_k \frac{m_k \delta_k}{p},
+        \qquad m_k \sim \mathrm{Bernoulli}(p)
+
+    p is the `density` and 1 - p is the paper's drop rate. The masks are independent over entries
+    and models. The expected result is the result of task arithmetic without masks.
+
+    Other programs differ. mergekit rescales by the ratio of L1 norms per tensor instead of by the
+    density, and drops nothing by default (`compat="mergekit"`). Its rescaling is biased where few
+    entries dominate a tensor. fusion_bench uses scale 0.5 by default, and returns NaN for a drop
+    rate of 1.
 
     Args:
       key: One PRNG key.
-      density: In (0, 1], one number or one per model; 0.5 by default.
-      rescale: Whether what is kept is divided by the density.
-      normalize: Whether the sum is divided by sum_k w_k of all models, which keeps the mean.
-      scale: What multiplies the update.
-      compat: Whose defaults and rescaling are taken, "paper" or "mergekit".
+      density: The probability of keeping an entry, in (0, 1], one number or one per model. 0.5 by
+        default. The paper drops 90 % and more in large models (density 0.1).
+      rescale: Whether kept entries are divided by the density.
+      normalize: Whether the sum is divided by :math:`\sum_k w_k` over all models.
+      scale: The factor :math:`\lambda` on the merged task vector. 1 keeps the sum.
+      compat: The defaults and the rescaling: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For a density outside (0, 1], another `compat`, and a `scale` that is not finite.
-      TypeError: For a key that is none.
+      ValueError: For a density outside (0, 1], an unknown `compat`, or a `scale` that is not
+        finite.
+      TypeError: If `key` is not a PRNG key.
 
     References:
       Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 3.2.
@@ -224,37 +238,39 @@ def dare_ties(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Drops changes at random, then elects signs and averages what agrees (DARE with TIES).
+    r"""Drops changes at random, then elects signs and averages agreeing changes (DARE, TIES).
 
-    The random masks take the place of the trimming of `ties`.
+    Random masks replace the trimming of `ties`:
 
-    1. Each entry of each delta_k is kept with probability `density`, and divided by it.
-    2. Signs are elected, and 3. what agrees is averaged, as in `ties`.
+    1. Each entry of each :math:`\delta_k` is kept with probability `density` and divided by it.
+    2. A sign is elected for each entry, as in `ties`.
+    3. The kept changes with the elected sign are averaged, as in `ties`.
 
     Other programs differ. mergekit elects by weighted mass with 0 counting as +, and sums instead
     of averaging (`elect_by="weighted", tie="positive", normalize=False`). It rescales by L1 norms
-    (see `dare_linear`). `compat="mergekit"` does all of that. MergeLM and fusion_bench trim to the
-    top 20 % between the first two steps: `Merge(chain(drop(rate, key), trim(0.2), elect()),
-    weighted_mean)`.
+    (see `dare_linear`). `compat="mergekit"` does all three. MergeLM and fusion_bench trim to the
+    top 20 % between the first two steps:
+    `Merge(chain(drop(rate, key), trim(0.2), elect()), weighted_mean)`.
 
     Args:
       key: One PRNG key.
-      density: In (0, 1], one number or one per model; 0.5 by default.
-      rescale: Whether what is kept is divided by the density.
+      density: The probability of keeping an entry, in (0, 1], one number or one per model. 0.5 by
+        default.
+      rescale: Whether kept entries are divided by the density.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
-      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
-      normalize: Whether the sum is divided by the weights of the models that agree; by default it
-        is.
-      scale: What multiplies the update.
-      compat: Whose defaults and rescaling are taken, "paper" or "mergekit".
+      tie: The sign that is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree; True by
+        default.
+      scale: The factor :math:`\lambda` on the merged task vector. 1 keeps the mean.
+      compat: The defaults and the rescaling: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For a density outside (0, 1], another `elect_by`, `tie` or `compat`, and a `scale`
-        that is not finite.
-      TypeError: For a key that is none.
+      ValueError: For a density outside (0, 1], an unknown `elect_by`, `tie` or `compat`, or a
+        `scale` that is not finite.
+      TypeError: If `key` is not a PRNG key.
 
     References:
       Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 4.
@@ -285,38 +301,43 @@ def della_linear(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Drops changes at random, small ones more often, and adds up the others (DELLA, no election).
+    r"""Drops changes at random, small ones more often, and adds up the others (DELLA, no election).
 
-    The result is base + scale * sum_k w_k m_k delta_k / p_k. The masks m_k ~ Bernoulli(p_k) are
-    independent. p_k grows with the rank of |delta_k| in its row (the last axis; a vector is one
-    row), from density - epsilon to density + epsilon: see `transforms.drop_by_magnitude`. The
-    expected result is that of task arithmetic without masks.
+    .. math::
 
-    For density + epsilon > 1 the authors' code and mergekit fail, mergekit also at 1 (so for
-    densities from 0.85 to below 1 with its default epsilon). Here the window shrinks to fit around
-    the density. They fail for rows of length 1 too, where p is the density here.
+        \theta = \theta_0 + \lambda \sum_k w_k \frac{m_k \delta_k}{p_k},
+        \qquad m_k \sim \mathrm{Bernoulli}(p_k)
+
+    The masks are independent. The probability :math:`p_k` grows from density - epsilon to density +
+    epsilon with the rank of :math:`|\delta_k|` in its row. A row runs along the last axis, and a
+    vector is one row; see `transforms.drop_by_magnitude`. The expected result is the result of task
+    arithmetic without masks.
+
+    Other programs fail in some cases. The authors' code and mergekit fail for density + epsilon >
+    1. mergekit also fails at exactly 1, that is for densities from 0.85 to below 1 with its default
+    epsilon. Here epsilon shrinks to 1 - density. Both programs fail for rows of length 1. Here p is
+    the density in these rows.
 
     Args:
       key: One PRNG key.
-      density: In (0, 1], one number or one per model. 0.7 by default, the authors' drop rate of
-        0.3; mergekit's is 1, which drops nothing.
-      epsilon: In [0, density), likewise. 0.07 by default, the authors' window of 0.14; mergekit's
-        is 0.15.
-      rank_by: "rank", or "magnitude" for a p that grows with |delta_k| itself.
-      rescale: Whether what is kept is divided by p.
-      normalize: Whether the sum is divided by sum_k w_k.
-      scale: What multiplies the update.
-      compat: Whose defaults are taken, "paper" or "mergekit". "mergekit" also rescales differently:
-        it multiplies the deltas of a model in a tensor by the ratio of their L1 norms before and
-        after, instead of dividing by p.
+      density: The mean probability of keeping an entry, in (0, 1], one number or one per model. 0.7
+        by default, the authors' drop rate of 0.3. mergekit's default is 1, which drops nothing.
+      epsilon: The half-width of the range of probabilities, in [0, density), one number or one per
+        model. 0.07 by default, the authors' window of 0.14. mergekit's default is 0.15.
+      rank_by: Whether p grows with the "rank" or with the "magnitude" of a change.
+      rescale: Whether kept entries are divided by p.
+      normalize: Whether the sum is divided by :math:`\sum_k w_k`.
+      scale: The factor :math:`\lambda` on the merged task vector. 1 keeps the sum.
+      compat: The defaults: "paper" or "mergekit". "mergekit" also rescales differently. Instead of
+        dividing by p, it restores the L1 norm of each model's deltas in each tensor.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: Unless 0 <= epsilon < density <= 1, for another `rank_by` or `compat`, and a
+      ValueError: Unless 0 <= epsilon < density <= 1, for an unknown `rank_by` or `compat`, or a
         `scale` that is not finite.
-      TypeError: For a key that is none.
+      TypeError: If `key` is not a PRNG key.
 
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.1.
@@ -343,32 +364,33 @@ def della(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Drops changes at random, small ones more often, then elects signs and averages (DELLA).
+    r"""Drops changes at random, small ones more often, then elects signs and averages (DELLA).
 
-    1. Entries of each delta_k are kept with a probability p that grows with their magnitude, and
-       divided by p, as in `della_linear`.
-    2. Signs are elected, and 3. what agrees is averaged, as in `ties`.
+    1. Each entry of each :math:`\delta_k` is kept with a probability p that grows with its
+       magnitude, and divided by p, as in `della_linear`.
+    2. A sign is elected for each entry, as in `ties`.
+    3. The kept changes with the elected sign are averaged, as in `ties`.
 
     Args:
       key: One PRNG key.
-      density: The mean probability of being kept; see `della_linear`.
-      epsilon: How far p departs from the density; see `della_linear`.
-      rank_by: Whether p grows with the "rank" or the "magnitude" of a change; see `della_linear`.
-      rescale: Whether what is kept is divided by p.
+      density: The mean probability of keeping an entry, 0.7 by default; see `della_linear`.
+      epsilon: The half-width of the range of probabilities, 0.07 by default; see `della_linear`.
+      rank_by: Whether p grows with the "rank" or with the "magnitude" of a change.
+      rescale: Whether kept entries are divided by p.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
-      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
+      tie: The sign that is elected where the sum is exactly 0, "none" by default; see `elect`.
       normalize: Whether the sum is divided by the weights of the models that agree.
-      scale: What multiplies the update; the authors use 1.1.
-      compat: Whose defaults and rescaling are taken, "paper" or "mergekit". mergekit elects by
-        weighted mass, with 0 counting as +.
+      scale: The factor :math:`\lambda` on the merged task vector. The authors use 1.1.
+      compat: The defaults and the rescaling: "paper" or "mergekit". mergekit elects by weighted
+        mass, with 0 counting as +.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: Unless 0 <= epsilon < density <= 1, for another `rank_by`, `elect_by`, `tie` or
-        `compat`, and a `scale` that is not finite.
-      TypeError: For a key that is none.
+      ValueError: Unless 0 <= epsilon < density <= 1, for an unknown `rank_by`, `elect_by`, `tie` or
+        `compat`, or a `scale` that is not finite.
+      TypeError: If `key` is not a PRNG key.
 
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.
@@ -406,34 +428,39 @@ def breadcrumbs(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Adds up task vectors without their largest and their smallest entries (breadcrumbs).
+    r"""Adds up task vectors without their largest and their smallest entries (breadcrumbs).
 
-    The result is base + scale * sum_k w_k m_k delta_k. Of each tensor, the mask m_k leaves out the
-    fraction `gamma` of largest |delta_k|, and keeps the fraction `density` that follows in
-    magnitude. The number kept is exact, also among equal magnitudes, and at least 1. Where density
-    + gamma > 1, fewer of the largest are left out.
+    .. math:: \theta = \theta_0 + \lambda \sum_k w_k m_k \delta_k
 
-    Other programs differ. The authors' code takes the fractions of every row instead of the tensor.
-    Where gamma rounds down to no entry (tensors below 100 entries, by its default), mergekit 0.1.4
-    gives the base for the whole tensor. Here none of the largest is left out then.
+    In each tensor, the mask :math:`m_k` removes the fraction `gamma` of largest :math:`|\delta_k|`
+    and keeps the fraction `density` that follows in magnitude. The number of kept entries is exact,
+    even with equal magnitudes, and at least 1. Where density + gamma > 1, fewer of the largest
+    entries are removed.
+
+    Other programs differ. The authors' code applies the fractions to every row instead of the
+    tensor. If gamma rounds down to 0 entries, mergekit 0.1.4 returns the base for the whole tensor.
+    This happens for tensors below 100 entries with its default gamma. Here no large entry is
+    removed in that case.
 
     Args:
-      density: In (0, 1], one number or one per model, which may be traced. 0.15 by default, where
-        the authors' search begins; mergekit's is 1, which drops nothing.
-      gamma: In [0, 1), likewise. 0.006 by default; mergekit's is 0.01.
-      scope: Whether fractions are of each "tensor" or of the whole "tree".
-      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
-        their L1 norm over the `scope`: mergekit's rescaling.
-      normalize: Whether the sum is divided by sum_k w_k.
-      scale: What multiplies the update.
-      compat: Whose defaults are taken, "paper" or "mergekit"; mergekit also rounds down.
+      density: The fraction of entries to keep, in (0, 1], one number or one per model. It may be
+        traced. 0.15 by default, where the authors' search begins. mergekit's default is 1, which
+        drops nothing.
+      gamma: The fraction of largest entries to remove, in [0, 1), one number or one per model. It
+        may be traced. 0.006 by default; mergekit's default is 0.01.
+      scope: Whether fractions refer to each "tensor" or to the whole "tree".
+      rescale: Whether the kept deltas of a model are multiplied by one number that restores their
+        L1 norm over the `scope`. This is mergekit's rescaling.
+      normalize: Whether the sum is divided by :math:`\sum_k w_k`.
+      scale: The factor :math:`\lambda` on the merged task vector, to be chosen on held-out data.
+      compat: The defaults: "paper" or "mergekit". "mergekit" also rounds down.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope` or `compat`,
-        and a `scale` that is not finite.
+      ValueError: For a density outside (0, 1], a gamma outside [0, 1), an unknown `scope` or
+        `compat`, or a `scale` that is not finite.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
@@ -459,31 +486,30 @@ def breadcrumbs_ties(
     scale: Scale = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Masks the largest and smallest changes, then elects signs and averages (breadcrumbs, TIES).
+    r"""Masks the largest and smallest changes, then elects signs and averages (breadcrumbs, TIES).
 
-    The masks are those of `breadcrumbs`. They take the place of the trimming of `ties`, whose other
-    steps follow.
+    The masks of `breadcrumbs` replace the trimming of `ties`. The other steps stay the same.
 
     Args:
-      density: The fraction that is kept; see `breadcrumbs`.
-      gamma: The fraction of largest entries that is left out; see `breadcrumbs`.
-      scope: Whether fractions are of each "tensor" or of the whole "tree".
-      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
-        their L1 norm over the `scope`: mergekit's rescaling.
+      density: The fraction of entries to keep, 0.15 by default; see `breadcrumbs`.
+      gamma: The fraction of largest entries to remove, 0.006 by default; see `breadcrumbs`.
+      scope: Whether fractions refer to each "tensor" or to the whole "tree".
+      rescale: Whether the kept deltas of a model are multiplied by one number that restores their
+        L1 norm over the `scope`. This is mergekit's rescaling.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
-      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
-      normalize: Whether the sum is divided by the weights of the models that agree; by default it
-        is.
-      scale: What multiplies the update.
-      compat: Whose defaults are taken, "paper" or "mergekit". mergekit, which introduced the
-        method, elects by weighted mass with 0 counting as +, and sums instead of averaging.
+      tie: The sign that is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree; True by
+        default.
+      scale: The factor :math:`\lambda` on the merged task vector. 1 keeps the mean.
+      compat: The defaults: "paper" or "mergekit". mergekit introduced the method. It elects by
+        weighted mass with 0 counting as +, and sums instead of averaging.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope`, `elect_by`,
-        `tie` or `compat`, and a `scale` that is not finite.
+      ValueError: For a density outside (0, 1], a gamma outside [0, 1), an unknown `scope`,
+        `elect_by`, `tie` or `compat`, or a `scale` that is not finite.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795); Yadav et al., TIES-Merging,

@@ -1,13 +1,13 @@
-"""Merging matrices by their singular vectors: TSV-M, Iso-C, Iso-CTS, WUDI, OPCM.
+"""Methods that merge matrices by their singular vectors: TSV-M, Iso-C, Iso-CTS, WUDI, OPCM.
 
-What these methods do to a matrix, they do to every leaf with exactly two axes, both longer than 1.
-`matrices` confines this to some of them (the authors leave out embeddings). All other leaves get
-the weighted mean of deltas, except in OPCM. Weights multiply the deltas and are 1 by default.
+These methods treat every leaf with exactly two axes, both longer than 1, as a matrix. `matrices`
+restricts them to some of these leaves (the authors leave out embeddings). All other leaves get the
+weighted mean of deltas, except in OPCM. Weights multiply the deltas and are 1 by default.
 
-Singular vectors that belong to singular values of 0, up to rounding (eps * longer side * the
-largest), are arbitrary. They are left out everywhere here. So results depend on the deltas only,
-and a rotation of all inputs rotates the result. The published programs let them in, where they add
-noise: for tensors that did not move, deltas of low rank, and copies.
+Singular vectors with a singular value of 0, up to rounding (eps * longer side * the largest), are
+arbitrary. All methods here leave them out. Results therefore depend only on the deltas, and
+rotating all inputs rotates the result. The published programs include these vectors. They add noise
+for frozen tensors, deltas of low rank, and copies.
 """
 
 import math
@@ -50,31 +50,34 @@ Stack = Float[Array, "task a b"]
 
 @method
 def tsv_m(*, ratio: float | None = None, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
-    """Adds up low-rank task matrices after making their singular vectors orthogonal (TSV-M).
+    r"""Adds up low-rank task matrices after making their singular vectors orthogonal (TSV-M).
 
-    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m). Next to each other,
-    the U_m make the matrix U and the V_m the matrix V. Both are replaced by the nearest matrix with
-    orthonormal columns (or rows), its polar factor. The result is
+    Each :math:`\delta_m` is cut down to its k largest singular triplets :math:`(U_m, S_m, V_m)`.
+    The :math:`U_m` form the matrix U side by side, and the :math:`V_m` form V. Both are replaced by
+    their polar factor, the nearest matrix with orthonormal columns (or rows):
 
-        base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T
+    .. math::
+
+        \theta = \theta_0 + \lambda \operatorname{polar}(U)
+        \operatorname{diag}(S_1 \dots S_M) \operatorname{polar}(V)^T
 
     Copies of one model give its best approximation of rank k. The order of the models does not
     matter.
 
     Args:
-      ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))) for a matrix [a, b]. By default
-        1/M, so that all M k columns fit. (For the shorter side r, the authors' code computes
-        int(r * (1/M)), which rounding makes 0 for r = M = 49, and which is 0 for M > r.)
-      scale: What multiplies the update.
-      matrices: Which leaves are treated so: a glob pattern of their paths, in which `*` crosses
-        "/", or a predicate. By default all with exactly two axes, both longer than 1.
+      ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))) for a matrix [a, b]. 1/M by
+        default, so all M k columns fit. (The authors' code computes int(r * (1/M)) for the shorter
+        side r. Rounding makes this 0 for r = M = 49, and it is 0 for M > r.)
+      scale: The factor :math:`\lambda` on the merged task vector, 1 in the paper's code.
+      matrices: The leaves to treat as matrices, a glob pattern of paths (`*` crosses "/") or a
+        predicate. By default all leaves with exactly two axes, both longer than 1.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `ratio` lies outside (0, 1], or `scale` is not finite; when the merge is
-        applied, if `matrices` chooses no leaf.
+      ValueError: If `ratio` is outside (0, 1], or `scale` is not finite. When the merge is applied,
+        if `matrices` selects no leaf.
       TypeError: If `ratio` is traced.
 
     References:
@@ -93,25 +96,26 @@ def tsv_m(*, ratio: float | None = None, scale: Scale = 1.0, matrices: Matrices 
 
 @method
 def iso_c(*, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
-    """Adds up the task matrices and makes all singular values of the sum equal (Iso-C).
+    r"""Adds up the task matrices and makes all singular values of the sum equal (Iso-C).
 
-    Of the sum of deltas the singular value decomposition U diag(S) V^T is taken. The result is
+    With the singular value decomposition
+    :math:`\sum_k w_k \delta_k = U \operatorname{diag}(S) V^T`, the result is
 
-        base + scale * mean(S) U V^T
+    .. math:: \theta = \theta_0 + \lambda \operatorname{mean}(S) \, U V^T
 
-    The mean is over min(a, b) values for a matrix [a, b]. Directions in which no model moved stay
-    where they are.
+    The mean covers min(a, b) values for a matrix [a, b]. Directions in which no model changed stay
+    unchanged.
 
     Args:
-      scale: What multiplies the update.
-      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+      scale: The factor :math:`\lambda` on the merged task vector, chosen on held-out data.
+      matrices: The leaves to treat as matrices, a glob pattern of paths or a predicate; see
         `tsv_m`.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `scale` is not finite; when the merge is applied, if `matrices` chooses no
+      ValueError: If `scale` is not finite. When the merge is applied, if `matrices` selects no
         leaf.
 
     References:
@@ -133,29 +137,32 @@ def iso_cts(
     scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """Equalises singular values in a common subspace and in one subspace per task (Iso-CTS).
+    r"""Equalises singular values in a common subspace and in one subspace per task (Iso-CTS).
 
-    The c largest singular triplets of the sum of deltas are common. From each delta_m, what lies in
-    their output space is taken away, delta_m - U U^T delta_m, and the n largest triplets of the
-    rest are specific to task m. All c + M n = min(a, b) triplets are made orthonormal together as
-    in `tsv_m`, and get equal singular values, the mean of theirs.
+    1. The c largest singular triplets of the sum of deltas are common; U holds their output
+       vectors.
+    2. The part of each :math:`\delta_m` in this output space is removed:
+       :math:`\delta_m - U U^T \delta_m`. The n largest triplets of the rest are specific to task m.
+    3. All c + M n = min(a, b) triplets are made orthonormal together, as in `tsv_m`. Every singular
+       value becomes the mean of all.
 
     n = round((min(a, b) - floor(common_fraction * min(a, b))) / M), and at most min(a, b) // M.
-    (The authors' code rounds up past that, to a negative c.)
+    (The authors' code rounds up beyond this limit, to a negative c.)
 
     Args:
-      common_fraction: About which fraction of the triplets is common, in [0, 1], static.
+      common_fraction: The approximate fraction of common triplets, in [0, 1], static. The authors
+        use 0.8.
       input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
-      scale: What multiplies the update.
-      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+      scale: The factor on the merged task vector, chosen on held-out data.
+      matrices: The leaves to treat as matrices, a glob pattern of paths or a predicate; see
         `tsv_m`.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `common_fraction` lies outside [0, 1], for another `input_axis`, and if `scale`
-        is not finite; when the merge is applied, if `matrices` chooses no leaf.
+      ValueError: If `common_fraction` is outside [0, 1], for an unknown `input_axis`, or if `scale`
+        is not finite. When the merge is applied, if `matrices` selects no leaf.
       TypeError: If `common_fraction` is traced.
 
     References:
@@ -183,39 +190,39 @@ def wudi(
     scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """Finds the update that interferes least with the task matrices (WUDI).
+    r"""Finds the update that interferes least with the task matrices (WUDI).
 
-    The result is base + scale * x, where x minimises
+    The result is :math:`\theta_0 + \lambda x`, where x minimises (with Frobenius norms and
+    :math:`\delta_m` as [out, in])
 
-        L(x) = sum_m |(x - delta_m) delta_m^T|^2 / |delta_m|^2
+    .. math:: L(x) = \sum_m \frac{\| (x - \delta_m) \delta_m^T \|^2}{\| \delta_m \|^2}
 
-    (Frobenius norms, delta [out, in]). Weights multiply the deltas, and do not weigh the terms of
-    L. A delta of 0 takes no part (it gives 0/0 in the published code). One model is returned as it
-    is.
+    Weights multiply the deltas. They do not weight the terms of L. A delta of 0 is left out (the
+    published code computes 0/0). A single model is returned unchanged.
 
     Args:
       solution: "adam", as published, takes steps of Adam (Kingma and Ba 2015) from x = sum_m
-        delta_m. Each moves an entry by about `rate`, whatever the size of the deltas. So 300 steps
-        at 1e-5 move no entry by more than about 3e-3. "exact" solves for the minimum. L is
-        quadratic, so x sum_m G_m = sum_m delta_m G_m. Here G_m = delta_m^T delta_m / |delta_m|^2,
-        [in, in]. This solution commutes with scaling and rotating the deltas. Derivatives of Adam's
-        steps grow with each of them where L has its minimum at their start, as for one model, and
-        overflow there; those of "exact" do not.
-      steps: How many steps of Adam.
-      rate: The learning rate of Adam, not negative.
-      damping: For "exact", damping * M * |x - sum_m delta_m|^2 is added to L. This decides in the
+        delta_m. Each step moves an entry by about `rate`, whatever the size of the deltas. 300
+        steps at 1e-5 therefore move an entry by at most about 3e-3. "exact" computes the minimum of
+        the quadratic L. It solves x sum_m G_m = sum_m delta_m G_m, with G_m = delta_m^T delta_m /
+        |delta_m|^2 of shape [in, in]. This solution commutes with scaling and rotating the deltas.
+        Derivatives of Adam's steps overflow where the steps start at the minimum of L, as for a
+        single model. Derivatives of "exact" do not.
+      steps: The number of Adam steps.
+      rate: The learning rate of Adam, at least 0.
+      damping: With "exact", damping * M * |x - sum_m delta_m|^2 is added to L. It determines x in
         directions in which no delta is large. A number > 0.
       input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
-      scale: What multiplies the update.
-      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+      scale: The factor :math:`\lambda` on the merged task vector, 1 in the published code.
+      matrices: The leaves to treat as matrices, a glob pattern of paths or a predicate; see
         `tsv_m`.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: For another `solution` or `input_axis`, and numbers outside of their ranges; when
-        the merge is applied, if `matrices` chooses no leaf.
+      ValueError: For an unknown `solution` or `input_axis`, or numbers outside their ranges. When
+        the merge is applied, if `matrices` selects no leaf.
 
     References:
       Cheng et al., Whoever Started the Interference Should End It, 2025 (arXiv 2503.08099), Sec. 4.
@@ -246,32 +253,35 @@ def opcm(
     scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """Adds one model after the other, each orthogonally to the sum so far (OPCM).
+    r"""Adds one model after the other, each orthogonally to the sum so far (OPCM).
 
-    The order of the models matters. The sum starts as delta_1. Of each further delta_m, with the
-    sum so far decomposed as U S V^T, the entries of U^T delta_m V on the diagonal are left out, and
-    so is the block of the r leading directions on both sides. The singular values of these r
-    directions add up to at most `alpha` of the total. What remains is added to the sum. Leaves that
-    are no matrices are summed.
+    The order of the models matters. The sum starts as :math:`\delta_1`. For each further
+    :math:`\delta_m`:
 
-    In the end the sum is rescaled to the mean norm of the deltas. (The authors rescale after each
-    model, and undo it before the next, which is the same.) Copies of one model give the model if
-    all leaves are matrices, or with scope="tensor". Otherwise the sums of the other leaves take
-    their share of the norm, as they do in the authors' code.
+    1. The sum so far is decomposed as :math:`U S V^T`.
+    2. In :math:`U^T \delta_m V`, the diagonal and the block of the r leading directions on both
+       sides are set to 0. The singular values of these r directions add up to at most `alpha` of
+       the total.
+    3. The rest of :math:`\delta_m` is added to the sum.
+
+    Leaves that are not matrices are summed. At the end, the sum is rescaled to the mean norm of the
+    deltas. The authors rescale after each model and undo it before the next, which is equivalent.
+    Copies of one model give this model if all leaves are matrices, or with `scope="tensor"`.
+    Otherwise the sums of the other leaves take their share of the norm, as in the authors' code.
 
     Args:
-      alpha: The share of the singular values that is protected, in [0, 1].
-      scope: Whether norms are taken over the whole "tree", or each "tensor" is rescaled alone.
-      scale: What multiplies the update.
-      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+      alpha: The protected share of the singular values, in [0, 1]. The authors use 0.5.
+      scope: Whether norms cover the whole "tree", or each "tensor" is rescaled separately.
+      scale: The factor on the merged task vector.
+      matrices: The leaves to treat as matrices, a glob pattern of paths or a predicate; see
         `tsv_m`.
 
     Returns:
-      A merge of one or more models, which needs a base.
+      A merge of one or more models. It needs a base.
 
     Raises:
-      ValueError: If `alpha` lies outside [0, 1], for another `scope`, and if `scale` is not finite;
-        when the merge is applied, if `matrices` chooses no leaf.
+      ValueError: If `alpha` is outside [0, 1], for an unknown `scope`, or if `scale` is not finite.
+        When the merge is applied, if `matrices` selects no leaf.
 
     References:
       Tang et al., Merging Models on the Fly Without Retraining, 2025 (arXiv 2501.09522), Sec. 4.
@@ -285,8 +295,8 @@ def opcm(
     """
     scalar("alpha", alpha, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     one_of("scope", scope, Scope)
-    # The projected sum is computed twice, for its norm and for the outcome. Over the tree, to
-    # keep it between the two passes would take as much memory as the model.
+    # The projected sum is computed twice, for its norm and for the result. Keeping it between the
+    # two passes would take as much memory as the model.
     projected = kernel(_of_matrix, kernel(_opcm, number(alpha)), transposed=False)
     rescaled = reduce(
         kernel(_rescaled, projected),
@@ -302,7 +312,7 @@ def opcm(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """For `Step.local`: gives a kernel () for a leaf that is chosen, and None for others."""
+    """For `Step.local`: returns () for selected leaves and None for others."""
 
     where: Callable[[str], bool] | None
 
@@ -315,14 +325,14 @@ class _Chosen:
 
 
 class _Held(NamedTuple):
-    """The `Workspace` of an update of matrices [a, b]: which arrays of these shapes it holds.
+    """The `Workspace` of an update of matrices [a, b]: the number of arrays it holds, by shape.
 
     Attributes:
-      whole: How many arrays [a, b].
-      small: How many [r, r], of the shorter side.
-      grams: How many [n, n], of the inputs.
+      whole: The number of arrays [a, b].
+      small: The number of arrays [r, r], for the shorter side r.
+      grams: The number of arrays [n, n], for n inputs.
       axis: The axis of the inputs.
-      each: How many arrays [a, b] and [n, n] more for each model.
+      each: The number of further arrays [a, b] and [n, n] for each model.
     """
 
     whole: int
@@ -349,7 +359,7 @@ def _merge(
 def _on_matrices(
     update: Kernel, matrices: Matrices, held: _Held, transposed: bool = False
 ) -> Transform:
-    """The transform that turns a matrix into its update for model 0, and masks other models."""
+    """A transform that turns a matrix into its update for model 0, and masks the other models."""
     whole = kernel(_of_matrix, update, transposed=transposed)
     inner = transform(whole, needs="tensor", workspace=held)
     return inner if matrices is None else masked(inner, matrices)
@@ -358,25 +368,25 @@ def _on_matrices(
 def _of_matrix(
     update: Kernel, piece: Piece, delta: Array, weight: Array, *, transposed: bool
 ) -> Vectors:
-    """`update` of one leaf if it is a matrix; the leaf as it is otherwise."""
+    """The `update` of a matrix; other leaves are unchanged."""
     if delta.ndim != 3 or min(delta.shape[1:]) < 2:
         return delta, weight
     # Shapes: delta [task, a, b]; `update` takes such a stack and returns one matrix [a, b].
     weighted = weight * delta
     stack = jnp.swapaxes(weighted, 1, 2) if transposed else weighted
-    # No factorisation is divided among devices.
+    # Factorisations are not divided among devices.
     merged = automatic(update, stack[0])(stack)
     first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
-    # The outcome is given to model 0 with weight 1 and all others are masked, so that the weighted
-    # mean which follows returns it unchanged.
+    # Model 0 gets the result with weight 1, and all others are masked. The weighted mean that
+    # follows then returns the result unchanged.
     return first * (merged.T if transposed else merged), first
 
 
 def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array, Array]:
     """The polar factors of both matrices, one after the other.
 
-    Factorisations that run at once wait for each other's threads on CPUs. So the shorter matrix
-    gets rows of 0, and one loop does both.
+    On CPUs, factorisations that run at once compete for threads. The shorter matrix is therefore
+    padded with rows of 0, and one loop does both.
     """
     rows = max(len(U), len(V))
     pair = jnp.stack([jnp.pad(whole(x), ((0, rows - len(x)), (0, 0))) for x in (U, V)])
@@ -390,7 +400,7 @@ def _beside(x: Float[Array, "task a k"]) -> Float[Array, "a task*k"]:
 
 
 def _floor(x: float) -> int:
-    """The floor of a product of numbers that are written as decimals: 0.29 * 100 gives 29."""
+    """The floor of a product of decimal numbers, corrected for rounding: 0.29 * 100 gives 29."""
     return math.floor(x * (1 + 1e-12))
 
 
@@ -399,7 +409,7 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     """The update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
     k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
-    # A loop and not `vmap`: factorisations that run at once wait for each other's threads on CPUs.
+    # A loop instead of `vmap`: on CPUs, factorisations that run at once compete for threads.
     U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in svd(x)), deltas)
     U, V = _orthonormal(_beside(U), _beside(V))
     return matmul(U * S.reshape(-1), V.T)
@@ -417,14 +427,15 @@ def _iso_c(deltas: Stack) -> Matrix:
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     """The update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
-    # What the M specific spaces do not fill exactly goes to the common one, so that all r are used.
+    # The common space gets the remainder of the division by M, so all r triplets are used.
     n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
     common = r - n * tasks
     U, S, V = (part[..., :common] for part in svd(task_sum(deltas)))
 
     def specific(x: Matrix) -> tuple[Array, ...]:
         x = whole(x)
-        # Where nothing is left of x, its rest is rounding: zero is measured by the size of x.
+        # If nothing is left of x, the rest is rounding. Zero is therefore relative to the size of
+        # x.
         rest = svd(x - matmul(U, U.T, x), jnp.linalg.norm(x))
         return tuple(part[..., :n] for part in rest)
 
@@ -438,20 +449,21 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
 
 
 def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
-    """s = sum_m delta_m, and A and C such that the gradient of L at s + y is 2 (y A + C).
+    """s = sum_m delta_m, and A and C, for which the gradient of L at s + y is 2 (y A + C).
 
-    Deltas of 0 take no part. No large numbers are subtracted from each other: for one model C is
+    Deltas of 0 are left out. The formula avoids subtracting large numbers. For one model C is
     exactly 0.
     """
-    # The grams do not depend on the size of a delta: each is computed where its squares fit.
+    # The Grams do not depend on the size of a delta. Each is computed at a scale at which squares
+    # neither overflow nor underflow.
     deltas = in_parts(deltas, -2)  # grams are sums over rows, and all else goes row by row
     own = deltas * (1 / units_of([*deltas]))[:, None, None]
     squares = jnp.sum(own**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
     grams = [scale * matmul(x.T, x) for scale, x in zip(inverse, own, strict=True)]
-    # L is expanded around the sum of deltas, where the published code starts, too.
+    # L is expanded around the sum of deltas, where the published code also starts.
     start = task_sum(deltas)
-    # For one model start - x is exactly 0, and so is its pull.
+    # For one model, start - x and its pull are exactly 0.
     pulls = [matmul(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
     A, C = task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
     return in_parts(start, -2), whole(A), in_parts(C, -2)
@@ -460,21 +472,21 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
 def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
     """The minimum of L by the eigenvalues of A."""
     start, A, C = _quadratic(deltas)
-    # The grams are divided by squared norms, so that each has trace 1 and A the trace M: damping is
-    # relative to that.
+    # The Grams are divided by squared norms. Each then has trace 1, and A has trace M. Damping is
+    # relative to M.
     return start - _solved(C, A, jnp.asarray(damping, A.dtype) * len(deltas))
 
 
 @jax.custom_jvp
 def _solved(C: Matrix, A: Matrix, pull: Array) -> Matrix:
-    """C (A + pull)^-1, with the directions left out where A is 0 up to rounding."""
+    """C (A + pull)^-1, without the directions in which A is 0 up to rounding."""
     return _spectral_inverse(A, pull)(C)
 
 
 def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
     """The function that multiplies by (A + pull)^-1 from the right."""
     values, Q = jnp.linalg.eigh(A)
-    # Where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change.
+    # Where A is 0 up to rounding, C is too. Dividing would turn its rounding into a change.
     real = values > rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
     return lambda x: matmul(matmul(x, Q) * inverse, Q.T)
@@ -482,7 +494,8 @@ def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
 
 @_solved.defjvp
 def _solved_jvp(primals: tuple, tangents: tuple) -> tuple[Matrix, Matrix]:
-    # From y (A + pull) = C. The derivative of `eigh` divides by differences of eigenvalues.
+    # This differentiates y (A + pull) = C. The derivative of `eigh` would divide by differences of
+    # eigenvalues.
     (C, A, pull), (dC, dA, dpull) = primals, tangents
     solve = _spectral_inverse(A, pull)
     y = solve(C)
@@ -494,16 +507,16 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
     start, A, C = _quadratic(deltas)
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        # Row by row, so that no step sends anything between devices.
+        # Rows are independent, so the steps do not send data between devices.
         y, mean, square = (in_parts(x, -2) for x in state)
-        # The gradient of a quadratic needs A and C alone, not the deltas: a step costs one product,
-        # whatever the number of models.
+        # The gradient of a quadratic needs only A and C. A step costs one product, whatever the
+        # number of models.
         gradient = 2 * (matmul(y, A) + C)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
         t = jnp.asarray(i + 1, y.dtype)
         first, second = mean / (1 - 0.9**t), square / (1 - 0.999**t)
-        # The root has an infinite slope at 0, which gradients through the merge would meet.
+        # The root has an infinite slope at 0. The inner where keeps it out of gradients.
         root = jnp.where(second > 0, jnp.sqrt(jnp.where(second > 0, second, 1)), 0)
         return y - jnp.asarray(rate, y.dtype) * first / (root + 1e-8), mean, square
 
@@ -519,11 +532,11 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
         x = whole(x)
         U, S, V = svd(merged)
         mass = jnp.cumsum(S)
-        # The r leading directions: the longest run of singular values with at most alpha of their
-        # sum.
+        # The r leading directions are the longest run of singular values with at most alpha of
+        # their sum.
         leading = mass <= alpha * mass[-1]
         index = jnp.arange(len(S))
-        # In the basis of the sum so far: the block of the leading directions, and the diagonal.
+        # The block of the leading directions and the diagonal, in the basis of the sum so far.
         removed = (leading[:, None] & leading) | (index[:, None] == index)
         rest = x - matmul(U, jnp.where(removed, matmul(U.T, x, V), 0), V.T)
         return merged + rest, None
@@ -532,13 +545,13 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
 
 
 def _squares(piece: Piece, delta: Array, weight: Array) -> Products:
-    """The squared norm of each model's weighted deltas, [task] vectors by themselves."""
+    """The squared norm of each model's weighted deltas, without products between models."""
     weighted = weight * delta
     return jax.tree.map(lambda *x: jnp.stack(x), *(products(x[None]) for x in weighted))
 
 
 def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
-    """The sum of a leaf's deltas, projected before if the leaf is one of the chosen matrices."""
+    """The sum of a leaf's deltas, after projection if the leaf is a selected matrix."""
     if piece.local is not None:
         delta, weight = projected(piece, delta, weight)
     return task_sum(weight * delta)

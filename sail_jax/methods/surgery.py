@@ -1,4 +1,4 @@
-"""Representation surgery: for each task, a small map that undoes what merging did to features."""
+"""Representation surgery: a small map per task that undoes the effect of merging on features."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from sail_jax.merging.task_vectors import in_float64
 
 
 class Surgery(NamedTuple):
-    """The map f' = f - ReLU(f down) up on features f `[..., feature]`; a pytree and a function.
+    """The map f' = f - ReLU(f down) up on features f `[..., feature]`, a callable pytree.
 
     Attributes:
       down: Shape `[feature, rank]`.
-      up: Shape `[rank, feature]`; 0 at first, which is the identity.
+      up: Shape `[rank, feature]`. It starts at 0, which makes the map the identity.
 
     >>> Surgery(jnp.ones((2, 1)), jnp.array([[1.0, 0.0]]))(jnp.array([3.0, 1.0])).tolist()
     [-1.0, 1.0]
@@ -43,22 +43,23 @@ def representation_surgery(
     steps: int = 1000,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """Learns a map from the merged model's features back to those of one task's own model.
+    """Learns a map from the merged model's features back to the features of one task's own model.
 
-    It minimises the mean of |f'(merged) - f(model)| over unlabelled inputs of the task, where f' is
-    the `Surgery` of f. The result goes between the features of the merged model and the head of
+    The map f' = f - ReLU(f down) up (`Surgery`) minimises the mean of :math:`|f'(x) - g(x)|` over
+    unlabelled inputs x of the task. f are the features of the merged model and g the features of
+    the task's model. The map is inserted between the features of the merged model and the head of
     this task.
 
     Args:
-      features: `features(params, inputs)` gives features `[batch, feature]`, usually those in front
+      features: `features(params, inputs)` returns features `[batch, feature]`, usually the inputs
         of the head. They are computed once for each batch.
       merged: The merged model.
       model: The model of the task.
-      batches: Inputs with leaves `[n, batch, ...]`. Step t takes batch t mod n.
-      key: A PRNG key, from which `down` is drawn (He-uniform). `up` starts at 0, so that surgery
+      batches: Inputs with leaves `[n, batch, ...]`. Step t uses batch t mod n.
+      key: A PRNG key for the initialisation of `down` (He-uniform). `up` starts at 0, so the map
         starts as the identity.
-      rank: The inner width of the map, at least 1.
-      steps: How many steps of gradient descent.
+      rank: The inner width of the map, at least 1. The authors use 16.
+      steps: The number of steps of gradient descent.
       optimizer: Adam at 1e-3 by default.
 
     Returns:
@@ -66,7 +67,7 @@ def representation_surgery(
 
     Raises:
       ValueError: For a rank below 1, batches without entries, features of the two models that
-        differ in shape, and a loss that is not finite.
+        differ in shape, or a loss that is not finite.
 
     References:
       Yang et al., Representation Surgery for Multi-Task Model Merging, 2024 (arXiv 2402.02705).
@@ -86,17 +87,16 @@ def representation_surgery(
         sides = tuple(features(params, inputs) for params in (merged, model))
         if sides[0].shape != sides[1].shape:
             raise ValueError(
-                f"features: expected those of the model, {sides[1].shape}, to have the shape of "
-                f"those of the merged model, {sides[0].shape}"
+                f"features: expected one shape, got {sides[1].shape} for the task's model and "
+                f"{sides[0].shape} for the merged model"
             )
         return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), sides)
 
-    # Features do not depend on the map that is learned, so they are computed once and not in each
-    # step.
+    # Features do not depend on the learned map, so they are computed once instead of in each step.
     pairs = lax.map(pair, batches)
     width, dtype = pairs[0].shape[-1], pairs[0].dtype
     start = Surgery(
-        # With `up` at 0 the map starts as the identity.
+        # The map starts as the identity, because `up` is 0.
         jax.nn.initializers.he_uniform()(key, (width, rank), dtype),
         jnp.zeros((rank, width), dtype),
     )

@@ -1,15 +1,17 @@
-"""Probes: measurements on trained models that say whether, and how well, they will merge.
+"""Probes: measurements on trained models that predict whether, and how well, they will merge.
 
 A probe is a pure function of (apply, params, batch) or of (loss, params, data). It is compiled
-inside and may be used inside `jax.jit` as well. A new function object is compiled again, so pass
-the same one each time. What a network has to offer is said in `networks`, where `flax_network` and
-`sequential` make networks of Flax modules and of chains of plain functions. Results are named
+internally and also works inside `jax.jit`. A new function object is compiled again, so pass the
+same object each time. `networks` defines the interface of networks. Its `flax_network` and
+`sequential` make networks from Flax modules and from chains of plain functions. Results are named
 tuples of arrays.
 
-Connectivity: `barrier`, `simplex_barrier`. Features: `cross_task_linearity`, `k_model_linearity`,
-`addition`, `negation`, `stitching`; outputs: `averaging`. Curvature: `hessian_spectrum`,
-`spectral_density`. Sensitivity: `gaussian_sensitivity`, `fine_tuning_sensitivity`. Parameters
-alone: `interference`.
+- Connectivity: `barrier`, `simplex_barrier`.
+- Features: `cross_task_linearity`, `k_model_linearity`, `addition`, `negation`, `stitching`.
+- Outputs: `averaging`.
+- Curvature: `hessian_spectrum`, `spectral_density`.
+- Sensitivity: `gaussian_sensitivity`, `fine_tuning_sensitivity`.
+- Parameters alone: `interference`.
 """
 
 from sail_jax.lazy import listed

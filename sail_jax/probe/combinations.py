@@ -18,7 +18,7 @@ from sail_jax.checks import concrete
 from sail_jax.merging.task_vectors import origin, task_vectors
 
 Numbers: TypeAlias = np.ndarray | Array
-"""In float64 and NumPy, or in JAX while traced."""
+"""An array in float64 (NumPy), or a JAX array while traced."""
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:
@@ -31,32 +31,31 @@ def stack(models: Sequence[PyTree]) -> PyTree:
       A tree of arrays `(model, ...)` in float32 or wider; None for each leaf that is not floating.
 
     Raises:
-      ValueError: If there are no models, they differ in structure or shapes, have values that are
-        not finite, or leaves that are not floating and not equal. Messages name the model and the
-        leaf.
-      TypeError: If `models` is no sequence, or leaves have dtypes that cannot be merged.
+      ValueError: If there are no models, they differ in structure or shapes, have non-finite
+        values, or have different non-floating leaves. Messages name the model and the leaf.
+      TypeError: If `models` is not a sequence, or leaves have dtypes that cannot be merged.
     """
     if isinstance(models, str) or not isinstance(models, Sequence) or not models:
-        # `task_vectors` raises the error that says what is wrong.
+        # `task_vectors` raises the error with the details.
         return task_vectors(models, None).delta
     try:
-        # The checks of `task_vectors` look at each leaf from the host; here one program looks at
-        # all of them, and only where it finds a fault they are gone through for the message.
+        # `task_vectors` checks each leaf from the host. Here one program checks all of them, and
+        # the leaves are only checked singly for the message.
         stacked, well = _stack(tuple(models))
-    # A leaf that is no array is named by `task_vectors` outside of `jit`.
+    # Outside `jit`, `task_vectors` reports a leaf that is not an array.
     except TypeError:
         return task_vectors(models, origin(models[0])).delta
     if (valid := concrete(well)) is not None and not valid:
-        # This raises, and names the model and the leaf.
+        # This raises an error about the model and the leaf.
         task_vectors(models, origin(models[0]))
     return stacked
 
 
 @jax.jit
 def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
-    """The stacked models, and whether their values are finite and equal where they have to be.
+    """Stacks the models, and checks whether their values are finite and equal where required.
 
-    `task_vectors` cannot see values while they are traced.
+    `task_vectors` cannot check values while they are traced.
     """
     stacked = task_vectors(models, origin(models[0])).delta
     well = [jnp.isfinite(x).all() for x in jax.tree.leaves(stacked)]
@@ -70,15 +69,15 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """Makes the function that combines models: weights -> sum_k w_k theta_k.
 
-    `like` is a parameter tree, which gives the dtypes and the leaves that are not floating.
-    `stacked` is the models, as `stack` returns them. Returns a function of weights `(model,)` that
-    returns a parameter tree.
+    `like` is a parameter tree with the dtypes and the non-floating leaves. `stacked` has the
+    models, as `stack` returns them. Returns a function of weights `(model,)` that returns a
+    parameter tree.
     """
 
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
         if x is None:
             return template
-        # Added one after another in the wide dtype, cast once to that of the leaf.
+        # Added one after another in the wide dtype, and cast once to the leaf's dtype.
         terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
         return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(template))
 
@@ -86,8 +85,8 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
         mixed = jax.tree.map(
             lambda x, template: leaf(x, template, w), stacked, like, is_leaf=lambda x: x is None
         )
-        # The barrier keeps XLA from fusing the combination into each of its consumers, which would
-        # compute it again for every one of them.
+        # The barrier prevents XLA from fusing the combination into each of its consumers, which
+        # would compute it again for every one of them.
         return lax.optimization_barrier(mixed)
 
     return mix
@@ -107,9 +106,9 @@ def sweep(f: Callable[[PyTree], PyTree], over: PyTree, chunk_size: int) -> PyTre
 def numbers(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """Returns a vector of finite numbers.
 
-    `x` is numbers; while they are traced, their values are taken on trust. Returns the vector,
-    `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array. ValueError if
-    `x` is not a vector of finite numbers, or is empty.
+    `x` has numbers; traced values are not checked. Returns the vector, `(n,)` with n >= 1: float64
+    in NumPy if the values are known, else a JAX array. Raises a ValueError if `x` is not a
+    non-empty vector of finite numbers.
     """
     vector = _real(name, x)
     if vector.ndim != 1 or not vector.size:
@@ -127,8 +126,8 @@ def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
 
     Args:
       weights: `(point, model)`. None: one point of equal weights.
-      models: How many models there are.
-      sum_to_one: Whether every row has to sum to 1, up to rounding.
+      models: The number of models.
+      sum_to_one: Whether every row must sum to 1, up to rounding.
 
     Returns:
       The weights, `(point, model)`: float64 in NumPy if they are known, else a JAX array.
@@ -151,7 +150,7 @@ def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
 
 
 def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
-    """Finite numbers as an array, on the host where they are known, which compiles no program."""
+    """Converts finite numbers to an array, on the host if they are known (without compiling)."""
     try:
         host = concrete(x)
         values = jnp.asarray(x, jnp.result_type(float)) if host is None else host.astype(float)
@@ -169,8 +168,8 @@ def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"
     grid use `jax.random.dirichlet(key, jnp.ones(models), (n,))`.
 
     Args:
-      models: How many models there are, at least 1.
-      divisions: Into how many parts a weight of 1 is divided, at least 1.
+      models: The number of models, at least 1.
+      divisions: The number of steps from 0 to 1, at least 1.
 
     Returns:
       The weights, `(point, model)`. Every row sums to 1.

@@ -1,4 +1,4 @@
-"""Models combined in their parameters, in their outputs, and at a layer in between."""
+"""Models combined in their parameters, in their outputs, and at an intermediate layer."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,13 +26,14 @@ Metric = Callable[[Any, Any], Float[Array, "example"]]  # (outputs, batch): a lo
 
 
 class Averaging(NamedTuple):
-    """What `averaging` measured: means of a metric over examples, with standard errors.
+    """The result of `averaging`: means of a metric over examples, with standard errors.
 
     Attributes:
       average: The metric of the averaged model, `(point,)`.
       ensemble: The metric of the averaged logits, `(point,)`.
       members: The metric of each model, `(model,)`.
-      agreement: How often the averaged model and the ensemble predict the same class, `(point,)`.
+      agreement: The share of examples with the same class from the averaged model and the ensemble,
+        `(point,)`.
     """
 
     average: Estimate
@@ -42,12 +43,12 @@ class Averaging(NamedTuple):
 
 
 class Stitching(NamedTuple):
-    """What `stitching` measured: means of a metric over examples, with standard errors.
+    """The result of `stitching`: means of a metric over examples, with standard errors.
 
     Attributes:
       layers: The layers, in the order of the network.
-      stitched: The metric with features put in at each layer, `(layer,)`.
-      upper: The metric of the upper network as it is, a scalar.
+      stitched: The metric with features inserted at each layer, `(layer,)`.
+      upper: The metric of the unmodified upper network, a scalar.
     """
 
     layers: Names
@@ -67,25 +68,25 @@ def averaging(
 ) -> Averaging:
     """Compares the averaged model f(sum_i w_i theta_i) with the ensemble sum_i w_i f(theta_i).
 
-    It takes k passes forward for the k models and one for each point.
+    It needs k forward passes for the k models and one for each point.
 
     Args:
-      apply: A network (see `sail_jax.probe.networks`) whose outputs are logits `(example, ...,
-        class)`.
+      apply: A network (see `sail_jax.probe.networks`) with logits `(example, ..., class)` as
+        outputs.
       models: The parameters of k models.
       data: A tree of arrays `(n, ...)` with n >= 2 examples.
       metric: A function `(outputs, batch) -> (example,)`, such as the loss of each example, or
-        whether its class is right.
+        whether its class is correct.
       weights: `(point, model)`, rows that sum to 1. None: one point of equal weights.
-      batch_size: How many examples are in memory at a time. None: all.
-      chunk_size: How many combinations of models are evaluated side by side.
+      batch_size: The number of examples in memory at a time. None: all.
+      chunk_size: The number of model combinations that are evaluated in parallel.
 
     Returns:
-      The metric of the averages, the ensembles and the models, and how often the first two agree.
+      The metric of the averages, the ensembles and the models, and the agreement of the first two.
 
     Raises:
-      ValueError: For models, data, weights, sizes, outputs or values of the metric that do not fit
-        or are not finite.
+      ValueError: For models, data, weights, sizes, outputs or metric values that do not fit or are
+        not finite.
       TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
 
     References:
@@ -150,35 +151,35 @@ def stitching(
     layers: Sequence[str] | None = None,
     batch_size: int | None = None,
 ) -> Stitching:
-    """Puts features of lower networks into an upper one, at each layer in turn.
+    """Inserts features of lower networks into an upper one, at each layer in turn.
 
-    At each layer l this measures the metric of f^(L <- l+1)(upper; sum_i w_i f^(l)(theta_i)), the
+    At each layer l it measures the metric of f^(L <- l+1)(upper; sum_i w_i f^(l)(theta_i)), the
     upper network from layer l + 1 on. Special cases:
 
     - One lower model: plain stitching, without a trained layer in between.
     - Several with equal weights, and the pre-trained network as upper: addition (Figure 9).
     - Weights (2, -1) of the pre-trained network and of theta + s tau: negation (Figure 10).
 
-    It takes k passes forward for the k lower models, and one from each layer on.
+    It needs k forward passes for the k lower models, and one from each layer on.
 
     Args:
-      apply: A network that takes a third argument, features to use in place of its own (see
+      apply: A network with a third argument, features that replace its own (see
         `sail_jax.probe.networks`).
       models: The parameters of k lower networks.
       upper: The parameters of the upper network.
       data: A tree of arrays `(n, ...)` with n >= 2 examples.
       metric: A function `(outputs, batch) -> (example,)`.
-      weights: One weight for each lower network; they need not sum to 1. None: equal ones that do.
+      weights: One weight for each lower network, with any sum. None: equal weights with sum 1.
       layers: The layers to stitch at. None: all but the outputs.
-      batch_size: How many examples are in memory at a time. None: all.
+      batch_size: The number of examples in memory at a time. None: all.
 
     Returns:
-      The metric at each layer, and that of the upper network.
+      The metric at each layer, and the metric of the upper network.
 
     Raises:
-      TypeError: If the network takes no features.
-      ValueError: For layers that the network does not have, and for models, data, weights or values
-        of the metric that do not fit or are not finite.
+      TypeError: If the network does not accept features.
+      ValueError: For unknown layers, and for models, data, weights or metric values that do not fit
+        or are not finite.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Sec. 4.3.
@@ -194,8 +195,7 @@ def stitching(
         raise TypeError(
             "apply: expected apply(params, batch, override), where override maps layers to features"
         )
-    # The upper network is stacked too, so that its structure and values are checked with the
-    # others.
+    # The upper network is also stacked, so its structure and values are checked with the others.
     stacked = stack([*models, upper])
     w = points(None if weights is None else [list(weights)], len(models), sum_to_one=False)[0]
     examples(data, least=2)
@@ -213,7 +213,7 @@ def _stitching(
 ) -> Stitching:  # fmt: skip
     names = [name for name in layers(apply, upper, data) if name != OUTPUT]
     if not names:
-        raise ValueError("apply: expected features of some layer, got outputs alone")
+        raise ValueError("apply: expected features of at least one layer, got only outputs")
     for name in chosen or ():
         if name not in names:
             raise ValueError(f"layers: the network has no {name!r}{nearest(name, names)}")
@@ -224,7 +224,7 @@ def _stitching(
             by_layer = features(apply, mix(w), batch)
             return [by_layer[name] for name in names]
 
-        # One lower network is run after another. The upper one, which is last in the stack, has
+        # The lower networks run one after another. The upper one is last in the stack, with
         # weight 0.
         lower_features = lax.map(lower, jnp.eye(len(w), len(w) + 1))
         out = [
@@ -238,7 +238,7 @@ def _stitching(
 
 
 def _scored(metric: Metric, out: PyTree, batch: PyTree) -> Float[Array, "example"]:
-    """The metric in float32 or wider, checked to be one value per example."""
+    """Evaluates the metric in float32 or wider, and checks that it has one value per example."""
     score, n = jnp.asarray(metric(out, batch)), examples(batch)
     if score.shape != (n,):
         raise ValueError(f"metric: expected a value for each of {n} examples, got {score.shape}")

@@ -17,13 +17,13 @@ Loss = Callable[[PyTree, Any], Float[Array, ""]]  # the mean over the examples o
 
 
 class Barrier(NamedTuple):
-    """The losses of combinations of models, and by how much they exceed those of the models.
+    """The losses of combinations of models, and their excess over the models' losses.
 
     Attributes:
-      height: The largest excess, and at least 0, the excess at the models themselves.
-      weights: The weights of the models where that is, `(model,)`.
+      height: The largest excess, at least 0 (the excess at the models themselves).
+      weights: The weights of the models at that point, `(model,)`.
       losses: The loss at each point, `(point,)`.
-      excess: The loss less the weighted mean of the losses of the models, `(point,)`.
+      excess: The loss minus the weighted mean of the models' losses, `(point,)`.
       endpoints: The loss of each model, `(model,)`.
     """
 
@@ -50,8 +50,8 @@ def barrier(
         with theta_alpha = alpha theta_a + (1 - alpha) theta_b
 
     This is the barrier of Entezari et al. and of Git Re-Basin. Frankle et al., and Definition 1 of
-    cross-task linearity, subtract the mean of both losses instead. For models of equal loss the two
-    are the same.
+    cross-task linearity, subtract the mean of both losses instead. The two are equal for models of
+    equal loss.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
@@ -59,22 +59,22 @@ def barrier(
       params_b: The parameters of the second model.
       data: A tree of arrays `(n, ...)`.
       alphas: The weights of the first model, `(point,)`. None: 11 points from 0 to 1.
-      batch_size: How many examples are in memory at a time, which changes the results by rounding
-        alone. None: all.
-      chunk_size: How many points are evaluated side by side.
+      batch_size: The number of examples in memory at a time, which changes the results only by
+        rounding. None: all.
+      chunk_size: The number of points that are evaluated in parallel.
 
     Returns:
-      The height of the barrier, where it is, and the losses along the line.
+      The height of the barrier, its position, and the losses along the line.
 
     Raises:
-      ValueError: As `simplex_barrier`.
-      TypeError: As `simplex_barrier`.
+      ValueError: As `simplex_barrier` does.
+      TypeError: As `simplex_barrier` does.
 
     References:
       Entezari et al., The Role of Permutation Invariance in Linear Mode Connectivity of Neural
-      Networks, 2022 (arXiv 2110.06296); Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836);
+      Networks, 2022 (arXiv 2110.06296). Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
       Frankle et al., Linear Mode Connectivity and the Lottery Ticket Hypothesis, 2020
-      (arXiv 1912.05671); Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660).
+      (arXiv 1912.05671). Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660).
 
     >>> height = barrier(lambda w, x: jnp.mean((w**2 - x) ** 2), 1.0, -1.0, jnp.ones(3)).height
     >>> float(height)
@@ -105,7 +105,7 @@ def simplex_barrier(
 
         max over w of L(sum_i w_i theta_i) - sum_i w_i L(theta_i)
 
-    Memory holds a copy of all models, and `chunk_size` combinations of them.
+    Memory holds a copy of all models and `chunk_size` combinations of them.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
@@ -113,17 +113,17 @@ def simplex_barrier(
       data: A tree of arrays `(n, ...)`.
       weights: The points w, `(point, model)`, rows that sum to 1, as from `simplex_grid` or a
         Dirichlet distribution.
-      batch_size: How many examples are in memory at a time, which changes the results by rounding
-        alone. None: all.
-      chunk_size: How many points are evaluated side by side.
+      batch_size: The number of examples in memory at a time, which changes the results only by
+        rounding. None: all.
+      chunk_size: The number of points that are evaluated in parallel.
 
     Returns:
-      The height of the barrier, where it is, and the losses at all points.
+      The height of the barrier, its position, and the losses at all points.
 
     Raises:
-      ValueError: For models that differ in structure (naming the leaf), weights, data or sizes that
-        do not fit, losses of the models that are not finite, and a loss that is NaN at a point.
-      TypeError: For leaves of dtypes that cannot be combined, such as complex ones, and if `loss`
+      ValueError: For models that differ in structure (with the name of the leaf), for weights, data
+        or sizes that do not fit, and for losses that are NaN or (of the models) infinite.
+      TypeError: For leaves with dtypes that cannot be combined, such as complex ones, and if `loss`
         is not a function that returns one number.
 
     >>> loss = lambda w, x: jnp.mean(x * (1 - w @ w))
@@ -146,10 +146,10 @@ def simplex_barrier(
 
 
 def check_loss(loss: Loss, first: PyTree, data: PyTree) -> None:
-    """Checks that a loss is a function of two arguments that returns one floating number.
+    """Checks that a loss is a function of two arguments that returns one float.
 
-    It is traced once, for its shapes. `first` are the parameters or, where the loss is one of
-    outputs, these.
+    It is traced once, for its shapes. `first` has the parameters or, for a loss of outputs, the
+    outputs.
     """
     callable_with("loss", loss, "params", "batch")
     out = jax.eval_shape(loss, first, data)
@@ -172,14 +172,14 @@ def _barrier(
     chunk_size: int,
 ) -> Barrier:
     w, k = jnp.asarray(w, jnp.result_type(float)), w.shape[1]
-    # The models are points, too: their weights, the rows of the identity, come first.
+    # The models are points, too. Their weights, the rows of the identity, come first.
     losses = _losses(
         loss, like, stacked, data, jnp.concatenate([jnp.eye(k), w]), batch_size, chunk_size
     )
     ends, losses = losses[:k], losses[k:]
     excess = losses - jnp.sum(w * ends, 1)
-    # The models themselves are points too, whose excess is 0 by definition: so the height is never
-    # negative.
+    # The models themselves are also points, with excess 0 by definition. The height is therefore
+    # never negative.
     everywhere = jnp.concatenate([jnp.zeros(k), excess])
     at = jnp.argmax(everywhere)
     where = jnp.concatenate([jnp.eye(k), w])[at]

@@ -1,8 +1,8 @@
-"""The Hessian of a loss by its products with vectors: eigenvalues, trace and spectral density.
+"""The Hessian of a loss from Hessian-vector products: eigenvalues, trace and spectral density.
 
 The method is stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani, Krishnan and Xiao
 2019) with full reorthogonalisation. A product is a forward derivative of the gradient (Pearlmutter
-1994). All floating parameters are taken as one vector, in float32 or wider.
+1994). All floating parameters form one vector, in float32 or wider.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 class Spectrum(NamedTuple):
     """Estimates of the eigenvalues of a symmetric matrix, such as a Hessian.
 
-    Within its residual of each estimate lies an eigenvalue of the matrix (the bound |beta_m s_mi|
-    of Lanczos' iteration). The r-th estimate never lies beyond the r-th eigenvalue. The spectral
-    norm is estimated by the larger of |largest[0]| and |smallest[0]|.
+    The matrix has an eigenvalue within the residual of each estimate (the bound |beta_m s_mi| of
+    Lanczos' iteration). The r-th estimate never lies beyond the r-th eigenvalue. The larger of
+    |largest[0]| and |smallest[0]| estimates the spectral norm.
 
     Attributes:
       largest: Estimates of the largest eigenvalues, descending, `(top,)`.
@@ -40,7 +40,7 @@ class Spectrum(NamedTuple):
       smallest_residual: Their residuals, `(top,)`.
       trace: Hutchinson's estimate of the trace, its standard error over probes.
       nodes: Nodes of Gauss quadrature of the density of eigenvalues, `(probe, step)`.
-      weights: Weights of that quadrature, `(probe, step)`; those of a probe sum to 1.
+      weights: Weights of that quadrature, `(probe, step)`, with sum 1 per probe.
     """
 
     largest: Float[Array, "top"]
@@ -67,34 +67,35 @@ def hessian_spectrum(
     """Estimates the spectrum of the Hessian of a loss.
 
     With a `network` it is the spectrum of the Gauss-Newton matrix of loss(network(params, batch),
-    batch): the Hessian in the outputs, between the Jacobians of the network. That matrix has no
-    negative eigenvalue if the Hessian in the outputs has none.
+    batch): the Hessian in the outputs, between the Jacobians of the network. If the Hessian in the
+    outputs is positive semi-definite, so is this matrix.
 
-    It takes steps * probes products with the matrix, each of about two gradients over all data.
-    Memory holds `steps` vectors of the size of the parameters, and what one product needs.
+    It needs steps * probes products with the matrix, each about as expensive as two gradients over
+    all data. Memory holds `steps` vectors of the size of the parameters, and the memory of one
+    product.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch; with a
         `network`, `(outputs, batch) -> scalar`.
-      params: The parameters at which the matrix is taken.
+      params: The parameters at which the matrix is evaluated.
       data: A tree of arrays `(n, ...)`.
       key: A PRNG key for the probe vectors.
-      top: How many eigenvalues are estimated at each end.
-      steps: How many steps Lanczos' iteration takes. With as many as there are parameters, which is
-        the most, the results are exact up to rounding.
-      probes: How many Rademacher vectors are averaged over, at least 2 for standard errors.
+      top: The number of eigenvalues to estimate at each end.
+      steps: The number of steps of Lanczos' iteration, at most the number of parameters. With that
+        number, the results are exact up to rounding.
+      probes: The number of Rademacher vectors to average over, at least 2 for standard errors.
       network: A function `(params, batch) -> outputs`.
-      batch_size: How many examples are in memory at a time. None: all.
+      batch_size: The number of examples in memory at a time. None: all.
 
     Returns:
       The extreme eigenvalues, the trace and the quadrature of the density.
 
     Raises:
       ValueError: For data and sizes that do not fit, fewer than 2 probes, parameters without
-        floating leaves, and values that are not finite.
+        floating leaves, and non-finite values.
 
     References:
-      Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017;
+      Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017.
       Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian
       Eigenvalue Density, 2019 (arXiv 1901.10159).
 
@@ -135,15 +136,15 @@ def spectral_density(
     It integrates to 1 over the real line.
 
     Args:
-      spectrum: What `hessian_spectrum` returned.
-      grid: Where the density is evaluated, `(point,)`.
+      spectrum: The output of `hessian_spectrum`.
+      grid: The points at which to evaluate the density, `(point,)`.
       width: The standard deviation of the Gaussian, positive.
 
     Returns:
       The density at the points of the grid, `(point,)`, with standard errors over probes.
 
     Raises:
-      ValueError: If `grid` is not a vector of finite numbers, or `width` not a positive number.
+      ValueError: If `grid` is not a vector of finite numbers, or `width` is not a positive number.
     """
     t, width = numbers("grid", grid), jnp.asarray(width, jnp.result_type(float))
     if width.shape or not (width > 0):
@@ -155,9 +156,9 @@ def spectral_density(
 def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
     """Flattens the floating leaves of parameters into one vector.
 
-    Returns the vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
-    vector. These keep the wider dtype, and the leaves that are not floating. ValueError if there
-    are no floating leaves with entries.
+    Returns the vector `(p,)`, in float32 or wider, and the function that converts such a vector to
+    parameters. These keep the wider dtype, and the non-floating leaves. Raises a ValueError if
+    there are no floating leaves with entries.
     """
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -181,7 +182,7 @@ def product(
     batch_size: int | None = None,
     network: Apply | None = None,
 ) -> tuple[int, Callable[[Vector], Vector]]:
-    """Makes the function that multiplies vectors with the Hessian, or with the Gauss-Newton matrix.
+    """Makes the function that multiplies vectors by the Hessian, or by the Gauss-Newton matrix.
 
     Args:
       loss: As in `hessian_spectrum`.
@@ -191,14 +192,14 @@ def product(
       network: As in `hessian_spectrum`.
 
     Returns:
-      How many parameters p there are, and the function v -> H v of vectors `(p,)`, H being the mean
+      The number of parameters p, and the function v -> H v of vectors `(p,)`, where H is the mean
       over the data.
     """
     theta, back = flatten(params)
 
     def hessian(v: Vector, batch: PyTree) -> Vector:
         slope = jax.grad(lambda t: loss(back(t), batch))
-        # Forward over reverse: one pass, whose memory is that of the gradient and its tangent.
+        # Forward over reverse: one pass, with the memory of the gradient and its tangent.
         return jax.jvp(slope, (theta,), (v,))[1]
 
     def gauss_newton(v: Vector, batch: PyTree) -> Vector:
@@ -225,19 +226,19 @@ def _spectrum(
 
     def probe(key: Array) -> tuple[Array, ...]:
         begin, fresh = jax.random.split(key)
-        # The vector has length one, so that alpha[0] times the size is Hutchinson's estimate of the
-        # trace. Entries of +-1 give it less variance than Gaussian ones, as its diagonal terms are
-        # exact.
+        # The vector has length one, so alpha[0] times the size is Hutchinson's estimate of the
+        # trace. Entries of +-1 have less variance than Gaussian entries, since the diagonal terms
+        # are exact.
         start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
         alpha, beta = lanczos(multiply, start, steps, fresh)
         nodes, first, residuals = ritz(alpha, beta)
         return nodes, first**2, residuals, size * alpha[0]
 
-    # One probe after another: each holds `steps` vectors of the size of the parameters.
+    # One probe after another, since each holds `steps` vectors of the size of the parameters.
     nodes, weights, residuals, traces = lax.map(probe, jax.random.split(key, probes))
 
     def extreme(nodes: Array, residuals: Array, pick: Callable[..., Array]) -> tuple[Array, Array]:
-        # Ritz values stay within the spectrum, so that over probes the outermost is the nearest.
+        # Ritz values stay within the spectrum, so the outermost value over probes is the nearest.
         best = pick(nodes, 0)
         outermost = (jnp.take_along_axis(x, best[None], 0)[0] for x in (nodes, residuals))
         return tuple(outermost)  # pyright: ignore[reportReturnType]
@@ -258,19 +259,19 @@ def lanczos(
 ) -> tuple[Float[Array, "step"], Float[Array, "step"]]:
     """Reduces a symmetric matrix A to a tridiagonal one, T = V^T A V.
 
-    Every new vector is made orthogonal to all before it, a second and third time where much of it
-    cancels ("twice is enough", Parlett 1980). Where the Krylov space is exhausted, the iteration
-    goes on from a random vector outside it, and T falls into blocks.
+    Every new vector is made orthogonal to all earlier ones, a second and third time if much of it
+    cancels ("twice is enough", Parlett 1980). When the Krylov space is exhausted, the iteration
+    continues from a random vector outside it, and T splits into blocks.
 
     Args:
       multiply: The function v -> A v of vectors `(p,)`.
       start: The first column of V, a unit vector `(p,)`.
       steps: The size of T.
-      key: A PRNG key for vectors outside of exhausted Krylov spaces.
+      key: A PRNG key for vectors outside exhausted Krylov spaces.
 
     Returns:
-      The diagonal of T, `(steps,)`, and its off-diagonal, `(steps,)`, whose last entry is the one
-      that a further step would use.
+      The diagonal of T, `(steps,)`, and its off-diagonal, `(steps,)`. The last entry of the latter
+      is for a further step.
 
     References:
       Parlett, The Symmetric Eigenvalue Problem, 1980.
@@ -289,18 +290,18 @@ def lanczos(
         carry: tuple[Array, Vector, Array, Array], j: Array
     ) -> tuple[Any, tuple[Array, Array]]:
         V, v, before, scale = carry
-        # Invariant: the first j + 1 rows of V are orthonormal, and the others 0, which change no
+        # Invariant: the first j + 1 rows of V are orthonormal. The others are 0 and change no
         # projection.
         V = V.at[j].set(v)
         w = multiply(v)
         alpha = dot(v, w)
         w = w - alpha * v - before * jnp.where(j > 0, V[j - 1], 0)
-        # In exact arithmetic nothing of the earlier vectors is left in w. Without this step
-        # rounding brings them back, and eigenvalues that are found come up again as copies.
+        # In exact arithmetic w contains nothing of the earlier vectors. Without this step, rounding
+        # brings them back, and known eigenvalues appear again as copies.
         w = orthogonal(V, w)
         beta = norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
-        # Nothing but rounding is left of the product: the Krylov space has no further direction.
+        # The product is only rounding: the Krylov space has no further direction.
         exhausted = beta <= 10 * eps * jnp.sqrt(v.size) * scale
 
         def fresh(_: Vector) -> Vector:
@@ -321,15 +322,15 @@ def lanczos(
 def ritz(
     alpha: Float[Array, "step"], beta: Float[Array, "step"]
 ) -> tuple[Float[Array, "step"], Float[Array, "step"], Float[Array, "step"]]:
-    """Computes the eigenvalues of the tridiagonal matrix T, and what they say about A.
+    """Computes the eigenvalues of the tridiagonal matrix T, and bounds for A's eigenvalues.
 
     Args:
       alpha: The diagonal of T, `(step,)`.
-      beta: The off-diagonal, `(step,)`, as `lanczos` returns it.
+      beta: The off-diagonal, `(step,)`, from `lanczos`.
 
     Returns:
-      The eigenvalues, ascending; the first entries of their eigenvectors; and how far from each an
-      eigenvalue of A is at most, |beta_m s_mi|. All are `(step,)`.
+      The eigenvalues, ascending; the first entries of their eigenvectors; and a bound on the
+      distance from each to an eigenvalue of A, |beta_m s_mi|. All are `(step,)`.
     """
     T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     nodes, S = jnp.linalg.eigh(T)

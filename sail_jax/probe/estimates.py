@@ -30,7 +30,7 @@ def examples(data: PyTree, least: int = 1) -> int:
 
     Args:
       data: A tree of arrays `(n, ...)`.
-      least: How many examples are needed.
+      least: The smallest required number of examples.
 
     Returns:
       n, the length of the leading axis of every leaf.
@@ -49,10 +49,10 @@ def examples(data: PyTree, least: int = 1) -> int:
 
 
 def check_size(**sizes: int | None) -> None:
-    """Checks that sizes are integers from 1 on.
+    """Checks that sizes are integers >= 1.
 
-    `**sizes` are values by name; None passes. ValueError if a size is not an integer, or less than
-    1.
+    `**sizes` are values by name; None is accepted. Raises a ValueError if a size is not an integer
+    or is less than 1.
     """
     for name, size in sizes.items():
         if size is not None:
@@ -60,9 +60,9 @@ def check_size(**sizes: int | None) -> None:
 
 
 def check_finite(what: str, x: ArrayLike) -> None:
-    """Checks that values are finite, where they are known.
+    """Checks that known values are finite.
 
-    `x` is an array. While it is traced nothing is checked. ValueError if a value is not finite.
+    `x` is an array. Traced values are not checked. Raises a ValueError if a value is not finite.
     """
     values = concrete(x)
     if values is not None and not np.isfinite(values).all():
@@ -74,11 +74,11 @@ def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree |
 
     Args:
       data: A tree of arrays `(n, ...)`.
-      batch_size: How many examples a batch has, at most all. None: all.
+      batch_size: The number of examples in a batch, at most all. None: all.
 
     Returns:
-      The size of a batch; the full batches, arrays `(batch, size, ...)`; and the examples that are
-      left over, arrays `(n % size, ...)`, or None.
+      The size of a batch, the full batches, arrays `(batch, size, ...)`, and the remaining
+      examples, arrays `(n % size, ...)`, or None.
     """
     n = examples(data)
     size = min(batch_size or n, n)
@@ -89,12 +89,12 @@ def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree |
 
 
 def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """Averages a function over data batch by batch, so that every example counts the same.
+    """Averages a function over data batch by batch, with equal weights of all examples.
 
     Args:
       f: A function of a batch that returns a tree of means over its examples.
       data: A tree of arrays `(n, ...)`.
-      batch_size: How many examples a batch has. None: all.
+      batch_size: The number of examples in a batch. None: all.
 
     Returns:
       The mean over all examples, a tree such as `f` returns.
@@ -104,7 +104,7 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
     if size == n:
         return f(data)
 
-    # Each batch weighs as many examples as it has, since the last one may be smaller.
+    # The weight of each batch is its number of examples, since the last one may be smaller.
     def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + size / n * x, total, f(batch)), None
 
@@ -116,21 +116,21 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
 
 
 def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """Estimates the means of values that each example has, with standard errors over examples.
+    """Estimates the means of per-example values, with standard errors over examples.
 
     Args:
       f: A function of a batch that returns a tree of arrays `(example, ...)`.
       data: A tree of arrays `(n, ...)` with n >= 2 examples.
-      batch_size: How many examples a batch has. None: all.
+      batch_size: The number of examples in a batch. None: all.
 
     Returns:
-      The tree with an `Estimate` in place of each array, of the shape `(...)`.
+      The tree with an `Estimate` of shape `(...)` instead of each array.
 
     References:
-      Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983: how the moments
-      of batches are pooled.
+      Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983: pooling the
+      moments of batches.
     """
-    # One example has no deviation from its mean.
+    # A single example does not deviate from its mean.
     n = examples(data, least=2)
     size, full, rest = batches(data, batch_size)
 
@@ -139,8 +139,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
 
     def pool(total: PyTree, batch: PyTree, count: ArrayLike, new: int) -> PyTree:
         def leaf(a: _Moments, b: _Moments) -> _Moments:
-            # Means are moved toward the new ones, instead of adding up sums whose difference would
-            # cancel.
+            # Means are moved toward the new ones. Differences of accumulated sums would cancel.
             share = jnp.asarray(new / (count + new), a.mean.dtype)
             seen = jnp.asarray(count, a.mean.dtype)
             shift = b.mean - a.mean
@@ -151,7 +150,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
     if size == n:
         total = moments(data)
     else:
-        # Zeros of a count of 0 are the neutral element of `pool`.
+        # Zeros with a count of 0 are the neutral element of `pool`.
         shapes = jax.eval_shape(moments, jax.tree.map(lambda x: x[0], full))
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         counts = size * jnp.arange(n // size)
@@ -160,14 +159,14 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
             total = pool(total, rest, n - n % size, n % size)
 
     def finish(pooled: _Moments) -> Estimate:
-        # The unbiased variance is square / (n - 1), and that of the mean is this divided by n.
+        # The unbiased variance is square / (n - 1). The variance of the mean is this divided by n.
         return Estimate(pooled.mean, jnp.sqrt(pooled.square / (n * (n - 1))))
 
     return jax.tree.map(finish, total, is_leaf=_is_moments)
 
 
 class _Moments(NamedTuple):
-    """The mean of some examples, and the sum of their squared deviations from it."""
+    """Computes the mean of some examples, and the sum of their squared deviations from it."""
 
     mean: Array
     square: Array
@@ -183,6 +182,6 @@ def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
     `draws` are at least two draws, `(draw, ...)`. Returns their mean and its standard error,
     `(...)`.
     """
-    unit = unit_of(draws)  # so that squares of deviations fit
+    unit = unit_of(draws)  # keeps squares of deviations in range
     spread = unit * (draws * (1 / unit)).std(0, ddof=1)
     return Estimate(draws.mean(0), spread / jnp.sqrt(len(draws)))

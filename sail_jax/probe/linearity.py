@@ -1,13 +1,13 @@
 """Cross-task linearity: are networks linear in their parameters, layer by layer?
 
 All identities of the paper (Zhou et al. 2024, arXiv 2402.03660) have one form. They compare the
-features of a combination of models with the same combination of the features of those models,
+features of a combination of models with the same combination of the models' features,
 
     f(sum_m s_m theta_m)  and  sum_m s_m f(theta_m),
 
 by the cosine between the two and by the coefficient |f| cos / |sum_m s_m f_m|. Layerwise linear
-feature connectivity (LLFC, Zhou et al. 2023, arXiv 2307.08286) asks for cosines near 1, cross-task
-linearity (CTL) for coefficients near 1 as well.
+feature connectivity (LLFC, Zhou et al. 2023, arXiv 2307.08286) means cosines near 1. Cross-task
+linearity (CTL) also requires coefficients near 1.
 """
 
 from collections.abc import Sequence
@@ -39,21 +39,21 @@ Shares = Float[ArrayLike, "point share member"]
 
 
 class Linearity(NamedTuple):
-    """How linear a network is in its parameters, as means over examples with standard errors.
+    """The linearity of a network in its parameters: means over examples with standard errors.
 
     The features of an example are flattened to one vector per layer. If the vectors of both sides
-    are 0, the cosine and the coefficient are 1; if one of them is 0, they are 0.
+    are 0, the cosine and the coefficient are 1; if only one is 0, they are 0.
 
     Attributes:
       layers: The names of the layers, in order, the outputs last.
       cosine: The cosine between both sides, `(layer, point)`.
-      coefficient: The length of the left side along the right one, relative to the length of the
-        right one, `(layer, point)`.
-      gap: The root mean square of the difference of both sides, relative to that of the right side,
-        `(layer, point)`. It resolves what a cosine of nearly 1 cannot.
+      coefficient: The length of the left side's projection on the right side, relative to the
+        length of the right side, `(layer, point)`.
+      gap: The root mean square of the difference of both sides, relative to the right side,
+        `(layer, point)`. It resolves differences that a cosine near 1 cannot.
       baseline: The cosines between the features of the models themselves, `(layer, model, model)`;
-        `(layer, point, model, model)` where these models differ from point to point, as for
-        `addition` and `negation`.
+        `(layer, point, model, model)` if these models differ from point to point, as for `addition`
+        and `negation`.
     """
 
     layers: Names
@@ -73,25 +73,25 @@ def cross_task_linearity(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compares features between two models with what interpolating their features gives.
+    """Compares features of interpolated models with interpolated features.
 
         f(alpha theta_a + (1 - alpha) theta_b)  and  alpha f(theta_a) + (1 - alpha) f(theta_b)
 
     Args:
-      apply: A network that shows its features (see `sail_jax.probe.networks`). One that does not is
-        probed at its outputs.
+      apply: A network that returns its features (see `sail_jax.probe.networks`). Without features
+        it is probed at its outputs.
       params_a: The parameters of the first model.
       params_b: The parameters of the second model.
       batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
       alphas: The weights of the first model, `(point,)`.
-      batch_size: How many examples are in memory at a time. None: all.
-      chunk_size: How many combinations of models are evaluated side by side.
+      batch_size: The number of examples in memory at a time. None: all.
+      chunk_size: The number of model combinations that are evaluated in parallel.
 
     Returns:
       Cosines, coefficients and gaps of both sides, by layer and point.
 
     Raises:
-      ValueError: As `k_model_linearity`.
+      ValueError: As `k_model_linearity` does.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660).
@@ -124,31 +124,31 @@ def k_model_linearity(
 
         f(sum_i w_i theta_i)  and  sum_i w_i f(theta_i)
 
-    It takes k passes forward for the k models and one for each point. Memory holds a copy of the
+    It needs k forward passes for the k models and one for each point. Memory holds a copy of the
     models, and the features of a batch for all of them and for `chunk_size` combinations.
 
     Args:
-      apply: A network that shows its features, as in `cross_task_linearity`.
+      apply: A network that returns its features, as in `cross_task_linearity`.
       models: The parameters of the models.
       batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
       weights: `(point, model)`, rows that sum to 1. None: one point of equal weights.
-      batch_size: How many examples are in memory at a time. None: all.
-      chunk_size: How many combinations of models are evaluated side by side.
+      batch_size: The number of examples in memory at a time. None: all.
+      chunk_size: The number of model combinations that are evaluated in parallel.
 
     Returns:
       Cosines, coefficients and gaps of both sides, by layer and point.
 
     Raises:
-      ValueError: For models that differ in structure (naming the leaf), features that are not
-        `(example, ...)` (naming the layer) or not finite, and data, weights or sizes that do not
-        fit.
-      TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
+      ValueError: For models that differ in structure (with the name of the leaf), features that are
+        not `(example, ...)` (with the name of the layer) or not finite, and data, weights or sizes
+        that do not fit.
+      TypeError: For leaves with dtypes that cannot be combined, such as complex ones.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1 and Lemma 2.
 
     >>> found = k_model_linearity(lambda w, x: x * w, [1.0, 2.0, 6.0], jnp.ones(2))
-    >>> found.layers, found.gap.tolist()  # a network that is linear in its parameters
+    >>> found.layers, found.gap.tolist()  # this network is linear in its parameters
     (('output',), [[0.0]])
     """
     # One set of members, the models themselves (the identity), and one set of shares for each
@@ -158,7 +158,7 @@ def k_model_linearity(
         apply, models[0], stacked, batch, np.eye(k)[None], points(weights, k)[None],
         batch_size, chunk_size,
     )  # fmt: skip
-    # There is one set of members and there are many points, so the axis of sets goes.
+    # There are one set of members and many points, so the axis of sets is removed.
     return jax.tree.map(lambda x: x[:, 0], linearity)
 
 
@@ -172,27 +172,27 @@ def addition(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compares features under a sum of task vectors with the mean of features under each.
+    """Compares features under a sum of task vectors with the mean of features under each of them.
 
         f(theta + s sum_i tau_i)  and  (1 / k) sum_i f(theta + k s tau_i)
 
     for the task vectors tau_i of k models and each scale s. This is learning by addition, eq. 2 of
-    cross-task linearity, which has two models. It takes k + 1 passes forward for each scale.
+    cross-task linearity (which has two models). It needs k + 1 forward passes for each scale.
 
     Args:
-      apply: A network that shows its features, as in `cross_task_linearity`.
-      base: The parameters theta that the models were tuned from.
+      apply: A network that returns its features, as in `cross_task_linearity`.
+      base: The parameters theta before fine-tuning.
       models: The parameters of the models, theta + tau_i.
       batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
       scales: The scales s, `(point,)`.
-      batch_size: How many examples are in memory at a time. None: all.
-      chunk_size: How many combinations of models are evaluated side by side.
+      batch_size: The number of examples in memory at a time. None: all.
+      chunk_size: The number of model combinations that are evaluated in parallel.
 
     Returns:
       Cosines, coefficients and gaps of both sides, by layer and scale.
 
     Raises:
-      ValueError: If there are no models, and as `k_model_linearity`.
+      ValueError: If there are no models, and as `k_model_linearity` does.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 2.
@@ -224,27 +224,27 @@ def negation(
 
         f(theta)  and  f(theta + s tau) / 2 + f(theta - s tau) / 2,
 
-    and "reflection" (eq. 4), which is forgetting by negation,
+    and "reflection" (eq. 4), forgetting by negation, compares
 
         f(theta - s tau)  and  2 f(theta) - f(theta + s tau).
 
-    It takes three passes forward for each scale.
+    It needs three forward passes for each scale.
 
     Args:
-      apply: A network that shows its features, as in `cross_task_linearity`.
-      base: The parameters theta that the model was tuned from.
+      apply: A network that returns its features, as in `cross_task_linearity`.
+      base: The parameters theta before fine-tuning.
       params: The parameters of the model, theta + tau.
       batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
       scales: The scales s, `(point,)`.
       form: "midpoint" or "reflection".
-      batch_size: How many examples are in memory at a time. None: all.
-      chunk_size: How many combinations of models are evaluated side by side.
+      batch_size: The number of examples in memory at a time. None: all.
+      chunk_size: The number of model combinations that are evaluated in parallel.
 
     Returns:
       Cosines, coefficients and gaps of both sides, by layer and scale.
 
     Raises:
-      ValueError: For an unknown form, and as `k_model_linearity`.
+      ValueError: For an unknown form, and as `k_model_linearity` does.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 3 and 4.
@@ -261,12 +261,12 @@ def negation(
 
 
 def _along(s: Numbers, steps: np.ndarray, origin: np.ndarray) -> Combinations:
-    """The members origin + s steps, as weights of base and models, `(point, member, model)`."""
+    """Returns the members origin + s steps, as weights of base and models."""
     return origin + s[:, None, None] * steps
 
 
 def _each(linearity: Linearity) -> Linearity:
-    """The results where each set of members has one set of shares: without the axis of shares."""
+    """Removes the axis of shares from results with one set of shares per set of members."""
     drop = partial(jax.tree.map, lambda x: x[:, :, 0])
     sides = {name: drop(getattr(linearity, name)) for name in ("cosine", "coefficient", "gap")}
     return linearity._replace(**sides)
@@ -276,7 +276,7 @@ def _measure(
     apply: Apply, like: PyTree, stacked: PyTree, batch: PyTree, members: Combinations,
     shares: Shares, batch_size: int | None, chunk_size: int,
 ) -> Linearity:  # fmt: skip
-    """Checks the arguments and the outcome around `_linearity`."""
+    """Runs `_linearity` with checks of its arguments and its result."""
     examples(batch, least=2)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
     linearity = _linearity(apply, like, stacked, batch, members, shares, batch_size, chunk_size)
@@ -307,7 +307,7 @@ def _linearity(
         )  # [member, example, unit] by layer
 
         def side(share: Array) -> Array:
-            # Shares of members are weights of models: one product mixes the parameters, another the
+            # Shares of members are weights of models. One product mixes the parameters, another the
             # features.
             left = combined(weighted(share, members), batch)
             right = [weighted(share, x) for x in member_features]
@@ -317,7 +317,7 @@ def _linearity(
 
     def values(batch: PyTree) -> tuple[Array, Array]:
         # [point, share, layer, quantity, example], [point, layer, member, member, example]
-        # Point after point: features of all members at one point are what memory holds.
+        # One point after another: memory holds the features of all members at one point.
         quantities = lax.map(lambda point: at(batch, *point), (members, shares))
         return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), quantities)
 
@@ -330,14 +330,14 @@ def _linearity(
         names,
         cosine,
         coefficient,
-        # Where both sides are 0, as in dead layers, the gap is 0 instead of 0 / 0.
+        # If both sides are 0, as in dead layers, the gap is 0 instead of 0 / 0.
         jnp.where(difference.value == 0, 0, jnp.sqrt(difference.value / right.value)),
         jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), baseline),
     )
 
 
 def _flat(x: Array) -> Float[Array, "example unit"]:
-    """The features of each example as one vector, in float32 or wider."""
+    """Flattens the features of each example to one vector, in float32 or wider."""
     wide = jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), x.dtype)
     return x.reshape(len(x), -1).astype(wide)
 
@@ -346,7 +346,7 @@ class _Features(NamedTuple):
     """Features as directions and lengths.
 
     Attributes:
-      units: Unit vectors, 0 for a vector that is 0.
+      units: Unit vectors; 0 for zero vectors.
       sizes: The lengths of the vectors.
     """
 
@@ -360,16 +360,16 @@ def _polar(x: Array) -> _Features:
 
 
 def _cosine(a: _Features, b: _Features) -> Float[Array, "... example"]:
-    """The cosine 1 - |u - v|^2 / 2 of unit vectors.
+    """Computes the cosine 1 - |u - v|^2 / 2 of unit vectors.
 
-    For nearly equal vectors it is as exact as their angle, where the product u . v would round it.
+    For nearly equal vectors it is as accurate as their angle, while the product u . v would round.
     """
     one_is_zero = (a.sizes == 0) != (b.sizes == 0)
     return jnp.where(one_is_zero, 0, 1 - jnp.sum((a.units - b.units) ** 2, -1) / 2)
 
 
 def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
-    """For each example the cosine, the coefficient, and the squares of the difference and of b."""
+    """Returns each example's cosine, coefficient, and squares of the difference and of b."""
     left, right = _polar(a), _polar(b)
     cosine = _cosine(left, right)
     neither = (left.sizes == 0) & (right.sizes == 0)
@@ -378,12 +378,12 @@ def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
 
 
 def _baseline(x: Float[Array, "member example unit"]) -> Float[Array, "member member example"]:
-    """The cosines between the features of all pairs of members."""
-    # One member against all others at a time, in place of all pairs at once.
+    """Computes the cosines between the features of all pairs of members."""
+    # One member against all others at a time, instead of all pairs at once.
     all_of_them = _polar(x)
     return lax.map(lambda member: _cosine(member, all_of_them), all_of_them)
 
 
 def _inverse(x: Array) -> Array:
-    """1 / x, but 0 for 0."""
+    """Computes 1 / x, with 0 for 0."""
     return jnp.where(x == 0, 0, 1 / jnp.where(x == 0, 1, x))

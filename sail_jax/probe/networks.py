@@ -1,12 +1,11 @@
-"""What a network is to the probes: a function of parameters and a batch that may show its features.
+"""The interface of networks for probes: a function of parameters and a batch.
 
     apply(params, batch) -> outputs
     apply(params, batch) -> (outputs, features)
     apply(params, batch, override) -> (outputs, features)
 
 The features are a mapping from layer to array `(example, ...)`, in the order of the layers. The
-third form takes a mapping of such features, to use in place of the network's own. `stitching`
-needs it.
+third form accepts a mapping of such features that replace the network's own. `stitching` needs it.
 """
 
 import fnmatch
@@ -25,19 +24,19 @@ OUTPUT = "output"
 
 @jax.tree_util.register_static
 class Names(tuple):
-    """Names in order: a tuple of strings that results may carry through `jit`."""
+    """Names in order: a tuple of strings that results can carry through `jit`."""
 
     __slots__ = ()
 
 
 def outputs(apply: Apply, params: PyTree, batch: PyTree, *override: Any) -> Any:
-    """Runs a network and returns its outputs alone.
+    """Runs a network and returns only its outputs.
 
     Args:
       apply: The network, in any of the three forms.
       params: Its parameters.
       batch: Its inputs.
-      *override: Features to use in place of its own, if it takes them.
+      *override: Features that replace its own, if it accepts them.
 
     Returns:
       The outputs.
@@ -54,8 +53,8 @@ def features(apply: Apply, params: PyTree, batch: PyTree) -> dict[str, Array]:
       batch: Its inputs.
 
     Returns:
-      The features by layer, in order. The outputs are those of the last layer, "output", unless the
-      network has a layer of that name.
+      The features by layer, in order. The outputs are the last layer, "output", unless the network
+      has a layer of that name.
 
     >>> import jax.numpy as jnp
     >>> features(lambda params, x: params * x, 2.0, jnp.array([[3.0]]))
@@ -78,15 +77,15 @@ def layers(apply: Apply, params: PyTree, batch: PyTree) -> Names:
       The names, in order, the outputs last.
 
     Raises:
-      ValueError: If the features of a layer are not an array `(example, ...)`; the message names
-        it.
+      ValueError: If the features of a layer are not an array `(example, ...)`, with the layer's
+        name.
     """
     seen: list[str] = []
 
     def look(params: PyTree, batch: PyTree) -> list[Any]:
         by_layer = features(apply, params, batch)
-        # `eval_shape` returns arrays alone; names are collected while the network is traced, in the
-        # order in which it shows its layers.
+        # `eval_shape` returns only arrays. Names are collected while the network is traced, in the
+        # order of its layers.
         seen.extend(by_layer)
         return list(by_layer.values())
 
@@ -103,14 +102,14 @@ def layers(apply: Apply, params: PyTree, batch: PyTree) -> Names:
 
 
 def _split(returned: Any) -> tuple[Any, Mapping[str, Array]]:
-    """The outputs and the features; no features where the network shows none."""
+    """Returns the outputs and the features, which may be empty."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         return returned
     return returned, {}
 
 
 def accepts_override(apply: Apply) -> bool:
-    """Returns whether a network can be called with a third argument.
+    """Checks whether a network can be called with a third argument.
 
     Args:
       apply: The network.
@@ -126,13 +125,13 @@ def accepts_override(apply: Apply) -> bool:
 
 
 def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> Apply:
-    """Makes a network of functions that are applied one after another.
+    """Makes a network from functions that are applied one after another.
 
     Args:
       functions: A function `(params, x) -> x` for each layer, by name, in order.
 
     Returns:
-      A network of the third form, whose features are what the functions return.
+      A network of the third form. Its features are the results of the functions.
 
     >>> net = sequential({"hidden": lambda p, x: x * p["a"], "out": lambda p, x: x + p["b"]})
     >>> import jax.numpy as jnp
@@ -161,23 +160,25 @@ def flax_network(
     intercept: Callable[..., Any] | None = None,
     inputs: Callable[[Any], Any] = lambda batch: batch,
 ) -> Apply:
-    """Makes a network of a Flax module, as `flax_network(module.apply)`.
+    """Makes a network from a Flax module: `flax_network(module.apply)`.
 
-    Its params are the module's variables. Its features are what the submodules return, and what
-    they sow as "intermediates", in the order in which they do so. They are named by path,
-    "block_0/in"; from the second call of a submodule on, ":1" and so on is added. A `Dense` returns
-    what comes before its nonlinearity: to see what comes after, sow it, or make it a module.
+    Its params are the module's variables. Its features are the return values of the submodules and
+    the values that they sow as "intermediates", in the order of the computation. Their names are
+    paths, such as "block_0/in". From the second call of a submodule on, ":1" and so on is added. A
+    `Dense` returns its values before the nonlinearity. To get the values after it, sow them, or
+    make the nonlinearity a module.
 
     Args:
       apply: The module's `apply`.
-      layers: Glob patterns of the layers to show. "*" crosses "/".
-      intercept: `flax.linen.intercept_methods`, for a network that takes features to use in place
-        of its own. None: it takes none.
-      inputs: A function that gives the module's input, of a batch.
+      layers: Glob patterns of the layers to return. "*" crosses "/".
+      intercept: `flax.linen.intercept_methods`, for a network that accepts features. None: it does
+        not.
+      inputs: A function from a batch to the module's input.
 
     Returns:
-      A network of the third form. It raises ValueError if no layer matches `layers`, or an override
-      names a layer that no submodule returned, and TypeError for an override without `intercept`.
+      A network of the third form. It raises a ValueError if no layer matches `layers`, or an
+      override contains a layer that no submodule returned. It raises a TypeError for an override
+      without `intercept`.
     """
     patterns = [layers] if isinstance(layers, str) else list(layers)
 
@@ -216,14 +217,14 @@ def flax_network(
 
 
 class _Replace:
-    """An interceptor of methods that returns given features in place of a module's own."""
+    """Makes an interceptor of methods that returns given features instead of a module's own."""
 
     def __init__(self, override: Mapping[str, Array]):
         self.override, self.calls, self.used = override, {}, set()
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         path = "/".join(context.module.path)
-        # Only what `capture_intermediates` records has a name: what submodules' __call__ return.
+        # Only the values that `capture_intermediates` records have names: results of __call__.
         if not path or context.method_name != "__call__":
             return call(*args, **kwargs)
         n = self.calls[path] = self.calls.get(path, -1) + 1
@@ -235,17 +236,17 @@ class _Replace:
 
 
 def _nth(path: str, n: int) -> str:
-    """The name of the n-th call of the module at a path, counting from 0."""
+    """Returns the name of the n-th call of the module at a path, counting from 0."""
     return f"{path}:{n}" if n else path
 
 
 def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of nested intermediates, each with the name of its layer."""
+    """Lists the arrays of nested intermediates, each with the name of its layer."""
     for key, value in tree.items():
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):
             yield from _walk(value, name)
-        # What the network itself returns is its output, which is no layer.
+        # The network's own result is its output, not a layer.
         elif key != "__call__" or path:
             name = path if key == "__call__" else name
             yield from ((_nth(name, n), x) for n, x in enumerate(value))

@@ -1,7 +1,7 @@
-"""How much a loss rises when its parameters move: by Gaussian noise, and by fine-tuning.
+"""The rise of a loss when its parameters move: by Gaussian noise, and by fine-tuning.
 
-Both are measured beside what second derivatives predict. The measures are those of Springer et al.,
-Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206).
+Both are measured and compared with the prediction from second derivatives. The measures are from
+Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from sail_jax.trees import leaf_paths
 
 
 class Sensitivity(NamedTuple):
-    """How much a loss rises under Gaussian noise.
+    """The rise of a loss under Gaussian noise.
 
     Attributes:
-      loss: The loss at the parameters as they are, a scalar.
-      increase: The measured increase for each scale, `(scale,)`. It is not finite where the loss
+      loss: The loss at the original parameters, a scalar.
+      increase: The measured increase for each scale, `(scale,)`. It is not finite if the loss
         overflows.
-      predicted: The increase s^2 tr(H Sigma) / 2 by second derivatives, from the same draws,
+      predicted: The increase s^2 tr(H Sigma) / 2 from second derivatives, with the same draws,
         `(scale,)`.
     """
 
@@ -40,10 +40,10 @@ class Sensitivity(NamedTuple):
 
 
 class TuningSensitivity(NamedTuple):
-    """How a loss changes on the line through a model and its fine-tuned version.
+    """The change of a loss on the line through a model and its fine-tuned version.
 
     Attributes:
-      loss: The loss at the parameters as they are, a scalar.
+      loss: The loss at the original parameters, a scalar.
       increase: The measured increase for each scale, `(scale,)`.
       predicted: s slope + s^2 curvature / 2 for each scale, `(scale,)`.
       slope: The first derivative g . tau along the task vector, a scalar.
@@ -68,15 +68,15 @@ def gaussian_sensitivity(
     draws: int = 8,
     batch_size: int | None = None,
 ) -> Sensitivity:
-    """Measures how much a loss rises on average when Gaussian noise is added to the parameters.
+    """Measures the mean rise of a loss when Gaussian noise is added to the parameters.
 
         E L(theta + s epsilon) - L(theta),  epsilon ~ N(0, Sigma)
 
-    Draws come in pairs +epsilon and -epsilon, so that the gradient drops out. For a quadratic loss
-    the measured and the predicted increase, s^2 tr(H Sigma) / 2, then agree draw by draw.
+    Draws come in pairs +epsilon and -epsilon, which cancels the gradient. For a quadratic loss the
+    measured and the predicted increase, s^2 tr(H Sigma) / 2, then agree draw by draw.
 
-    Each draw takes one product with the Hessian and two losses for each scale, one draw after the
-    other. Memory holds a few copies of the parameters, and what one product needs.
+    Each draw needs one product with the Hessian and two losses for each scale. Draws run one after
+    another. Memory holds a few copies of the parameters, and the memory of one product.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
@@ -84,19 +84,19 @@ def gaussian_sensitivity(
       data: A tree of arrays `(n, ...)`.
       key: A PRNG key for the draws.
       scales: The scales s, `(scale,)`.
-      deviation: Standard deviations, the roots of a diagonal Sigma: one number for all parameters,
-        or a tree like `params` with leaves that broadcast to theirs, such as those of the
-        initialisation.
-      draws: How many pairs are averaged over, at least 2 for standard errors.
-      batch_size: How many examples are in memory at a time. None: all.
+      deviation: Standard deviations, the square roots of a diagonal Sigma. One number for all
+        parameters, or a tree like `params` with leaves that broadcast to theirs. An example is the
+        deviations of the initialisation.
+      draws: The number of pairs to average over, at least 2 for standard errors.
+      batch_size: The number of examples in memory at a time. None: all.
 
     Returns:
       The loss, and the measured and the predicted increase for each scale, with standard errors
       over the pairs.
 
     Raises:
-      ValueError: For a deviation (naming the leaf), scales, data or sizes that do not fit, fewer
-        than 2 draws, and a loss or second derivatives that are not finite.
+      ValueError: For a deviation that does not fit (with the name of the leaf), scales, data or
+        sizes that do not fit, fewer than 2 draws, and a non-finite loss or second derivatives.
 
     References:
       Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
@@ -131,26 +131,26 @@ def fine_tuning_sensitivity(
     *,
     batch_size: int | None = None,
 ) -> TuningSensitivity:
-    """Measures how a loss changes along the task vector of a fine-tuned model.
+    """Measures the change of a loss along the task vector of a fine-tuned model.
 
         L(theta + s tau) - L(theta),  tau = tuned - theta
 
-    s = 1 is the fine-tuned model. Beside it stands the Taylor polynomial of second order.
+    s = 1 is the fine-tuned model. The result includes the second-order Taylor polynomial.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
       params: The parameters theta.
-      tuned: The parameters of the fine-tuned model, of the same structure.
+      tuned: The parameters of the fine-tuned model, with the same structure.
       data: A tree of arrays `(n, ...)`.
       scales: The scales s, `(scale,)`.
-      batch_size: How many examples are in memory at a time. None: all.
+      batch_size: The number of examples in memory at a time. None: all.
 
     Returns:
       The loss, and the measured and the predicted increase for each scale.
 
     Raises:
-      ValueError: For models that differ in structure, scales, data or sizes that do not fit, and a
-        loss or derivatives that are not finite.
+      ValueError: For models that differ in structure, for scales, data or sizes that do not fit,
+        and for a non-finite loss or derivatives.
 
     References:
       Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
@@ -179,13 +179,12 @@ def _gaussian(
     theta, _ = flatten(params)
     at = _at(loss, params, data, batch_size)
     size, multiply = product(loss, params, data, batch_size)
-    # On the same data as all points, so that their sampling error drops out of the difference.
+    # It uses the same data as all points, so their common sampling error cancels in the difference.
     start = at(theta)
 
     def draw(key: Array) -> tuple[Array, Array]:
         noise = std * jax.random.normal(key, (size,), theta.dtype)
-        # Odd orders of the expansion, the gradient among them, drop out of the mean over both
-        # signs.
+        # Odd orders of the expansion, including the gradient, cancel in the mean over both signs.
         pairs = lax.map(lambda t: (at(theta + t * noise) + at(theta - t * noise)) / 2, s)
         return pairs - start, s**2 * dot(noise, multiply(noise)) / 2
 
@@ -201,7 +200,7 @@ def _fine_tuning(
     tau = flatten(tuned)[0] - theta
     at = _at(loss, params, data, batch_size)
     multiply = product(loss, params, data, batch_size)[1]
-    # Only the derivative along tau is needed: one forward pass in place of a gradient.
+    # Only the derivative along tau is needed: one forward pass instead of a gradient.
     start, slope = jax.jvp(at, (theta,), (tau,))
     curvature = dot(tau, multiply(tau))
     increase = lax.map(lambda t: at(theta + t * tau), s) - start
@@ -211,11 +210,11 @@ def _fine_tuning(
 def _at(
     loss: Loss, params: PyTree, data: PyTree, batch_size: int | None
 ) -> Callable[[Array], Array]:
-    """The loss over all data as a function of the flattened parameters."""
+    """Makes the loss over all data a function of the flattened parameters."""
     back = flatten(params)[1]
 
     def at(theta: Array) -> Array:
-        # The barrier keeps XLA from computing the moved parameters again in every consumer.
+        # The barrier prevents XLA from computing the moved parameters again in every consumer.
         moved = lax.optimization_barrier(back(theta))
         return mean(lambda batch: loss(moved, batch), data, batch_size)
 
@@ -223,7 +222,7 @@ def _at(
 
 
 def _deviation(deviation: PyTree, params: PyTree) -> Float[Array, "p"]:
-    """The standard deviation of each entry of the floating leaves, as one vector."""
+    """Returns the standard deviation of each entry of the floating leaves, as one vector."""
     paths, leaves = leaf_paths(params), jax.tree.leaves(params)
     if jax.tree.structure(deviation) == jax.tree.structure(0):
         given = dict.fromkeys(paths, deviation)

@@ -1,6 +1,6 @@
-"""Task vectors beside each other: where the changes of several models are at odds.
+"""Task vectors compared: where the changes of several models conflict.
 
-This needs the parameters alone, no data and no network.
+This needs only the parameters, without data or a network.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ Sums = tuple[Products, Array, Products]
 
 
 class Conflict(NamedTuple):
-    """How task vectors disagree in one leaf, in each of several leaves, or in all together.
+    """The conflict of task vectors in one leaf, in each of several leaves, or over all leaves.
 
-    For each of several leaves, all arrays have a leading axis of leaves.
+    For several leaves, all arrays have a leading axis of leaves.
 
     Attributes:
       norms: The norms |Delta_i| of the task vectors, `(model,)`.
-      cosines: The cosines between them, `(model, model)`; 0 where a norm is 0.
+      cosines: The cosines between them, `(model, model)`; 0 if a norm is 0.
       sign_conflict: The fraction of entries that some models raise and others lower, a scalar.
-        These are the entries for which TIES elects a sign.
-      heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2, a scalar. It is a square, which may
-        be 0 or infinite in float32 where the norms are not.
+        TIES elects a sign for these entries.
+      heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2, a scalar. As a square it may be 0 or
+        infinite in float32 even if the norms are not.
     """
 
     norms: Float[Array, "*leaf model"]
@@ -45,16 +45,16 @@ class Conflict(NamedTuple):
 
 
 class Interference(NamedTuple):
-    """How the task vectors of several models disagree, in total and leaf by leaf.
+    """The conflict of the task vectors of several models, in total and leaf by leaf.
 
     Attributes:
       total: The conflict over all leaves together.
       leaves: The paths of the floating leaves.
       each: The conflict in each of `leaves`, `(leaf, ...)`.
-      matrices: The paths of the leaves with two axes or more.
-      overlap: How much the spans of the top singular vectors of two task vectors have in common,
-        `(matrix, side, model, model)`: |U_i^T U_j|_F^2 / rank, from 0 to 1. Side 0 is that of the
-        first axes, side 1 that of the last.
+      matrices: The paths of the leaves with at least two axes.
+      overlap: The overlap of the spans of two task vectors' top singular vectors,
+        `(matrix, side, model, model)`: |U_i^T U_j|_F^2 / rank, from 0 to 1. Side 0 is for the first
+        axes, side 1 for the last axis.
       chance: The mean overlap of random spans, rank / size, `(matrix, side)`.
     """
 
@@ -70,31 +70,32 @@ class Interference(NamedTuple):
 def interference(
     base: PyTree, models: Sequence[PyTree], weights: Weights = None, *, rank: int = 8
 ) -> Interference:
-    """Measures how the task vectors Delta_i = theta_i - base of several models disagree.
+    """Measures the conflict of the task vectors Delta_i = theta_i - base of several models.
 
     Memory holds the task vectors, and the singular vectors of one leaf.
 
     Args:
-      base: The parameters that the models were tuned from. Leaves that are not floating take no
-        part, and must be equal in all models.
+      base: The parameters before fine-tuning. Non-floating leaves are ignored and must be equal in
+        all models.
       models: The parameters of the models.
-      weights: The weights of the models in the heterogeneity, `(model,)`. They are divided by their
-        sum. None: equal ones.
-      rank: How many singular vectors span the subspaces that are compared; fewer where a side of a
-        leaf is smaller. Where a task vector has fewer directions, the overlap is divided by their
-        number. Leaves with more than two axes are taken as matrices `(rest, last)`.
+      weights: The weights of the models in the heterogeneity, `(model,)`. They are normalised to
+        sum one. None: equal weights.
+      rank: The number of singular vectors that span the compared subspaces, at most the size of a
+        leaf's side. If a task vector has fewer directions, the overlap is divided by their number.
+        Leaves with more than two axes count as matrices `(rest, last)`.
 
     Returns:
       Norms, cosines, sign conflicts, heterogeneity and overlaps.
 
     Raises:
-      ValueError: For models that differ from the base in structure or are not finite (naming model
-        and leaf), no floating leaves, and weights or a rank that do not fit.
-      TypeError: For leaves of dtypes that cannot be merged, such as complex ones.
+      ValueError: For models that differ from the base in structure or are not finite (with the
+        names of the model and the leaf), missing floating leaves, and weights or a rank that do not
+        fit.
+      TypeError: For leaves with dtypes that cannot be merged, such as complex ones.
 
     References:
-      Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708): sign conflicts; Li et al., A Unified
-      Generalization Framework for Model Merging, 2026 (arXiv 2601.21690), Corollary 1:
+      Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), for sign conflicts. Li et al., A Unified
+      Generalization Framework for Model Merging, 2026 (arXiv 2601.21690), Corollary 1, for
       heterogeneity.
 
     >>> one, two = jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([[1.0, -1.0], [0.0, 0.0]])
@@ -116,7 +117,7 @@ def interference(
         raise ValueError(f"weights: expected values >= 0, got {values}")
     by_leaf = _stacked([sums(x, w) for x in leaves])
     size = as_array(np.array([x.size // k for x in leaves], w.dtype))
-    # Matrices have two axes or more, beside the one that numbers the models.
+    # Matrices have at least two axes, in addition to the axis of models.
     matrices = [i for i, x in enumerate(leaves) if x.ndim > 2 and x.size]
     overlaps = [_overlap(leaves[i], rank) for i in matrices]
     chances = [_chance(leaves[i].shape, rank) for i in matrices]
@@ -132,29 +133,29 @@ def interference(
 
 @jax.jit
 def _stacked(parts: list[Sums]) -> Sums:
-    """The sums of all leaves stacked, `(leaf, ...)`."""
+    """Stacks the sums of all leaves, `(leaf, ...)`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *parts)
 
 
 @jax.jit
 def _total(parts: Sums) -> Sums:
-    """The sums over all leaves together."""
+    """Adds the sums of all leaves."""
     inner, opposed, apart = parts
     return total_products(inner), opposed.sum(0), total_products(apart)
 
 
 @jax.jit
 def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
-    """Computes what `conflict` needs to know of one leaf, or of a part of it.
+    """Computes the input of `conflict` for one leaf, or for a part of it.
 
     All three add up over the parts of a leaf, and over leaves.
 
     Args:
       delta: The task vectors, `(model, ...)`.
-      w: The weights of the models, `(model,)`, of sum 1.
+      w: The weights of the models, `(model,)`, with sum 1.
 
     Returns:
-      The inner products of the task vectors; how many entries have both signs; and sum_i w_i
+      The inner products of the task vectors, the number of entries with both signs, and sum_i w_i
       |Delta_i - sum_k w_k Delta_k|^2, as the product of one vector with itself.
     """
     wide = w.astype(delta.dtype).reshape(-1, *(1,) * (delta.ndim - 1))
@@ -167,18 +168,18 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
 
 @jax.jit
 def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
-    """Makes norms, cosines and fractions of what `sums` returned.
+    """Computes norms, cosines and fractions from the output of `sums`.
 
     Args:
-      totals: What `sums` returned, summed over parts or leaves, or stacked `(leaf, ...)`.
-      size: How many entries a task vector has there, `()` or `(leaf,)`.
+      totals: The output of `sums`, summed over parts or leaves, or stacked `(leaf, ...)`.
+      size: The number of entries of a task vector there, `()` or `(leaf,)`.
 
     Returns:
       The conflict.
     """
     inner, opposed, apart = totals
     unit = apart.unit[..., 0]
-    # Rounding may take cosines beyond 1, and an empty leaf has no entries to divide by.
+    # Rounding may give cosines above 1, and an empty leaf has no entries to divide by.
     return Conflict(
         inner.lengths * inner.top,
         inner.cosines.clip(-1, 1),
@@ -188,20 +189,20 @@ def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
 
 
 def _chance(shape: tuple[int, ...], rank: int) -> list[float]:
-    """The mean overlap of random spans of both sides of a leaf."""
+    """Computes the mean overlap of random spans on both sides of a leaf."""
     sides = int(np.prod(shape[1:-1])), shape[-1]
     return [min(rank, *sides) / n for n in sides]
 
 
 @partial(jax.jit, static_argnames="rank")
 def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side model model"]:
-    """The overlaps of the top singular subspaces of all pairs of task vectors, on both sides."""
+    """Computes the overlaps of the top singular subspaces of all pairs, on both sides."""
     matrices = delta.reshape(len(delta), -1, delta.shape[-1])
     k = min(rank, *matrices.shape[1:])
 
     def spans(matrix: Array) -> tuple[Array, Array, Array]:
-        # Singular vectors point anywhere where the singular value is nothing but rounding, so these
-        # are 0 and do not count.
+        # Singular vectors are arbitrary if the singular value is only rounding. They are set to 0
+        # and do not count.
         U, s, V = svd(matrix)
         return U[:, :k], V[:, :k], (s[:k] > 0).sum(dtype=s.dtype)
 

@@ -1,17 +1,18 @@
-"""Weights of the proximal parameter: the combination of models that is nearest a target (SAIL).
+"""Weights of the proximal parameter, the combination of models nearest to a target (SAIL).
 
-By SAIL's Theorem 3 they follow from distances alone: d_i* = |theta_i - theta*| from model to
-target, and d_ij = |theta_i - theta_j| between models, in any common unit. With H_ij = d_i*^2 +
-d_j*^2 - d_ij^2 (eq. 13) the squared distance of the merge from the target is w^T H w / 2, for
-weights of sum 1.
+By SAIL's Theorem 3, these weights depend only on distances in any common unit. d_i* = |theta_i -
+theta*| is the distance from model to target, and d_ij = |theta_i - theta_j| the distance between
+models. With H_ij = d_i*^2 + d_j*^2 - d_ij^2 (eq. 13), the squared distance of the merge from the
+target is w^T H w / 2, for weights with sum 1.
 
-The paper puts total variation distances of tasks in the place of distances of parameters. For
-Gaussian tasks of one covariance s^2 I, the latter are proportional to the gap of the means, hence
-to `distances.gaussian_separation(tv)` and not to TV itself: `tv_bias` is the error that this makes.
-Unbiased squares (`distances.mmd`, `distances.energy`) go in with `squared=True`.
+The paper uses total variation distances of tasks instead of distances of parameters. For Gaussian
+tasks with one covariance s^2 I, distances of parameters are proportional to the gap of the means.
+They are therefore proportional to `distances.gaussian_separation(tv)`, not to TV. `tv_bias`
+computes the resulting error. Unbiased squares (`distances.mmd`, `distances.energy`) need
+`squared=True`.
 
-Where the models are at hand there are `from_parameters` (eq. 4, a known target) and `from_loss`
-(eq. 3).
+If the models are available, use `from_parameters` (eq. 4, for a known target) or `from_loss` (eq.
+3).
 """
 
 from sail_jax.lazy import listed

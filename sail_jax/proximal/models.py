@@ -1,4 +1,4 @@
-"""Weights found from the models themselves: against a known target, or by the loss after training.
+"""Weights from the models: for a known target, or from the loss after training.
 
 Weights from distances between tasks, without models, are in `quadratic`.
 """
@@ -25,7 +25,7 @@ Loss = Callable[[PyTree, Any], Float[Array, ""]]
 def from_parameters(
     models: Sequence[PyTree], target: PyTree, *, constraint: Constraint = "none"
 ) -> Weights:
-    """Finds the combination of models that is nearest a known target.
+    """Finds the combination of models nearest to a known target.
 
     The weights minimise |sum_i w_i theta_i - theta*|^2 (SAIL's eq. 4), summed over all leaves in
     float64.
@@ -33,15 +33,16 @@ def from_parameters(
     Args:
       models: At least one pytree of floating leaves.
       target: theta*, with the same leaf paths and shapes.
-      constraint: "none" for any weights (eq. 4), "affine" for weights of sum 1, or "simplex" for
-        weights that are also not negative (eq. 10).
+      constraint: "none" for any weights (eq. 4), "affine" for weights with sum 1, or "simplex" for
+        nonnegative weights with sum 1 (eq. 10).
 
     Returns:
-      The weights, with the squared distance that is left as the objective.
+      The weights, with the remaining squared distance as the objective.
 
     Raises:
-      ValueError: For no models, another `constraint`, leaves that do not fit or are not finite
-        (which the message names), and, for "none" and "affine", if the weights are not unique.
+      ValueError: If `models` is empty, for an unknown `constraint`, and for leaves that differ or
+        are not finite. The message contains the leaf. For "none" and "affine", if the weights are
+        not unique.
       TypeError: For leaves that are not floating, or are traced.
 
     >>> from_parameters([{"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], {"a": [3.0, 2.0]}).weights.tolist()
@@ -54,15 +55,14 @@ def from_parameters(
     last = _leaves("target", target, names, None)
     shapes = [np.shape(x) for x in last]
     columns = [_leaves(f"models[{i}]", model, names, shapes) for i, model in enumerate(models)]
-    # The Gram matrix of the models and, last, the target: one pass over the leaves, whatever their
-    # number.
+    # The Gram matrix of the models and (last) the target, in one pass over the leaves.
     G = np.zeros((n + 1, n + 1))
     for leaf in zip(*columns, last, strict=True):
         flat = np.stack([np.asarray(x, np.float64).ravel() for x in leaf])
         if constraint != "none":
-            # With weights of sum 1, |sum w_i theta_i - theta*| = |sum w_i (theta_i - theta*)|. The
-            # differences are taken before they are squared, as the models lie close together beside
-            # their size.
+            # With weights of sum 1, `|sum w_i theta_i - theta*| = |sum w_i (theta_i - theta*)|`.
+            # Differences are computed before squaring, because the models are close together
+            # relative to their size.
             flat = np.vstack([flat[:-1] - flat[-1], flat[-1]])
         G += flat @ flat.T
     if constraint != "none":
@@ -76,7 +76,7 @@ def from_parameters(
             f"eigenvalues of their inner products are {spread[0]:.3g} to {spread[-1]:.3g}"
         )
     w = np.linalg.solve(G, b)
-    # |sum_i w_i theta_i - theta*|^2 by inner products; rounding may leave it just below 0.
+    # |sum_i w_i theta_i - theta*|^2 by inner products. Rounding may make it slightly negative.
     return Weights(w, max(float(w @ G @ w - 2 * b @ w + c), 0.0), float(spread[-1] / spread[0]))
 
 
@@ -94,14 +94,14 @@ def after_training(
     its loss on `validation`. It is pure, and can be mapped, compiled, and differentiated through
     merge and training. Its gradient keeps one state of training per step in memory.
 
-    An optimizer that divides by the root of a moment (Adam) has no derivative where a gradient is
-    exactly 0, as those of dead units are. Give it `eps_root` (1e-12), or the gradient is NaN.
+    An optimizer that divides by the root of a moment (Adam) is not differentiable where a gradient
+    is exactly 0, as for dead units. Set its `eps_root` (to 1e-12); otherwise the gradient is NaN.
 
     Args:
       models: At least one pytree of floating leaves, all of the same paths and shapes.
       loss: `loss(params, batch)`, a scalar.
-      train: Batches with leaves `[step, ...]`, for one step of training each; None for no training.
-      validation: The batch on which the loss is returned.
+      train: Batches with leaves `[step, ...]`, one training step each. None for no training.
+      validation: The batch for the returned loss.
       optimizer: The optimizer of the training; SGD at 1e-2 by default.
 
     Returns:
@@ -109,8 +109,8 @@ def after_training(
       another shape.
 
     Raises:
-      ValueError: For no models, leaves that do not fit or are not finite, and for `train` without
-        steps.
+      ValueError: If `models` is empty, for leaves that differ or are not finite, and for `train`
+        without steps.
       TypeError: For leaves that are not floating.
 
     >>> models = [{"a": jnp.array([0.0])}, {"a": jnp.array([1.0])}]
@@ -130,7 +130,7 @@ def after_training(
         train = jax.tree.map(jnp.asarray, train)
     optimizer = optax.sgd(1e-2) if optimizer is None else optimizer
 
-    # With it a gradient holds the states between steps, and not all activations.
+    # A gradient then holds only the states between steps, not all activations.
     @jax.checkpoint
     def step(state: tuple[PyTree, Any], batch: PyTree) -> tuple[tuple[PyTree, Any], None]:
         params, memory = state
@@ -168,13 +168,13 @@ def sweep(
     Args:
       objective: A function of weights `[model]`, as from `after_training`.
       grid: Weights, `[point, model]`.
-      batch_size: How many points are evaluated at once; all of them by default.
+      batch_size: The number of points to evaluate at once; all points by default.
 
     Returns:
       The objective at each point.
 
     Raises:
-      ValueError: For a grid of another shape, or an empty one.
+      ValueError: For an empty grid, or a grid with another shape.
 
     >>> sweep(lambda w: (w**2).sum(), np.array([[1.0, 0.0], [2.0, 1.0]])).tolist()
     [1.0, 5.0]
@@ -198,30 +198,30 @@ def from_loss(
     steps: int = 100,
     descent: optax.GradientTransformation | None = None,
 ) -> Weights:
-    """Finds the weights whose merge has the least loss after training (SAIL's eq. 3).
+    """Finds weights with the smallest loss of the merge after training (SAIL's eq. 3).
 
-    With a `grid` it takes the best point of it. Otherwise it descends the gradient through merge
-    and training, which finds a local minimum at best.
+    With a `grid`, it chooses the best point of the grid. Otherwise it follows the gradient through
+    merge and training, which finds at best a local minimum.
 
     Args:
       models: At least one pytree of floating leaves; see `after_training`.
       loss: `loss(params, batch)`, a scalar.
-      train: Batches to train the merge on, or None; see `after_training`.
-      validation: The batch on which the loss counts.
+      train: Batches for training the merge, or None; see `after_training`.
+      validation: The batch for the loss.
       optimizer: The optimizer of the training; SGD at 1e-2 by default.
       grid: Weights `[point, model]` to choose from. With it, the arguments below are not used.
-      constraint: What weights have to satisfy: "none", "affine" (sum 1) or "simplex" (sum 1, not
-        negative). They are projected to it after each step.
-      start: Weights to begin with, `[model]`; equal ones by default.
-      steps: How many steps of descent.
+      constraint: The constraint on weights: "none", "affine" (sum 1) or "simplex" (sum 1,
+        nonnegative). Weights are projected onto it after each step.
+      start: Initial weights, `[model]`; equal weights by default.
+      steps: The number of descent steps.
       descent: The optimizer of the weights; Adam at 1e-2 by default.
 
     Returns:
-      The weights with the loss there as the objective, and no condition number.
+      The weights, with their loss as the objective and without a condition number.
 
     Raises:
-      ValueError: For another `constraint`, a `start` of another shape, losses that are not finite,
-        and as `after_training` and `sweep` do.
+      ValueError: For an unknown `constraint`, a `start` with another shape, and losses that are not
+        finite. As in `after_training` and `sweep`.
       TypeError: For leaves that are not floating.
 
     >>> mean = lambda params, batch: jnp.mean((params["a"] - batch) ** 2)
@@ -236,7 +236,7 @@ def from_loss(
         values = np.asarray(sweep(objective, grid), np.float64)
         if not np.isfinite(values).any():
             raise ValueError(f"loss: none of {len(values)} values on the grid was finite")
-        # Some weights may lead training to diverge; they are left out, not refused.
+        # Training may diverge for some weights. These are ignored.
         best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
         return Weights(np.asarray(grid, np.float64)[best], float(values[best]), None)
     n = len(models)
@@ -245,7 +245,7 @@ def from_loss(
         raise ValueError(f"start: expected one weight per model, {n}, got {first.shape}")
     project = {
         "none": lambda w: w,
-        # The orthogonal projection onto weights of sum 1.
+        # The orthogonal projection onto weights with sum 1.
         "affine": lambda w: w - (w.sum() - 1) / n,
         "simplex": optax.projections.projection_simplex,
     }[constraint]
@@ -253,7 +253,7 @@ def from_loss(
         lambda w, _: objective(w),
         lambda w, _: w,
         project(jnp.asarray(first, jnp.result_type(float))),
-        # `learn` wants batches; the objective has its own data.
+        # `learn` needs batches, but the objective has its own data.
         jnp.zeros((1, 1)),
         steps=steps,
         optimizer=optax.adam(1e-2) if descent is None else descent,
@@ -268,7 +268,7 @@ def from_loss(
 def _leaves(
     where: str, tree: PyTree, names: Sequence[str], shapes: Sequence[tuple] | None
 ) -> list[Any]:
-    """The leaves of a tree, checked to have these paths and shapes, to float and to be finite."""
+    """Returns the leaves of a tree; checks paths, shapes, floating dtypes and finite values."""
     paths = leaf_paths(tree)
     if paths != list(names):
         odd = sorted(set(paths) ^ set(names)) or paths

@@ -1,4 +1,4 @@
-"""Weights from distances, by the quadratic form that distances make; on the host, in float64."""
+"""Weights from distances, by a quadratic form of distances; on the host, in float64."""
 
 from typing import Literal, NamedTuple
 
@@ -11,13 +11,13 @@ from sail_jax.distances import total_variation_gaussian
 
 
 class Weights(NamedTuple):
-    """Merging weights, and how well they are determined.
+    """Merging weights and their conditioning.
 
     Attributes:
       weights: One per model, `[model]`.
-      objective: The value at `weights` of what they minimise.
-      condition: The condition number of the quadratic form along the directions in which the
-        weights are free; None where there is no form.
+      objective: The minimised quantity at `weights`.
+      condition: The condition number of the quadratic form along the free directions of the
+        weights; None without a form.
     """
 
     weights: Float[np.ndarray, "model"]
@@ -34,31 +34,32 @@ def pair_weight(
     squared: bool = False,
     noise: float = 0.0,
 ) -> Float[np.ndarray, "*batch"]:
-    """Computes the weight of a model in the combination of two that is nearest the target.
+    """Computes the weight of a model in the combination of two models nearest to the target.
 
     The combination has the weights w and 1 - w. For model 1, w is (d2*^2 + d12^2 - d1*^2) / (2
-    d12^2), SAIL's eq. 11. For model 2 it is (d1*^2 + d12^2 - d2*^2) / (2 d12^2), which the paper's
-    Appendix E states and its Section 4.4 applies under the same name gamma.
+    d12^2), SAIL's eq. 11. For model 2, w is (d1*^2 + d12^2 - d2*^2) / (2 d12^2). The paper states
+    this in Appendix E and uses it in Section 4.4, also as gamma.
 
-    The weight is not clipped. Where it is below 0 or above 1, the nearest combination lies beyond
-    one of the models. Eq. 10 excludes that: clip to [0, 1], as `simplex_weights` does.
+    The weight is not clipped. If it is below 0 or above 1, the nearest combination lies beyond one
+    of the models. Eq. 10 excludes this: clip to [0, 1], as in `simplex_weights`.
 
     Args:
-      d1_target: Distance d1* of model 1 from the target. The three may be arrays that broadcast.
+      d1_target: Distance d1* of model 1 from the target. All distances may be arrays that
+        broadcast.
       d2_target: Distance d2* of model 2 from the target.
       d12: Distance between the models, > 0.
-      model: Whose weight, 1 or 2.
-      squared: Whether the distances are given as squares. Squares may break the triangle
-        inequality, and those to the target may be negative, as unbiased estimates are.
-      noise: By how much distances may break the triangle inequality, in their unit.
+      model: The model of the weight, 1 or 2.
+      squared: Whether the distances are given as squares. Squares may violate the triangle
+        inequality, and unbiased estimates of squares to the target may be negative.
+      noise: The allowed violation of the triangle inequality, in the unit of distances.
 
     Returns:
       The weight, of the broadcast shape.
 
     Raises:
-      ValueError: For shapes that do not broadcast, another `model`, a d12 that is not > 0, negative
-        distances, distances that break the triangle inequality by more than `noise`, and values
-        that are not finite.
+      ValueError: For shapes that do not broadcast, an unknown `model`, a d12 that is not > 0, or
+        values that are not finite. For distances that are negative or violate the triangle
+        inequality by more than `noise`.
       TypeError: For values that are not real numbers, or are traced.
 
     References:
@@ -78,7 +79,7 @@ def pair_weight(
     one_of("model", model, (1, 2))
     if not (between > 0).all():
         raise ValueError(
-            f"d12 must be > 0 (models at distance 0 are one, of any weight); got {between.min()}"
+            f"d12 must be > 0 (at distance 0 any weight is the same); got {between.min()}"
         )
     if not squared:
         for name, d in (("d1_target", d1), ("d2_target", d2)):
@@ -94,7 +95,7 @@ def pair_weight(
                     f"{longest} must be at most {others} (triangle inequality); exceeds it by "
                     f"{excess:.6g}, noise allowed {noise}"
                 )
-        # The triangle inequality is one of distances; estimates of squares may be negative or
+        # Only distances satisfy the triangle inequality. Estimates of squares may be negative or
         # violate it.
         d1, d2, between = d1**2, d2**2, between**2
     own, other = (d1, d2) if model == 1 else (d2, d1)
@@ -106,35 +107,35 @@ def tv_bias(
     d2_target: Float[ArrayLike, "*batch"],
     d12: Float[ArrayLike, "*batch"],
 ) -> Float[np.ndarray | np.generic, "*batch"]:
-    """Computes the error of model 1's weight if eq. 11 is given total variation distances.
+    """Computes the error of model 1's weight from total variation distances in eq. 11.
 
-    The tasks are Gaussians of one covariance. Their means are the given Mahalanobis lengths apart.
-    The result is the weight from total variation distances less the right one, from the lengths
-    themselves.
+    The tasks are Gaussians with one covariance. Their means have the given Mahalanobis distances.
+    The result is the weight from total variation distances minus the correct weight from these
+    distances.
 
-    With a, b, c the squares of d1*, d2*, d12 it is (b - a)(c - a - b) / (24 c) to leading order. So
-    there is no error for a target that is equally far from both models, or that sees them at a
-    right angle. Otherwise it is of the order of the squared lengths. Far apart all TV are 1, and
-    the weight from them is 1/2 whatever is true.
+    With a, b, c the squares of d1*, d2*, d12, the error is (b - a)(c - a - b) / (24 c) to leading
+    order. It vanishes for a target at equal distances from both models, or at the vertex of a right
+    angle between them. Otherwise it is of the order of the squared distances. At large distances
+    all TV are 1, and the weight is 1/2 whatever the correct weight is.
 
     Args:
-      d1_target: Mahalanobis length d1* between the means of task 1 and the target. The three may be
-        arrays that broadcast.
-      d2_target: The length d2* between task 2 and the target.
-      d12: The length between tasks 1 and 2, > 0.
+      d1_target: The Mahalanobis distance d1* between the means of task 1 and the target. All
+        distances may be arrays that broadcast.
+      d2_target: The distance d2* between task 2 and the target.
+      d12: The distance between tasks 1 and 2, > 0.
 
     Returns:
       The error, of the broadcast shape.
 
     Raises:
-      ValueError: As `pair_weight` does.
-      TypeError: As `pair_weight` does.
+      ValueError: As in `pair_weight`.
+      TypeError: As in `pair_weight`.
 
     >>> round(float(tv_bias(1.0, 3.0, 4.0)), 3)
     0.081
     """
     right = pair_weight(d1_target, d2_target, d12)
-    # The bias is a difference of nearly equal weights, which float32 would lose.
+    # The error is a difference of nearly equal weights, which float32 would lose.
     with jax.enable_x64(True):
         tv = [
             np.asarray(total_variation_gaussian(np.asarray(d, np.float64)[..., None]))
@@ -150,25 +151,25 @@ def gram_from_distances(
     squared: bool = False,
     noise: float = 0.0,
 ) -> Float[np.ndarray, "model model"]:
-    """Computes the quadratic form H of weights from distances, H_ij = d_i*^2 + d_j*^2 - d_ij^2.
+    """Computes the quadratic form H of weights from distances (SAIL's eq. 13).
 
-    This is SAIL's eq. 13. The entries are twice the inner products of theta_i - theta* and
-    theta_j - theta*.
+    H_ij = d_i*^2 + d_j*^2 - d_ij^2. The entries are twice the inner products of theta_i - theta*
+    and theta_j - theta*.
 
     Args:
       to_target: Distances d_i* of the models from the target, `[model]`.
       between: Distances d_ij between the models, `[model, model]`, symmetric with a diagonal of 0.
-      squared: Whether both hold squared distances. These may break the triangle inequality, and
-        those to the target may be negative, as unbiased estimates are.
-      noise: By how much distances may break the triangle inequality, in their unit.
+      squared: Whether both hold squared distances. Squares may violate the triangle inequality, and
+        unbiased estimates of squares to the target may be negative.
+      noise: The allowed violation of the triangle inequality, in the unit of distances.
 
     Returns:
       H, symmetric.
 
     Raises:
-      ValueError: For shapes that do not fit, if `between` is not symmetric with a diagonal of 0,
-        for negative distances, distances that break the triangle inequality by more than `noise`
-        (the message names the three), and values that are not finite.
+      ValueError: For shapes that do not fit, values that are not finite, and a `between` that is
+        not symmetric with a diagonal of 0. For distances that are negative or violate the triangle
+        inequality by more than `noise`. The message contains the three distances.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> gram_from_distances(np.array([3.0, 4.0]), np.array([[0.0, 5.0], [5.0, 0.0]]))
@@ -187,7 +188,7 @@ def gram_from_distances(
     if not squared:
         if min(d.min(), D.min()) < 0:
             raise ValueError("distances must be >= 0 (squared=True for estimates of squares)")
-        # The target as one more point, so that every triangle is checked in one expression.
+        # With the target as one more point, one expression checks every triangle.
         full = np.block([[D, d[:, None]], [d[None], np.zeros((1, 1))]])
         excess = full[:, :, None] - (full[:, None, :] + full.T[None])  # d_ij - d_ik - d_kj
         i, j, k = map(int, np.unravel_index(excess.argmax(), excess.shape))
@@ -203,25 +204,24 @@ def gram_from_distances(
 
 
 def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) -> Weights:
-    """Finds the weights of sum 1, of either sign, that minimise w^T H w / 2.
+    """Finds the weights with sum 1, of either sign, that minimise w^T H w / 2.
 
-    Where H is regular they are H^-1 e / (e^T H^-1 e) with e = (1, ..., 1), SAIL's eq. 12. H is
-    singular where some combination attains the target, and the weights are found there as well.
-    What has to be positive definite is H along weights of sum 0. There only the -d_ij^2 count,
-    which depend on the models and not on the target. `condition` is the condition number of that
-    form.
+    If H is regular, the weights are H^-1 e / (e^T H^-1 e) with e = (1, ..., 1), SAIL's eq. 12. If
+    some combination attains the target, H is singular, and the weights are still found. Only the
+    restriction of H to weights with sum 0 must be positive definite. This form depends only on
+    -d_ij^2, that is on the models and not on the target. `condition` is its condition number.
 
     Args:
       h: H, symmetric, as from `gram_from_distances`.
-      ridge: A number >= 0; ridge times its mean eigenvalue is added to that form, which pulls the
-        result towards equal weights.
+      ridge: A number >= 0. ridge times the mean eigenvalue of this form is added to it, which pulls
+        the result towards equal weights.
 
     Returns:
       The weights, the minimum, and the condition number.
 
     Raises:
-      ValueError: If H is not a symmetric matrix, if it is singular or indefinite along weights of
-        sum 0, for another ridge, and for values that are not finite.
+      ValueError: If H is not a symmetric matrix, or is singular or indefinite along weights with
+        sum 0. For an invalid ridge, and for values that are not finite.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> affine_weights(np.diag([2.0, 6.0])).weights.round(12).tolist()
@@ -233,15 +233,15 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
     n = len(H)
     Z, M, slope = _reduced(H)
     if n > 1:
-        # Relative to the mean eigenvalue of the form that is inverted.
+        # The ridge is relative to the mean eigenvalue of the inverted form.
         M = M + ridge * np.trace(M) / (n - 1) * np.eye(n - 1)
     spread = np.linalg.eigvalsh(M) if n > 1 else np.ones(1)
     if spread[0] < -tiny(H):
         raise ValueError(_indefinite(spread[0]))
     if spread[0] <= tiny(H):
         raise ValueError(
-            "h is singular along weights of sum 0, so that they are not unique: some model is an "
-            "affine combination of others (or there are two of it); leave one out, give ridge > 0, "
+            "h is singular along weights of sum 0, so the weights are not unique: some model is an "
+            "affine combination of others (or occurs twice); leave one out, give ridge > 0, "
             f"or use simplex_weights (eigenvalues {spread[0]:.3g} to {spread[-1]:.3g})"
         )
     # w = e / n + Z y has sum 1 for every y; the minimum over y solves M y = -slope.
@@ -250,12 +250,12 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
 
 
 def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
-    """Finds the weights >= 0 of sum 1 (SAIL's eq. 10) that minimise w^T H w / 2.
+    """Finds the weights >= 0 with sum 1 (SAIL's eq. 10) that minimise w^T H w / 2.
 
-    They are w / sum(w) for the w >= 0 that minimises |A w|^2 + (sum(w) - 1)^2 with A^T A = H. That
-    is a least squares problem, which an active set solves exactly (Lawson and Hanson's method). On
-    the models that it keeps, the weights are solved for once more. H may be singular: then the
-    result is one of the minimisers, and the condition is infinite.
+    They are w / sum(w) for the w >= 0 that minimises |A w|^2 + (sum(w) - 1)^2 with A^T A = H. An
+    active-set method solves this least squares problem exactly (Lawson and Hanson). The weights of
+    the remaining models are then solved for again. If H is singular, the result is one of the
+    minimisers, and the condition is infinite.
 
     Args:
       h: H, symmetric, as from `gram_from_distances`.
@@ -264,9 +264,9 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
       The weights, the minimum, and the condition number of H along weights of sum 0.
 
     Raises:
-      ValueError: If H is not a symmetric matrix, for values that are not finite, and if H has
-        negative curvature, or slope without curvature, along weights of sum 0. Then the distances
-        are not those of points in a Euclidean space.
+      ValueError: If H is not a symmetric matrix, or has values that are not finite. If H has
+        negative curvature, or slope without curvature, along weights with sum 0. The distances then
+        do not belong to points in a Euclidean space.
       TypeError: For values that are not real numbers, or are traced.
 
     References:
@@ -289,23 +289,24 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
     flat = values <= least
     if (np.abs(along[flat]) > least).any():
         raise ValueError(
-            "h is linear along weights for which it has no curvature: the models' distances to the "
-            "target contradict those between them"
+            "h is linear along weights without curvature: the models' distances to the "
+            "target contradict the distances between models"
         )
-    # The factor A: coordinates of the models about the foot of the target in their affine hull. A
-    # constant added to H changes no minimiser, so that the target's height above it is left out.
+    # The factor A holds coordinates of the models relative to the projection of the target onto
+    # their affine hull. A constant added to H does not change the minimiser, so the target's
+    # distance from the hull is left out.
     root = np.sqrt(np.where(flat, 0.0, values))
     A = root[:, None] * (vectors.T @ Z.T)
     A += np.where(flat, 0.0, along / np.where(flat, 1.0, root))[:, None]
-    # Both parts of the least squares problem on one scale; the minimiser w / sum(w) does not depend
-    # on it.
+    # Both parts of the least squares problem get one scale. The minimiser w / sum(w) does not
+    # depend on it.
     unit = np.abs(A).max() or 1.0
     w, _ = nnls(np.vstack([A / unit, np.ones(n)]), np.r_[np.zeros(len(A)), 1.0], maxiter=100 * n)
     w /= w.sum()
     support = np.flatnonzero(w)
     try:
         exact = affine_weights(H[np.ix_(support, support)]).weights
-    except ValueError:  # not unique on the models kept: as good as it gets
+    except ValueError:  # not unique on the kept models
         exact = w[support]
     if (exact >= 0).all():
         w[support] = exact
@@ -314,7 +315,7 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
 
 
 def _form(h: ArrayLike) -> np.ndarray:
-    """H in float64, checked to be a symmetric matrix, and symmetric to the last bit."""
+    """Checks that H is a symmetric matrix; returns it in float64, exactly symmetric."""
     H = host("h", h)
     if H.ndim != 2 or H.shape[0] != H.shape[1] or not H.size:
         raise ValueError(f"h must be a matrix [n, n], n >= 1; got {H.shape}")
@@ -324,15 +325,17 @@ def _form(h: ArrayLike) -> np.ndarray:
 
 
 def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An orthonormal basis Z of weights of sum 0, H in that basis, its slope at equal weights."""
+    """An orthonormal basis Z of weights with sum 0, H in this basis, and its slope at equal
+    weights.
+    """
     n = len(H)
-    # QR makes the other columns orthogonal to the first, which is constant.
+    # QR makes the other columns orthogonal to the first column, which is constant.
     Z = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0][:, 1:]
     return Z, Z.T @ H @ Z, Z.T @ H.mean(1)
 
 
 def _side(i: int, j: int, n: int) -> str:
-    """What a message calls the distance between i and j, of which n is the target."""
+    """The name of the distance between i and j in messages; n is the target."""
     i, j = min(i, j), max(i, j)
     return f"to_target[{i}]" if j == n else f"between[{i}, {j}]"
 
@@ -346,20 +349,20 @@ def _indefinite(least: float) -> str:
     """The message for a form that is not positive semi-definite."""
     return (
         "h must be positive semi-definite along weights of sum 0 (distances between models must be "
-        f"those of points in a Euclidean space); its least eigenvalue there is {least:.6g}"
+        f"between points in a Euclidean space); its smallest eigenvalue there is {least:.6g}"
     )
 
 
 def _slack(size: float, noise: float) -> float:
-    """By how much distances of this size may break an inequality: by `noise`, and by rounding."""
+    """The tolerance for violated inequalities at this size: `noise` plus rounding."""
     # Values may come in float32.
     return noise + 16 * float(np.finfo(np.float32).eps) * float(size)
 
 
 def host(name: str, value: ArrayLike) -> np.ndarray:
-    """Returns a value as a finite array of float64 on the host.
+    """Converts a value to a finite float64 array on the host.
 
-    TypeError if the value is traced, or is not made of real numbers. ValueError if a number is not
+    Raises a TypeError if the value is traced or not real, and a ValueError if a number is not
     finite.
     """
     array = concrete(value)

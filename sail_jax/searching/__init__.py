@@ -1,8 +1,8 @@
-"""Search for a merge on held-out examples, with an answer that states its evidence.
+"""Search for a merge on held-out examples, with statistical evidence for the result.
 
-`search` tries merging methods and their hyperparameters on one part of the examples, and compares
-the best with the models themselves on another part, which no choice has seen. `sail_jax.search` is
-the same function.
+`search` tries merging methods and their hyperparameters on one part of the examples. It compares
+the best merge with the single models on another part, which the search has not used.
+`sail_jax.search` is the same function.
 """
 
 from sail_jax.lazy import listed

@@ -1,4 +1,4 @@
-"""What a search tries: methods, with the ranges of their hyperparameters."""
+"""The candidates of a search: methods with the ranges of their hyperparameters."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ Bounds = tuple[float, float] | tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Arm:
-    """A method whose hyperparameters are searched.
+    """A method with hyperparameters to search.
 
     Attributes:
       name: The name of the arm, unique in a search.
-      make: Makes a merge of hyperparameters, by name: a method of `sail_jax.methods` as a rule.
-      bounds: For each hyperparameter that is searched (low, high); for "weights", which are not the
-        method's, one such pair for each model. None searched if empty.
-      start: The hyperparameters where the search begins, with the names of `bounds`; what is left
-        out starts in the middle.
-      groups: Patterns of leaf paths, such as "layers/0/*". Each group of leaves has a scale of its
-        own then, "scales" in `bounds`, by which its change from the base is multiplied.
+      make: A function from hyperparameters to a merge, usually a method of `sail_jax.methods`.
+      bounds: (low, high) for each hyperparameter to search. "weights" (an argument of the merge)
+        has one pair for each model. Empty for no search.
+      start: The initial hyperparameters, with the names of `bounds`. Missing ones start in the
+        middle.
+      groups: Patterns of leaf paths, such as "layers/0/*". Each group of leaves then has a separate
+        scale ("scales" in `bounds`) on its change from the base.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Arm:
         object.__setattr__(self, "start", MappingProxyType(dict(self.start)))
 
     def merge(self, options: Mapping[str, Any]) -> tuple[Merge, Any]:
-        """Makes the merge of some hyperparameters.
+        """Makes the merge for given hyperparameters.
 
         Args:
           options: The hyperparameters, with the names of `bounds`.
 
         Returns:
-          The merge, and the weights of its models; None for 1 each.
+          The merge and the weights of its models (None for 1 each).
         """
         own = {name: x for name, x in options.items() if name not in ("weights", "scales")}
         return self.make(**own), options.get("weights")
@@ -62,7 +62,7 @@ class Arm:
     def apply(
         self, models: Sequence[PyTree], base: PyTree | None, options: Mapping[str, Any]
     ) -> PyTree:
-        """Merges models with some hyperparameters.
+        """Merges models with given hyperparameters.
 
         Args:
           models: The models.
@@ -70,7 +70,7 @@ class Arm:
           options: The hyperparameters, with the names of `bounds`.
 
         Returns:
-          The merged model. Where groups have scales, it is base + scale (merge - base) in each.
+          The merged model. With groups, each group is base + scale (merge - base).
         """
         merge, weights = self.merge(options)
         merged = merge(models, base, weights=weights)
@@ -87,19 +87,19 @@ class Arm:
         return treedef.unflatten(scaled)
 
     def group(self, path: str) -> int | None:
-        """Finds the first group to which a leaf belongs.
+        """Finds the first group of a leaf.
 
         Args:
           path: The path of the leaf.
 
         Returns:
-          The number of the group, None if there is none.
+          The number of the group, or None.
         """
         fits = (k for k, pattern in enumerate(self.groups) if fnmatchcase(path, pattern))
         return next(fits, None)
 
     def first(self) -> dict[str, Any]:
-        """Lists the hyperparameters where the search begins.
+        """Lists the initial hyperparameters.
 
         Returns:
           A value for each name of `bounds`.
@@ -110,12 +110,12 @@ class Arm:
         """Draws hyperparameters within the bounds, spread evenly.
 
         Args:
-          count: How many.
+          count: The number of draws.
           rng: The source of the draws.
 
         Returns:
-          Hyperparameters; in each of them every hyperparameter has another of `count` equal parts
-          of its range (a Latin hypercube).
+          Hyperparameters from a Latin hypercube. Every hyperparameter visits each of `count` equal
+          parts of its range once.
         """
         drawn: list[dict[str, Any]] = [{} for _ in range(count)]
         for name, pair in self.bounds.items():
@@ -139,10 +139,10 @@ def _scaled(x: Any, origin: Any, scale: Any) -> Any:
 
 
 def usual(base: bool) -> Arm:
-    """Returns the arm of what one would try without a search: task arithmetic at its usual scale.
+    """Returns the reference arm, task arithmetic at its usual scale.
 
     Args:
-      base: Whether there is a base. Without one it is the uniform soup.
+      base: Whether there is a base. Without a base, the reference is the uniform soup.
 
     Returns:
       The arm. The scale is 0.3, as in the paper of AdaMerging and in fusion_bench.
@@ -158,7 +158,7 @@ def usual(base: bool) -> Arm:
 def affine(
     arm: Arm, options: Mapping[str, Any], count: int, base: bool
 ) -> Float[np.ndarray, "p"] | None:
-    """Returns the weights of a merge that is a weighted mean of its models, and their base.
+    """Returns the weights of a merge that is a weighted mean of models and base.
 
     Args:
       arm: The arm.
@@ -167,8 +167,7 @@ def affine(
       base: Whether there is a base.
 
     Returns:
-      A weight for each model, and one for the base if there is one, with sum 1; None for other
-      merges.
+      A weight for each model, and for the base if given, with sum 1. None for other merges.
     """
     merge, weights = arm.merge(options)
     if arm.groups or merge.name not in ("linear", "task_arithmetic"):
@@ -192,21 +191,21 @@ def arms(
     groups: Sequence[str] = (),
     seed: int = 0,
 ) -> tuple[Arm, ...]:
-    """Lists the methods that fit some models, with the ranges that they state.
+    """Lists the methods that suit the models, with their stated ranges.
 
     Args:
       count: The number of models.
       base: Whether there is a base.
-      names: The methods, and arms of one's own; by default all methods that fit, and "weights".
-      groups: Patterns of leaf paths. If there are any, the last arm is task arithmetic (without a
-        base the uniform soup) with a scale for each group.
-      seed: The seed of methods that draw at random.
+      names: The methods, and custom arms. By default all suitable methods, and "weights".
+      groups: Patterns of leaf paths. If given, the last arm is task arithmetic (without a base, the
+        uniform soup) with a scale for each group.
+      seed: The seed of methods that draw random numbers.
 
     Returns:
-      The arms. The one called "weights" is a weighted mean whose weights are searched.
+      The arms. The arm "weights" searches the weights of a weighted mean.
 
     Raises:
-      ValueError: If a method does not exist, or one that is named does not fit the models.
+      ValueError: If a given method is unknown or does not suit the models.
 
     >>> [arm.name for arm in arms(2, True, ["linear", "ties"])]
     ['linear', 'ties']
@@ -242,10 +241,10 @@ def _weighted(count: int) -> Arm:
 
 
 def _unfit(name: str, count: int, base: bool) -> str:
-    """Why a method cannot be searched with some models; empty if it can."""
+    """The reason why a method cannot be searched with the models; empty if it can."""
     example = registry.example(name)
     if example is None:
-        return "needs arrays beside the models; give it as an Arm"
+        return "needs arrays in addition to the models; give it as an Arm"
     least, most = example.models
     if count < least or (most is not None and count > most):
         return f"takes {least} to {most or 'any number of'} models; there are {count}"
@@ -253,7 +252,7 @@ def _unfit(name: str, count: int, base: bool) -> str:
 
 
 def _arm(name: str, seed: int) -> Arm:
-    """The arm of a method, which begins at the method's defaults where these are numbers."""
+    """The arm of a method. It starts at the method's defaults if these are numbers."""
     make = registry.get(name)
     bounds = {option: (x.low, x.high) for option, x in registry.ranges(name).items()}
     options = registry.options_of(name)

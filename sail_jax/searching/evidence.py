@@ -1,12 +1,13 @@
 """Paired comparisons of scores on the same examples.
 
-Two candidates are scored on the same examples. What makes an example easy or hard then cancels in
-the difference, so that its standard error is far smaller than the errors of the two means: with
-scores of standard deviation 1 that correlate by 0.98, 400 examples tell means apart that differ by
-0.02 (a standard error of 0.01), where separate examples would take 10,000.
+Two candidates are scored on the same examples. The difficulty of an example then cancels in the
+difference. The standard error of the difference is far smaller than the errors of the two means.
+For example, let scores have standard deviation 1 and correlation 0.98. Then 400 examples
+distinguish means that differ by 0.02 (with a standard error of 0.01). Separate examples would need
+10,000.
 
-With tasks, all tasks count alike, however many examples each has: the difference is the mean of the
-tasks' differences, and its degrees of freedom are those of Welch and Satterthwaite.
+With tasks, all tasks count equally, whatever their numbers of examples. The difference is the mean
+of the tasks' differences, and its degrees of freedom follow Welch and Satterthwaite.
 """
 
 import math
@@ -17,9 +18,9 @@ from jaxtyping import Float, Int
 from scipy import special
 
 LEVEL = 0.05
-"""The probability with which a merge that is not better is recommended, at most."""
+"""The largest probability of recommending a merge that is not better."""
 POWER = 0.8
-"""The probability of finding a difference, for which numbers of examples are computed."""
+"""The probability of finding a difference, in computations of the number of examples."""
 
 
 class Comparison(NamedTuple):
@@ -27,13 +28,13 @@ class Comparison(NamedTuple):
 
     Attributes:
       against: The name of the other candidate.
-      difference: The mean score of the candidate less that of the other.
+      difference: The mean score of the candidate minus the mean score of the other.
       error: The standard error of the difference.
-      interval: The two ends of the interval of the difference, at the stated confidence.
-      p: Student's one-sided p value of "the candidate is not better".
+      interval: The two ends of the confidence interval of the difference.
+      p: The one-sided p value of Student's t test of "the candidate is not better".
       examples: The number of examples.
-      needed: The number of examples with which this difference would be found with probability
-        `POWER` at level `LEVEL`, one-sided; None if there is no difference.
+      needed: The number of examples that would show this difference with probability `POWER`, in a
+        one-sided test at level `LEVEL`. None for a difference of 0.
     """
 
     against: str
@@ -48,14 +49,14 @@ class Comparison(NamedTuple):
 def means(
     scores: Float[np.ndarray, "n"], tasks: Int[np.ndarray, "n"]
 ) -> tuple[Float[np.ndarray, "task"], Float[np.ndarray, "task"]]:
-    """Computes the mean score of each task, and the square of its standard error.
+    """Computes the mean score of each task and its squared standard error.
 
     Args:
       scores: A score for each example.
-      tasks: The number of each example's task, from 0, none left out.
+      tasks: The number of each example's task, from 0 without gaps.
 
     Returns:
-      The means, and the squared standard errors; NaN for a task of one example.
+      The means and the squared standard errors; NaN for a task with one example.
     """
     count = np.bincount(tasks)
     mean = np.bincount(tasks, scores) / count
@@ -82,8 +83,7 @@ def compare(
       confidence: The confidence of the two-sided interval.
 
     Returns:
-      The comparison. With fewer than two examples of a task nothing is known: the interval is
-      infinite, and p is 1.
+      The comparison. If a task has fewer than two examples, the interval is infinite and p is 1.
 
     >>> scores = np.array([1.0, 2.0, 3.0, 4.0])
     >>> found = compare("A", scores + [0.1, 0.2, 0.1, 0.2], scores)
@@ -99,7 +99,7 @@ def compare(
     difference = float(by_task.mean())
     variance = float(squares.sum()) / len(squares) ** 2
     error = math.sqrt(variance)
-    # Equal gains may differ in their last bits.
+    # Equal differences may differ in their last bits.
     if error <= len(gains) * np.finfo(float).eps * abs(difference):
         p = 0.0 if difference > 0 else 1.0
         return Comparison(against, difference, 0.0, (difference, difference), p, len(gains), None)
@@ -116,13 +116,13 @@ def compare(
 def examples_needed(
     difference: float, deviation: float, *, level: float = LEVEL, power: float = POWER
 ) -> int | None:
-    """Computes how many examples tell a difference from 0, by the normal approximation.
+    """Computes the number of examples that distinguish a difference from 0 (normal approximation).
 
     Args:
       difference: The difference of the means.
       deviation: The standard deviation of the difference on one example.
       level: The level of the one-sided test.
-      power: The probability with which the difference is to be found.
+      power: The probability of finding the difference.
 
     Returns:
       The number of examples, at least 2; None for a difference of 0.
@@ -147,7 +147,7 @@ def task_numbers(tasks: object, n: int) -> tuple[Int[np.ndarray, "n"], tuple[str
       The number of each example's task, from 0, and the names of the tasks.
 
     Raises:
-      ValueError: Unless there is one for each example.
+      ValueError: Unless `tasks` has one entry for each example.
     """
     if tasks is None:
         return np.zeros(n, int), ("all",)

@@ -1,7 +1,7 @@
-"""Trials of a search in a file, from which an interrupted search goes on.
+"""Trials of a search in a file, to resume an interrupted search.
 
-A line of JSON for each trial, after a first line that identifies the search. A line that was cut
-off is dropped, and everything after it.
+The first line identifies the search. Each further line is the JSON of one trial. An incomplete line
+is dropped, with everything after it.
 """
 
 import json
@@ -22,10 +22,10 @@ class Journal:
 
     Args:
       path: The file.
-      search: What identifies the search, as JSON data.
+      search: The arguments that identify the search, as JSON data.
 
     Attributes:
-      trials: Those that an earlier process recorded.
+      trials: The trials that an earlier process recorded.
     """
 
     def __init__(self, path: Path, search: Mapping[str, Any]):
@@ -33,11 +33,12 @@ class Journal:
         self.trials: tuple[Trial, ...] = ()
 
     def resume(self) -> None:
-        """Reads the trials of an earlier process, if there was one.
+        """Reads the trials of an earlier process, if any.
 
         Raises:
           StoreError: If the file cannot be read.
-          ValueError: If it belongs to a search with other arguments; the message names one.
+          ValueError: If it belongs to a search with other arguments. The message contains one of
+            them.
         """
         if not self._path.exists():
             return
@@ -52,7 +53,7 @@ class Journal:
             then, now = records[0].get(key), self._search.get(key)
             if then != now:
                 raise ValueError(
-                    f"{self._path}: a search with another {key} was begun there: {then!r:.80}, not "
+                    f"{self._path}: holds a search with another {key}: {then!r:.80}, not "
                     f"{now!r:.80}"
                 )
         trials = []
@@ -64,7 +65,7 @@ class Journal:
         self.trials = tuple(trials)
 
     def begin(self) -> None:
-        """Writes the file anew, with the trials that are kept."""
+        """Rewrites the file with the kept trials."""
         lines = [json.dumps(self._search), *(json.dumps(_recorded(t)) for t in self.trials)]
         disk.write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode())
 
@@ -82,7 +83,7 @@ class Journal:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes hyperparameters as JSON data.
+    """Converts hyperparameters to JSON data.
 
     Args:
       options: The hyperparameters.

@@ -1,4 +1,4 @@
-"""What a search answers, and everything it tried."""
+"""The result of a search and all its trials."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from sail_jax.searching.prediction import Prediction, agreement
 
 
 class Trial(NamedTuple):
-    """One candidate, scored on some examples.
+    """The scores of one candidate on some examples.
 
     Attributes:
       name: The name of an arm, or of a model.
       options: The hyperparameters; empty for a model.
-      examples: The examples, by their place in the data.
+      examples: The positions of the examples in the data.
       scores: The score of each; larger is better.
       by_task: The mean score of each task.
     """
@@ -35,28 +35,30 @@ class Trial(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The answer of a search.
+    """The result of a search.
 
     Attributes:
-      recommended: The name of what to use: an arm, or one of the models.
+      recommended: The name of the recommended arm or model.
       options: Its hyperparameters; empty for a model.
-      found: The best merge on the part of the examples on which merges were chosen.
-      arm: Its arm, with which it can be made again.
-      p: The p value of "some model, or the base, is at least as good as this merge", on the other
-        part. It is the largest of the p values against each. The merge is recommended if it is at
-        most 5 %.
-      comparisons: The merge compared with the best single model, the uniform soup, and task
-        arithmetic at its usual scale, on the other part. All intervals hold together at 95 %.
-      models: The mean score of each model, and of the base if there is one, on the other part.
-      predictions: What a quadratic score predicts for weighted means, and what was measured; empty
-        if the budget did not suffice to fit it.
-      front: The merges and models that no other one beats in every task, on the first part.
+      found: The best merge on the examples for choosing merges.
+      arm: Its arm, which can make it again.
+      p: The p value of "some model, or the base, is at least as good as this merge" on the held-out
+        examples. It is the largest of the p values against each. The merge is recommended if p is
+        at most 5 %.
+      comparisons: Comparisons of the merge with the best single model, the uniform soup, and task
+        arithmetic at its usual scale, on the held-out examples. All intervals hold jointly at 95 %.
+      models: The mean score of each model, and of the base if given, on the held-out examples.
+      predictions: The predictions of a quadratic score for weighted means, and the measured scores.
+        Empty if the budget was too small for the fit.
+      front: The Pareto front over tasks: merges and models that no other beats in every task, on
+        the examples for choosing merges.
       tasks: The names of the tasks.
-      trials: Everything that was scored, in order.
-      searched: The number of examples of the first part.
-      judged: The number of examples of the other part.
-      evaluations: How often the first part was scored as a whole; parts of it count as such.
-      untried: Arms for which the budget did not suffice.
+      trials: All scored candidates, in order.
+      searched: The number of examples for choosing merges.
+      judged: The number of held-out examples for the comparison.
+      evaluations: The number of scorings of all examples for choosing merges. Scoring a fraction of
+        them counts as this fraction.
+      untried: Arms that the budget did not reach.
     """
 
     recommended: str
@@ -88,7 +90,7 @@ class Outcome(NamedTuple):
         else:
             answer = [
                 f"Use {self.recommended}. No merge is shown to be better than every single model.",
-                f"The best that was found is {name} (p = {self.p:.2g}; {LEVEL} is needed).",
+                f"The best merge found is {name} (p = {self.p:.2g}; {LEVEL} is needed).",
             ]
         for found in self.comparisons:
             low, high = found.interval
@@ -97,8 +99,8 @@ class Outcome(NamedTuple):
             )
         if not self.is_merge and best.needed is not None and best.needed > best.examples:
             answer.append(
-                f"About {best.needed - best.examples} more examples would tell "
-                f"{abs(best.difference):.2g} apart."
+                f"About {best.needed - best.examples} more examples would show a difference of "
+                f"{abs(best.difference):.2g}."
             )
         if len(self.predictions) >= 3:
             error, rank = agreement(self.predictions)
@@ -113,7 +115,7 @@ class Outcome(NamedTuple):
 
 
 def _named(name: str, options: Mapping[str, Any]) -> str:
-    """An arm with its hyperparameters, as one would call it."""
+    """Formats an arm with its hyperparameters as a call."""
     told = ", ".join(
         f"{key}={np.array2string(np.asarray(value), precision=3, separator=', ')}"
         for key, value in options.items()
@@ -122,13 +124,13 @@ def _named(name: str, options: Mapping[str, Any]) -> str:
 
 
 def front(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Lists the trials that no other one beats: none is as good in all tasks and better in one.
+    """Lists the Pareto front: trials that no other equals in all tasks and beats in one.
 
     Args:
       trials: Trials on the same examples.
 
     Returns:
-      Those on the front, in their order.
+      The trials on the front, in their order.
     """
     scores = np.stack([trial.by_task for trial in trials])
     as_good = (scores[None] >= scores[:, None]).all(-1)

@@ -1,15 +1,15 @@
-"""What a quadratic score predicts for weighted means of models.
+"""Predictions of a quadratic score for weighted means of models.
 
-A score that is quadratic along the lines between some points theta_i, models and their base, is
-known at all weighted means once it is known at the points and half-way between each two. Half-way
-it is larger than the mean of the two ends by c_ij / 8, with c_ij = (theta_i - theta_j)' H (theta_i
-- theta_j) for a score of Hessian -H. At sum_i w_i theta_i, with sum_i w_i = 1, it then is
+Let a score be quadratic along the lines between some points theta_i (models and their base). Its
+values at the points and half-way between each pair then determine it at all weighted means.
+Half-way, it exceeds the mean of the two ends by c_ij / 8. For a score with Hessian -H, c_ij =
+(theta_i - theta_j)' H (theta_i - theta_j). At sum_i w_i theta_i with sum_i w_i = 1, it is
 
     sum_i w_i f_i + 1/2 sum_{i<j} w_i w_j c_ij.
 
-For three models with scores -1, -2, -2 and gains half-way of 0.5, 0.5 and 0 this is -1.67 + 0.44 =
--1.22 at their mean. On `theory.merging.quadratic`'s testbed it is exact; networks depart from it
-where their tasks lie far apart, which the comparison with what was measured shows.
+For three models with scores -1, -2, -2 and half-way gains of 0.5, 0.5 and 0, this is -1.67 + 0.44 =
+-1.22 at their mean. The formula is exact on the testbed of `theory.merging.quadratic`. Networks
+depart from it if their tasks lie far apart. The comparison with measured scores shows this.
 
 References:
   Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 4, for the same approximation of the
@@ -28,14 +28,14 @@ class Quadratic(NamedTuple):
 
     Attributes:
       scores: The score of each point.
-      curvature: c_ij for each two points, symmetric, 0 on the diagonal.
+      curvature: c_ij for each pair of points, symmetric, 0 on the diagonal.
     """
 
     scores: Float[np.ndarray, "p"]
     curvature: Float[np.ndarray, "p p"]
 
     def at(self, weights: Float[np.ndarray, "p"]) -> float:
-        """Predicts the score of a weighted mean, whose weights sum to 1.
+        """Predicts the score of a weighted mean with weights that sum to 1.
 
         >>> gains = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0], [0.5, 0.0, 0.0]])
         >>> round(fit(np.array([-1.0, -2.0, -2.0]), gains).at(np.full(3, 1 / 3)), 2)
@@ -44,10 +44,10 @@ class Quadratic(NamedTuple):
         return float(weights @ self.scores + weights @ self.curvature @ weights / 4)
 
     def best(self) -> Float[np.ndarray, "p"]:
-        """Finds the weights of the best mean, none of them negative.
+        """Finds the nonnegative weights of the best mean.
 
         `proximal.simplex_weights` is exact, but refuses a score that rises away from its points, as
-        where there is a barrier. Here such a score has its best mean at a corner.
+        with a barrier. Here the best mean of such a score is at a corner.
         """
         count = len(self.scores)
         starts = [np.full(count, 1 / count), *(0.9 * np.eye(count) + 0.1 / count)]
@@ -66,17 +66,17 @@ class Quadratic(NamedTuple):
 
 
 def fit(scores: Float[np.ndarray, "p"], gains: Float[np.ndarray, "p p"]) -> Quadratic:
-    """Fits a quadratic score to points, and to what is gained half-way between each two."""
+    """Fits a quadratic score to points and to the half-way gains between each pair."""
     return Quadratic(scores, 8 * gains)
 
 
 class Prediction(NamedTuple):
-    """The score of one weighted mean, as predicted and as measured on the same examples.
+    """The predicted and the measured score of one weighted mean, on the same examples.
 
     Attributes:
       name: The name of the arm.
       predicted: The predicted score.
-      measured: The measured one.
+      measured: The measured score.
     """
 
     name: str
@@ -85,14 +85,14 @@ class Prediction(NamedTuple):
 
 
 def agreement(predictions: tuple[Prediction, ...]) -> tuple[float, float]:
-    """Scores predictions.
+    """Measures the accuracy of predictions.
 
     Args:
-      predictions: Three or more.
+      predictions: Three or more predictions.
 
     Returns:
-      The root mean square of their errors, relative to the standard deviation of what was measured;
-      and Spearman's rank correlation. NaN where all values are equal.
+      The root mean square error relative to the standard deviation of measured scores, and
+      Spearman's rank correlation. NaN if all values are equal.
     """
     predicted, measured = np.array([p[1:] for p in predictions]).T
     with np.errstate(invalid="ignore", divide="ignore"):

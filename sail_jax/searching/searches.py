@@ -1,21 +1,21 @@
-"""The search: what is tried on which examples, and when it stops.
+"""The search: candidates, budgets and stopping.
 
-A score of a merge has noise, from the examples. Whoever tries 60 merges and takes the best score
-takes the luckiest noise: with scores of standard error 0.01 the best of 60 equal merges looks
-better than it is by 0.023. So the examples are divided. On one part merges are chosen, as greedily
-as one likes; the one that was chosen is scored once on the other part, together with what it is
-compared with. No correction for the number of merges is needed there.
+The score of a merge has noise from the examples. The best of 60 scores includes the luckiest noise.
+With standard errors of 0.01, the best of 60 equal merges looks better than it is by 0.023. The
+examples are therefore divided. One part is for choosing merges, as greedily as desired. The chosen
+merge is scored once on the other part, together with its references. This needs no correction for
+the number of merges.
 
-A merge is recommended if it is better than *every* single model, each at 5 %, one-sided. If some
-model is at least as good as the merge, this test against it alone fails with probability 95 %, so
-that a wrong recommendation has probability 5 % at most, however many models there are (an
-intersection-union test). The best single model need not be known for that.
+A merge is recommended if it is better than *every* single model, in one-sided tests at 5 % each. If
+some model is at least as good as the merge, the test against this model alone fails with
+probability 95 %. A wrong recommendation therefore has probability 5 % at most, for any number of
+models (an intersection-union test). The best single model need not be known.
 
-On the first part the search is successive halving, then CMA-ES. Many hyperparameters are scored on
-few examples, the best third on three times as many, and so on; all on the same examples, which are
-parts of one another. Of 60 points, 20 stay after 1/9 of the examples and 7 after 1/3, which costs
-60/9 + 20/3 + 7 = 20 scores of the whole part instead of 60. The best arm that is left is refined by
-CMA-ES with what remains of the budget.
+The search uses successive halving, then CMA-ES. Many hyperparameters are scored on few examples,
+the best third on three times as many, and so on. The smaller sets of examples are subsets of the
+larger ones. Of 60 points, 20 remain after 1/9 of the examples and 7 after 1/3. This costs 60/9 +
+20/3 + 7 = 20 scores of the whole part instead of 60. CMA-ES refines the best remaining arm with the
+rest of the budget.
 """
 
 import itertools
@@ -43,13 +43,13 @@ Score = Callable[[PyTree, PyTree], Float[Array, "n"]]
 """`score(params, batch)` returns a number for each example of a batch; larger is better."""
 
 Refine = Literal["cmaes", "gradient"]
-"""How the best arm is refined: by scores alone, or by the gradient of the score."""
+"""The refinement of the best arm: by scores only, or by the gradient of the score."""
 Descend = Callable[[Arm, Mapping[str, Any], Int[np.ndarray, "n"], float], dict[str, Any]]
-"""Improves hyperparameters by gradients, at the cost of some scores of the examples."""
+"""A function that improves hyperparameters by gradients, at the cost of some scores."""
 
 _HALVED = 3
 _LEAST = 16
-"""The fewest examples on which hyperparameters are compared."""
+"""The smallest number of examples for comparing hyperparameters."""
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class InMemory(Measure):
       base: Their base; None without one.
       score: `score(params, batch)`; it is compiled once.
       data: A pytree of arrays `[n, ...]`.
-      batch: How many examples are scored at a time.
+      batch: The number of examples to score at a time.
     """
 
     def __init__(
@@ -100,16 +100,18 @@ class InMemory(Measure):
         """Improves hyperparameters by the gradient of the mean score.
 
         Args:
-          arm: The arm; its merge has to be differentiable with respect to what is searched.
-          options: Where the descent begins.
+          arm: The arm. Its merge must be differentiable with respect to the searched
+            hyperparameters.
+          options: The initial hyperparameters.
           examples: The examples.
-          cost: How many scores of all examples it may cost; a gradient costs three.
+          cost: The budget in scores of all examples. A gradient costs three scores.
 
         Returns:
           The hyperparameters, within the bounds.
 
         Raises:
-          TypeError: If a hyperparameter may not be traced, or the score has no gradient in it.
+          TypeError: If a hyperparameter cannot be traced, or the gradient with respect to it
+            vanishes.
         """
         size = min(self._batch, len(examples))
         places = examples[: len(examples) // size * size].reshape(-1, size)
@@ -135,7 +137,8 @@ class InMemory(Measure):
         found = {name: np.asarray(x, float) for name, x in learned.coefficients.items()}
         for name, x in found.items():
             inside = ((low[name] < x) & (x < high[name])).all()
-            # Adam moves whatever has a gradient, and a density has none: entries stay or go.
+            # Adam moves every hyperparameter with a gradient. A density lacks a gradient, because
+            # entries are kept or dropped.
             if inside and (x == np.asarray(options[name], np.float32)).all():
                 raise TypeError(
                     f"refine: {arm.name} cannot be refined by gradients: {name} has none"
@@ -143,11 +146,11 @@ class InMemory(Measure):
         return {name: float(x) if x.ndim == 0 else x for name, x in found.items()}
 
     def scores(self, params: PyTree, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """Scores a pytree on some examples.
+        """Scores a pytree on given examples.
 
         Args:
           params: The pytree.
-          examples: Their places in the data.
+          examples: The positions of the examples in the data.
 
         Returns:
           The score of each.
@@ -155,7 +158,7 @@ class InMemory(Measure):
         Raises:
           ValueError: If the score has another shape.
         """
-        # The last batch is filled up with its first example: one program serves all.
+        # The last batch is padded with the first example, so one program serves all batches.
         rows = -(-len(examples) // self._batch) * self._batch
         filled = np.concatenate([examples, np.full(rows - len(examples), examples[0])])
         scores = []
@@ -194,32 +197,34 @@ def search(
 
     Args:
       models: M pytrees of the same leaf paths and shapes, M >= 2.
-      base: The pytree from which they were tuned, if there is one.
-      score: `score(params, batch)`, a number for each example of a batch, larger is better; of a
-        loss take the negative. It is compiled once.
-      data: Examples that no model was trained on, a pytree of arrays `[n, ...]`.
-      candidates: Names of methods, "weights", and arms of one's own. By default all methods that
-        fit the models, and "weights".
-      tasks: The task of each example, if there are several. All tasks count alike.
-      names: What the models are called; "model 0" and so on by default.
-      groups: Patterns of leaf paths, for an arm with a scale for each; see `arms`.
-      refine: "cmaes" refines the best arm by scores alone; "gradient" descends the gradient of the
-        score with respect to weights and scales, which a score that is differentiable has.
-      budget: How often the part of the examples on which merges are chosen may be scored, M and
-        more; scores of fewer examples count as such.
-      seconds: Nothing new is tried after this time. The comparison follows all the same.
-      judge: The fraction of the examples that only the comparison sees, in (0, 1).
-      batch_size: How many examples are scored at a time.
+      base: The pytree that they were fine-tuned from, if any.
+      score: `score(params, batch)` returns a number for each example of a batch. Larger is better,
+        so return the negative of a loss. It is compiled once.
+      data: Examples outside the training data of all models, a pytree of arrays `[n, ...]`.
+      candidates: Names of methods, "weights", and custom arms. By default all methods that suit the
+        models, and "weights".
+      tasks: The task of each example, for several tasks. All tasks count equally.
+      names: The names of the models; "model 0" and so on by default.
+      groups: Patterns of leaf paths, for an arm with a scale for each pattern; see `arms`.
+      refine: "cmaes" refines the best arm using only scores. "gradient" follows the gradient of the
+        score with respect to weights and scales. It needs a differentiable score.
+      budget: The number of scorings of all examples for choosing merges, more than M. Scoring a
+        fraction of them counts as this fraction.
+      seconds: A time limit for new trials. The final comparison still runs.
+      judge: The fraction of examples that only the final comparison uses, in (0, 1).
+      batch_size: The number of examples to score at a time.
       seed: The seed of the division of the examples and of all draws.
-      history: The trials of an interrupted search with the same arguments; it goes on after them.
-      on_trial: Called with each new trial, for instance to record it for `history`.
+      history: The trials of an interrupted search with the same arguments. The search continues
+        after them.
+      on_trial: A function that is called with each new trial, for instance to record it for
+        `history`.
 
     Returns:
       What to use, with the evidence.
 
     Raises:
-      ValueError: For arguments that do not fit one another, scores of another shape or that are not
-        finite, and methods that do not exist or do not fit.
+      ValueError: For inconsistent arguments, scores that are not finite or have another shape, and
+        methods that are unknown or do not suit the models.
 
     >>> data = {"y": np.random.default_rng(0).normal(0.5, 1, (400, 1))}
     >>> models = [{"w": np.zeros(1, np.float32)}, {"w": np.ones(1, np.float32)}]
@@ -268,18 +273,18 @@ def search_with(
     history: Sequence[Trial] = (),
     on_trial: Callable[[Trial], None] | None = None,
 ) -> Outcome:
-    """Searches as `search` does, with scores that come from anywhere.
+    """Runs `search` with scores from any source.
 
     Args:
-      measure: What scores models and merges on examples.
+      measure: An object that scores models and merges on examples.
       n: The number of examples.
       candidates: The arms.
-      names: What the models are called.
-      with_base: Whether there is a base, so that task arithmetic is one of the references.
+      names: The names of the models.
+      with_base: Whether there is a base. Task arithmetic is then one of the references.
       tasks: The task of each example; one task by default.
-      whole: Whether every candidate is scored on all examples of the first part, as where a score
-        of some costs as much as one of all.
-      descend: What refines the best arm by gradients; by default it is refined by CMA-ES.
+      whole: Whether every candidate is scored on all examples for choosing merges. This is useful
+        if scoring a few examples costs as much as scoring all.
+      descend: A function that refines the best arm by gradients. By default CMA-ES refines it.
       budget: As in `search`.
       seconds: As in `search`.
       judge: As in `search`.
@@ -291,14 +296,14 @@ def search_with(
       What to use, with the evidence.
 
     Raises:
-      ValueError: As `search` does.
+      ValueError: As in `search`.
     """
     static("judge", judge, lambda x: 0 < x < 1, "a number in (0, 1)")
     taken = [*names, "base", *(arm.name for arm in (*_references(with_base), *candidates))]
     if len(names) < 2 or len(set(taken)) < len(taken):
         raise ValueError(
-            f"names: expected two or more models, each with a name of its own, got {list(names)}; "
-            f"arms are called {', '.join(taken[len(names) :])}"
+            f"names: expected two or more models with unique names, got {list(names)}; "
+            f"the arms are {', '.join(taken[len(names) :])}"
         )
     numbers, task_names = task_numbers(tasks, n)
     first, second = parts(numbers, judge, seed)
@@ -343,7 +348,7 @@ def search_with(
 
 
 def _references(with_base: bool) -> tuple[Arm, ...]:
-    """What one would do without a search."""
+    """The reference arms without a search."""
     soup = usual(False)
     return (soup, usual(True)) if with_base else (soup,)
 
@@ -351,18 +356,18 @@ def _references(with_base: bool) -> tuple[Arm, ...]:
 def parts(
     tasks: Int[np.ndarray, "n"], judge: float, seed: int
 ) -> tuple[Int[np.ndarray, "a"], Int[np.ndarray, "b"]]:
-    """Divides the examples: those on which merges are chosen, and those that judge.
+    """Divides the examples into a part for choosing merges and a part for the comparison.
 
-    Each task is divided in the same proportion. The order within the first part takes turns between
-    tasks, so that its beginnings are small versions of it.
+    Each task is divided in the same proportion. The order within the first part alternates between
+    tasks, so each prefix is a small version of the part.
 
     Args:
       tasks: The number of each example's task, from 0.
-      judge: The fraction of the examples that judge.
+      judge: The fraction of examples for the comparison.
       seed: The seed of the division.
 
     Returns:
-      The places of both.
+      The positions of the examples in both parts.
 
     Raises:
       ValueError: If a part has fewer than two examples of a task.
@@ -377,14 +382,14 @@ def parts(
                 f"data: expected two or more examples of each task in both parts, got {len(own)} "
                 f"of task {task}"
             )
-        # Evenly spread places in [0, 1) make tasks of any size take turns.
+        # Evenly spread positions in [0, 1) make tasks of any size alternate.
         first += [((k + 0.5) / cut, task, example) for k, example in enumerate(own[:cut])]
         second += own[cut:].tolist()
     return np.array([example for *_, example in sorted(first)]), np.array(sorted(second))
 
 
 class _Run:
-    """The trials of a search so far: made anew, or taken from a history."""
+    """The trials of a search so far, computed or from a history."""
 
     def __init__(
         self,
@@ -402,7 +407,7 @@ class _Run:
         self.names = [*names, "base"] if with_base else list(names)
         self.first, self.until = first, until
         self.trials: list[Trial] = []
-        self.spent = 0.0  # by gradients, which are no trials
+        self.spent = 0.0  # by gradients, which do not count as trials
         self.arms: dict[str, Arm] = {}
         self._history, self._on_trial = history, on_trial
 
@@ -413,12 +418,12 @@ class _Run:
 
     @property
     def evaluations(self) -> float:
-        """How often the first part was scored."""
+        """The number of scorings of the first part."""
         return self.spent + sum(len(x.examples) for x in self.trials) / len(self.first)
 
     @property
     def over(self) -> bool:
-        """Whether the time has passed; a history takes none."""
+        """Whether the time is over; replaying a history does not count."""
         return len(self.trials) >= len(self._history) and time.monotonic() > self.until
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Trial:
@@ -472,13 +477,13 @@ def _same(trial: Trial, options: Mapping[str, Any], examples: Int[np.ndarray, "n
 
 
 def _halve(run: _Run, ready: Sequence[Arm], budget: int, seed: int, whole: bool) -> set[str]:
-    """Compares many hyperparameters on few examples, and fewer on more; names of arms tried."""
+    """Compares many hyperparameters on few examples, then fewer on more; returns tried arms."""
     n = len(run.first)
     rungs = [n]
     least = _LEAST * (run.tasks.max(initial=0) + 1)
     while not whole and rungs[0] // _HALVED >= least and len(rungs) < 3:
         rungs.insert(0, rungs[0] // _HALVED)
-    # Half of what is left: each rung costs as much as each other one, count x its examples.
+    # Half of the remaining budget. Each rung costs the same, count x its examples.
     rounds = (budget - run.evaluations) / 2 / len(rungs)
     count = max(1, int(rounds * n / rungs[0]))
     points = [(arm, arm.first()) for arm in ready[:count]]
@@ -502,10 +507,10 @@ def _halve(run: _Run, ready: Sequence[Arm], budget: int, seed: int, whole: bool)
 
 
 def _in_order(run: _Run, candidates: Sequence[Arm], quadratic: Quadratic | None) -> list[Arm]:
-    """Puts weighted means first, or last where there is a barrier between the models.
+    """Puts weighted means first, or last if there is a barrier between the models.
 
-    The order matters where the budget does not suffice for all arms. Half-way between two models
-    the score shows whether there is a barrier between them; means of models are bad then.
+    The order matters if the budget does not reach all arms. The score half-way between two models
+    shows whether there is a barrier between them. With a barrier, means of models are bad.
     """
     if quadratic is None:
         return list(candidates)
@@ -517,9 +522,9 @@ def _in_order(run: _Run, candidates: Sequence[Arm], quadratic: Quadratic | None)
 
 
 def _fitted(run: _Run, budget: int) -> Quadratic | None:
-    """Fits a quadratic score to the models, and what is half-way between each two.
+    """Fits a quadratic score to the models and the means of each pair.
 
-    Only if that takes at most a fifth of the budget.
+    It does so only if this takes at most a fifth of the budget.
     """
     points = len(run.names)
     if points * (points - 1) / 2 > budget / 5:
@@ -537,30 +542,30 @@ def _fitted(run: _Run, budget: int) -> Quadratic | None:
 
 
 def _mean(run: _Run, name: str, weights: Float[np.ndarray, "p"]) -> Trial:
-    """Scores a weighted mean of models, and of the base if there is one."""
+    """Scores a weighted mean of models, and of the base if given."""
     make = methods.task_arithmetic if run.with_base else methods.linear
     return run.merge(Arm(name, make), {"weights": weights[: run.count]}, run.first)
 
 
 def _try_optimum(run: _Run, quadratic: Quadratic) -> None:
-    """Tries the weighted mean that is best by the quadratic score."""
+    """Tries the best weighted mean according to the quadratic score."""
     if not run.over:
         _mean(run, "quadratic optimum", quadratic.best())
 
 
 def _predicted(run: _Run, quadratic: Quadratic, merges: Sequence[Trial]) -> tuple[Prediction, ...]:
-    """Predicts the score of each weighted mean that was measured, but those that were fitted."""
+    """Predicts the score of each measured weighted mean that was not used in the fit."""
     found = []
     for trial in merges:
         weights = affine(run.arms[trial.name], trial.options, run.count, run.with_base)
-        # The mean of two points was fitted, whatever it is called.
+        # Means of two points were used in the fit, whatever their name.
         if weights is not None and not np.isin(weights, (0.0, 0.5)).all():
             found.append(Prediction(trial.name, quadratic.at(weights), trial.score))
     return tuple(found)
 
 
 def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
-    """Refines the best arm that has hyperparameters, with what is left of the budget."""
+    """Refines the best arm with hyperparameters, using the rest of the budget."""
     open_ones = [t for t in run.complete if t.name in run.arms and run.arms[t.name].bounds]
     left = int(budget - run.evaluations)
     if not open_ones or left < 2:
@@ -574,7 +579,7 @@ def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
         return
 
     def objective(options: dict[str, Any]) -> float:
-        # After the time has passed nothing is computed; CMA-ES ends at its own pace.
+        # After the time limit, nothing is computed, and CMA-ES ends soon.
         return math.inf if run.over else -run.merge(arm, options, run.first).score
 
     evolve(objective, arm.bounds, budget=left, seed=seed, start=best.options, spread=1 / 8)
@@ -583,7 +588,7 @@ def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
 def _judged(
     run: _Run, best: Trial, references: Sequence[Arm], second: Int[np.ndarray, "b"]
 ) -> tuple[float, str, tuple[Comparison, ...], dict[str, float]]:
-    """Compares the merge that was chosen with the models and the references, on other examples.
+    """Compares the chosen merge with the models and the references, on held-out examples.
 
     Returns the p value of the merge against all models, the best model, the comparisons, and the
     score of each model.
@@ -594,7 +599,7 @@ def _judged(
     same = [other for other in others if other.name == best.name]
     merge = same[0] if same else run.merge(run.arms[best.name], best.options, second)
     p = max(compare(m.name, merge.scores, m.scores, tasks).p for m in models)
-    # The best model is the one with the best score on all examples.
+    # The best model has the best score on all examples.
     weight = len(second) / (len(second) + len(run.first))
     overall = [
         (1 - weight) * a.score + weight * b.score

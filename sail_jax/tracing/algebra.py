@@ -1,24 +1,24 @@
-"""What operations do to the units of an axis: which are alike, and what a change of units costs.
+"""The effect of operations on the units of an axis: equal axes, and changes beyond their order.
 
-A network may allow more than an order of its units. With x the units of one space, let one entry
-of every array that has it be multiplied by c_i^e, where i is the unit and e the *exponent* of this
-array at this axis. The network computes the same for every c if the exponents fit together:
+A network may allow other changes of units than a new order. For one space, multiply the entries of
+unit i in every array with this space by c_i^e. Here e is the *exponent* of the array at this axis.
+The network computes the same for every c if the exponents fit together:
 
     y = a * b               e(y) = e(a) + e(b)
     y = a + b, max(a, b)    e(y) = e(a) = e(b)
     sum_i a_i b_i           e(a) + e(b) = 0
     y = exp(a), sum_i a_i   e(a) = 0
 
-These are linear equations for exponents of arrays. Three kinds of change have such equations, over
-three domains, and they differ only in few rules:
+These are linear equations for exponents of arrays. Three kinds of change have such equations. They
+have different domains and a few different rules:
 
 - *scale*: c_i > 0. Exponents are rational numbers.
-- *sign*: c_i = +-1. Exponents are 0 or 1, and 1 + 1 = 0. An even function forgets them.
+- *sign*: c_i = +-1. Exponents are 0 or 1, and 1 + 1 = 0. An even function removes signs.
 - *share*: a unit i becomes several copies, with shares c that sum to 1. Exponent 0 copies an entry,
-  exponent 1 shares it out. The exponents in a sum of products over units then sum to 1, not to 0.
-  Every other equation is the one for scale.
+  and exponent 1 divides it. The exponents in a sum of products over units then sum to 1 instead of
+  0. All other equations are the same as for scale.
 
-An `Algebra` unifies the terms of a forward pass. Where these have atoms, it also writes down their
+An `Algebra` unifies the terms of a forward pass. For terms with atoms, it also collects their
 equations, which `sail_jax.tracing.roles` solves.
 """
 
@@ -43,7 +43,7 @@ from sail_jax.tracing.terms import (
 
 
 class Change(enum.Flag):
-    """Kinds of change that an equation is about."""
+    """The kinds of change of an equation."""
 
     SCALE = 1
     SIGN = 2
@@ -55,10 +55,10 @@ class Equation(NamedTuple):
     """A linear equation for exponents of one space: the sum of factor * exponent is a constant.
 
     Attributes:
-      slots: The exponents' numbers.
-      factors: What each is multiplied by.
-      change: The kinds of change for which it holds.
-      share: The constant for shares; it is 0 for scales and signs.
+      slots: The numbers of the exponents.
+      factors: The factor of each exponent.
+      change: The kinds of change that the equation holds for.
+      share: The constant for shares. It is 0 for scales and signs.
     """
 
     slots: tuple[int, ...]
@@ -68,13 +68,13 @@ class Equation(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that no equation states: it limits the family of maps of a space.
+    """An operation without equations, which limits the family of maps of a space.
 
     Attributes:
-      slots: The exponents of the arrays that met there.
-      parametric: For each whether its array was computed from parameters alone. Such an array that
-        has exponent 0 is a gain, and does not count.
-      family: What maps have to be, if two of the arrays count (or the only one).
+      slots: The exponents of the arrays in the operation.
+      parametric: For each array, whether it depends only on parameters. Such an array with exponent
+        0 is a gain and does not count.
+      family: The required family of maps, if two of the arrays count (or the only array).
       unitwise: Whether a function acts unit by unit.
     """
 
@@ -85,12 +85,12 @@ class Event(NamedTuple):
 
 
 class Algebra:
-    """Unifies terms, and collects equations and events for those with atoms.
+    """Unifies terms, and collects equations and events for terms with atoms.
 
     Attributes:
-      where: The primitive at work and its line of source, for reasons.
+      where: The current primitive and its source line, for reasons.
       spaces: The space of each slot.
-      equations: The equations, in the order in which they came up.
+      equations: The equations, in order.
       events: The events.
     """
 
@@ -101,7 +101,7 @@ class Algebra:
         self.events: list[Event] = []
 
     def atom(self, space: Variable) -> Atom:
-        """Makes an atom with an exponent of its own."""
+        """Makes an atom with a separate exponent."""
         self.spaces.append(space)
         return Atom(space, len(self.spaces) - 1)
 
@@ -112,7 +112,7 @@ class Algebra:
         return new
 
     def renewed(self, label: Label) -> Label:
-        """Copies a label, with exponents of its own."""
+        """Copies a label with new exponents."""
         if label is None:
             return None
         term = resolve(label)
@@ -128,13 +128,13 @@ class Algebra:
         fix(label, f"{what}: {self.where}" if what else self.where)
 
     def same(self, *labels: Label) -> Label:
-        """Makes labels one, as of the operands of a sum.
+        """Unifies labels, for example of the operands of a sum.
 
         Args:
           *labels: The labels; None for values that are constant along the axis.
 
         Returns:
-          The label of the outcome; None if there is none.
+          The label of the result, or None.
         """
         given, columns = self._matched(labels)
         for column in columns:
@@ -153,8 +153,8 @@ class Algebra:
         """Multiplies powers unit by unit.
 
         Args:
-          factors: The labels, and the power of each; None for values that are constant.
-          parametric: For each whether its array was computed from parameters alone.
+          factors: The labels with their powers; None for constant values.
+          parametric: For each array, whether it depends only on parameters.
           finite: Whether the divisor cannot be 0.
 
         Returns:
@@ -175,12 +175,12 @@ class Algebra:
             if all(whole):
                 self._state([new, *column], [1, *powers], sign)
             else:
-                # A root needs numbers that are never negative, and gives such.
+                # The argument and the result of a root are never negative.
                 for atom in (new, *column):
                     self._state([atom], [1], sign)
             family = Family.MONOMIAL
             if min(powers) < 0 and not finite:
-                # Units that are added as zeros would divide by zero.
+                # Added units of zeros would cause a division by zero.
                 family |= Family.INVERTIBLE
             self._event(column, [parametric[k] for k in kept], family)
         return out
@@ -195,15 +195,15 @@ class Algebra:
         finite: bool = True,
         shift: bool = False,
     ) -> None:
-        """Notes that a function acts unit by unit.
+        """Records a function that acts unit by unit.
 
         Args:
           label: The label of its argument.
-          parametric: Whether the argument was computed from parameters alone.
+          parametric: Whether the argument depends only on parameters.
           scale: Whether f(c x) = c f(x) for positive c.
           sign: Whether f(-x) = -f(x).
           finite: Whether f(0) is a number.
-          shift: Whether the same number is added to all units, as norms do with their mean.
+          shift: Whether the function adds one number to all units, such as the mean in a norm.
         """
         change = Change.ALL
         if scale:
@@ -221,8 +221,8 @@ class Algebra:
 
         Args:
           label: The label of the argument.
-          parametric: Whether it was computed from parameters alone.
-          of_sign: Whether the sign is wanted, else the magnitude.
+          parametric: Whether it depends only on parameters.
+          of_sign: Whether to return the sign; if not, the magnitude.
 
         Returns:
           The label of the outcome.
@@ -238,7 +238,7 @@ class Algebra:
     def contracted(self, a: Label, b: Label, parametric: tuple[bool, bool]) -> None:
         """Sums products over units.
 
-        `parametric` is whether each array was computed from parameters alone.
+        `parametric` states for each array whether it depends only on parameters.
         """
         given, columns = self._matched([a, b])
         if len(given) < 2:
@@ -248,8 +248,8 @@ class Algebra:
         for column in columns:
             self._state(column, [1, 1], share=1)
             if not any(parametric):
-                # Such a product is often divided by a number that depends on how many units there
-                # are, as in attention; with as many units it stays right.
+                # Such a product is often divided by a number that depends on the number of units,
+                # as in attention. It stays correct if the number of units does not change.
                 self._event(column, parametric, Family.INVERTIBLE)
 
     def summed(self, label: Label, parametric: bool) -> None:
@@ -259,11 +259,11 @@ class Algebra:
             self._event([atom], [parametric], Family.MONOMIAL)
 
     def averaged(self, label: Label, parametric: bool) -> None:
-        """Takes the mean over units: a sum that is divided by their number.
+        """Takes the mean over units.
 
         Args:
           label: The label of the units.
-          parametric: Whether their array was computed from parameters alone.
+          parametric: Whether their array depends only on parameters.
         """
         for atom in atoms(label):
             self._state([atom], [1])
@@ -272,8 +272,8 @@ class Algebra:
     def squares(self, label: Label, parametric: bool, *, mean: bool) -> None:
         """Takes the sum or the mean of squares over units.
 
-        `label` is the label of the units before they were squared. `mean` is whether the sum is
-        divided by the number of units.
+        `label` is the label of the units before squaring. `mean` is True if the sum is divided by
+        the number of units.
         """
         for atom in atoms(label):
             self._state([atom], [1], Change.SHARE)
@@ -281,17 +281,17 @@ class Algebra:
             self._event([atom], [parametric], family)
 
     def counted(self, label: Label) -> None:
-        """Notes that an integer numbers the units."""
+        """Records that an integer numbers the units."""
         for atom in atoms(label):
             self._state([atom], [1])
             self._event([atom], [False], Family.PERMUTATION)
 
     def _matched(self, labels: Sequence[Label]) -> tuple[list[Term], list[list[Atom]]]:
-        """The terms that there are, aligned; and the atoms that stand at one place in all."""
+        """Aligns the given terms; returns them and the atoms at equal places."""
         given = [label for label in labels if label is not None]
         for label in given[1:]:
             align(given[0], label, self.where, self.invariant)
-        # A later one may have refined the first.
+        # A later term may have refined the first.
         for label in given[1:]:
             align(given[0], label, self.where, self.invariant)
         return given, [list(c) for c in zip(*map(atoms, given), strict=False)]

@@ -1,6 +1,6 @@
-"""`check_spec`: does a network compute the same in every basis that its spec allows?
+"""`check_spec` checks that a network computes the same in every basis that its spec allows.
 
-This needs no second opinion: the network itself is run on re-expressed parameters.
+The check runs the network on transformed parameters and needs no other reference.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Leaf, Spec, table
 
-# Scales within a factor of four: no exponential overflows by them.
+# Scales lie within a factor of four, to prevent overflow in exponentials.
 _SCALES = (0.5, 2.0)
 
 
@@ -27,10 +27,10 @@ class Trial(NamedTuple):
     """One change of basis that should not matter.
 
     Attributes:
-      space: The space; all of them where "" stands.
-      change: What was done: "permutation", "signs", "scales", "rotation", "linear", "copies".
-      measured: What the outputs did.
-      leaves: Axes of leaves that explain the difference, for people; "" where there is none.
+      space: The space; "" for all spaces.
+      change: The change: "permutation", "signs", "scales", "rotation", "linear", "copies".
+      measured: The comparison of outputs.
+      leaves: Text with the axes of leaves that explain the difference; "" without a difference.
     """
 
     space: str
@@ -40,11 +40,11 @@ class Trial(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What `check_spec` found; `print` shows a table.
+    """The result of `check_spec`; `print` shows a table.
 
     Attributes:
-      trials: The changes that were tried.
-      skipped: Copies of units that the network's own code refused, and the line that it raised.
+      trials: All trials.
+      skipped: Copies of units that the network's own code refused, with the error message.
     """
 
     trials: tuple[Trial, ...]
@@ -52,7 +52,7 @@ class Checked(NamedTuple):
 
     @property
     def failed(self) -> tuple[Trial, ...]:
-        """Those after which the network computed something else."""
+        """The trials that changed the network's outputs."""
         return tuple(trial for trial in self.trials if not trial.measured.preserved)
 
     def __str__(self) -> str:
@@ -74,26 +74,27 @@ def check_spec(
     resized: Callable[[Spec], Callable[..., Any]] | None = None,
     seed: int = 0,
 ) -> Checked:
-    """Checks a spec by running the network: every change of basis that it allows must not matter.
+    """Checks a spec by running the network under the changes of basis that the spec allows.
 
-    All inner spaces are permuted at once, then each space alone. Then each space is changed by a
-    random member of every kind of map that its nonlinearity, its gains and its ties allow: signs,
-    scales, rotations, any invertible map, and copies of units. The inputs should not be those from
-    which a spec was inferred: another batch, and another length, show what held by chance.
+    No allowed change may affect the outputs. First all inner spaces are permuted together, then
+    each space separately. Then each space gets a random map of every kind that its nonlinearity,
+    gains and ties allow. The kinds are signs, scales, rotations, invertible maps, and copies of
+    units. The inputs should differ from the inputs that the spec was inferred from. Another batch
+    size and another length reveal accidental agreement.
 
     Args:
-      spec: The spec, however it was made.
+      spec: The spec, inferred or from a table.
       apply: The network, called as `apply(params, *inputs)`.
-      params: Its parameters. Zeros and ones hide mistakes: draw them.
-      *inputs: Inputs to run it on.
-      resized: Builds the network of other sizes. It takes a spec and returns a function like
-        `apply`; what it or the network raises is recorded in `skipped`. Without it no units are
-        copied, as the code of networks states sizes.
-      seed: Seed of the random maps.
+      params: Its parameters, preferably random, because zeros and ones hide mistakes.
+      *inputs: Inputs of the network.
+      resized: A function that builds the network with other sizes. It takes a spec and returns a
+        function like `apply`. Exceptions are recorded in `skipped`. Without it, units are not
+        copied, because the code of networks states sizes.
+      seed: The seed of the random maps.
 
     Returns:
-      The trials with the difference of outputs. `failed` lists those that went wrong, and the leaf
-      and axis that explains each.
+      The trials with the differences of outputs. `failed` lists the failed trials, with the leaf
+      and axis that explain each.
 
     >>> def net(p, x):
     ...     return jnp.tanh(x @ p["in"]) @ p["out"]
@@ -114,7 +115,7 @@ def check_spec(
     trials: list[Trial] = []
     skipped: list[str] = []
 
-    # Every space has a dense map in every trial: one program does them all.
+    # Every space has a dense map in every trial, so one program runs all trials.
     still = {name: identity(spec.space(name).size) for name in inner}
     move = jax.jit(lambda p, maps: change_basis(p, spec, maps))
 
@@ -128,7 +129,7 @@ def check_spec(
             try:
                 other = resized(spec.resized(maps))
                 jax.eval_shape(lambda p: other(p, *inputs), moved)
-            except Exception as error:  # whatever the network's own code raises
+            except Exception as error:  # any exception of the network's own code
                 skipped.append(f"{name}: {change}: {str(error).splitlines()[0]}")
                 return
         measured = _compared(run, params, moved, inputs, other)
@@ -147,7 +148,7 @@ def check_spec(
 
 
 def _plain(m: SpaceMap) -> SpaceMap:
-    """A map in dense form that claims nothing."""
+    """A dense map without a claimed family."""
     return replace(m.dense(), family=Family.LINEAR)
 
 
@@ -158,7 +159,7 @@ def _compared(
     inputs: PyTree,
     other: Callable[..., Any] | None,
 ) -> Certificate:
-    """The outputs before and after; the network after may be another one."""
+    """Compares the outputs before and after the change, perhaps of a resized network."""
 
     def either(pair: tuple[bool, PyTree], x: PyTree) -> PyTree:
         new, p = pair
@@ -168,7 +169,7 @@ def _compared(
 
 
 def _permutation(rng: np.random.Generator, n: int) -> SpaceMap:
-    """A permutation that is not the identity, which half of all permutations of two units are."""
+    """A permutation that is not the identity (half of all permutations of two units are)."""
     while True:
         index = rng.permutation(n)
         if (index != np.arange(n)).any():
@@ -176,7 +177,7 @@ def _permutation(rng: np.random.Generator, n: int) -> SpaceMap:
 
 
 def _members(rng: np.random.Generator, n: int) -> Iterator[tuple[str, SpaceMap]]:
-    """A random member of each kind of map."""
+    """A random map of each kind."""
     signs = np.where(np.arange(n) % 2 == 1, -1.0, 1.0)[rng.permutation(n)]
     yield (
         "signs",
@@ -206,7 +207,7 @@ def _culprits(
     inputs: Any,
     maps: dict[str, SpaceMap],
 ) -> str:
-    """The axes without whose change the outputs stay: named wrongly, or to be left alone."""
+    """The axes that cause a difference: without their change, the outputs stay the same."""
     if any(m.new != m.old for m in maps.values()):
         return "(as many units have to stay)"
     found = []
@@ -235,7 +236,7 @@ def _stays(spec: Spec, name: str) -> tuple[Any, ...]:
 
 
 def _without(leaf: Leaf, axis: int, factor: int, spec: Spec) -> Leaf:
-    """A leaf of which one factor lies in a space of its own."""
+    """Moves one factor of a leaf to a separate space."""
     axes = [list(factors) for factors in leaf.axes]
     old = axes[axis][factor]
     axes[axis][factor] = old._replace(space=_ASIDE.format(old.space))

@@ -1,4 +1,4 @@
-"""Rules of primitives that carry out other jaxprs."""
+"""Rules of primitives that run other jaxprs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from sail_jax.tracing.values import Tracer, Value, opaque, rule, settled, shape,
 
 
 def called(params: Mapping[str, Any]) -> Any:
-    """Finds the jaxpr that a primitive merely carries out."""
+    """Finds the jaxpr that a primitive only calls."""
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next((params[key] for key in keys if key in params), None)
 
@@ -31,7 +31,7 @@ def _call(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _carried(values: Sequence[Value], variables: Sequence[Any]) -> list[Value]:
-    """Values of a loop, which may vary along any axis once it has gone round."""
+    """The carried values of a loop, which may vary along any axis after one iteration."""
     return [
         Value(tuple(
             Variable(n) if t is None and n > 1 else t
@@ -42,7 +42,7 @@ def _carried(values: Sequence[Value], variables: Sequence[Any]) -> list[Value]:
 
 
 def _closed(tracer: Tracer, before: Sequence[Value], after: Sequence[Value]) -> None:
-    """What a loop carries is alike before and after each round."""
+    """Unifies the carried values before and after each iteration."""
     for a, b in zip(before, after, strict=True):
         for label, other in zip(a.axes, b.axes, strict=True):
             if other is None:

@@ -43,7 +43,7 @@ CURVES_OF_SEVERAL = (
 @rule(*LINEAR, view=True)
 def _kept(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     if is_floating(eqn.outvars[0]) and any(x.numbers is not None for x in ins):
-        # A number that is computed with.
+        # A number used in arithmetic.
         whole(tracer, *ins)
         ins = [replace(x, numbers=None) for x in ins]
     return ins
@@ -80,7 +80,7 @@ def _magnitude(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
 
 
 def _to_the(tracer: Tracer, x: Value, power: Fraction) -> Value:
-    """x to a power; a square is looked at when it is used."""
+    """x to a power; a square is resolved where it is used."""
     if power == 2 and not x.square and x.pending is None:
         return replace(x, square=True, numbers=None, view=False, positive=True)
     x = settled(tracer, x)
@@ -109,21 +109,21 @@ def _pow(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _columns(eqn: core.JaxprEqn, ins: list[Value]) -> list[list[tuple[Value, Label]]]:
-    """For each axis of the outcome the operands that have it; a scalar has none."""
+    """For each axis of the result, the operands with this axis; scalars lack axes."""
     rank = len(shape(eqn.outvars[0]))
     full = [x for x, v in zip(ins, eqn.invars, strict=True) if len(shape(v)) == rank]
     return [[(x, x.axes[k]) for x in full] for k in range(rank)]
 
 
 def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label, ...]:
-    """Labels of what operands have in common, where all must scale alike."""
+    """Unified labels of operands that must scale equally."""
     axes = []
     for column in _columns(eqn, ins):
         label = tracer.algebra.same(*(t for _, t in column))
         axes.append(label)
         varying = [x for x, t in column if t is not None]
         if label is not None and not all(x.zero for x in ins if x not in varying):
-            # A summand that is constant along the axis, and not 0, fixes scale and sign.
+            # A nonzero summand that is constant along the axis fixes scale and sign.
             tracer.algebra.curved(label, parametric(ins), shift=True)
     return tuple(axes)
 
@@ -132,7 +132,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
 def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, number = ins[0], ins[1].number
     if x.numbers is not None and number == x.numbers.size and eqn.primitive.name == "add":
-        # An index that may be counted from the end; whether this is used is seen later.
+        # An index that may count from the end. A later operation shows whether this is used.
         return [replace(x, beyond=True)]
     whole(tracer, *ins)
     positive = eqn.primitive.name != "sub" and all(x.positive for x in ins)
@@ -166,7 +166,7 @@ rule(*CURVES_OF_SEVERAL)(_mixed)
 def _equal(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     numbers = [x.numbers for x in ins if x.numbers is not None]
     if len(numbers) == len(ins) and len({t.size for t in numbers}) == 1:
-        # Whether two integers number one unit does not depend on the order of units.
+        # Equality of two unit numbers does not depend on the order of units.
         label = tracer.algebra.same(*numbers)
         tracer.algebra.counted(label)
     else:
@@ -178,13 +178,13 @@ def _equal(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     a, b = ins
     if eqn.primitive.name == "lt" and a.positive and b.zero:
-        # An index that is not counted from the end.
+        # An index that does not count from the end.
         return [Value((None,) * len(shape(eqn.outvars[0])), zero=True)]
     whole(tracer, *ins)
     if not (a.zero or b.zero):
         return _mixed(tracer, eqn, ins)
     x = b if a.zero else a
-    # The comparison forgets the scale and keeps the sign.
+    # The comparison removes the scale and keeps the sign.
     rank = len(shape(eqn.outvars[0]))
     labels = x.axes if len(x.axes) == rank else (None,) * rank
     axes = tuple(tracer.algebra.magnitude(t, x.parametric, of_sign=True) for t in labels)
@@ -253,7 +253,7 @@ def _multiplied(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
 
 
 def _by_a_number(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> Value | None:
-    """A value times or over a number; a sum over the count of its entries is a mean."""
+    """A value times or divided by a number; a sum divided by its count is a mean."""
     numbers = [x.number for x in ins]
     known = [k for k, number in enumerate(numbers) if number is not None]
     divides = eqn.primitive.name == "div"
@@ -281,7 +281,7 @@ def _by_a_number(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> Value 
     return replace(x, pending=None)
 
 
-# All of them but the one that keeps several arrays of any shapes.
+# All except the primitive that keeps several arrays of any shapes.
 ENTRY_BY_ENTRY = frozenset(
     name for name, act in RULES.rules.items() if act.__module__ == __name__
 ) - {"optimization_barrier"}

@@ -1,4 +1,4 @@
-"""Linear equations with few terms: over the rational numbers, and over 0 and 1 with 1 + 1 = 0."""
+"""Sparse linear equations over the rational numbers, and over 0 and 1 with 1 + 1 = 0."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -8,10 +8,10 @@ Number: TypeAlias = int | Fraction
 
 
 class Solver:
-    """Equations in solved form: some unknowns expressed by the others, which are free.
+    """Equations in solved form: some unknowns are expressed by the other, free unknowns.
 
     Attributes:
-      modulus: 2 for numbers 0 and 1, 0 for rational ones.
+      modulus: 2 for the numbers 0 and 1, 0 for rational numbers.
       consistent: Whether the equations so far have a solution.
     """
 
@@ -20,7 +20,7 @@ class Solver:
         self.consistent = True
         # unknown -> ({free unknown: factor}, constant)
         self._solved: dict[int, tuple[dict[int, Number], Number]] = {}
-        # free unknown -> the solved ones in which it occurs
+        # free unknown -> the solved unknowns that contain it
         self._within: dict[int, set[int]] = {}
 
     def copy(self) -> "Solver":
@@ -40,7 +40,7 @@ class Solver:
     def reduced(
         self, terms: Mapping[int, Number], constant: Number
     ) -> tuple[dict[int, Number], Number]:
-        """Writes a sum by free unknowns.
+        """Expresses a sum by free unknowns.
 
         Returns the factors of free unknowns, without zeros, and the constant.
         """
@@ -58,16 +58,16 @@ class Solver:
         return {k: v for k, v in out.items() if v}, total
 
     def add(self, terms: Mapping[int, Number], constant: Number = 0) -> bool:
-        """Adds an equation: the sum of factor * unknown is the constant.
+        """Adds the equation that the sum of factor * unknown is the constant.
 
-        Returns whether there is still a solution. An equation that excludes the others is left out.
+        Returns whether the equations still have a solution. A contradicting equation is not added.
         """
         left, total = self.reduced(terms, -self._number(constant))
         if not left:
             if total:
                 self.consistent = False
             return not total
-        # The youngest is expressed by the older ones, which people meet first.
+        # The newest unknown is expressed by older ones, which appear first in the network.
         pivot = max(left)
         factor = left.pop(pivot)
         inverse = pow(int(factor), -1, self.modulus) if self.modulus else 1 / Fraction(factor)
@@ -93,16 +93,16 @@ class Solver:
         return True
 
     def value(self, unknown: int) -> Number | None:
-        """Looks up an unknown that has one value."""
+        """Looks up the value of a determined unknown."""
         terms, constant = self.reduced({unknown: 1}, 0)
         return None if terms else constant
 
     def choose(self, unknowns: Iterable[int], values: Sequence[Number]) -> dict[int, Number] | None:
-        """Finds a solution in which some unknowns have one of a few values.
+        """Finds a solution in which given unknowns have allowed values.
 
-        `values` is what each may be, the preferred value first. Returns a value for each; None if
-        none was found. The search goes through the unknowns in order and does not go back, but
-        where the last unknowns of an equation leave no choice.
+        `values` lists the allowed values of each, the preferred value first. Returns a value for
+        each, or None. The search treats unknowns in order without backtracking, except where the
+        last unknowns of an equation are determined.
         """
         trial = self.copy()
         order = list(unknowns)
@@ -127,5 +127,5 @@ class Solver:
 
 
 def _possible(solver: Solver, unknowns: Iterable[int], allowed: Sequence[Number]) -> bool:
-    """Whether every unknown that is settled has an allowed value."""
+    """Whether every determined unknown has an allowed value."""
     return all((value := solver.value(u)) is None or value in allowed for u in unknowns)

@@ -1,4 +1,4 @@
-"""Rules of primitives that look entries up, or put them somewhere, by integers."""
+"""Rules of primitives that read or write entries by integer indices."""
 
 from jax.extend import core
 
@@ -20,7 +20,7 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     batch = [k for k in range(len(new)) if k not in numbers.offset_dims]
     for at, k in zip(batch, range(len(indices) - 1), strict=True):
         axes[at] = index.axes[k]
-    # An outcome that is looked up along an axis has the order of that axis, not its exponents.
+    # The result of a look-up along an axis has the order of this axis, but not its exponents.
     for k, label in enumerate(axes):
         axes[k] = algebra.renewed(label)
         algebra.curved(axes[k], False)
@@ -32,14 +32,14 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     algebra.fixed(index.axes[-1], "which axis an index is for")
     for at, k in zip(numbers.offset_dims, window, strict=True):
         if sizes[k] == old[k]:
-            # The whole axis: wherever it should start, it is moved back inside.
+            # For the whole axis, any start is moved back inside.
             axes[at] = x.axes[k]
         else:
             algebra.fixed(x.axes[k], "a part of it is looked up")
             axes[at] = Fixed(sizes[k])
     columns = index.columns or (index.numbers,) * len(numbers.start_index_map)
     if not index.columns and len(columns) > 1:
-        # Which axis an index is for cannot be seen.
+        # The axis of an index is unknown here.
         whole(tracer, index)
         columns = (None,) * len(columns)
     for k, units in zip(numbers.start_index_map, columns, strict=True):

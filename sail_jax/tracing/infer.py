@@ -1,19 +1,19 @@
-"""The spec of any network, from its forward pass: `spec_of`.
+"""`spec_of` infers the spec of any network from its forward pass.
 
-*What makes it hard.* Two axes are in one space if every permutation of the units of one needs the
-same permutation of the other. Shapes do not show it: an axis of 8 may be 8 units, or 2 heads of 4,
-or queries and keys laid end to end. What an axis is shows only later, in an operation far away.
-And a tied table, a gate or a norm decide what else than an order may change.
+*The problem.* Two axes are in one space if every permutation of the units of one needs the same
+permutation of the other. Shapes do not show this. An axis of 8 may be 8 units, or 2 heads of 4, or
+concatenated queries and keys. Often only a distant operation shows the structure of an axis. A tied
+table, a gate or a norm also determine the allowed changes beyond the order of units.
 
-*Why not by running it.* One can permute two axes and compare outputs. For n axes that takes n^2 / 2
-runs, each of which only shows that these weights and inputs happened to agree; and it finds no
-product of spaces, as there is nothing to permute before one knows the factors. Running the network
-is how a spec is checked (`check_spec`), not how it is found.
+*Why running the network is not enough.* One could permute two axes and compare outputs. For n axes
+this takes n^2 / 2 runs, and each run may agree by accident for these weights and inputs. It also
+cannot find products of spaces, because their factors must be known first. Running the network is a
+way to check a spec (`check_spec`), not to find it.
 
-*What is done.* It is the inference of types. Every axis begins as a variable of its own. Each
-operation of the jaxpr unifies the terms of the axes that it relates (`sail_jax.tracing.terms`). An
-operation without a rule fixes the axes that it touches, which is right whatever it computes. For
-attention on a stream of 8 units with 2 heads:
+*The method* is type inference. Every axis starts as a separate variable. Each operation of the
+jaxpr unifies the terms of the axes that it relates (`sail_jax.tracing.terms`). An operation without
+a rule fixes its axes, which is correct whatever it computes. For attention on a stream of 8 units
+with 2 heads:
 
     q = x @ wq            wq: (a, b)               a is the stream, b has 8 units
     q.reshape(2, 4)       b = h * d                h of 2 units, d of 4
@@ -22,11 +22,11 @@ attention on a stream of 8 units with 2 heads:
     softmax               nothing is added: it acts along positions
     o = y @ wo            wo: (h * v, a)           the stream again, by the residual sum
 
-A second pass finds what else than an order may change, when all terms are known. Each axis of each
-value gets an unknown exponent, operations state linear equations for these, and
-`sail_jax.tracing.roles` solves them: d is written by wq and read by wk, so that queries may be
-multiplied by any c while keys are divided by it. Should the second pass fix a space after all, it
-is run again with that space fixed. There are finitely many, so this ends.
+When all terms are known, a second pass finds the allowed changes beyond the order of units. Each
+axis of each value gets an unknown exponent. Operations give linear equations for the exponents, and
+`sail_jax.tracing.roles` solves them. In the example, wq writes d and wk reads it. Queries may
+therefore be multiplied by any c if keys are divided by c. If the second pass fixes a space, it runs
+again with this space fixed. The number of spaces is finite, so this ends.
 """
 
 import re
@@ -73,16 +73,16 @@ from sail_jax.trees import leaf_paths
 
 @dataclass(frozen=True)
 class Inferred:
-    """What a forward pass shows of its parameters; `print` shows the axes string of each.
+    """The spec inferred from a forward pass; `print` shows the axes string of each parameter.
 
     Attributes:
       spec: The spaces of the parameters.
-      why: For each leaf and number of an axis that is in no space: the primitive that fixed its
-        order and the line of source, or what the axis lacks.
-      unknown: Names of primitives without a rule. All axes that meet one are fixed.
-      unused: Paths of parameters on which no output depends.
-      multiples: What the forward pass multiplies by: numbers, to be compared with those at another
-        size, and gains that matrices alone read.
+      why: The reason why an axis is in no space, by leaf and number of the axis. It is the
+        primitive that fixed its order with the source line, or a missing reader or writer.
+      unknown: Names of primitives without a rule. They fix all their axes.
+      unused: Paths of parameters that no output depends on.
+      multiples: Factors in the forward pass: numbers, for comparison with another size, and gains
+        that only matrices read.
     """
 
     spec: Spec
@@ -93,7 +93,7 @@ class Inferred:
 
     @property
     def rules(self) -> dict[str, str]:
-        """The axes string of each leaf, for `sail_jax.spec`, where they can be edited."""
+        """The axes string of each leaf, in an editable form for `sail_jax.spec`."""
         return {leaf.path: format_axes(leaf.axes) for leaf in self.spec.leaves}
 
     def __str__(self) -> str:
@@ -110,25 +110,25 @@ def spec_of(
 ) -> Inferred:
     """Infers the feature space of every axis of every parameter from the forward pass.
 
-    Nothing is computed: the forward pass is traced, and each of its operations relates the axes of
-    its operands. Two axes are in one space where every permutation of the units of one needs the
-    same permutation of the other. What an unknown operation touches is in no space.
+    The forward pass is traced but not computed. Each operation relates the axes of its operands.
+    Two axes are in one space if every permutation of the units of one needs the same permutation of
+    the other. Axes of an unknown operation are in no space.
 
     Args:
-      apply: The network, called as `apply(params, *inputs)`; it may return any pytree of arrays.
+      apply: The network, called as `apply(params, *inputs)`. It may return any pytree of arrays.
       params: The parameters, any pytree of arrays or ShapeDtypeStructs.
-      *inputs: Inputs, in the same way.
-      names: Names of spaces, as axes strings by the path of a leaf. A space that occurs in such a
-        string is called as there; others are called by a leaf that writes them.
-      stored: A function of the parameters that returns what is stored of them, such as the
-        tensors of a file: their parts, with other names and shapes. The spec is of these. Experts
-        or layers that lie on one axis, and are stored one by one, each have their own spaces.
+      *inputs: Inputs, as arrays or ShapeDtypeStructs.
+      names: Names of spaces, as axes strings by the path of a leaf. Other spaces get the name of a
+        leaf that writes them.
+      stored: A function from parameters to their stored form, such as the tensors of a file with
+        other names and shapes. The spec then describes this form. Experts or layers that share an
+        axis but are stored separately get separate spaces.
 
     Returns:
-      The spec, and why axes are in no space.
+      The spec, and the reasons why axes are in no space.
 
     Raises:
-      ValueError: If `names` names an unknown leaf, or one space in two ways.
+      ValueError: If `names` has an unknown leaf, or two names for one space.
 
     >>> import jax.numpy as jnp
     >>> def net(p, x):
@@ -198,20 +198,20 @@ def spec_of(
 
 
 def _unread(variable: Variable) -> str:
-    """Why units are in no space that nothing fixed."""
+    """The reason why units are in no space although nothing fixed them."""
     cut = isinstance(variable.became, Sum) and isinstance(resolve(variable), Fixed)
     return "its units are used one by one" if cut else "nothing reads it"
 
 
 def _kept_apart(storing: core.ClosedJaxpr) -> dict[int, int]:
-    """The parameters of which slices are stored one by one, and along which axis."""
+    """The parameters with separately stored slices, and the axis of the slices."""
     sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
     _stored(Interpreter(), storing, labels)
     apart: dict[int, int] = {}
     for k, axes in enumerate(labels):
         for axis, label in enumerate(axes):
-            # It was cut into single units, and not fixed as a whole.
+            # The axis was cut into single units and not fixed as a whole.
             if (
                 len(axes) > 1
                 and isinstance(label, Variable)
@@ -238,7 +238,7 @@ def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
 def _stored(
     interpreter: Interpreter, storing: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> list[tuple[Label, ...]]:
-    """Labels of what is stored of parameters. Their atoms stay those of the parameters."""
+    """Labels of the stored form of parameters, with the atoms of the parameters."""
     outs = interpreter.run(storing, _parameters(labels))
     return [joined(interpreter, out).axes for out in outs]
 
@@ -246,7 +246,7 @@ def _stored(
 def _run(
     interpreter: Interpreter, traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> None:
-    """The forward pass on labels; its inputs and outputs have an order."""
+    """Runs the forward pass on labels; the axes of inputs and outputs are fixed."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
     values += [Value(tuple(Fixed(n) for n in v.aval.shape)) for v in rest]
@@ -262,7 +262,7 @@ def _run(
 def _with_atoms(
     traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> tuple[Interpreter, list[tuple[Label, ...]]]:
-    """Another forward pass, with an exponent at every place."""
+    """Runs another forward pass with an exponent at every place."""
     interpreter = Interpreter()
 
     def atomic(term: Term) -> Term:
@@ -283,7 +283,7 @@ def _with_atoms(
 def _solved(
     interpreter: Interpreter, labels: list[tuple[Label, ...]], shapes: list[tuple[int, ...]]
 ) -> dict[Variable, Found]:
-    """Roles and the family of every space of parameters."""
+    """Finds the roles and the family of every space of parameters."""
     algebra = interpreter.algebra
     places: dict[Variable, list[Place]] = {}
     for axes, size in zip(labels, shapes, strict=True):
@@ -304,19 +304,19 @@ def _solved(
 
 
 def _lacks(found: Found) -> str:
-    """What a space lacks: a writer and a reader have to be there, but for mere permutations."""
+    """The missing part of a space. Except for pure permutations, it needs a writer and a reader."""
     roles = set(found.roles.values())
     if found.tied or {"write", "read"} <= roles or Family.PERMUTATION in found.family:
         return ""
     return "no parameter reads it" if "read" not in roles else "no parameter writes it"
 
 
-# Ends of paths that do not distinguish the leaves of a module.
+# Path endings that do not distinguish modules.
 _ENDS = re.compile(r"(?<=.)[/.](kernel|weight|w|embedding|scale|value)(?=[/.]value$|$)")
 
 
 def _stem(path: str) -> str:
-    """A path as the beginning of a space's name."""
+    """Converts a path to the start of a space's name."""
     return re.sub(r"[^\w./:-]", "-", _ENDS.sub("", path)) or "space"
 
 
@@ -326,7 +326,7 @@ def _names(
     found: Mapping[Variable, Found],
     asked: Mapping[str, str],
 ) -> dict[Variable, str]:
-    """Names of spaces: as asked for, or by the first leaf that writes them."""
+    """Names of spaces: as given, or by the first leaf that writes them."""
     called = _asked(paths, labels, asked)
     taken = set(called.values())
     leaf: dict[int, str] = {}
@@ -355,33 +355,36 @@ def _asked(
     called: dict[Variable, str] = {}
     for path, text in asked.items():
         if path not in known:
-            raise ValueError(f"names[{path!r}] names no leaf{nearest(path, known)}")
+            raise ValueError(f"names[{path!r}]: no such leaf{nearest(path, known)}")
         axes = parse_axes(text)
         if len(axes) != len(known[path]):
-            raise ValueError(f"names[{path!r}] must name {len(known[path])} axes, got {text!r}")
+            raise ValueError(f"names[{path!r}]: expected {len(known[path])} axes, got {text!r}")
         for axis, label in zip(axes, known[path], strict=True):
             terms, own = _tree(label)
             parts = (terms[int(f.space)] for f in own)
             atomic = [part for part in parts if isinstance(part, Atom)]
             if len(atomic) != len(axis):
-                # Fixed parts have names of their own, and it is unclear which name is whose part.
+                # Fixed parts have separate names, and their assignment to parts is unclear.
                 continue
             for factor, space in zip(axis, (atom.space for atom in atomic), strict=True):
                 if called.setdefault(space, factor.space) != factor.space:
                     raise ValueError(
-                        f"names[{path!r}] calls a space {factor.space!r} that another leaf calls "
+                        f"names[{path!r}]: the space {factor.space!r} is already called "
                         f"{called[space]!r}"
                     )
     twice = [name for name, n in Counter(called.values()).items() if n > 1]
     if twice:
-        raise ValueError(f"names calls two spaces {twice[0]!r}: the forward pass keeps them apart")
+        raise ValueError(
+            f"names gives two spaces the name {twice[0]!r}: the forward pass keeps them apart"
+        )
     return called
 
 
 def _tree(label: Label) -> tuple[list[Term], Axis]:
-    """The parts of a label that are no products or sums, and its axis, in which they have numbers.
+    """The parts of a label that are neither products nor sums, and its axis in terms of their
+    numbers.
 
-    A part that is multiplied out stands in several places of the axis.
+    A part may occur at several places of the axis.
     """
     terms: list[Term] = []
 
@@ -403,7 +406,7 @@ def _spec(
     found: Mapping[Variable, Found],
     called: Mapping[Variable, str],
 ) -> Spec:
-    """The spec of the parameters in terms of these spaces."""
+    """Makes the spec of the parameters from these spaces."""
     spaces = {
         name: Space(name, space.size, found[space].words)
         for space, name in called.items()

@@ -1,4 +1,4 @@
-"""Carries out a jaxpr on labels: each primitive by its rule, in one pass."""
+"""Runs a jaxpr on labels, in one pass with a rule for each primitive."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,9 @@ from sail_jax.tracing.values import (
     whole,
 )
 
-# Their rules are registered by the import.
+# The imports register their rules.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
-# Frames of these packages are not where a user wrote an operation.
+# Frames in these packages are not the user's source of an operation.
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "torchax", "torch")
 
 
@@ -35,11 +35,11 @@ class Interpreter:
     """Labels of every value of a forward pass.
 
     Attributes:
-      algebra: What unifies labels.
+      algebra: The algebra that unifies labels.
       unknown: Names of primitives without a rule.
-      seen: Names of all rules that were wanted: those of primitives, and "cut".
-      uses: For each atom of a parameter the atoms of the operations that use it there.
-      trail: The outcome of every equation, in order, if it is kept.
+      seen: Names of all requested rules: primitives, and "cut".
+      uses: For each atom of a parameter, the atoms of the operations that use it.
+      trail: The results of all equations in order, if kept.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -52,14 +52,14 @@ class Interpreter:
         self._line = ""
 
     def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
-        """Carries out a jaxpr.
+        """Runs a jaxpr.
 
-        `jaxpr` is the jaxpr, closed or not. Returns its outcome; squares and sums may be unsettled.
+        `jaxpr` may be closed or not. Returns its result; squares and sums may be unsettled.
         """
         jaxpr, known, read = opened(jaxpr, values, constant)
         where = self.algebra.where
         for eqn in alive(jaxpr)[0]:
-            # What JAX traced before, and kept, has no line: that of its caller stands for it.
+            # Cached traces lack a source line and get the line of their caller.
             line, self._line = self._line, source(eqn) or self._line
             self.algebra.where = f"{eqn.primitive.name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
@@ -95,14 +95,14 @@ class Interpreter:
         return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
 
     def _apart(self, value: Value) -> Value:
-        """Integers side by side, for an operation that does not expect them."""
+        """Joins integers along an axis, for an operation that does not expect separate ones."""
         if not value.columns:
             return value
         whole(self, value)
         return replace(value, columns=())
 
     def _used(self, value: Value) -> Value:
-        """A parameter where it is used: two uses may differ in what they do with its units."""
+        """A use of a parameter; two uses may treat its units differently."""
         if not value.view:
             return value
         axes = []
@@ -116,7 +116,7 @@ class Interpreter:
         return replace(value, axes=tuple(axes), view=False)
 
 
-# These hand their operands to other jaxprs as they are.
+# These pass their operands to other jaxprs unchanged.
 _INSIDE = frozenset((*control.CALLS, "scan", "while", "cond"))
 
 
@@ -130,7 +130,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
-    """The outcome itself, where it is a number: JAX counts what it divides by in this way."""
+    """The result if it is a number. JAX computes divisors such as counts in this way."""
     act = _ARITHMETIC.get(eqn.primitive.name)
     numbers = [x.number for x in ins]
     size = shape(eqn.outvars[0]) if eqn.outvars else (0,)
@@ -143,10 +143,9 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
 
 
 def alive(jaxpr: core.Jaxpr) -> tuple[list[core.JaxprEqn], set[core.Var]]:
-    """Finds what the outcome of a jaxpr depends on.
+    """Finds the equations and variables that the result of a jaxpr depends on.
 
-    `jaxpr` is the jaxpr, not closed. Returns the equations, in their order, and the variables, its
-    arguments among them.
+    `jaxpr` is not closed. Returns the equations in order, and the variables including arguments.
     """
     wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     kept = []
@@ -159,14 +158,14 @@ def alive(jaxpr: core.Jaxpr) -> tuple[list[core.JaxprEqn], set[core.Var]]:
 
 
 def source(eqn: core.JaxprEqn) -> str:
-    """Finds the line of source that asked for an equation."""
+    """Finds the source line of an equation."""
     trace = eqn.source_info.traceback
     return "" if trace is None else _line(trace)
 
 
-@lru_cache(1 << 12)  # equations that stand for one another have one
+@lru_cache(1 << 12)  # replaced equations share one
 def _line(trace: Any) -> str:
-    """The innermost line of source outside of libraries among frames; "" if there is none."""
+    """The innermost source line outside libraries among frames, or ""."""
     found = ""
     for name, line in _frames(trace):
         # The outermost frames come first.
@@ -177,7 +176,7 @@ def _line(trace: Any) -> str:
 
 @cache  # every equation has dozens of frames, of the same few files
 def _file(path: str) -> str:
-    """The name of a file of source; "" for those of libraries, and of this room."""
+    """The name of a source file; "" for libraries and this package."""
     parts = Path(path).parts
     package = parts[parts.index("site-packages") + 1] if "site-packages" in parts else ""
     own = Path(path).parent == Path(__file__).parent

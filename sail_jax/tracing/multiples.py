@@ -1,9 +1,8 @@
-"""What a forward pass multiplies by: numbers, and the gains of norms.
+"""Factors in a forward pass: numbers, and the gains of norms.
 
-Attention divides by the root of a head's size, some networks multiply embeddings by the root of
-their width. In a jaxpr both are numbers. Traced at another size the same operations have other
-numbers where they follow from that size. A gain that nothing but matrices read can be multiplied
-into these.
+Attention divides by the root of a head's size. Some networks multiply embeddings by the root of
+their width. In a jaxpr both are numbers. Traced at another size, numbers that depend on the size
+change. A gain that only matrices read can be multiplied into these matrices.
 """
 
 import math
@@ -17,7 +16,7 @@ from jaxtyping import ArrayLike
 from sail_jax.tracing.control import called
 from sail_jax.tracing.values import is_floating, opened, shape
 
-# These hand on what they are given, in another form.
+# These return their operand in another form.
 _SAME = {
     *("convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "copy"),
     *("expand_dims", "gather", "stop_gradient", "sharding_constraint"),
@@ -31,7 +30,7 @@ class Number(NamedTuple):
     Attributes:
       primitive: The primitive; a division is a multiplication.
       value: The number.
-      leaf: The path of the parameter that is multiplied, if it is looked up or used as it is.
+      leaf: The path of the multiplied parameter, if it is looked up or used unchanged.
     """
 
     primitive: str
@@ -40,11 +39,12 @@ class Number(NamedTuple):
 
 
 class Multiples(NamedTuple):
-    """What a forward pass multiplies by.
+    """The factors in a forward pass.
 
     Attributes:
-      numbers: The numbers, in the order of its operations.
-      readers: For the path of a gain, the paths of the matrices that alone read what it scales.
+      numbers: The numbers, in the order of operations.
+      readers: By the path of a gain, the paths of the matrices that read the scaled values, if only
+        matrices read them.
     """
 
     numbers: tuple[Number, ...] = ()
@@ -52,7 +52,9 @@ class Multiples(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What is known of a value: its number, the parameter it is, its gain, the terms it sums."""
+    """Known facts about a value: its number, its parameter, its gain, and its number of summed
+    terms.
+    """
 
     number: float | None = None
     leaf: str = ""
@@ -64,12 +66,12 @@ _NOTHING = _Seen()
 
 
 def multiples(traced: core.ClosedJaxpr, paths: Sequence[str]) -> Multiples:
-    """Finds what a forward pass multiplies by.
+    """Finds the factors in a forward pass.
 
-    A division of a sum by the number of its terms is a mean, and not listed.
+    A sum divided by its number of terms is a mean and is not listed.
 
-    `traced` is the closed jaxpr, its parameters before its inputs. Returns the numbers, and what
-    reads the gains.
+    `traced` is the closed jaxpr, with parameters before inputs. Returns the numbers and the readers
+    of gains.
     """
     walk = _Walk()
     rest = len(traced.jaxpr.invars) - len(paths)
@@ -83,12 +85,12 @@ def changed(first: Sequence[Number], second: Sequence[Number]) -> list[tuple[Num
     """Compares the numbers of a network at two sizes.
 
     Args:
-      first: Those at one size.
-      second: Those at another.
+      first: The numbers at one size.
+      second: The numbers at another size.
 
     Returns:
-      Each that differs, with what it is multiplied by from the first to the second size; None if
-      the two do not have the same operations.
+      Each number that differs, with its ratio between the second and the first size. None if the
+      operations differ.
     """
     if [(a.primitive, a.leaf) for a in first] != [(b.primitive, b.leaf) for b in second]:
         return None
@@ -100,19 +102,19 @@ def changed(first: Sequence[Number], second: Sequence[Number]) -> list[tuple[Num
 
 
 class _Walk:
-    """A walk through a jaxpr and those within it."""
+    """A walk through a jaxpr and its inner jaxprs."""
 
     def __init__(self) -> None:
         self.numbers: list[Number] = []
         self.readers: dict[str, set[str]] = {}
 
     def read(self, gains: set[str], by: str) -> None:
-        """Notes what reads what gains scale: a matrix, or anything else ("")."""
+        """Records the reader of scaled values: a matrix, or anything else ("")."""
         for gain in gains - {""}:
             self.readers.setdefault(gain, set()).add(by)
 
     def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[_Seen]) -> list[_Seen]:
-        """Goes through the equations of a jaxpr."""
+        """Visits the equations of a jaxpr."""
         jaxpr, known, read = opened(jaxpr, values, _constant)
         for eqn in jaxpr.eqns:
             outs = self._outcome(eqn, [read(v) for v in eqn.invars])
@@ -149,7 +151,7 @@ class _Walk:
         return None
 
     def _matrix(self, name: str, ins: list[_Seen]) -> str:
-        """The parameter that a value is contracted with, if that is what happens to it."""
+        """The parameter that a value is contracted with, if any."""
         return (ins[0].leaf or ins[1].leaf) if name == "dot_general" else ""
 
     def _by(self, name: str, number: float, x: _Seen, *, divides: bool) -> None:

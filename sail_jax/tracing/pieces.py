@@ -1,19 +1,19 @@
-"""Forward passes piece by piece: experts and layers that lie on one axis are computed one by one.
+"""Forward passes piece by piece: experts or layers on one axis are computed separately.
 
-A label holds for every place along the other axes. So all experts of a stack would have one order
-of hidden units. A jaxpr is therefore written anew before labels are made. A stack of parameters
-stays in pieces. An operation that treats its axis as a batch is carried out on each piece. The
-network computes what it computed before, and each piece has labels of its own. A rule here needs to
-know nothing about labels: it is right if the new jaxpr has the same outcome.
+A label holds for every position along the other axes. All experts of a stack would therefore have
+one order of hidden units. To avoid this, a jaxpr is rewritten before labels are made. A stack of
+parameters stays in pieces. An operation that treats its axis as a batch is applied to each piece.
+The network computes the same as before, and each piece has separate labels. A rule here does not
+depend on labels. It is correct if the new jaxpr has the same result.
 
-A value may have two forms between operations:
+Between operations a value may have one of two forms:
 
-- `Pieces`: parts that are laid end to end along an axis.
-- `Choice`: an array of integers picks one of several parts for each entry, as where experts are
-  looked up.
+- `Pieces`: parts that are concatenated along an axis.
+- `Choice`: an array of integers picks one of several parts for each entry, for example in a look-up
+  of experts.
 
-An operation follows a `Plan`. Without one its operands are put together first, which is always
-right.
+An operation follows a `Plan`. Without a plan its operands are first joined, which is always
+correct.
 """
 
 import itertools
@@ -43,8 +43,8 @@ class Pieces(NamedTuple):
     """A value as pieces of equal size.
 
     Attributes:
-      parts: The pieces, which may be in pieces along another axis.
-      axis: The axis along which they are laid end to end.
+      parts: The pieces. They may be in pieces along another axis.
+      axis: The axis of concatenation.
     """
 
     parts: "tuple[Value, ...]"
@@ -52,12 +52,12 @@ class Pieces(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A value of which each entry is that of one of several.
+    """A value with entries from several values.
 
     Attributes:
-      parts: The values. Each has the shape of the whole.
+      parts: The values. Each has the full shape.
       index: Integers that pick the part.
-      axes: The axes of the value along which the axes of `index` run.
+      axes: The axes of the value that correspond to the axes of `index`.
     """
 
     parts: "tuple[Value, ...]"
@@ -70,12 +70,11 @@ Values: TypeAlias = list[Value]
 
 
 class Plan(NamedTuple):
-    """How an operation is carried out piece by piece.
+    """The evaluation of an operation piece by piece.
 
     Attributes:
-      cuts: For each operand the axis along which it is cut; None if each piece needs all of it.
-      outs: For each outcome the axis along which pieces are laid end to end; None if they are
-        added.
+      cuts: For each operand, the axis of its pieces; None if each piece needs the whole operand.
+      outs: For each result, the axis of concatenation; None if pieces are added.
       params: The parameters of the operation on one piece.
     """
 
@@ -85,14 +84,14 @@ class Plan(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """An operation on an operand in pieces, for which a plan is wanted.
+    """An operation on an operand in pieces, as input for a plan.
 
     Attributes:
       params: The parameters of the operation.
       shapes: The shapes of its operands.
-      at: Which operand is in pieces.
-      axis: The axis along which its pieces lie.
-      n: How many there are.
+      at: The index of the operand in pieces.
+      axis: The axis of its pieces.
+      n: The number of pieces.
     """
 
     params: Params
@@ -102,7 +101,7 @@ class Cut(NamedTuple):
     n: int
 
     def to(self, *outs: int, **params: Any) -> Plan:
-        """Cuts all operands along the axis, for pieces of the outcomes along these axes."""
+        """Makes a plan that cuts all operands along the axis, with these axes for the results."""
         return Plan((self.axis,) * len(self.shapes), outs, self.params | params)
 
     def each(self, sizes: Sequence[int], axis: int) -> Shape:
@@ -116,15 +115,14 @@ Planner = Callable[[Cut], Plan | None]
 def in_pieces(
     traced: core.ClosedJaxpr, count: int, apart: Mapping[int, int] | None = None
 ) -> core.ClosedJaxpr:
-    """Writes a jaxpr anew, in which stacks of parameters are computed piece by piece.
+    """Rewrites a jaxpr to compute stacks of parameters piece by piece.
 
-    A stack is what a network makes of parameters of one shape when it puts them side by side, or a
-    parameter that is given in slices.
+    A stack is a parameter that is given in slices, or an array that a network stacks from
+    parameters of one shape.
 
-    `apart` is the numbers of the parameters that are given in slices, and the axis of each. Returns
-    a closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
-    place of a parameter that is given so. Only for an expert that is looked up by a number out of
-    range the outcome is another.
+    `apart` has the numbers of the parameters in slices, with their axes. Returns a closed jaxpr of
+    the same function, unchanged without stacks. Slices replace such a parameter. The result differs
+    only for a look-up of an expert with a number out of range.
     """
     apart = apart or {}
     if not apart and not _stacks(traced.jaxpr):
@@ -148,7 +146,7 @@ def in_pieces(
 
 
 def _stacks(jaxpr: core.Jaxpr) -> bool:
-    """Whether arrays of real numbers and of size 1 are put side by side anywhere."""
+    """Whether real arrays of size 1 are concatenated anywhere."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "stack" or (
@@ -177,12 +175,12 @@ def _plain(x: Value) -> TypeGuard[ArrayLike]:
 
 
 class _Run:
-    """One run through a jaxpr.
+    """One run of a jaxpr.
 
     Attributes:
-      own: Arrays that parameters alone make, by their identity.
-      same: Outcomes of operations on integers, by what they were computed of: two look-ups by one
-        number are by the same array.
+      own: Arrays that depend only on parameters, by identity.
+      same: Results of integer operations, by their operands. Two look-ups with one number then use
+        the same array.
     """
 
     def __init__(self, params: Sequence[Any]) -> None:
@@ -190,16 +188,16 @@ class _Run:
         self.same: dict[Any, Any] = {}
 
     def inside(self) -> "_Run":
-        """A run through a jaxpr whose values do not come out."""
+        """A run of an inner jaxpr with private values."""
         other = _Run(())
         other.own, other.same = dict(self.own), dict(self.same)
         return other
 
     def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> Values:
-        """Carries out a jaxpr; values and outcomes may be in pieces."""
+        """Runs a jaxpr; values and results may be in pieces."""
         jaxpr, known, read = opened(jaxpr, values, lambda value: value)
         for eqn in jaxpr.eqns:
-            # What JAX traced before, and kept, has no line: that of its caller stands for it.
+            # Cached traces lack a source line and get the line of their caller.
             own = eqn.source_info.traceback if source(eqn) else None
             trace = own or source_info_util.current().traceback
             names = source_info_util.current_name_stack()
@@ -209,7 +207,7 @@ class _Run:
         return [read(v) for v in jaxpr.outvars]
 
     def act(self, primitive: core.Primitive, params: Params, ins: Values) -> Values:
-        """Carries out one operation."""
+        """Runs one operation."""
         name = primitive.name
         if name in CALLS and (inner := called(params)) is not None:
             return self.run(inner, ins)
@@ -229,7 +227,7 @@ class _Run:
         return self._bind(primitive, params, ins)
 
     def whole(self, x: Value) -> ArrayLike:
-        """A value put together."""
+        """Joins the parts of a value."""
         while isinstance(x, Pieces | Choice):
             x = self._joined(x)
         return x
@@ -258,7 +256,7 @@ class _Run:
         outs = primitive.bind(*ins, **primitive.get_bind_params(params))
         outs = list(outs) if primitive.multiple_results else [outs]
         if key is not None:
-            # The operands are kept, as others might get their identity.
+            # The operands are kept alive, because other objects could get their identity.
             self.same[key] = outs, ins
         own = [id(x) in self.own for x in ins]
         if any(own) and all(mine or not _traced(x) for mine, x in zip(own, ins, strict=True)):
@@ -266,13 +264,13 @@ class _Run:
         return outs
 
     def _mine(self, x: Value) -> bool:
-        """Whether parameters alone make a value."""
+        """Whether a value depends only on parameters."""
         if isinstance(x, Pieces | Choice):
             return all(map(self._mine, x.parts))
         return id(x) in self.own
 
     def single(self, x: Value, axis: int) -> Value:
-        """A value with another axis, of one unit."""
+        """Adds an axis of one unit to a value."""
         size = _shape(x)
         new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
         new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
@@ -374,7 +372,8 @@ class _Run:
                 Choice(tuple(parts), x.index, tuple(plan.outs[r] for plan in plans))
                 for r, parts in enumerate(zip(*outs, strict=True))
             ]
-        # A sum over entries of different parts: of each part's entries, with zeros at the others.
+        # A sum over entries of different parts: the sum of each part's entries, with zeros at the
+        # others.
         for e, row in enumerate(rows):
             here = lax.eq(x.index, x.index.dtype.type(e))
             mask = lax.broadcast_in_dim(here, shapes[at], x.axes)
@@ -401,7 +400,7 @@ def _real(x: Any) -> bool:
 
 def _planned(name: str, cut: Cut) -> Plan | None:
     if name in ENTRY_BY_ENTRY:
-        # An operand is a scalar, or has all axes, perhaps with one unit for all.
+        # An operand is a scalar, or has all axes, perhaps with length 1.
         units, axis = cut.shapes[cut.at][cut.axis], cut.axis
         cuts = tuple(axis if size and size[axis] == units else None for size in cut.shapes)
         alike = all(size == () or size[axis] in (1, units) for size in cut.shapes)
@@ -420,11 +419,10 @@ def _transposed(cut: Cut) -> Plan | None:
 
 
 def _without(key: str) -> Planner:
-    """Of operations after which some axes are gone."""
+    """Plans for operations that remove axes."""
 
     def planner(cut: Cut) -> Plan | None:
-        # Where pieces are summed, to combine them joins their labels as much as to put them
-        # together first.
+        # If pieces are summed, combining them unifies their labels as much as joining them first.
         gone = [k % len(cut.shapes[0]) for k in cut.params[key]]
         return None if cut.axis in gone else cut.to(cut.axis - sum(k < cut.axis for k in gone))
 
@@ -437,7 +435,7 @@ def _reshaped(cut: Cut) -> Plan | None:
         return None
     for before, after in runs(old, new):
         if axis in before:
-            # The pieces have to be the slowest in their run, before and after.
+            # The pieces must be the slowest axis of their run, before and after.
             first = next((k for k in after if new[k] > 1), None)
             if first is None or new[first] % cut.n or any(old[k] > 1 for k in before if k < axis):
                 return None
@@ -446,7 +444,7 @@ def _reshaped(cut: Cut) -> Plan | None:
 
 
 def _along(key: str, outcomes: int | None = 1) -> Planner:
-    """Of operations along one axis, alike for all operands and outcomes."""
+    """Plans for operations along one axis, equal for all operands and results."""
 
     def planner(cut: Cut) -> Plan | None:
         own = cut.params[key] % len(cut.shapes[cut.at])
@@ -543,7 +541,7 @@ _PLANNERS: dict[str, Planner] = {
 }
 
 
-# Operations that make pieces, or take them apart.
+# Operations that make or split pieces.
 
 
 def _side_by_side(
@@ -599,7 +597,7 @@ def _singles(x: Value, axis: int) -> bool:
 
 
 def _clamped(run: _Run, index: Any, n: int) -> Any:
-    """Numbers of parts, in the type that picks them."""
+    """Numbers of parts, in the dtype of the index."""
     zero, last = (jax.numpy.result_type(index).type(k) for k in (0, n - 1))
     (index,) = run.act(primitives.clamp_p, {}, [zero, index, last])
     made = {"new_dtype": np.dtype(np.int32), "weak_type": False, "sharding": None}
@@ -633,7 +631,7 @@ def _looked_up(run: _Run, primitive: core.Primitive, params: Params, ins: Values
 
 
 def _picked(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
-    """A single unit along one axis, looked up by a number that an operation computed."""
+    """A single unit along one axis, looked up by a computed number."""
     (x, *starts), sizes, size = ins, params["slice_sizes"], _shape(ins[0])
     short = [k for k in range(len(size)) if sizes[k] != size[k]]
     if len(short) != 1 or sizes[short[0]] != 1 or not _singles(x, short[0]):

@@ -1,12 +1,13 @@
-"""Roles and families: what each parameter does with a space, and which maps of it are harmless.
+"""Roles and families: the role of each parameter in a space, and the allowed maps of the space.
 
 The equations of `sail_jax.tracing.algebra` are solved space by space.
 
-1. *Readers* are shared out where units are doubled, all else is copied: the equations for shares
-   need a solution in 0 and 1. Without one, units cannot be doubled.
-2. *Writers* carry scale and sign into the space, *gains* only multiply it: with exponent -1 at
-   readers, the equations for scales need a solution in 0 and 1; else those for signs.
-3. What remains without a solution, and every event, makes the family of maps smaller.
+1. *Readers* are divided when units are duplicated, and everything else is copied. The equations for
+   shares need a solution in 0 and 1. Without a solution, units cannot be duplicated.
+2. *Writers* carry scale and sign into the space, and *gains* only multiply it. With exponent -1 at
+   readers, the equations for scales need a solution in 0 and 1. Otherwise the equations for signs
+   need one.
+3. Equations without a solution, and all events, make the family of maps smaller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ class Place(NamedTuple):
 
     Attributes:
       slot: The number of its exponent.
-      root: The number of the parameter's axis. Several uses of one axis have one root.
+      root: The number of the parameter's axis. Several uses of one axis share a root.
       matrix: Whether the parameter has another axis of several units.
     """
 
@@ -34,14 +35,13 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found of a space.
+    """The solution for a space.
 
     Attributes:
-      roles: The role of each root; of several uses, the first. Matrices come first, in the order in
-        which they are used.
+      roles: The role of each root, from its first use. Matrices come first, in order of use.
       tied: Roots with several roles.
-      family: The maps of the space that are harmless.
-      unitwise: Whether something acts unit by unit, other than gains and the mean of a norm.
+      family: The allowed maps of the space.
+      unitwise: Whether an operation other than gains and the mean of a norm acts unit by unit.
     """
 
     roles: dict[int, Role]
@@ -51,15 +51,15 @@ class Found(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The family in words of `NONLINEARITIES`; "layernorm" by itself if nothing else acts."""
+        """The family in words of `NONLINEARITIES`; only "layernorm" if nothing else acts."""
         words = words_of(self.family)
         return f"{words} elementwise" if self.unitwise and words == "layernorm" else words
 
 
 def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]) -> Found:
-    """Finds roles and the family of one space.
+    """Finds the roles and the family of one space.
 
-    Returns the roles and the family; the family never holds a map that the equations exclude.
+    Returns the roles and the family. The family never includes a map that the equations exclude.
     """
     slots = [place.slot for place in places]
     family = Family.LINEAR
@@ -77,7 +77,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         slot: "read" if slot in readers else "write" if slot in writers else "gain"
         for slot in slots
     }
-    # 3. Events, where more than gains meet.
+    # 3. Events with more than gains.
     sizes = _exponents(equations, roles, Change.SIGN)
     scales = _exponents(equations, roles, Change.SCALE)
     unitwise = False
@@ -92,12 +92,13 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
             if event.family & Family.ORTHOGONAL == Family.ISOMETRIC and any(
                 abs(scales.get(slot, 0)) != 1 for slot in event.slots
             ):
-                # A mean over units that maps copy, but do not scale: the copies have to be even.
+                # A mean over units allows copies without scaling only if all units have equally
+                # many copies.
                 family |= Family.SIGNED_EVEN_DUPLICATION
     if Family.NONNEGATIVE in family:
         family |= Family.MONOMIAL
     if Family.MONOMIAL not in family and Family.UNIT in family:
-        # Nothing acts unit by unit, and only scales are excluded: rotations remain.
+        # If nothing acts unit by unit and only scales are excluded, rotations remain.
         family = (family & ~Family.UNIT) | Family.ORTHOGONAL
     if (Family.SIGNED_SELECTION | Family.INVERTIBLE) in family:
         family |= Family.SIGNED_PERMUTATION
@@ -122,7 +123,7 @@ def _terms(of: Equation) -> dict[int, Fraction]:
 def _guessed(
     places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]
 ) -> dict[int, int]:
-    """Which uses read, where units cannot be doubled: those that scale against the others."""
+    """The reading uses if units cannot be duplicated: uses that scale against the others."""
     scale = _system(equations, Change.SCALE)
     gains = _gains(places, events)
     slots = [place.slot for place in places]
@@ -133,7 +134,7 @@ def _guessed(
         chosen = trial.choose(rest, (1, -1)) if all(fits) else None
         if chosen:
             return {slot: int(chosen.get(slot) == -1) for slot in slots}
-    # The equations for shares, as far as they go together; sums over units give way.
+    # The consistent equations for shares; sums over units have the lowest priority.
     order = sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share))
     share = _system(order, Change.SHARE)
     found: dict[int, int] = {}
@@ -150,7 +151,7 @@ def _writers(
     events: Sequence[Event],
     readers: set[int],
 ) -> tuple[set[int], Family]:
-    """Which of the other uses carry scale and sign, and what maps have to be if not all can."""
+    """The other uses that carry scale and sign, and the required family if some cannot."""
     others = [place for place in places if place.slot not in readers]
     matrices = {place.slot for place in others if place.matrix}
     found: list[set[int]] = []
@@ -159,11 +160,11 @@ def _writers(
         fits = [solver.add({slot: 1}, -1) for slot in readers]
         chosen = solver.choose([p.slot for p in others], (1, 0)) if all(fits) else None
         found.append({slot for slot, value in (chosen or {}).items() if value})
-    # More matrices that write go before more maps: heads are written by queries, keys and values.
+    # More writing matrices take precedence over more maps: queries, keys and values write heads.
     writers = max(found, key=lambda slots: len(slots & matrices))
     if not writers & matrices:
         writers = {place.slot for place in others} - _gains(others, events)
-    # An axis has one role. A head of queries, keys and values is used three times.
+    # An axis has one role. A head is used three times, by queries, keys and values.
     written = {place.root for place in others if place.slot in writers}
     writers |= {place.slot for place in others if place.root in written}
     family = Family.LINEAR
@@ -177,7 +178,7 @@ def _writers(
 
 
 def _system(equations: Sequence[Equation], change: Change) -> Solver:
-    """The equations of one kind of change; those of shares alone have constants."""
+    """The equations for one kind of change; only equations for shares have constants."""
     solver = Solver(2 if change is Change.SIGN else 0)
     for of in equations:
         if of.change & change:
@@ -186,7 +187,7 @@ def _system(equations: Sequence[Equation], change: Change) -> Solver:
 
 
 def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
-    """Uses of vectors as a factor of a product unit by unit."""
+    """Uses of vectors as factors of unit-wise products."""
     factors = {
         slot
         for event in events
@@ -200,7 +201,7 @@ def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
 def _exponents(
     equations: Sequence[Equation], roles: Mapping[int, Role], change: Change
 ) -> dict[int, int]:
-    """Exponents of scale or sign at every slot for which the roles decide it."""
+    """Exponents of scale or sign at every slot that the roles determine."""
     solver = _system(equations, change)
     for slot, role in roles.items():
         solver.add({slot: 1}, {"gain": 0, "write": 1, "read": -1}[role])
@@ -213,9 +214,9 @@ def _exponents(
 
 
 def words_of(family: Family) -> str:
-    """Writes a family in words of `NONLINEARITIES`.
+    """Expresses a family in words of `NONLINEARITIES`.
 
-    Returns one or two words; their maps lie within the family, and are as many as possible.
+    Returns one or two words with the largest set of maps within the family.
     """
     best: tuple[int, int, str] | None = None
     usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in ("outer", "stack")]

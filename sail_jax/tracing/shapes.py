@@ -1,4 +1,4 @@
-"""Rules of primitives that move entries: they add and drop axes, reorder, cut and join."""
+"""Rules of primitives that move entries: they add, drop and reorder axes, cut and join."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def _reshaped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 
 def _adjacent(labels: Sequence[Label]) -> bool:
-    """Whether labels are neighbours in one fold, or none of them is of a fold."""
+    """Whether labels are neighbours in one fold, or are all outside folds."""
     folded = [label for label in labels if isinstance(label, Face)]
     return not folded or (
         len(folded) == len(labels)
@@ -92,7 +92,7 @@ def _adjacent(labels: Sequence[Label]) -> bool:
 def _refolded(
     first: Face, count: int, sizes: tuple[int, ...]
 ) -> tuple[list[Label], Callable[[Label], Label]]:
-    """Some neighbours in a fold in another shape, and what becomes of the fold's other faces."""
+    """Reshapes neighbours in a fold, and updates the fold's other faces."""
     fold, start, stop = first.fold, first.axis, first.axis + count
     every = faces(fold.whole, (*fold.sizes[:start], *sizes, *fold.sizes[stop:]))
 
@@ -105,14 +105,14 @@ def _refolded(
 
 
 def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Splits a reshape into runs of axes of equal products.
+    """Splits a reshape into runs of axes with equal products.
 
     Args:
       old: The shape before.
       new: The shape after.
 
     Returns:
-      For each run its axes before and after.
+      The axes before and after, for each run.
     """
     found = []
     i = j = 0
@@ -132,11 +132,11 @@ def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[i
 
 
 def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[int]) -> list[Label]:
-    """The labels of several axes in another shape; none of them is of a fold."""
+    """The labels of several axes outside folds, in another shape."""
     if all(label is None for label, _ in source):
         return [None] * len(target)
     axes: list[Label] = []
-    # A repeated axis stays constant where the factors fit.
+    # A repeated axis stays constant if the factors fit.
     rest = list(source)
     for place, size in enumerate(target):
         if size == 1:
@@ -170,7 +170,7 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
 
 
 def _cut(tracer: Tracer, x: Value, axis: int, start: int, stop: int) -> Value:
-    """A value between two places along an axis."""
+    """Cuts a value between two positions along an axis."""
     label, axes = x.axes[axis], list(x.axes)
     if label is None:
         return x
@@ -203,9 +203,9 @@ def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
-    """Finds out whether an operation cuts its first operand at places that are constants.
+    """Checks whether an operation cuts its first operand at constant positions.
 
-    Returns whether it does, and the rule "cut" is for it.
+    Returns True if the rule "cut" applies.
     """
     if eqn.primitive.name == "dynamic_slice":
         return all(x.number is not None for x in ins[1:])
@@ -244,7 +244,9 @@ def _taken(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new: int) -> Label:
-    """Every stride-th unit: one of the inner units, if the axis is a product with so many."""
+    """Every stride-th unit: one of the inner units, if the axis is a product with this number of
+    inner units.
+    """
     assert label is not None
     if old % stride == 0 and new == old // stride and start < stride:
         halves = split(label, new)
@@ -305,7 +307,7 @@ def _unstacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
 
 
 def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Label]:
-    """Labels of arrays that are laid side by side: the axes that they share are alike."""
+    """Unified labels of the shared axes of concatenated arrays."""
     axes: list[Label] = []
     for k in range(len(ins[0].axes)):
         if k == skipped:
@@ -357,5 +359,5 @@ def _iota(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     size, axis = shape(eqn.outvars[0]), eqn.params["dimension"]
     units = Variable(size[axis])
     axes = [units if k == axis else None for k in range(len(size))]
-    # A permutation moves the entries, and renames the units that they number.
+    # A permutation moves the entries and renumbers the units that they number.
     return [Value(tuple(axes), numbers=units, positive=True, parametric=True)]

@@ -1,4 +1,4 @@
-"""Stacks taken apart: experts or layers that lie on one axis of a leaf, as leaves of their own."""
+"""Splits stacks: experts or layers on one axis of a leaf become separate leaves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,11 +15,11 @@ from sail_jax.trees import leaf_paths, path_str
 
 @jax.tree_util.register_pytree_with_keys_class
 class Stack:
-    """A leaf that was taken apart. To JAX it is a node, its slices are the leaves.
+    """A split leaf. For JAX it is a node, and its slices are the leaves.
 
     Attributes:
       slices: The slices, in order.
-      axis: The axis along which they lay.
+      axis: The axis of the slices.
     """
 
     def __init__(self, slices: Iterable[PyTree], axis: int) -> None:
@@ -36,7 +36,7 @@ class Stack:
 
     @classmethod
     def tree_unflatten(cls, axis: int, slices: Iterable[PyTree]) -> "Stack":
-        """Makes a stack of what JAX gives back.
+        """Makes a stack from flattened parts.
 
         Args:
           axis: The axis.
@@ -52,23 +52,23 @@ class Stack:
 
 
 def unstack(params: PyTree, each: Mapping[str, int | Sequence[int]]) -> PyTree:
-    """Takes leaves apart along an axis: experts or layers become leaves of their own.
+    """Splits leaves along an axis: experts or layers become separate leaves.
 
     `spec_of` of `lambda parts, *inputs: apply(stack(parts), *inputs)` then finds the spaces of each
-    expert or layer. All that takes parameters and a spec takes the parts.
+    expert or layer. All functions of parameters and a spec also accept the parts.
 
     Args:
       params: Any pytree of arrays or ShapeDtypeStructs.
-      each: The axis by the path of a leaf, or by a pattern of paths such as "layers/*". Several
-        axes take the slices apart again: `(0, 1)` for experts in layers. The first pattern that
-        matches a path counts.
+      each: The axis by the path of a leaf, or by a pattern of paths such as "layers/*". With
+        several axes, the slices are split again, for example `(0, 1)` for experts in layers. The
+        first matching pattern counts.
 
     Returns:
-      The same tree with slices in place of these leaves. Their paths end in their number:
+      The same tree with slices in place of these leaves. Their paths end in their number, such as
       "layers/up/0".
 
     Raises:
-      ValueError: If a pattern matches no leaf, or a leaf has no such axis.
+      ValueError: If a pattern matches no leaf, or a leaf lacks the axis.
 
     >>> parts = unstack({"up": jnp.zeros((2, 3, 4)), "in": jnp.zeros((5, 3))}, {"up": 0})
     >>> [x.shape for x in parts["up"].slices]
@@ -110,10 +110,10 @@ def _apart(x: Any, axes: Sequence[int]) -> Any:
 
 
 def stack(parts: PyTree) -> PyTree:
-    """Puts together what `unstack` took apart.
+    """Joins the slices of `unstack` again.
 
     Args:
-      parts: A tree with stacks. Their slices may have changed, if they have one shape.
+      parts: A tree with stacks. The slices may have changed, but must have one shape.
 
     Returns:
       The same tree with arrays in place of the stacks.

@@ -1,4 +1,4 @@
-"""Rules of primitives that sum, or take extremes, over axes."""
+"""Rules of primitives that compute sums or extremes over axes."""
 
 import math
 
@@ -23,7 +23,7 @@ def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
     if x.pending is not None:
         x = settled(tracer, x)
     over, size = eqn.params["axes"], shape(eqn.invars[0])
-    # Along an axis on which all entries are alike the sum is a multiple.
+    # The sum along an axis with equal entries is a multiple.
     labels = tuple(x.axes[k] for k in over if x.axes[k] is not None)
     rest = [t for k, t in enumerate(x.axes) if k not in over]
     if x.square:
@@ -53,7 +53,7 @@ def _reduced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 
 @rule("argmax", "argmin")
 def _place(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    """The number of the unit that is largest: it moves with the unit, ties aside."""
+    """The number of the largest unit. It moves with the unit, except for ties."""
     (x,), (axis,) = ins, eqn.params["axes"]
     for k, label in enumerate(x.axes):
         tracer.algebra.curved(label, x.parametric, scale=k != axis)
@@ -154,7 +154,7 @@ def _sorted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
     for k in range(len(size)):
         label = tracer.algebra.same(*(x.axes[k] for x in ins))
         if k == axis:
-            # Equal units end up in the order in which they came.
+            # Equal units keep their order.
             tracer.algebra.fixed(label)
             label = Fixed(size[k])
         else:

@@ -1,24 +1,23 @@
-"""Terms: what can be permuted along one axis of a value, and what equal axes learn of one another.
+"""Terms describe the permutable structure along one axis of a value.
 
-An axis of eight units may be free, or a product of two heads and four units each, or two blocks
-laid end to end. A forward pass reveals this step by step. So a term has variables, and to `unify`
-two terms binds the variables of one to parts of the other, as in the inference of types:
+An axis of eight units may be free, or a product of two heads with four units each, or two
+concatenated blocks. A forward pass reveals this step by step. A term therefore has variables. To
+unify two terms binds the variables of one to parts of the other, as in type inference:
 
-- `Variable`: units that may be permuted among each other;
-- `Atom`: such a variable at one place in the network, where it also has an exponent (see
-  `sail_jax.tracing.exponents`);
-- `Fixed`: units in an order that matters;
-- `Product`: the row-major product of its parts; `Sum`: its parts laid end to end.
+- `Variable`: units that may be permuted freely.
+- `Atom`: a variable at one place in the network, with an exponent (see `sail_jax.tracing.algebra`).
+- `Fixed`: units in a fixed order.
+- `Product`: the row-major product of its parts. `Sum`: the concatenation of its parts.
 
-Where None stands for a term, the value is the same all along the axis.
+None instead of a term means that the value is constant along the axis.
 
-Terms are refined as late as possible. Take 24 units of queries, keys and values of two heads. One
-network cuts them into 3 blocks of 8, which makes a sum of three; another reshapes them to (2, 3, 4)
-and cuts along the 3. Split into a product of 2, 3 and 4 units at once, the second would give
-queries, keys and values one order of units, and fix the 3. So a reshape makes a `Fold` of the whole
-term, and each of its axes a `Face`. A cut along a face splits the whole as little as it has to: two
-heads, each a sum of three blocks of 4. Only an operation that uses an axis in another way makes the
-product. Nothing is undone: a binding is final.
+Terms are refined as late as possible. Consider 24 units of queries, keys and values with two heads.
+One network cuts them into 3 blocks of 8, which makes a sum of three parts. Another network reshapes
+them to (2, 3, 4) and cuts along the 3. An immediate product of 2, 3 and 4 units would force one
+order of units on queries, keys and values, and fix the 3. Instead, a reshape makes a `Fold` of the
+whole term, and each axis becomes a `Face`. A cut along a face splits the whole term only as far as
+necessary, here into two heads, each a sum of three blocks of 4. Only another use of an axis makes
+the product. Bindings are final.
 """
 
 import math
@@ -33,9 +32,9 @@ class Variable:
 
     Attributes:
       size: The number of units.
-      bound: The term that it turned out to be; None while it is free.
-      why: Why it was fixed, "" if it was not.
-      became: The term to which it was first bound; a reason is followed through it.
+      bound: The term that it is bound to; None while free.
+      why: The reason why it was fixed; "" if not fixed.
+      became: The first term that it was bound to, for finding reasons.
     """
 
     size: int
@@ -50,7 +49,7 @@ class Atom:
 
     Attributes:
       space: The variable.
-      slot: The number of the unknown exponent there.
+      slot: The number of the unknown exponent at this place.
     """
 
     space: Variable
@@ -91,7 +90,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sum:
-    """Its parts, laid end to end.
+    """The concatenation of its parts.
 
     Attributes:
       parts: The blocks.
@@ -106,11 +105,11 @@ class Sum:
 
 
 class Fold:
-    """A term that was reshaped to several axes, while it may still be cut along any of them.
+    """A term that was reshaped to several axes and may still be cut along any of them.
 
-    A matrix of queries, keys and values is often reshaped to (heads, 3, width), and then cut along
-    the 3. Its term is then a product of heads and a sum of three. Had it been split into a product
-    of three factors at once, queries, keys and values would have one order of units.
+    A matrix of queries, keys and values is often reshaped to (heads, 3, width) and then cut along
+    the 3. Its term is then a product of heads and a sum of three parts. An immediate product of
+    three factors would give queries, keys and values one order of units.
 
     Attributes:
       whole: The term before.
@@ -127,9 +126,9 @@ class Fold:
 
         Args:
           axis: The number of the axis.
-          start: The first place along it.
-          stop: The place after the last.
-          why: Why units are fixed that cannot be cut there.
+          start: The first position along the axis.
+          stop: The position after the last.
+          why: The reason for fixing units that cannot be cut at these positions.
 
         Returns:
           The label of each axis after the cut.
@@ -144,9 +143,9 @@ class Fold:
         return [*faces(halves[0], outer), *faces(part, (stop - start, *inner))]
 
     def factors(self, why: str) -> "tuple[Term, ...]":
-        """Splits the term into a product after all.
+        """Splits the term into a product.
 
-        `why` is why units are fixed where that is impossible.
+        `why` is the reason for fixing units if this is impossible.
         """
         if not self._factors:
             self._factors = self._split(why)
@@ -183,7 +182,7 @@ class Face:
 
 
 def faces(whole: "Term", sizes: "tuple[int, ...]") -> "list[Label]":
-    """Reshapes a term, which may be cut along any of its axes afterwards.
+    """Reshapes a term, which may then be cut along any of its axes.
 
     Returns the label of each axis; None for an axis of one unit.
     """
@@ -202,10 +201,10 @@ Label: TypeAlias = Term | None
 
 
 def resolve(term: Term) -> Term:
-    """Follows bindings, and writes a term in its one normal form.
+    """Follows bindings; returns the unique normal form of a term.
 
-    Returns the same term. No product lies in a product, and no sum in a sum. Fixed neighbours are
-    joined. Parts of one unit (of none, in a sum) are left out. Bound variables are replaced.
+    Products within products and sums within sums are flattened. Fixed neighbours are joined. Parts
+    of one unit (in a sum, of zero units) are dropped. Bound variables are replaced.
     """
     if isinstance(term, Variable):
         seen = []
@@ -261,7 +260,7 @@ def atoms(label: Label) -> list[Atom]:
 
 
 def solid(label: Label, size: int) -> Term:
-    """Takes a label as a term: what is constant along an axis may be permuted in any way."""
+    """Converts a label to a term. Units of a constant axis may be permuted freely."""
     return Variable(size) if label is None else label
 
 
@@ -271,14 +270,14 @@ def product(*parts: Term) -> Term:
 
 
 def total(*parts: Term) -> Term:
-    """Lays terms end to end."""
+    """Concatenates terms."""
     return resolve(Sum(parts))
 
 
 def fix(label: Label, why: str) -> None:
     """Fixes the order of units.
 
-    `label` is the label to fix; None is left alone. `why` is why, for people.
+    `label` is the label to fix; None does not change. `why` is the reason, as text.
     """
     for leaf in list(leaves(label)):
         space = leaf.space if isinstance(leaf, Atom) else leaf
@@ -289,10 +288,10 @@ def fix(label: Label, why: str) -> None:
 
 
 def reason(variable: Variable) -> str:
-    """Finds out why units are fixed.
+    """Finds the reason why units are fixed.
 
-    `variable` is a variable, as it was before anything bound it. Returns why a part of it was
-    fixed, "" if none was.
+    `variable` is the original, unbound variable. Returns the reason why a part of it was fixed, or
+    "".
     """
     waiting: list[Term] = [variable]
     while waiting:
@@ -308,9 +307,9 @@ def reason(variable: Variable) -> str:
 
 
 def split(term: Term, first: int) -> tuple[Term, Term] | None:
-    """Splits a term into a product of two, and refines its variables where it has to.
+    """Splits a term into a product of two factors, and refines its variables if necessary.
 
-    Returns both factors; None if the term cannot be split so.
+    Returns both factors, or None if this is impossible.
     """
     term = resolve(term)
     if first < 1 or term.size % first:
@@ -348,7 +347,7 @@ def _split_product(term: Product, first: int) -> tuple[Term, Term] | None:
 
 
 def _split_sum(term: Sum, rest: int) -> tuple[Term, Term] | None:
-    """Blocks (a, r), (b, r), ... as ((a + b + ...), r), where all have one r."""
+    """Rewrites blocks (a, r), (b, r), ... as ((a + b + ...), r), if all have the same r."""
     if any(part.size % rest for part in term.parts):
         return None
     outer, inner = [], None
@@ -365,9 +364,9 @@ def _split_sum(term: Sum, rest: int) -> tuple[Term, Term] | None:
 
 
 def _same_space(a: Term, b: Term) -> bool:
-    """Whether both become one free space, or are fixed; binds variables to each other."""
+    """Binds variables to each other; returns whether both become one free space or are fixed."""
     if atoms(a) or atoms(b):
-        # Two places with exponents of their own cannot become one here.
+        # Two places with separate exponents cannot become one here.
         return resolve(a) is resolve(b)
     align(a, b, "equal blocks")
     return True
@@ -378,9 +377,9 @@ def _refine(variable: Variable, term: Term) -> None:
 
 
 def cut(term: Term, start: int, stop: int, why: str) -> Term:
-    """Takes some units of a term, and refines its variables where it has to.
+    """Takes some units of a term, and refines its variables if necessary.
 
-    `why` is why units are fixed that cannot be cut there.
+    `why` is the reason for fixing units that cannot be cut at these positions.
     """
     term = resolve(term)
     if (start, stop) == (0, term.size):
@@ -423,14 +422,14 @@ def _no_atoms(space: Variable) -> Atom:
 
 
 def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
-    """Unifies two terms: both have one structure afterwards.
+    """Unifies two terms, which then have one structure.
 
     Args:
       a: A term.
-      b: Another of the same size.
-      why: Why units are fixed where the structures exclude each other.
-      invariant: Makes an atom of a space at which nothing but the order of units can change; a
-        variable that meets atoms is bound to such.
+      b: Another term of the same size.
+      why: The reason for fixing units if the structures contradict each other.
+      invariant: A function that makes an atom of a space where only the order of units can change.
+        A variable that is unified with atoms is bound to such an atom.
     """
     a, b = resolve(a), resolve(b)
     if a is b:
@@ -444,7 +443,7 @@ def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
             _bind(b, a, invariant)
         case (Atom(), Atom()):
             if a.space is not b.space:
-                # Not free after all: the caller begins again with both fixed.
+                # The units are not free. The caller starts again with both fixed.
                 _exclude(a, b, why)
         case (Product(), Product()):
             _align_products(a, b, why, invariant)
@@ -455,7 +454,7 @@ def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
         case (_, Sum()):
             _align_blocks(b, a, why, invariant)
         case _:
-            # An atom is refined already: a product beside it excludes it.
+            # An atom is already refined, which contradicts a product.
             _exclude(a, b, why)
 
 
@@ -472,7 +471,7 @@ def _bind(variable: Variable, term: Term, invariant: Invariant) -> None:
 
 
 def _invariant(term: Term, invariant: Invariant) -> Term:
-    """The same term, at a place where nothing but the order of its units can change."""
+    """The same term at a place where only the order of its units can change."""
     if isinstance(term, Atom):
         return invariant(term.space)
     if isinstance(term, Product | Sum):
@@ -509,7 +508,7 @@ def _align_sums(a: Sum, b: Sum, why: str, invariant: Invariant) -> None:
 
 
 def _align_blocks(blocks: Sum, other: Term, why: str, invariant: Invariant) -> None:
-    # The places are listed before anything is refined.
+    # The places are listed before any refinement.
     at, places = 0, []
     for part in blocks.parts:
         places.append((part, at, at + part.size))

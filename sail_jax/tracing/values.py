@@ -1,4 +1,4 @@
-"""A value of a forward pass on labels, and the rules of primitives that act on such values."""
+"""Values of a forward pass on labels, and the registry of rules for primitives."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Pending(NamedTuple):
-    """A sum that may yet turn out to be a mean.
+    """A sum that may become a mean.
 
     Attributes:
-      labels: Of the axes over which it went; of what was squared, if squares were summed.
-      count: How many entries were summed.
+      labels: The labels of the summed axes; for a sum of squares, the labels before squaring.
+      count: The number of summed entries.
       squares: Whether squares were summed.
     """
 
@@ -32,24 +32,23 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of the forward pass, as far as its labels go.
+    """The labels of a value in the forward pass.
 
     Attributes:
-      axes: A label for each axis; None where all entries along the axis are equal.
-      numbers: The units that its integers number; None if it numbers none.
-      columns: Of such integers side by side along the last axis, the units that each numbers.
-        Only the next operation may use them.
-      beyond: Whether their count was added to such integers, as is done with negative ones.
-      number: The real number that it is, if constants alone make it, and it is a scalar or one
-        integer.
+      axes: A label for each axis; None if all entries along the axis are equal.
+      numbers: The units that its integers number, or None.
+      columns: For such integers concatenated along the last axis, the units that each numbers. Only
+        the next operation may use them.
+      beyond: Whether the number of units was added to such integers, as for negative indices.
+      number: Its real number, if it depends only on constants and is a scalar or one integer.
       zero: Whether it is known to be 0, or False.
       positive: Whether it is known to be at least 0.
-      nonzero: Whether it is known not to be 0, whatever the parameters are.
-      parametric: Whether its free axes vary as parameters and constants alone make them: it was
-        computed from such, and perhaps multiplied by something without free axes.
-      view: Whether it is a parameter, or holds entries of one in another shape.
+      nonzero: Whether it is known to be nonzero for all parameters.
+      parametric: Whether its variation along free axes depends only on parameters and constants. It
+        may be multiplied by a value without free axes.
+      view: Whether it is a parameter, or a reshaped part of one.
       square: Whether it is the square of a value with these labels. It keeps them until the next
-        operation shows whether the squares are summed.
+        operation, which may sum the squares.
       pending: A sum over units, if the value is a multiple of one.
     """
 
@@ -67,22 +66,22 @@ class Value:
     pending: Pending | None = None
 
     def shaped(self, axes: Sequence[Label]) -> "Value":
-        """Describes the same entries with other axes."""
+        """Returns the same entries with other axes."""
         return replace(self, axes=tuple(axes))
 
 
 @runtime_checkable
 class Tracer(Protocol):
-    """What rules may ask of the interpreter.
+    """The interface of the interpreter for rules.
 
     Attributes:
-      algebra: What unifies labels.
+      algebra: The algebra that unifies labels.
     """
 
     algebra: Algebra
 
     def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
-        """Carries out a jaxpr."""
+        """Runs a jaxpr."""
         ...
 
 
@@ -91,7 +90,7 @@ Rule = Callable[[Tracer, core.JaxprEqn, list[Value]], list[Value]]
 
 @dataclass
 class _Registry:
-    """Rules by the name of their primitive, and what they may look at beyond settled labels."""
+    """Rules by the name of their primitive, with flags for inputs beyond settled labels."""
 
     rules: dict[str, Rule] = field(default_factory=dict)
     lazy: set[str] = field(default_factory=set)
@@ -105,11 +104,11 @@ RULES = _Registry()
 def rule(
     *names: str, lazy: bool = False, view: bool = False, numbered: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Registers the rule of some primitives.
+    """Registers a rule for some primitives.
 
-    `lazy`: it takes squares and sums before it is known what becomes of them. `view`: its outcome
-    holds the entries of its operand in another shape. `numbered`: it looks at integers that number
-    units; for all other rules these units are fixed before, as their integers are computed with.
+    A `lazy` rule accepts unsettled squares and sums. The result of a `view` rule holds the entries
+    of its operand in another shape. A `numbered` rule uses integers that number units. For all
+    other rules these units are fixed first, because their integers are used in arithmetic.
     """
 
     def register(function: Rule) -> Rule:
@@ -129,10 +128,10 @@ def rule(
 def opened(
     jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[T], constant: Callable[[Any], T]
 ) -> tuple[core.Jaxpr, dict[Any, T], Callable[[Any], T]]:
-    """Gives a jaxpr its arguments.
+    """Binds the arguments of a jaxpr.
 
-    Returns the jaxpr, not closed; what is known of its variables so far; and a function that reads
-    a variable or a literal. `constant` describes constants.
+    Returns the jaxpr (not closed), the known values of its variables, and a function that reads a
+    variable or a literal. `constant` describes constants.
     """
     closed = isinstance(jaxpr, core.ClosedJaxpr)
     inner, consts = (jaxpr.jaxpr, jaxpr.consts) if closed else (jaxpr, ())
@@ -151,15 +150,15 @@ def shape(variable: Any) -> tuple[int, ...]:
 
 
 def is_floating(variable: Any) -> bool:
-    """Finds out whether a variable of a jaxpr holds real or complex numbers."""
+    """Checks whether a variable of a jaxpr holds real or complex numbers."""
     return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
 def constant(array: ArrayLike) -> Value:
     """Describes a constant.
 
-    It counts as varying along every axis: a table of cosines for one position has equal entries,
-    and for two it has not. One integer in an array is an index.
+    It counts as varying along every axis. A table of cosines has equal entries for one position,
+    but not for two. A single integer in an array is an index.
     """
     axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
@@ -180,9 +179,10 @@ def constant(array: ArrayLike) -> Value:
 
 
 def settled(tracer: Tracer, value: Value) -> Value:
-    """Settles a value that is used as it is: a sum that is not a mean, a square that is a curve.
+    """Settles a value that is used directly: its sum is not a mean, and its square is a
+    nonlinearity.
 
-    Returns the value, with labels of its own.
+    Returns the value with separate labels.
     """
     algebra = tracer.algebra
     value = joined(tracer, value)
@@ -203,9 +203,9 @@ def settled(tracer: Tracer, value: Value) -> Value:
 
 
 def joined(tracer: Tracer, value: Value) -> Value:
-    """Joins the parts of a value that were kept apart to be cut: none of them was, or not all.
+    """Joins the parts of a value that were kept separate for a cut, if not all were cut.
 
-    Returns the value, with one term for each axis.
+    Returns the value with one term for each axis.
     """
     where = tracer.algebra.where
 
@@ -218,18 +218,18 @@ def joined(tracer: Tracer, value: Value) -> Value:
 
 
 def parametric(values: Sequence[Value]) -> bool:
-    """Finds out whether some values are all parametric, and so their outcome."""
+    """Checks whether all values are parametric, which makes the result parametric."""
     return all(value.parametric for value in values)
 
 
 def scaled(values: Sequence[Value]) -> bool:
-    """Finds out whether a product of some values is parametric."""
+    """Checks whether a product of values is parametric."""
     free = [value for value in values if any(True for t in value.axes for _ in leaves(t))]
     return parametric(free if free else values)
 
 
 def whole(tracer: Tracer, *values: Value) -> None:
-    """Fixes the units that integers number, as the integers are computed with."""
+    """Fixes the units that integers number, because the integers are used in arithmetic."""
     for value in values:
         for units in (value.numbers, *value.columns):
             if units is not None:
@@ -237,7 +237,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
 
 
 def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Fixes every axis: the rule of primitives that have none, right whatever they compute."""
+    """Fixes every axis: the rule for primitives without a rule, correct whatever they compute."""
     whole(tracer, *values)
     for value in values:
         for label in value.axes:

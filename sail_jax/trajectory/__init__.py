@@ -1,9 +1,9 @@
-"""Averages over one training run: of its checkpoints, and of its iterates while it trains.
+"""Averages over one training run: of its checkpoints, or of its iterates during training.
 
-The mean of a run's last checkpoints stands in for a decay of the learning rate. `weights` and
-`weights_at` have the weight of each checkpoint for a shape of decay. `weights_of` and `decay_of`
-turn factors of decay into weights and back. `methods.trajectory` is the merge with these weights,
-and `average_checkpoints` averages files. `average_params` keeps an average beside an optimiser.
+The mean of a run's last checkpoints can replace a decay of the learning rate. `weights` and
+`weights_at` compute the weight of each checkpoint for a shape of decay. `weights_of` and `decay_of`
+convert factors of decay to weights and back. `methods.trajectory` is the merge with these weights,
+and `average_checkpoints` averages files. `average_params` keeps an average next to an optimiser.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from sail_jax.trajectory.shapes import (
 if TYPE_CHECKING:
     from sail_jax.trajectory.online import AverageState, average_params, averaged
 
-# They bring optax with them, when they are first asked for.
+# These names import optax on first use.
 __getattr__, __dir__ = lazily(
     __name__, dict.fromkeys(("AverageState", "average_params", "averaged"), "online")
 )

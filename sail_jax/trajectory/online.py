@@ -1,6 +1,6 @@
-"""Averages of the parameters that an optimiser keeps while it trains.
+"""Averages of parameters that an optimiser keeps during training.
 
-This module imports optax, and so is not imported by `sail_jax`.
+This module imports optax. `sail_jax` therefore does not import it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -19,13 +19,13 @@ Kind = Literal["uniform", "ema", "shape"]
 
 
 class AverageState(NamedTuple):
-    """What `average_params` keeps.
+    """The state of `average_params`.
 
     Attributes:
       count: The number of updates so far.
       mean: The average in float32 (float64 for parameters in float64), sharded like the parameters.
         Leaves that are not floating have their newest value.
-      newer: For "uniform", the mean of the window that is being filled; None for other kinds.
+      newer: For "uniform", the mean of the current window; None for other kinds.
       in_mean: The number of iterates in `mean`.
       in_newer: The number of iterates in `newer`.
       like: An array of the parameters' dtype; one for each leaf if their dtypes differ.
@@ -48,39 +48,40 @@ def average_params(
     total_steps: int | None = None,
     every: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps an average of the parameters beside an optimiser, and passes its updates through.
+    """Keeps an average of the parameters next to an optimiser, and passes updates through.
 
-    It stands last in a chain, so that params + updates is the next iterate. Put it inside of
+    Put it last in a chain, where params + updates is the next iterate. Put it inside
     `optax.MultiSteps`, which calls it once for each real step. `averaged` reads the average. The
-    kinds:
+    kinds are:
 
-    - "uniform": the mean of the last iterates, `window` to 2 * `window` - 1 of them (all of them
-      at first). Two means are kept: of the last whole window, and of the one that is being filled.
+    - "uniform": the mean of the last `window` to `2 * window - 1` iterates (at first, of all
+      iterates). Two means are kept, of the last whole window and of the current window.
     - "ema": the exponential moving average without bias, with the factor `decay`.
-    - "shape": the weights of `weights(shape, n)` for a run whose end is known. The iterates of the
-      last `window` steps of `total_steps` are averaged, or of all steps. Before them the average
-      is the newest iterate. In the middle of them it is the average of those so far, with the same
-      weights. After them it stays.
+    - "shape": the weights of `weights(shape, n)` for a run with a known end. It averages the
+      iterates of the last `window` steps of `total_steps`, or of all steps. Before the window, the
+      average is the newest iterate. During the window, it is the average so far, with the same
+      weights. After the window, it does not change.
 
-    An average takes 4 bytes for each parameter, and "uniform" 8. Iterates are added in float32:
-    a mean of n iterates does not see a change below n * 1e-7 of a parameter. For more than about
-    10^4 iterates, average every tenth or hundredth of them with `every`.
+    An average takes 4 bytes for each parameter, and "uniform" 8. Iterates are added in float32. A
+    mean of n iterates therefore ignores a relative change below n * 1e-7. For more than about 10^4
+    iterates, average every tenth or hundredth iterate with `every`.
 
     Args:
       kind: The kind of average.
       window: For "uniform" and "shape", a number of steps.
-      decay: For "ema", and for the shape "ema"; between 0 and 1, for each iterate that is averaged.
+      decay: For "ema" and for the shape "ema", the factor for each averaged iterate, between 0 and
+        1.
       shape: For "shape"; see `weights`.
       total_steps: For "shape", the step after which the average is complete.
-      every: Only each iterate whose number of steps is a multiple of this is averaged; so are
-        `window` and `total_steps`.
+      every: Only iterates at multiples of this number of steps are averaged. `window` and
+        `total_steps` must be multiples of it.
 
     Returns:
-      A transformation whose updates are those it gets. Its `update` needs `params`.
+      A transformation that returns its updates unchanged. Its `update` needs `params`.
 
     Raises:
-      ValueError: For an unknown kind, and for arguments that are missing, out of range, or belong
-        to another kind.
+      ValueError: For an unknown kind, and for arguments that are missing, out of range, or for
+        another kind.
 
     >>> optimizer = optax.chain(optax.sgd(1.0), average_params("uniform", window=2))
     >>> params = {"a": jnp.array(0.0)}
@@ -94,7 +95,7 @@ def average_params(
     gains = _gains(kind, window, decay, shape, total_steps, every)
     whole = window // every if kind == "uniform" and window is not None else None
 
-    def init(params: PyTree) -> PyTree:  # optax names no pytrees in its types
+    def init(params: PyTree) -> PyTree:  # optax's types do not cover pytrees
         start = jax.tree.map(_wide, params)
         newer = None if whole is None else jax.tree.map(jnp.zeros_like, start)
         zero = jnp.zeros((), jnp.int32)
@@ -119,7 +120,7 @@ def average_params(
         full = filled >= whole
 
         def chosen(a: PyTree, b: PyTree) -> PyTree:
-            # What is not averaged has its newest value in both.
+            # Leaves that are not averaged have their newest value in both.
             pick = lambda a, b: jnp.where(full, a, b) if _averages(a.dtype) else a  # noqa: E731
             return jax.tree.map(pick, a, b)
 
@@ -136,17 +137,17 @@ def average_params(
 
 
 def averaged(state: PyTree) -> PyTree:
-    """Returns the average that `average_params` keeps, in the dtypes of the parameters.
+    """Returns the average of `average_params`, in the dtypes of the parameters.
 
     Args:
-      state: The state of an optimiser with `average_params` anywhere in it, or a pytree that holds
-        such a state, like a Flax TrainState; of an `nnx.Optimizer` its `opt_state`.
+      state: The state of an optimiser with `average_params` anywhere in it, or a pytree with such a
+        state, like a Flax TrainState. For an `nnx.Optimizer`, its `opt_state`.
 
     Returns:
-      The averaged parameters; the first parameters before the first update.
+      The averaged parameters. Before the first update, the initial parameters.
 
     Raises:
-      ValueError: If there is no average in the state, or more than one.
+      ValueError: Unless the state has exactly one average.
 
     >>> averaged(average_params("ema", decay=0.9).init({"a": jnp.ones(2, jnp.bfloat16)}))
     {'a': Array([1, 1], dtype=bfloat16)}
@@ -179,7 +180,9 @@ def _gains(
     total_steps: int | None,
     every: int,
 ) -> Any:
-    """How far an average moves towards the next iterate, given how many came before; checked."""
+    """Checks the arguments; returns the step towards the next iterate, given the number of earlier
+    iterates.
+    """
     one_of("kind", kind, Kind)
     _whole("every", every, 1)
     takes = {
@@ -198,7 +201,7 @@ def _gains(
         check_decay("ema", decay)
         assert decay is not None
         slope = float(np.log(decay))
-        # The mean of n + 1 iterates has the weight (1 - b)/(1 - b^(n+1)) for the last.
+        # In the mean of n + 1 iterates, the last has the weight `(1 - b)/(1 - b^(n+1))`.
         return lambda n: (1 - decay) / -jnp.expm1(slope * jnp.maximum(n + 1, 1))
     _whole("total_steps", total_steps, every)
     assert total_steps is not None
@@ -210,7 +213,7 @@ def _gains(
     if shape is None:
         raise ValueError("shape: expected the name of a shape, got None")
     c = weights(shape, many, decay=decay)
-    # Before the window the average follows the iterates, and after it no iterate moves it.
+    # Before the window the average follows the iterates. After the window it does not change.
     table = np.concatenate([[1.0], c / np.cumsum(c), [0.0]]).astype(np.float32)
     return lambda n: jnp.asarray(table)[jnp.clip(n - (last - many) + 1, 0, many + 1)]
 
@@ -228,22 +231,22 @@ def _averages(dtype: Any) -> bool:
 
 
 def _wide(x: Array) -> Array:
-    """A copy in float32 at least; a copy, since parameters and state may both be donated."""
+    """A copy in float32 or wider, because parameters and state may both be donated."""
     x = jnp.asarray(x)
     wide = jnp.promote_types(x.dtype, jnp.float32) if _averages(x.dtype) else x.dtype
     return jnp.array(x, wide, copy=True)
 
 
 def _towards(a: Array, x: Array, gain: Float[Array, ""]) -> Array:
-    """a + gain (x - a) in the dtype of a; the newest value of what is not averaged."""
+    """a + gain (x - a) in the dtype of a; the newest value for leaves that are not averaged."""
     if not _averages(a.dtype):
         return jnp.asarray(x, a.dtype)
     return a + gain.astype(jnp.finfo(a.dtype).dtype) * (x.astype(a.dtype) - a)
 
 
 def _like(params: PyTree) -> tuple[Array, ...]:
-    """Arrays of the dtypes of the floating leaves: one if they agree."""
-    # Arrays and no names: a state of arrays alone is saved, sharded and mapped like any other.
+    """Arrays with the dtypes of the floating leaves; one array if all are equal."""
+    # Arrays instead of names, because a state of only arrays can be saved, sharded and mapped.
     dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(params)]
     floating = [dtype for dtype in dtypes if _averages(dtype)] or [jnp.dtype(jnp.float32)]
     each = floating[:1] if len(set(floating)) == 1 else dtypes

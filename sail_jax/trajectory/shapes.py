@@ -1,12 +1,12 @@
-"""Weights of a run's checkpoints, and the decay of the learning rate for which each set stands.
+"""Weights of a run's checkpoints, and the equivalent decay of the learning rate.
 
 Checkpoints theta_0, ..., theta_k are listed oldest first, n = k + 1, with the updates U_i = theta_i
 - theta_{i-1} between them. With d_0 = 1 and d_{k+1} = 0,
 
     sum_j c_j theta_j = theta_0 + sum_i d_i U_i    where  c_j = d_j - d_{j+1},  d_i = sum_{j>=i} c_j
 
-So the average with weights c is the point that the same updates reach when each U_i is multiplied
-by d_i. This holds for updates that are given, of any optimiser. A run with a decayed rate would
+The average with weights c is therefore the point that the same updates reach when each U_i is
+multiplied by d_i. This holds for given updates of any optimiser. A run with a decayed rate would
 have taken other updates.
 """
 
@@ -24,12 +24,12 @@ Shape = Literal["uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 """All values of `Shape`."""
 At = Literal["points", "means"]
-"""Where the decay of an update is read; see `weights_at`."""
+"""The convention for the decay of an update; see `weights_at`."""
 Vector = Float[np.ndarray, "n"]
 
 
 def weights(shape: Shape, n: int, *, decay: float | None = None) -> Vector:
-    """Computes the weight of each of n checkpoints at even distances, for a shape of decay.
+    """Computes the weight of each of n equidistant checkpoints, for a shape of decay.
 
     | shape | c_j | d_i |
     |---|---|---|
@@ -46,14 +46,14 @@ def weights(shape: Shape, n: int, *, decay: float | None = None) -> Vector:
     Args:
       shape: The shape.
       n: The number of checkpoints, at least 1.
-      decay: The factor b in (0, 1), for "ema" alone.
+      decay: The factor b in (0, 1), only for "ema".
 
     Returns:
       The weights c, oldest checkpoint first. They are positive and sum to 1.
 
     Raises:
       ValueError: For an unknown shape, for n < 1, and for a `decay` that is missing, out of range,
-        or given to another shape.
+        or given for another shape.
 
     References:
       Tian et al., WSM: Decay-free learning rate schedule via checkpoint merging, 2025 (arXiv
@@ -86,30 +86,32 @@ def weights(shape: Shape, n: int, *, decay: float | None = None) -> Vector:
 def weights_at(
     steps: Sequence[int], shape: Shape, at: At = "points", *, decay: float | None = None
 ) -> Vector:
-    """Computes the weight of each checkpoint of a run, from the steps at which they were saved.
+    """Computes the weight of each checkpoint of a run, from the steps of the checkpoints.
 
-    The shape is a function f of the place in the run, which falls from f(0) = 1 to f(1) = 0. There
-    are two conventions for the factor d_i of the update between two checkpoints:
+    The shape is a function f of the position in the run that falls from f(0) = 1 to f(1) = 0. The
+    factor d_i of the update between two checkpoints follows one of two conventions:
 
-    - "points": d_i = f(x_i) with x_i = (t_i - t_0) / (t_k - t_0) * k/n. The decay would reach 0 one
-      mean distance after the last step. At even distances these are `weights(shape, n)`.
-    - "means": d_i is the mean of f from x_{i-1} to x_i, where x_i = (t_i - t_0) / (t_k - t_0). The
-      decay reaches 0 at the last step. At even distances "linear" is the trapezoid rule then, in
-      which the first and the last checkpoint have half of the weight of the others.
+    - "points": `d_i = f(x_i)` with `x_i = (t_i - t_0) / (t_k - t_0) * k/n`. The decay would reach 0
+      one mean distance after the last step. For equidistant checkpoints these are
+      `weights(shape, n)`.
+    - "means": d_i is the mean of f from `x_{i-1}` to `x_i`, where
+      `x_i = (t_i - t_0) / (t_k - t_0)`. The decay reaches 0 at the last step. For equidistant
+      checkpoints, "linear" is then the trapezoid rule. Its first and last checkpoint have half the
+      weight of the others.
 
-    "uniform" gives every checkpoint the weight 1/n at any steps, in both conventions.
+    "uniform" gives every checkpoint the weight 1/n for any steps, in both conventions.
 
     Args:
-      steps: The steps, in rising order; only their distances matter.
+      steps: The steps in rising order. Only their distances matter.
       shape: The shape; see `weights`.
       at: The convention.
       decay: The factor of "ema" for a mean distance between checkpoints; see `weights`.
 
     Returns:
-      The weights, oldest checkpoint first. They are not negative and sum to 1.
+      The weights, oldest checkpoint first. They are nonnegative and sum to 1.
 
     Raises:
-      ValueError: For steps that do not rise, for another convention, and as `weights` does.
+      ValueError: For steps that do not rise, for an unknown convention, and as in `weights`.
 
     >>> weights_at([100, 200, 400], "linear").round(3).tolist()
     [0.222, 0.444, 0.333]
@@ -134,7 +136,7 @@ def weights_at(
 
 
 def _decayed(shape: Shape, x: Vector, n: int, decay: float | None) -> tuple[Vector, Vector]:
-    """The shape f at places x of a run of n checkpoints, and its integral F from 0."""
+    """The shape f at positions x of a run with n checkpoints, and its integral F from 0."""
     if shape == "cosine":
         return (1 + np.cos(math.pi * x)) / 2, (x + np.sin(math.pi * x) / math.pi) / 2
     if shape == "1-sqrt":
@@ -153,17 +155,17 @@ def _decayed(shape: Shape, x: Vector, n: int, decay: float | None) -> tuple[Vect
 
 
 def weights_of(factors: Sequence[float] | np.ndarray) -> Vector:
-    """Computes the weights of the average that stands for given factors of the updates.
+    """Computes the weights of the average that is equivalent to given factors on updates.
 
     Args:
-      factors: d_0, ..., d_k with d_0 = 1: what multiplies the update before each checkpoint.
+      factors: d_0, ..., d_k with d_0 = 1, the factors on the updates before each checkpoint.
 
     Returns:
-      The weights c_j = d_j - d_{j+1}, which sum to 1. They are not negative if no factor exceeds
-      the one before it.
+      The weights c_j = d_j - d_{j+1}, which sum to 1. They are nonnegative if the factors do not
+      rise.
 
     Raises:
-      ValueError: Unless the factors are finite numbers, the first of them 1.
+      ValueError: Unless the factors are finite numbers, and the first is 1.
 
     >>> weights_of([1.0, 0.5, 0.25]).tolist()
     [0.5, 0.25, 0.25]
@@ -175,7 +177,7 @@ def weights_of(factors: Sequence[float] | np.ndarray) -> Vector:
 
 
 def decay_of(weights: Sequence[float] | np.ndarray) -> Vector:
-    """Computes the factors of the updates for which the average with given weights stands.
+    """Computes the factors on updates that are equivalent to an average with given weights.
 
     Args:
       weights: The weights c, oldest checkpoint first, which sum to 1.
@@ -190,13 +192,13 @@ def decay_of(weights: Sequence[float] | np.ndarray) -> Vector:
     [1.0, 0.5, 0.25]
     """
     d = np.cumsum(_convex(weights)[::-1])[::-1].copy()
-    # The rest of d is as exact as its own sums are; here the value is known.
+    # Other entries of d have rounding errors from sums. The first is known exactly.
     d[0] = 1.0
     return d
 
 
 def effective_number(weights: Sequence[float] | np.ndarray) -> float:
-    """Computes the number of equal weights that would average independent noise as well.
+    """Computes the number of equal weights that would reduce independent noise as much.
 
     Args:
       weights: The weights c, which sum to 1.
@@ -205,7 +207,7 @@ def effective_number(weights: Sequence[float] | np.ndarray) -> float:
       1 / sum of c_j^2.
 
     Raises:
-      ValueError: As `decay_of` does.
+      ValueError: As in `decay_of`.
 
     >>> effective_number([0.5, 0.5])
     2.0
@@ -214,16 +216,16 @@ def effective_number(weights: Sequence[float] | np.ndarray) -> float:
 
 
 def mean_age(weights: Sequence[float] | np.ndarray) -> float:
-    """Computes how many checkpoints the average lies behind the last one.
+    """Computes the mean age of the average, in checkpoints behind the last.
 
     Args:
       weights: The weights c, oldest checkpoint first, which sum to 1.
 
     Returns:
-      sum of (k - j) c_j, which equals k less the sum of the factors d_1, ..., d_k.
+      sum of (k - j) c_j, which equals k minus the sum of the factors d_1, ..., d_k.
 
     Raises:
-      ValueError: As `decay_of` does.
+      ValueError: As in `decay_of`.
 
     >>> mean_age([0.25, 0.25, 0.5])
     0.75
@@ -233,14 +235,14 @@ def mean_age(weights: Sequence[float] | np.ndarray) -> float:
 
 
 def check_decay(shape: Shape, decay: float | None) -> None:
-    """Checks the name of a shape, and that its factor fits it.
+    """Checks the name of a shape and its factor.
 
     Args:
       shape: The shape.
-      decay: The factor of "ema", None for other shapes.
+      decay: The factor of "ema"; None for other shapes.
 
     Raises:
-      ValueError: As `weights` does.
+      ValueError: As in `weights`.
     """
     one_of(argument("shape"), shape, SHAPES)
     if shape != "ema" and decay is not None:
@@ -259,7 +261,7 @@ def _vector(name: str, values: Sequence[float] | np.ndarray) -> Vector:
 
 
 def _convex(values: Sequence[float] | np.ndarray) -> Vector:
-    """Weights that sum to 1, to rounding."""
+    """Checks that weights sum to 1, up to rounding."""
     c = _vector("weights", values)
     if abs(c.sum() - 1) > 1e-9 * max(1.0, np.abs(c).sum()):
         raise ValueError(f"weights: expected a sum of 1, got {c.sum()}")

@@ -37,7 +37,7 @@ def test_the_claim_of_the_page_is_in_the_ledger_and_accounted_for(add):
     found = add(CODE)
     stem = "features-are-fate/T3.6-noiseless"
     assert [c.id for c in found] == [f"{stem}/ours", f"{stem}/limit"]
-    assert (found[0].domain, found[0].note) == ("n=5, d=10, σ=0", "seen: 5 % of it")
+    assert (found[0].domain, found[0].note) == ("n=5, d=10, σ=0", "The test detects 5 % of it.")
     ledger = run(Config())
     assert ledger["ok"].values.all()
     assert ledger["unnoticed"].values.tolist() == ["", ""]

@@ -1,14 +1,14 @@
-"""Recommendations of how to use a source: the method of least expected risk, and by how much.
+"""Recommends how to use a source, by the method of least expected risk.
 
 `advise` takes numbers, `advise_tasks` the two weight vectors, `advise_features` a matrix of
-features, and `advise_sample` nothing but a sample of the target task. The risks come from `risks`,
+features, and `advise_sample` only a sample of the target task. The risks come from `risks`,
 `covariance`, `subspace` and `penalised`.
 
-Methods at their best are compared with other methods at their best: whoever may choose a penalty
-for transfer may choose one from scratch. The candidates with a penalty are ridge transfer, ridge
-regression from scratch, and L2-SP, which pulls the weights towards the source. Each has the penalty
-of least expected risk, which knows the noise and the angle. The paper compares transfer with
-scratch training without a penalty; `against="unregularised"` does that.
+Every method is compared at its best. Who can choose a penalty for transfer can also choose one from
+scratch. The candidates with a penalty are ridge transfer, ridge regression from scratch, and L2-SP,
+which pulls the weights towards the source. Each has the penalty of least expected risk, which
+depends on the noise and the angle. The paper compares transfer with scratch training without a
+penalty. `against="unregularised"` does so, too.
 """
 
 import math
@@ -36,7 +36,7 @@ class Advice(NamedTuple):
         "ridge transfer", "fine-tuning" or "L2-SP".
       risk: Its expected risk.
       runner_up: Name of the second-best method.
-      margin: By how much the runner-up's risk is larger.
+      margin: The runner-up's risk minus the best risk.
       risks: Expected risk of each method.
     """
 
@@ -169,8 +169,8 @@ def advise_tasks(
     """Recommends how to use a source, given the weight vectors of both tasks.
 
     With `inputs`, the risks of scratch training, of fine-tuning and of the methods of `penalised`
-    are deterministic equivalents (n and d large). The others are exact. Without, they are those of
-    `transfer_risks`.
+    are deterministic equivalents (n and d large). The others are exact. Without `inputs`,
+    `transfer_risks` computes the risks.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -234,12 +234,13 @@ def advise_features(
     sigma: float,
     against: Against = "regularised",
 ) -> Advice:
-    """Recommends how to use a source that left k features, for a target of m outputs.
+    """Recommends how to use a source with k features, for a target of m outputs.
 
-    Fine-tuning from k > 1 features without a penalty has no known law and is left out. "scratch"
-    and "linear transfer" are exact. The methods with a penalty are deterministic equivalents (n and
-    k large), each at its best penalties. Of L2-SP the source gives only the features: the part of
-    the fit outside their span is pulled to 0 with one penalty, and the part inside with another.
+    Fine-tuning from k > 1 features without a penalty is left out, since its law is unknown.
+    "scratch" and "linear transfer" are exact. The methods with a penalty are deterministic
+    equivalents (n and k large), each at its best penalties. L2-SP uses only the source's features
+    here. It pulls the part of the fit outside of their span to 0 with one penalty, and the part
+    inside with another.
 
     Args:
       features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
@@ -277,7 +278,7 @@ def advise_features(
     }
     if of.explained > 0:
         best = of.k * noise / (n * of.explained)
-        # The features are isotropic: only the length of the signal matters, not its direction.
+        # The features are isotropic, so only the length of the signal matters.
         signal = jnp.zeros(of.k).at[0].set(of.explained)
         at = covariance.equivalent(jnp.ones(of.k), n, best)
         by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
@@ -306,14 +307,14 @@ def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
 
 
 class SampleAdvice(NamedTuple):
-    """Advice from a sample of the target task, with the estimates that it rests on.
+    """Advice from a sample of the target task, with the estimates behind it.
 
     Attributes:
       advice: The recommendation.
-      stderr: For each method, the standard error of how much more risk it leaves than the advised
-        one; inf where that is infinite without some of the blocks.
-      undecided: Methods within two standard errors of the advised one; the sample cannot tell them
-        apart.
+      stderr: For each method, the standard error of its risk minus the advised method's risk. It is
+        inf where the difference is infinite without some of the blocks.
+      undecided: Methods within two standard errors of the advised one. The sample cannot separate
+        them.
       theta: Estimated angle between source and target, in radians.
       sigma: Estimated standard deviation of the label noise.
       size: Estimated |beta_t|.
@@ -342,9 +343,9 @@ def advise_sample(
 ) -> SampleAdvice:
     """Recommends how to use a source, given only a sample of the target task.
 
-    Nothing is trained, and n < d is allowed. The moments are estimated without bias: |beta_t|^2
-    from y_i y_j x_i.x_j over pairs i != j, <beta_s, beta_t> from y x.beta_s, and sigma^2 from what
-    these leave of y^2. Inputs are taken to be centred, with one common variance that is estimated.
+    Nothing is trained, and n < d is allowed. The moments are estimated without bias. |beta_t|^2
+    comes from y_i y_j x_i.x_j over pairs i != j, and <beta_s, beta_t> from y x.beta_s. sigma^2 is
+    the rest of y^2. Inputs are taken to be centred, with one common variance that is estimated.
     Standard errors are a jackknife over blocks of the sample.
 
     Args:
@@ -370,7 +371,7 @@ def advise_sample(
     if not 2 <= blocks <= n // 2:
         raise ValueError(f"blocks must be from 2 to n / 2 = {n // 2}; got {blocks}")
     scale = jnp.sqrt(jnp.mean(x**2))
-    # In inputs of unit variance, which the closed forms assume; x.beta_s stays as it is.
+    # The closed forms assume inputs of unit variance. x.beta_s is unchanged.
     x, beta_s = x / scale, beta_s * scale
     norms2 = jnp.sum(x**2, axis=-1)
     # Sums over the sample without each block in turn, and over all of it (row 0).
@@ -399,7 +400,7 @@ def advise_sample(
     for name in by_method:
         risk, best = by_method[name], by_method[advice.method]
         gaps = (size2 * jnp.where(risk == best, 0.0, risk - best))[1:]  # both may be infinite
-        # The jackknife's variance; paired, since the methods are compared on the same sample.
+        # The jackknife's variance is paired, since the methods are compared on the same sample.
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
         if jnp.isinf(gaps).any():
             stderr[name] = 0.0 if (gaps == gaps[0]).all() else math.inf
@@ -480,7 +481,7 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
 def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
     """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
-    # `sorted` is stable: where methods tie, the simpler one is named.
+    # `sorted` is stable, so the simpler one of equal methods comes first.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     margin = 0.0 if plain[second] == plain[first] else plain[second] - plain[first]  # both infinite
     return Advice(first, plain[first], second, margin, plain)

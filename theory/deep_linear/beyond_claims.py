@@ -1,9 +1,9 @@
 """Transfer past features-are-fate: any covariance, training time, finite source data, rank k.
 
-Laws that the paper does not have, each beside a simulation of real data or of the real network.
-Where the estimator of fine-tuning is averaged over data the row says so, and `flow_claims` has
-networks. The deterministic equivalents hold for n, d large: the simulation is extrapolated from d
-and 2 d.
+These laws are not in the paper. Each is compared with a simulation of the data or of the network.
+The domain of a claim states where the estimator of fine-tuning is averaged over data; `flow_claims`
+trains networks. The deterministic equivalents hold for large n and d, so the simulation is
+extrapolated from d and 2 d.
 """
 
 from math import inf, sqrt
@@ -50,13 +50,13 @@ BEYOND = f"beyond {PAPER}:"
 
 
 class Anisotropic(NamedTuple):
-    """A regression of four eigenvalues, each d/4 times: its theory depends on n / d alone.
+    """A regression with four eigenvalues, each d/4 times. Its theory depends only on n / d.
 
     Attributes:
       load: n / d.
       sigma: Standard deviation of the label noise.
       ridge: The ridge of ridge regression.
-      time: How long fine-tuning takes that does not end.
+      time: The duration of fine-tuning that is stopped early.
       d: The smaller dimension.
     """
 
@@ -87,7 +87,7 @@ METHODS = ("scratch", "ridge", "fine-tune-L2", "fine-tune-Linf", "time")
 
 
 def _fits(x: np.ndarray, y: np.ndarray, beta_s: np.ndarray) -> dict[str, np.ndarray]:
-    """The predictors of `METHODS`, each `[draws d]`."""
+    """Computes the predictors of `METHODS`, each `[draws d]`."""
     n, kernel = y.shape[-1], x @ x.swapaxes(1, 2)
     z = x @ beta_s
     rest = (y - z)[..., None]
@@ -105,8 +105,9 @@ def _fits(x: np.ndarray, y: np.ndarray, beta_s: np.ndarray) -> dict[str, np.ndar
 
 
 def _decay(a: np.ndarray) -> np.ndarray:
-    """exp(-a) of symmetric matrices of norms up to 40, in float32 (of 1e-6, far below the standard
-    error, and in half the time): a series, squared six times."""
+    """Computes exp(-a) of symmetric matrices of norms up to 40, by a series that is squared six
+    times. float32 takes half of the time, and its error of 1e-6 is far below the standard error.
+    """
     a, identity = a.astype(np.float32), np.eye(a.shape[-1], dtype=np.float32)
     decay = identity
     for k in range(8, 0, -1):
@@ -117,7 +118,7 @@ def _decay(a: np.ndarray) -> np.ndarray:
 
 
 def _mean_risks(rng: np.random.Generator, d: int, draws: int) -> dict[str, Estimate]:
-    """The mean risk of each of `METHODS`, on the same data."""
+    """Averages the risk of each of `METHODS` on the same data."""
     s, beta_s, beta_t, n = A.problem(d)
     values = {method: [] for method in METHODS}
     for _ in range(10):
@@ -130,7 +131,7 @@ def _mean_risks(rng: np.random.Generator, d: int, draws: int) -> dict[str, Estim
 
 @once
 def _limit_risks(key: Array, quick: bool) -> dict[str, Estimate]:
-    """The mean risks as d -> inf, from d and 2 d."""
+    """Extrapolates the mean risks to d -> inf from d and 2 d."""
     rng, draws = generator(key), 1_000 if quick else 12_000
     small, large = (_mean_risks(rng, d, n) for d, n in ((A.d, draws // 2), (2 * A.d, draws)))
     return {method: extrapolate(small[method], large[method]) for method in METHODS}
@@ -149,9 +150,10 @@ DEPTH = 3
     "{one}, L={depth}, α={alpha}, t={time:g}, step size extrapolated to 0",
 )
 def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
-    """db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]: risk in time, of a trained network
+    """db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]. The risk of a trained network is compared
+    along time
 
-    tolerance rate² + α
+    The tolerance is rate² + α.
     """
     x, y, source = map(jnp.asarray, (*one_sample(one), np.eye(one.d)[0]))
     beta = flow.fine_tuning_flow(x, y, source, [time], depth)[0]
@@ -168,13 +170,14 @@ def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
     overlooks="tightened",
 )
 def _():
-    """the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95
+    """The sampler has the law of R_ft, by √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95
 
-    two-sample Kolmogorov-Smirnov: exceeded with probability 1e-3 if the laws agree
+    This is the two-sample Kolmogorov-Smirnov test. If the laws agree, the bound is exceeded with
+    probability 1e-3.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """The statistic of simulated against drawn risks, times sqrt(m m'/(m + m'))."""
+        """Compares simulated and drawn risks, by the statistic times sqrt(m m'/(m + m'))."""
         draws = 500 if quick else 2_100
         law_key, key = jax.random.split(key)  # the test is of independent samples
         law = distributions.fine_tuning_law(
@@ -190,7 +193,7 @@ def _():
 
 
 def _finite_source(mode: str) -> Simulate:
-    """Mean risk of transfer from a source that was itself fitted to samples."""
+    """Simulates the mean risk of transfer from a source that was itself fitted to samples."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, values = generator(key), []
@@ -221,8 +224,10 @@ def _finite_source(mode: str) -> Simulate:
     ),
 )
 def _(mode, text, how):
-    """{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)"""
-    # Over exact draws, whose error adds 5 % to that of 2,000 simulated ones.
+    """{text} from a source fitted to n_s samples has the E R that follows from the law of (|β̂_s|,
+    θ̂)
+    """
+    # The mean is over exact draws. Their error adds 5 % to the error of 2,000 simulated draws.
     keys = jax.random.split(jax.random.key(1), 2)
     source = pretraining.source_law(
         keys[0], n=SOURCE.n, d=AT.d, theta=AT.theta, sigma=SOURCE.sigma, draws=EXACT
@@ -286,9 +291,10 @@ _TUNED = f"two layers, d={WIDTH}, n=9, m=k={OUTPUTS}, gradient descent"
     effect=0.25,
 )
 def _(large=2e-2, small=1e-2):
-    """rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s: order in α of what leaves it
+    """Rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s. The order in α of the part outside
+    is 2
 
-    seen: .25, which tells order 2 from 1 and 3; tolerance for the next order
+    The test detects .25, which separates order 2 from 1 and 3. The tolerance covers the next order.
     """
     coarse, fine = (_rank_k_tuned(alpha, 0.02).outside for alpha in (large, small))
     return 2.0, measured(lambda: jnp.log2(coarse / fine), 0.05)
@@ -300,9 +306,9 @@ def _(large=2e-2, small=1e-2):
     f"{_TUNED}, α={{alpha}}, step size extrapolated to 0",
 )
 def _(alpha=1e-3):
-    """rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P), an identity: its relative change
+    """Rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P). Its relative change is 0
 
-    fixes the limit up to a rotation in O(k)
+    This This This fixes the limit up to a rotation in O(k)...
     """
     coarse, fine = (_rank_k_tuned(alpha, rate).drift for rate in (0.02, 0.01))
     return 0.0, measured(lambda: 2 * fine - coarse, 1e-4)
@@ -319,11 +325,11 @@ EIGENVALUES = f"eigenvalues 1, 1/2, 1/4, 1/8, γ={A.load}, σ={A.sigma}, d={A.d}
     EIGENVALUES,
 )
 def _():
-    """E R_lt is the isotropic law at the angle in the Σ inner product"""
+    """E R_lt follows the isotropic law, at the angle in the inner product of Σ"""
     s, beta_s, beta_t, n = A.problem(A.d)
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """The fit is a multiple of the source."""
+        """Fits a multiple of the source."""
         rng = generator(key)
         x = rng.standard_normal((800 if quick else 8_000, n, A.d)) * np.sqrt(s)
         y, z = x @ beta_t + A.sigma * rng.standard_normal(x.shape[:2]), x @ beta_s
@@ -402,7 +408,7 @@ for _effect, _case in (
     def _(method, statement, how, law):
         """{statement}
 
-        seen: 5 %, or .05, as extrapolation in size triples the error
+        The test detects 5 %, or .05, as extrapolation in size triples the error.
         """
         *problem, n = A.problem(A.d)
         return law(*map(jnp.asarray, problem), n), lambda *how: _limit_risks(*how)[method]

@@ -1,9 +1,9 @@
-"""features-are-fate (arXiv 2410.08194), Section 3: as printed, and as true.
+"""features-are-fate (arXiv 2410.08194), Section 3, as printed and corrected.
 
-Means are over independent Gaussian data sets (`regressions`); networks are trained by gradient
-descent (`networks`). Rows of fine-tuning that average its estimator over data say so: their
-simulator has the estimator's c, in closed form, and no formula of the mean. `flow_claims` has
-networks in its place.
+Means are over independent Gaussian data sets (`regressions`). Networks are trained by gradient
+descent (`networks`). Some claims on fine-tuning average its estimator over data, and their domains
+state this. Their simulator uses the estimator's c in closed form, but no formula of the mean.
+`flow_claims` trains networks instead.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ LABELS = 16  # of the same inputs, where the noise of labels is most of the erro
 ONE = Setting(24, 40, pi / 4, 0.8)  # the data set on which networks are trained
 
 
-# Compiled whole: operation by operation it takes longer to compile.
+# As one program it compiles faster than operation by operation.
 small_weights = jax.jit(networks.small_weights, static_argnums=(1, 2))
 
 
@@ -93,12 +93,12 @@ def tuned_for(
 for _name, _limit, _finite in (
     (
         "under",
-        (Limit(0.5, 40, 0.0, 1.0), "γ < 1: E R → ((1-γ)² + γσ²)/(1-γ)", 2_500),
+        (Limit(0.5, 40, 0.0, 1.0), "load < 1: E R → ((1-load)² + load σ²)/(1-load)", 2_500),
         (Setting(10, 20, 0.0, 1.0), "n ≤ d-2: E R = 1 - n/d + σ²n/(d-n-1)"),
     ),
     (
         "over",
-        (Limit(1.5, 30, 0.0, 1.0), "γ > 1: E R → σ²/(γ-1)", 5_000),
+        (Limit(1.5, 30, 0.0, 1.0), "load > 1: E R → σ²/(load-1)", 5_000),
         (Setting(26, 20, 0.0, 1.0), "n ≥ d+2: E R = σ²d/(n-d-1)"),
     ),
 ):
@@ -134,7 +134,7 @@ for _name, _limit, _finite in (
     attack=risk_domains.DESCENT_PRINTED,
 )
 def _printed_descent(at=Setting(1, 40, 0.0, 1.5)):
-    """γ < 1: the risk first decreases: its slope in γ, from no sample to one, is < 0
+    """For load < 1 the risk first decreases. Its slope in load, from no sample to one, is < 0
 
     right for σ < 1 only
     """
@@ -149,16 +149,17 @@ def _printed_descent(at=Setting(1, 40, 0.0, 1.5)):
 
 @_printed_descent.beside("corrected", "=", effect=0.15)
 def _(at):
-    """γ < 1: the slope in γ, from no sample to one, is σ²d/(d-2) - 1: < 0 iff σ² < 1 - 2/d
+    """For load < 1 the slope in load, from no sample to one, is σ²d/(d-2) - 1. It is < 0 iff σ² < 1
+    - 2/d
 
-    seen: .15, a tenth of the slope
+    The test detects .15, a tenth of the slope.
     """
     return at.sigma**2 * at.d / (at.d - 2) - 1
 
 
 @claim("T3.7/exact", "Thm 3.7, eq. (12), p. 7", "{at}")
 def _(at=Setting(8, 20, pi / 4, 0.5)):
-    """E R_lt = sin²θ + (σ²+sin²θ)/(n-2); finite for n > 2"""
+    """E R_lt = sin²θ + (σ²+sin²θ)/(n-2), which is finite for n > 2"""
     predicted = compiled(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
     return predicted, mean_risk(transferred(), at, 40_000)
 
@@ -169,9 +170,10 @@ def _(at=Setting(8, 20, pi / 4, 0.5)):
     "{one}, L=2, α={alpha}, tuned for time 40",
 )
 def _(one=ONE, alpha=1e-3):
-    """α → 0: the last layer of a pretrained network refits b β_s, b = β_sᵀXᵀy/|Xβ_s|²: risk
+    """As α → 0, the last layer of a pretrained network refits b β_s with b = β_sᵀXᵀy/|Xβ_s|². The
+    risk is compared.
 
-    tolerance rate² + α; features of strength α² would learn in a time of 1/α²
+    The tolerance is rate² + α. Features of strength α² would take a time of 1/α² to learn.
     """
     tuned = tuned_for(networks.linear_transfer, 40)
     return one_risk(transferred()), network_risk(2, alpha, tuned)
@@ -179,7 +181,7 @@ def _(one=ONE, alpha=1e-3):
 
 @claim("eq13/ours", "eq. (13), p. 8, at finite n and d", "{at}")
 def _(at=Setting(10, 20, 3 * pi / 8, 0.2)):
-    """T_lt = E R_sc - E R_lt, with both at finite n, d"""
+    """T_lt = E R_sc - E R_lt, both at finite n and d"""
     predicted = compiled(partial(risks.transferability, "linear"), **at._asdict())
     return predicted, mean_risk(transferred(), at, 20_000, least_squares)
 
@@ -200,7 +202,7 @@ def _on_data(at: Limit, draws: int = 2_000, labels: int = 1) -> Simulate:
 
 
 def _edges(cos2: float, sigma: float) -> tuple[float, float]:
-    """γ± = ½[(1+cos²θ-σ²) ± √((1+cos²θ-σ²)² - 4cos²θ)]."""
+    """load± = ½[(1+cos²θ-σ²) ± √((1+cos²θ-σ²)² - 4cos²θ)]."""
     middle = (1 + cos2 - sigma**2) / 2
     half = sqrt(middle**2 - cos2)
     return middle - half, middle + half
@@ -212,90 +214,91 @@ STEEP = acos(sqrt(1 / 6))
 
 @claim("eq13-under/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(0.5, 40, 3 * pi / 8, 0.2)):
-    """γ < 1: T_lt → ((1-γ)² + γσ²)/(1-γ) - sin²θ
+    """load < 1: T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return _transfer(at), _on_data(at)
 
 
 @claim("eq13-over/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(2.5, 20, pi / 4, 0.5)):
-    """γ > 1: T_lt → σ²/(γ-1) - sin²θ
+    """load > 1: T_lt → σ²/(load-1) - sin²θ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return _transfer(at), _on_data(at)
 
 
 @claim("eq13-interval/reading", EQ13, "{at}", effect=0.05)
 def _(at=Limit(0.4, 60, STEEP, 0.5)):
-    """T_lt → ((1-γ)² + γσ²)/(1-γ) - sin²θ < 0 between γ₋ and γ₊, printed in the other order
+    """T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ < 0 between load₋ and load₊, which are printed
+    in the other order
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return _transfer(at), _on_data(at)
 
 
 @claim("eq13-lower/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(LOWER, 60, STEEP, 0.5)):
-    """T_lt → 0 at γ = γ₋
+    """T_lt → 0 at load = load₋
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return 0.0, _on_data(at)
 
 
 @claim("eq13-upper/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(UPPER, 30, STEEP, 0.5)):
-    """T_lt → 0 at γ = γ₊
+    """T_lt → 0 at load = load₊
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return 0.0, _on_data(at, 4_000, LABELS)
 
 
 @claim("eq13-angle/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(0.5, 40, acos(0.5), 0.5)):
-    """T_lt < 0 somewhere if θ > arccos(1-σ), σ < 1; T_lt → 0 at θ = arccos(1-σ), γ = 1-σ
+    """T_lt < 0 at some load if θ > arccos(1-σ), σ < 1. T_lt → 0 at θ = arccos(1-σ), load = 1-σ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return 0.0, _on_data(at, 4_000)
 
 
 @claim("eq13-angle/ours", EQ13, "{at}", effect=0.05)
 def _(at=Limit(0.5, 40, 0.6 * pi, 0.5)):
-    """σ < 1: the least T_lt over γ < 1 is cos²θ - (1-σ)², < 0 iff |cos θ| < 1-σ
+    """For σ < 1 the least T_lt over load < 1 is cos²θ - (1-σ)². It is < 0 iff |cos θ| < 1-σ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return cos(at.theta) ** 2 - (1 - at.sigma) ** 2, _on_data(at, 4_000)
 
 
 @claim("eq13-over-edge/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(1 + 0.5**2 / sin(pi / 4) ** 2, 20, pi / 4, 0.5)):
-    """γ > 1: T_lt → 0 at γ - 1 = σ²/sin²θ
+    """For load > 1, T_lt → 0 at load = 1 + σ²/sin²θ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return 0.0, _on_data(at, 4_000, LABELS)
 
 
 @claim("eq13-noiseless/limit", EQ13, "{at}", effect=0.05)
 def _(at=Limit(cos(pi / 4) ** 2, 40, pi / 4, 0.0)):
-    """σ = 0: T_lt < 0 for cos²θ < γ < 1; T_lt → 0 at γ = cos²θ
+    """For σ = 0, T_lt < 0 for cos²θ < load < 1. T_lt → 0 at load = cos²θ
 
-    seen: 0.05, a difference of risks of order 1
+    The test detects a difference of 0.05. The risks are of order 1.
     """
     return 0.0, _on_data(at)
 
 
 @claim("eq13-anomalous/reading", EQ13, "{at}", effect=0.1)
 def _(at=Limit(0.8, 40, pi / 2, 0.5)):
-    """T_lt → ((1-γ)² + γσ²)/(1-γ) - sin²θ > 0 near γ = 1 even at θ = π/2
+    """T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ > 0 near load = 1 even at θ = π/2
 
-    seen: 0.1, a difference of risks of order 1
+    The test detects a difference of 0.1. The risks are of order 1.
     """
     return _transfer(at), _on_data(at, 4_000, LABELS)
 
@@ -309,11 +312,11 @@ def _(at=Limit(0.8, 40, pi / 2, 0.5)):
     overlooks="tightened",
 )
 def _(at=Limit(0.3, 40, pi / 2, 1.2)):
-    """γ < 1, σ > 1 (SNR < 1): pretraining is always beneficial: T_lt > 0, here at θ = π/2
+    """For load < 1 and σ > 1 (SNR < 1) pretraining always helps: T_lt > 0, here at θ = π/2
 
-    the paragraph is on γ < 1: beyond γ = 1 + σ²/sin²θ transfer is negative
+    The paragraph is on load < 1. Above load = 1 + σ²/sin²θ transfer hurts.
     """
-    # The largest angle, where transfer is worth least.
+    # At the largest angle transfer helps least.
     return 0.0, _on_data(at, labels=LABELS)
 
 
@@ -325,9 +328,9 @@ def _(at=Limit(0.3, 40, pi / 2, 1.2)):
     attack=risk_domains.SNR_PRINTED,
 )
 def _(at=Setting(8, 100, pi / 2, 1.2)):
-    """γ < 1, σ > 1 (SNR < 1): pretraining is always beneficial: T_lt > 0 at every n and d
+    """For load < 1 and σ > 1 (SNR < 1) pretraining always helps: T_lt > 0 at every n and d
 
-    right in the limit: the refit of few samples costs (σ²+sin²θ)/(n-2)
+    It is right in the limit. At finite n the refit costs (σ²+sin²θ)/(n-2).
     """
     return 0.0, mean_risk(transferred(), at, 4_000, least_squares)
 
@@ -364,9 +367,9 @@ def _(at=Setting(10, 12, pi / 4, 0.5), ridge=0.05):
     effect=0.002,
 )
 def _(at=Limit(50.0, 2, 3 * pi / 8, 0.2), ridge=0.5):
-    """ridge never lowers the risk: E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)², so λ* = 0
+    """Ridge never lowers the risk, as E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)². So λ* = 0
 
-    seen: .002, a difference of risks of order 1
+    The test detects a difference of .002. The risks are of order 1.
     """
     gain = -((cos(at.theta) * ridge / (1 + ridge)) ** 2)
     return gain, limit_risk(transferred(ridge), at, 20_000, transferred())
@@ -383,12 +386,12 @@ BEST = (SMALL.sigma**2 + sin(SMALL.theta) ** 2) / (SMALL.n * cos(SMALL.theta) **
     effect=0.01,
 )
 def _(at=SMALL, best=BEST):
-    """at finite n some ridge helps: E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)
+    """At finite n some ridge helps, as E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)
 
-    seen: .01, a difference of risks of order 1
+    The test detects a difference of .01. The risks are of order 1.
     """
     of = partial(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
-    return of() - of(best), mean_risk(transferred(best), at, 40_000, transferred())
+    return of() - of(ridge=best), mean_risk(transferred(best), at, 40_000, transferred())
 
 
 # --- Theorem 3.9 ----------------------------------------------------------------------------------
@@ -403,19 +406,19 @@ for _depth, _alpha in ((2, 1e-3), (3, 1e-2)):
         each=((_depth, _alpha),),
     )
     def _printed_limit(depth, alpha, one=ONE):
-        """α → 0, t → ∞: β_ft = X⁺y + (I-P) β_s: risk of a trained network
+        """As α → 0 and t → ∞, β_ft = X⁺y + (I-P) β_s. The risk of a trained network is compared
 
-        the later layers rescale what W_1 keeps; tolerance rate² + α
+        The later layers rescale what W_1 keeps. The tolerance is rate² + α.
         """
         tuned = tuned_for(networks.fine_tune, 800)
         return one_risk(fine_tuned(1)), network_risk(depth, alpha, tuned)
 
     @_printed_limit.beside("corrected")
     def _(depth):
-        """α → 0, t → ∞: β_ft = X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²:
-        risk of a trained network
+        """As α → 0 and t → ∞, β_ft = X⁺y + c (I-P) β_s with c = N^(1-1/L), N² = |X⁺y|² +
+        c²|(I-P)β_s|². The risk of a trained network is compared
 
-        the later layers rescale what W_1 keeps; tolerance rate² + α
+        The later layers rescale what W_1 keeps. The tolerance is rate² + α.
         """
         return one_risk(fine_tuned(depth))
 
@@ -424,7 +427,7 @@ NOISY = Limit(0.5, 40, pi / 4, 1.0)
 
 
 def _gain(at: Limit, depth: int, draws: int = 4_000) -> Simulate:
-    """Paired E[R_sc - R_ft]: the noise that both share cancels draw by draw."""
+    """Simulates the paired mean E[R_sc - R_ft]. The noise that both share cancels draw by draw."""
     return limit_risk(fine_tuned(depth), at, draws, least_squares)
 
 
@@ -441,17 +444,18 @@ for _depth in (2, 3):
         each=((_depth,),),
     )
     def _printed_tuning(depth, at=NOISY, averaged=AVERAGED):
-        """γ ≤ 1: T_ft = (γ-1)(1 - 2cos θ)
+        """For load ≤ 1, T_ft = (load-1)(1 - 2cos θ)
 
-        right for σ = 0 only
+        It is right for σ = 0 only.
         """
         return _printed_gain(at), _gain(at, depth)
 
     @_printed_tuning.beside("corrected", source=", corrected", effect=0.05)
     def _(depth, at):
-        """γ < 1: T_ft → (1-γ) c (2cos θ - c), c = N^(1-1/L), N² = γ + γσ²/(1-γ) + (1-γ) c²
+        """For load < 1, T_ft → (1-load) c (2cos θ - c) with c = N^(1-1/L), N² = load + load
+        σ²/(1-load) + (1-load) c²
 
-        seen: .05, a difference of risks of order 1
+        The test detects a difference of .05. The risks are of order 1.
         """
         return risks.transferability_limit(
             "fine_tuning", load=at.load, theta=at.theta, sigma=at.sigma, depth=depth
@@ -465,9 +469,9 @@ for _depth in (2, 3):
     effect=0.025,
 )
 def _(at=NOISY._replace(sigma=0.0), averaged=AVERAGED):
-    """σ = 0, γ ≤ 1: T_ft → (γ-1)(1 - 2cos θ)
+    """For σ = 0 and load ≤ 1, T_ft → (load-1)(1 - 2cos θ)
 
-    seen: .025, a difference of risks of order 1
+    The test detects a difference of .025. The risks are of order 1.
     """
     return _printed_gain(at), _gain(at, 2, 6_000)
 
@@ -480,13 +484,13 @@ def _(at=NOISY._replace(sigma=0.0), averaged=AVERAGED):
 def _(at=NOISY._replace(theta=pi / 3), averaged=AVERAGED):
     """T_ft > 0 for θ < π/3, T_ft < 0 for θ > π/3, so T_ft = 0 at θ = π/3
 
-    the sign of T_ft depends on γ, σ and L
+    The sign of T_ft depends on load, σ and L.
     """
     return 0.0, _gain(at, 2, 2_000)
 
 
 def _edge(at: Limit) -> Limit:
-    """Where cos θ = c/2; for two layers c⁴ = (1-γ) c² + γ + γσ²/(1-γ)."""
+    """Returns the limit at cos θ = c/2, where c⁴ = (1-load) c² + load + load σ²/(1-load)."""
     unseen = 1 - at.load
     fitted = at.load + at.load * at.sigma**2 / unseen
     return at._replace(theta=acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2))
@@ -508,6 +512,6 @@ def _(at=_edge(NOISY), averaged=AVERAGED):
     "{at}, L=3, {averaged}",
 )
 def _(at=Setting(26, 20, pi / 2, 1.0), averaged=AVERAGED):
-    """γ > 1: E R_ft = E R_sc, here σ²d/(n-d-1)"""
+    """For load > 1, E R_ft = E R_sc, here σ²d/(n-d-1)"""
     predicted = risks.scratch_risk(n=at.n, d=at.d, sigma=at.sigma)
     return predicted, mean_risk(fine_tuned(3), at, 20_000)

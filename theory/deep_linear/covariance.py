@@ -2,25 +2,25 @@
 
 Inputs are x ~ N(0, Sigma). Every risk is a function of the eigenvalues s_i of Sigma, of squared
 components of the tasks in its eigenbasis, and of one number kappa(n, ridge). kappa is the ridge
-that the problem with infinitely many data would need to behave as this one does:
+with which infinitely many data would give the same behaviour:
 
     ridge = kappa (1 - df1(kappa) / n),  df1 = sum_i s_i / (s_i + kappa).
 
-The objective is |y - X b|^2 / n + ridge |b|^2 (ridge -> 0: gradient flow, the fit of minimum norm);
-the risk is |b - beta_t|^2_Sigma. Relative errors are O(1/n) away from n = d; linear transfer is
-exact at any n. In float32, rounding errors are about 1e-6 / |1 - n/d|. `risks` has the isotropic
-case.
+The objective is |y - X b|^2 / n + ridge |b|^2. Its limit ridge -> 0 is the end of gradient flow,
+the fit of minimum norm. The risk is |b - beta_t|^2_Sigma. Relative errors are O(1/n) away from n =
+d. Linear transfer is exact at any n. In float32, rounding errors are about 1e-6 / |1 - n/d|.
+`risks` has the isotropic case.
 
-Why a ridge stands for data that are few. The fit is b = (X^T X / n + ridge)^-1 X^T y / n. For
-isotropic inputs its mean risk is known exactly, since X^T X has the law of Wishart, whose inverse
-has a mean in closed form. For another Sigma no such mean is known. As n and d grow, though, the
-random matrix ridge (X^T X / n + ridge)^-1 acts on any fixed vector as the fixed matrix
-kappa (Sigma + kappa)^-1 does. Direction i then is learned to the share s_i / (s_i + kappa), as with
-infinitely many data and the ridge kappa. df1 is the sum of these shares. Without a ridge the n
-samples are fitted exactly, and df1 = n says that all of them are used up.
+Why few data act as a ridge. The fit is b = (X^T X / n + ridge)^-1 X^T y / n. For isotropic inputs
+its mean risk is known exactly, since X^T X is a Wishart matrix, and the mean of its inverse has a
+closed form. For another Sigma no such mean is known. As n and d grow, though, the random matrix
+ridge (X^T X / n + ridge)^-1 acts on any fixed vector as the fixed matrix kappa (Sigma + kappa)^-1
+does. Direction i is then learned to the share s_i / (s_i + kappa), as with infinitely many data and
+the ridge kappa. df1 is the sum of these shares. Without a ridge the n samples are fitted exactly,
+and df1 = n: all of them are used up.
 
-The risk has one term more, as the shares themselves vary from sample to sample. With
-df2 = sum_i (s_i / (s_i + kappa))^2,
+The risk has one more term, since the shares vary from sample to sample. With df2 = sum_i (s_i /
+(s_i + kappa))^2,
 
     E R = [sum_i s_i (kappa beta_i / (s_i + kappa))^2 + sigma^2 df2 / n] / (1 - df2 / n).
 
@@ -29,8 +29,8 @@ equal components. Then kappa = sqrt(0.1) = 0.316. The large directions are learn
 small ones to 0.24, and 100 * 0.76 + 100 * 0.24 = n. With df2 = 63.5 the risk is
 (0.0577 + 0.1587) / 0.365 = 0.593. Least squares on 200 random data sets have 0.595 +- 0.007.
 
-kappa is found in logarithms (`effective_ridge`): near n = d it is many orders of magnitude below
-the eigenvalues, where 1 - df1 / n is a difference of nearly equal numbers.
+`effective_ridge` solves for log kappa. Near n = d kappa is many orders of magnitude below the
+eigenvalues, and 1 - df1 / n is a difference of nearly equal numbers.
 """
 
 from typing import NamedTuple
@@ -147,8 +147,8 @@ def eigenbasis(covariance: Float[ArrayLike, "d d"]) -> tuple[Spectrum, Float[Arr
 def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """Computes kappa >= ridge, which solves ridge = kappa (1 - df1(kappa) / n).
 
-    It is 0 where ridge = 0 and n reaches the number of positive eigenvalues. Derivatives are those
-    of the implicit function.
+    It is 0 where ridge = 0 and n reaches the number of positive eigenvalues. It is differentiated
+    as an implicit function.
 
     For accuracy the equation is solved in another form. With s_1 >= s_2 >= ... and j = floor(n) it
     reads A(kappa) = B(kappa), where nothing cancels:
@@ -180,8 +180,8 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
 @jax.jit
 def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
     """`effective_ridge` of eigenvalues in descending order."""
-    # The first j terms of df1 are written as 1 - kappa / (s + kappa), and the ones are taken to the
-    # other side of the equation: n - df1 would cancel where kappa is small.
+    # n - df1 would cancel where kappa is small. So the first j terms of df1 are written as 1 -
+    # kappa / (s + kappa), and the ones are moved to the other side of the equation.
     j = jnp.minimum(jnp.floor(n), s.size)
     first = jnp.arange(s.size) < j[..., None]
 
@@ -195,11 +195,11 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
         fall = jnp.where(first, 0.0, share * rest).sum(-1) + n * ridge / kappa[..., 0]
         return jnp.log(a) - jnp.log(b), rise / a + fall / b
 
-    # s_{j+1}, the largest eigenvalue that is not among the first j; 0 where there is none.
+    # s_{j+1}, the largest eigenvalue that is not among the first j, or 0.
     next_ = jnp.append(s, 0.0)[j.astype(int)]
     # A bound from below: at kappa, df1 >= (j + 1) s_{j+1} / (s_{j+1} + kappa), and df1 <= n.
     bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)
-    # Where this bound from below is 0, so is kappa; a stand-in keeps the logarithms finite.
+    # Where this lower bound is 0, so is kappa. A stand-in keeps the logarithms finite.
     found = bottom > 0
     # A bound from above: kappa = ridge + kappa df1 / n, and kappa df1 < sum_i s_i.
     top = ridge + s.sum() / n
@@ -216,10 +216,10 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
         return jnp.where(inside, newton, (low + high) / 2), low, high
 
     x, *_ = jax.lax.fori_loop(0, 60, step, ((low + high) / 2, low, high))
-    # The iterations are not differentiated: 60 of them would be stored, and bisection has no slope.
+    # The iterations are not differentiated. JAX would store 60 of them, and bisection has slope 0.
     x = jax.lax.stop_gradient(jnp.where(found, x, 0.0))
     value, slope = slack(x, s, n, jnp.where(found, ridge, 1.0))
-    # The value is 0 at the root: this step carries the derivative of the implicit function.
+    # The value is 0 at the root, and this step has the derivative of the implicit function.
     return jnp.where(found, jnp.exp(x - value / jax.lax.stop_gradient(slope)), 0.0)
 
 
@@ -294,8 +294,8 @@ class Equivalent(NamedTuple):
 
             s beta / (s + kappa)  and  s / (s + kappa)^2 (R + sigma^2) / n.
 
-        Components are uncorrelated. The spread of a fit is the one that noise as large as its own
-        error on new data would make.
+        Components are uncorrelated. The spread of a fit equals the spread from noise as large as
+        the fit's own error on new data.
 
         Args:
           beta: The task in the eigenbasis, `(d,)`.
@@ -407,12 +407,11 @@ def fine_tuning_risk(
     beta_s, beta_t = jnp.asarray(beta_s, dtype=float), jnp.asarray(beta_t, dtype=float)
     at = equivalent(eigenvalues, n)
     size2 = beta_s @ beta_s
-    # kappa = 0 means that the data see everything: c has nothing to multiply, and any value will
-    # do.
+    # kappa = 0 means that the data see everything. c then multiplies 0, and any value will do.
     below = at.kappa > 0
     kappa = jnp.where(below, at.kappa, 1.0)
-    # The two numbers that `null_scale` asks for, |X^+ y|^2 and |(I - P) beta_s|^2 in units of
-    # |beta_s|^2, at their deterministic values.
+    # The two arguments of `null_scale`, |X^+ y|^2 and |(I - P) beta_s|^2 in units of |beta_s|^2, at
+    # their deterministic values.
     p = at._replace(kappa=kappa).fit_size(beta_t**2, sigma) / size2
     c = jnp.where(below, null_scale(p, at.unseen(beta_s**2) / size2, depth), 1.0)
     return at.risk((beta_t - c[..., None] * beta_s) ** 2, sigma)
@@ -425,8 +424,8 @@ def linear_transfer_risk(
 ) -> Array:
     """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
 
-    Across beta_s nothing is learned of |beta_t|^2_Sigma sin^2, at the angle between the tasks in
-    the inner product of Sigma. To this `risks.refitted_risk` adds the error of the scale.
+    The part of the target across beta_s, |beta_t|^2_Sigma sin^2, is not learned. The angle is the
+    one in the inner product of Sigma. `risks.refitted_risk` adds the error of the scale.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`.
@@ -463,7 +462,7 @@ def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tu
     inner, ss, tt = (s * source * target).sum(), (s * source**2).sum(), (s * target**2).sum()
     # Gram-Schmidt in the inner product of Sigma.
     residual = target - inner / ss * source
-    # The sine is that of what Gram-Schmidt leaves, which does not cancel at small angles.
+    # The sine comes from the Gram-Schmidt residual, which does not cancel at small angles.
     sine2 = (s * residual**2).sum()
     return jnp.arctan2(jnp.sqrt(sine2), inner / jnp.sqrt(ss)), tt
 

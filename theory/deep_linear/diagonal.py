@@ -1,7 +1,7 @@
 """Fine-tuning of diagonal networks beta = u v at any scale, from rich to lazy.
 
-Gradient flow conserves u_i^2 - v_i^2 in every entry. Its size is the entry's `scale`, s_i, which
-training from (u, v) = (sqrt(s), 0) has from its first step to its last. The flow is
+Gradient flow conserves u_i^2 - v_i^2 in every entry. Its absolute value is the entry's `scale` s_i.
+Training from (u, v) = (sqrt(s), 0) keeps the scale s. The flow is
 
     dbeta_i/dt = -sqrt(4 beta_i^2 + s_i^2) (gradient of the loss)_i,
 
@@ -10,8 +10,9 @@ interpolator that is nearest to it in the divergence of
 
     q(beta) = sum_i [beta_i asinh(2 beta_i / s_i) - sqrt(beta_i^2 + s_i^2 / 4)] / 2.
 
-Large scales are lazy: the nearest in L2. Small scales are rich: entries that pre-training has
-learned move freely with their sign, all others cost their absolute value.
+Large scales are lazy: the end is the nearest interpolator in L2. Small scales are rich: entries
+that pre-training has learned move freely if they keep their sign, and all others cost their
+absolute value.
 
 The risks are deterministic equivalents, that is limits of large n and d for isotropic inputs. They
 are solved numerically: two scalars, and integrals over a normal variable on a grid.
@@ -34,8 +35,8 @@ from theory.deep_linear.estimators import check_data
 Entries = Sequence[float] | ArrayLike
 
 NEWTON = 200  # most steps on one data set; 10 to 40 are usual
-# Nodes of the trapezoidal rule for means over a normal variable, which has no error but rounding
-# for functions as smooth as these.
+# Nodes of the trapezoidal rule for means over a normal variable. For functions as smooth as these
+# its error is only rounding.
 NODES = np.linspace(-8.5, 8.5, 1201)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
@@ -131,8 +132,8 @@ def diagonal_risk(
 ) -> Array:
     """Computes the limiting risk of a diagonal network, for entries of a few kinds.
 
-    With tau^2 = (sigma^2 + R) / load and g ~ N(0, 1), an entry ends as if it alone had been seen,
-    as b = target + tau g, and its estimate were
+    With tau^2 = (sigma^2 + R) / load and g ~ N(0, 1), an entry ends as if only b = target + tau g
+    had been observed, with the estimate
 
         h(b) = argmin_beta (beta - b)^2 / (2 kappa) + D(beta, start),
 
@@ -155,8 +156,8 @@ def diagonal_risk(
 
     References:
       Thrampoulidis, Abbasi and Hassibi, Precise error analysis of regularized M-estimators in high
-      dimensions, 2018 (arXiv 1601.06233), for separable convex penalties, whose limit of no
-      penalty this is.
+      dimensions, 2018 (arXiv 1601.06233), for separable convex penalties. This is the limit of no
+      penalty.
 
     >>> share, source, target = [0.1, 0.1, 0.8], [2.0, 0.0, 0.0], [2.0, 1.0, 0.0]
     >>> for scale in (1e-6, 1e3):
@@ -179,7 +180,7 @@ def diagonal_risk(
     problems.check_sigma(sigma)
     _check_scale(scale)
     scales = np.broadcast_to(np.asarray(scale, dtype=float), kinds[0].shape)
-    # In units of the largest entry or of the noise, in which all that follows is homogeneous.
+    # In units of the largest entry or of the noise. All that follows is homogeneous in them.
     size = max(abs(kinds[1]).max(), abs(kinds[2]).max(), float(sigma))
     if size == 0 or (sigma == 0 and (kinds[1] == kinds[2]).all()):
         return jnp.zeros(())
@@ -233,8 +234,8 @@ def _nearest(
     """Minimises (beta - seen)^2 / (2 kappa) + D(beta, start), and differentiates by `seen`.
 
     The unknown is z = asinh(2 beta / scale), with scale/2 sinh z + kappa/2 z = b. For b > 0 both
-    terms are convex: Newton's method from above never overshoots. At the start it is off by at most
-    a factor of 2.
+    terms are convex, so Newton's method from above never overshoots. At the start it is off by at
+    most a factor of 2.
     """
     b = seen + kappa / 2 * np.arcsinh(2 * start / scale)
     size = np.abs(b)
@@ -250,8 +251,8 @@ def recovery_load(kept: ArrayLike, dropped: ArrayLike, flipped: ArrayLike, new: 
     """Computes the load n / d beyond which rich fine-tuning finds the target, without noise.
 
     As the scale goes to 0, fine-tuning minimises sum |beta_i| over entries that the source lacks,
-    plus twice the size of those that it has with the other sign. The load is the statistical
-    dimension of that function's descent cone, as a share of d:
+    plus 2 |beta_i| over entries that it has with the other sign. The load is the statistical
+    dimension of this function's descent cone, divided by d:
 
         min_t  kept + new (1 + t^2) + flipped (1 + 4 t^2) + dropped (1/2 + S(2t)) + 2 absent S(t)
 

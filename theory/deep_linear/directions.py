@@ -15,12 +15,12 @@ Rows of A and c lie in S, rows of N and m in its complement. So A m = 0, N c = 0
     A <- A - r g c^T,    c <- c - r A^T g                                                      (3)
     N <- N - r g m^T,    m <- m - r N^T g,    m(0) = 0.                                        (4)
 
-(3) is (1) of a network with dim S hidden units. It feels the rest only through N m in (2).
+(3) is (1) for a network with dim S hidden units. The rest affects it only through N m in (2).
 
 *Exact.* g lies in the row space R of X. If S also holds W(0)^T v for every v in R, then N^T g = 0
 at the first step. By (4) m stays 0 and N stays as it is, and N^T g = 0 at every later step, too.
-Then N m = 0: the network in S takes exactly the steps of the whole one. It has at most
-min(n, d) + 1 units.
+Then N m = 0, and the network in S takes exactly the steps of the whole one. It has at most min(n,
+d) + 1 units.
 
 *Small weights.* For given g, (4) is linear in (N, m). So N m is quadratic in N(0), for any S that
 holds w(0). Weights of standard deviation alpha have |N(0)| of about 2 alpha sqrt(d) or less, and a
@@ -34,11 +34,11 @@ g away from g(0). After that the sum of r g over all steps stays of order 1, bec
 where g is 0. A pretrained network has rank one up to alpha, and w(0) is its direction.
 
 *The last layer alone.* With W frozen g need not end at 0, and the sum of r g grows with time. But
-the loss is quadratic in w: one layer on the features X W, which needs no approximation.
+the loss is quadratic in w. This is one layer on the features X W, without any approximation.
 
 *Data.* In the basis of the right singular vectors of X the loss is a sum over coordinates
-(`Problem`). A step takes O(d) operations for each hidden direction. No closed form is used here,
-and the rate is the plain loop's: `networks` takes the same steps, in O(d^2).
+(`Problem`). A step takes O(d) operations for each hidden direction. No closed form is used here.
+`networks` takes the same steps at the same rate, in O(d^2).
 """
 
 from typing import NamedTuple
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
     Attributes:
       basis: Orthonormal rows `(c, d)`, one for each coordinate.
       scale: The square root of the curvature along each coordinate, `(c,)`.
-      pull: What `scale z` is to be, `(c,)`.
+      pull: The target of `scale z`, `(c,)`.
       rest: The least loss, a scalar.
     """
 
@@ -74,8 +74,8 @@ class Descended(NamedTuple):
     Attributes:
       first: The first layer, hidden direction first, in the coordinates of the problem.
       last: The last layer, by hidden direction.
-      loss: The loss that is left.
-      steps: How many steps were taken.
+      loss: The final loss.
+      steps: The number of steps taken.
     """
 
     first: Float[Array, "*b k d"]
@@ -105,7 +105,7 @@ def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"], *, unseen: bool = 
       x: Inputs.
       y: Labels.
       unseen: Whether directions that the data do not see have coordinates, too. Nothing moves along
-        them: `restored` needs none, but `predictor` does.
+        them. `restored` works without them, but `predictor` needs them.
 
     Returns:
       The problem, in the coordinates of the right singular vectors of X.
@@ -133,7 +133,8 @@ def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
     first, last = weights
     scale, basis = problem.scale, problem.basis
     gradient = basis.T @ (scale * (scale * (basis @ (first @ last)) - problem.pull))
-    # Each has size 1 before they are made orthogonal: their sizes may be alpha apart.
+    # Each is scaled to size 1 before they are made orthogonal, since their sizes may differ by a
+    # factor of alpha.
     tiny = jnp.finfo(last.dtype).tiny
     spanning = (v / jnp.maximum(jnp.linalg.norm(v), tiny) for v in (last, first.T @ gradient))
     return jnp.linalg.qr(jnp.stack(list(spanning), -1))[0].T
@@ -161,13 +162,13 @@ def reduced(
 def restored(
     weights: networks.Weights, problem: Problem, hidden: Float[Array, "k h"], ended: Descended
 ) -> networks.Weights:
-    """Puts what descent made of some hidden directions back in the place of what it began with.
+    """Puts trained hidden directions back into the two layers.
 
     Args:
       weights: The two layers that descent began with.
       problem: The problem.
       hidden: The directions.
-      ended: What descent made of `reduced(weights, problem, hidden)`.
+      ended: The outcome of descent from `reduced(weights, problem, hidden)`.
 
     Returns:
       Two layers of the shapes of `weights`.
@@ -204,8 +205,8 @@ def descend(
 ) -> Descended:
     """Takes the steps of gradient descent of many networks in one loop, each until it stops.
 
-    Leading axes run over networks and broadcast. A network stops by itself; the loop ends with the
-    last of them.
+    Leading axes run over networks and broadcast. Each network stops on its own, and the loop ends
+    with the last one.
 
     Args:
       first: First layers, hidden direction first, in the coordinates of the problems.
@@ -233,8 +234,8 @@ def descend(
     def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         taken, going, first, last = state
         missing, loss = missed(first, last)
-        # The loss belongs to the weights before the step: those that reach `until` are kept as they
-        # are, and a NaN ends it, too.
+        # The loss belongs to the weights before the step. Networks that reach `until` are not
+        # changed further. A NaN ends a network, too.
         going = going & (loss > until) & (taken < steps)
         gradient = problem.scale * missing
         pace = jnp.where(going, rate, 0.0)
@@ -259,15 +260,15 @@ def flow(
 ) -> Descended:
     """Follows the gradient flow of many networks by the classical Runge-Kutta scheme.
 
-    It is what `descend` does at a rate of 0, with errors of (curvature x time / steps)^4. (3) and
-    (4) hold for it, too. The scheme is stable where curvature x time / steps is at most 2.7. The
+    It is the limit of `descend` at rate 0, with errors of (curvature x time / steps)^4. (3) and (4)
+    hold for it, too. The scheme is stable where curvature x time / steps is at most 2.7. The
     curvature of two layers is the one of the problem times |W|^2 + |w|^2.
 
     Args:
       first: First layers, hidden direction first, in the coordinates of the problems.
       last: Last layers.
       problem: The problems.
-      time: For how long, by network or for all.
+      time: The duration, one number or one per network.
       steps: The number of steps.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The distribution of a risk over data sets, not only its mean, exactly at finite n and d.
+"""The distribution of a risk over data sets, exactly at finite n and d.
 
 For Gaussian X and unit tasks (the setting of Features are fate, Section 3) the laws are
 
@@ -7,8 +7,8 @@ For Gaussian X and unit tasks (the setting of Features are fate, Section 3) the 
     linear transfer:  sin^2 + (sigma^2 + sin^2) F_{1,n} / n
 
 All three have the form shift + Beta + scale * chi^2_a / chi^2_b, which is a `RiskLaw`. Fine-tuning
-has no such form but an exact sampler (`laws`); its law is a `SampledLaw`, an empirical distribution
-with a known error band. The means are those of `risks`.
+lacks such a form but has an exact sampler (`laws`). Its law is a `SampledLaw`, an empirical
+distribution with a known error band. `risks` has the means.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class RiskLaw(NamedTuple):
 
     Attributes:
       shift: Constant part of the risk.
-      missed: Twice the first parameter of the Beta; where it is 0, the Beta is 0.
+      missed: Twice the first parameter of the Beta. Where it is 0, the Beta is 0.
       seen: Twice the second parameter of the Beta.
       scale: Factor of the ratio of chi-squares.
       top: Degrees of freedom of the numerator.
@@ -121,7 +121,7 @@ class RiskLaw(NamedTuple):
 
     def _scaled(self, scale: Array, moment: Array) -> Array:
         scaled = jnp.where(jnp.isinf(moment), jnp.inf, scale * moment)
-        # Without noise its moments do not count, even infinite ones.
+        # Without noise the moments of the ratio do not count, even if they are infinite.
         return jnp.where(self.scale > 0, scaled, 0.0)
 
 
@@ -140,7 +140,7 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
     # Without noise the law is the single point `shift`.
     plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
     has_beta = law.missed > 0
-    # Where there is no Beta, a stand-in keeps the branch that is not taken finite.
+    # Without a Beta, a stand-in keeps the unused branch finite.
     a, b = jnp.where(has_beta, law.missed, 1.0) / 2, law.seen / 2
     alone = betainc(a, b, jnp.clip(rest, 0, 1))
     nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
@@ -148,7 +148,7 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
     phi, w = end * (nodes + 1) / 2, end * weights / 2
     a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
     sine, cosine = jnp.sin(phi), jnp.cos(phi)
-    # Through logarithms: at large counts the powers underflow and the beta function does, too.
+    # In logarithms, since the powers and the beta function underflow at large counts.
     density = 2 * jnp.exp(
         (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
     )
@@ -231,7 +231,7 @@ def linear_transfer_law(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> 
 
 
 class SampledLaw(NamedTuple):
-    """A law that is known by exact draws of it.
+    """A law that is represented by exact draws.
 
     The true distribution function lies within `band` of the empirical one.
 
@@ -311,8 +311,9 @@ def fine_tuning_law(
 ) -> SampledLaw:
     """Returns the law of the risk of fine-tuning all layers on n Gaussian samples, by exact draws.
 
-    All arrays of arguments share the same draws. The moments are finite where those of scratch
-    training are, since the factor c of `null_scale` grows more slowly than |X^+ y|.
+    All elements of array arguments share the same draws. A moment is finite where the same moment
+    of scratch training is finite, since the factor c of `null_scale` grows more slowly than |X^+
+    y|.
 
     Args:
       key: Random key.
@@ -336,7 +337,7 @@ def fine_tuning_law(
     theta, depth, size = (
         jnp.asarray(v, dtype=float)[..., None] for v in jnp.broadcast_arrays(theta, depth, size)
     )
-    # [..., draws]: the leading axes are those of the arguments, which share the draws.
+    # [..., draws]: the arguments give the leading axes and share the draws.
     risks = overlaps_law(key, n=n, d=d, draws=draws).fine_tune(theta, sigma, depth, size)
     degrees = jnp.where(jnp.asarray(sigma) > 0, abs(n - d) + 1.0, jnp.inf)
     return SampledLaw(jnp.sort(risks, axis=-1), degrees)

@@ -1,7 +1,8 @@
 """features-are-fate (arXiv 2410.08194), Section 2.1, Theorem 2.2 and Figure 5: data set distances.
 
-Simulations draw (x, y) from the two laws: log-densities, witnesses and matchings of the points.
-Distances of samples are on average too large, so that means of them bound those of laws from above.
+Simulations draw (x, y) from the two laws and average log-densities, witnesses and matchings of the
+points. Distances between samples are too large on average. Their means therefore bound the
+distances between laws from above.
 """
 
 from collections.abc import Callable
@@ -24,12 +25,12 @@ D, SIGMA, GAMMA = 5, 0.2, 0.5
 
 
 def _scaled(f: float, g: float) -> tuple[np.ndarray, np.ndarray]:
-    """Tasks f x_1 and g x_1: the same feature."""
+    """Returns tasks f x_1 and g x_1, which have the same feature."""
     return f * np.eye(D)[0], g * np.eye(D)[0]
 
 
 def _at(theta: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """`problems.tasks` for many angles, in float64 at import too."""
+    """Computes `problems.tasks` for many angles, in float64 even at import."""
     source = np.broadcast_to(np.eye(d)[0], (*theta.shape, d))
     return source, np.cos(theta)[..., None] * np.eye(d)[0] + np.sin(theta)[..., None] * np.eye(d)[1]
 
@@ -43,7 +44,7 @@ def _labels(
 
 
 def _log_ratio(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate:
-    """E_s log p_s/p_t, from the densities of y given x."""
+    """Averages log p_s/p_t under the source, from the densities of y given x."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         x, y = _labels(generator(key), quick, beta_s, sigma)
@@ -53,7 +54,9 @@ def _log_ratio(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate
 
 
 def _excess(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate:
-    """The integral metric of |h|_inf <= 1: E_s 2 (1 - p_t/p_s)_+, twice the total variation."""
+    """Averages 2 (1 - p_t/p_s)_+ under the source, the integral metric of |h|_inf <= 1. It is twice
+    the total variation.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         x, y = _labels(generator(key), quick, beta_s, sigma)
@@ -66,7 +69,7 @@ def _excess(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate:
 def _witness(
     h: Callable[[np.ndarray], np.ndarray], beta_s: np.ndarray, beta_t: np.ndarray, sigma: float
 ) -> Simulate:
-    """Mean of h(y) under the source minus that under the target."""
+    """Averages h(y) under the source and subtracts its mean under the target."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng = generator(key)
@@ -83,7 +86,7 @@ def _matched(
     sigma: float = SIGMA,
     n: int = 200,
 ) -> Simulate:
-    """Mean distance of independent draws of n points of either law, in (u, v, y)."""
+    """Averages the distance between independent draws of n points of either law, in (u, v, y)."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         per_draw = []
@@ -123,8 +126,9 @@ def _data_sets(key: Array, quick: bool) -> Overlaps:
 
 
 def _correlation(mode: risks.Mode, end: float, distance: Callable[[Array], np.ndarray]) -> Simulate:
-    """Correlation over angles in [0, end] of distance and the mean T of simulated data sets;
-    jackknife over data sets, which also removes the bias O(1/draws)."""
+    """Correlates a distance with the mean T of simulated data sets, over angles in [0, end]. The
+    jackknife over data sets also removes the bias O(1/draws).
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         at = _data_sets(key, quick)
@@ -145,7 +149,7 @@ def _kl_axis(end: float) -> Callable[[Array], np.ndarray]:
 
 
 def _w1_axis(end: float) -> Callable[[Array], np.ndarray]:
-    """W_1 of the laws, one matching per angle."""
+    """Estimates W_1 of the laws, with one matching per angle."""
 
     def axis(key: Array) -> np.ndarray:
         pairs = zip(*_at(_angles(end), FIG5_D), strict=True)
@@ -179,9 +183,9 @@ OF_PROOF = f"|f|=1, σ={SIGMA}, δ={DELTA:g}, g={PROOF_G:.2f}f of the proof"
     attack=misprint_domains.DUDLEY,
 )
 def _printed_dudley():
-    """for any f and any δ > 0 some g, that of the proof, has γ_β(p_f, p_g) ≥ δ
+    """For any f and any δ > 0 some g, here the proof's, has γ_β(p_f, p_g) ≥ δ
 
-    |h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws
+    |h|_∞ ≤ 1 bounds the metric γ_β by 2 for all laws.
     """
     return DELTA, _matched(_dudley, *_scaled(1.0, PROOF_G))
 
@@ -202,10 +206,12 @@ def _():
     attack=divergence_domains.DUDLEY_REACH,
 )
 def _(d=D, far=1e6, sigma=SIGMA):
-    """every δ < 2 is reached: a witness at |g| = 10⁶ finds δ = 1.97"""
+    """Every δ < 2 is reached. A witness at |g| = 10⁶ finds δ = 1.97"""
 
     def bump(y: np.ndarray) -> np.ndarray:
-        """M - min(L |y|, 2 M), M = 1 - L, whose Lipschitz constant and size add up to 1."""
+        """Computes M - min(L |y|, 2 M) with M = 1 - L. Its Lipschitz constant and its size add up
+        to 1.
+        """
         L = 2e-4
         return (1 - L) - np.minimum(L * np.abs(y), 2 * (1 - L))
 
@@ -220,9 +226,9 @@ def _(d=D, far=1e6, sigma=SIGMA):
     attack=misprint_domains.COSINES,
 )
 def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
-    """(27) ≥ (28): |E cos f - E cos g| e^(-σ²/2)/2 ≥ (e^(-σ²/2)/2)(|f|² + |g|²)
+    """(27) ≥ (28), that is |E cos f - E cos g| e^(-σ²/2)/2 ≥ (e^(-σ²/2)/2)(|f|² + |g|²)
 
-    cos a - cos b ≥ -(a² + b²), not a² + b²
+    The lower bound of cos a - cos b is -(a² + b²), not a² + b².
     """
     bound = exp(-(sigma**2) / 2) / 2 * (f**2 + g**2)
     return bound, _witness(lambda y: np.cos(y) / 2, *_scaled(f, g), sigma)
@@ -247,16 +253,16 @@ def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
     attack=misprint_domains.VARIATION,
 )
 def _printed_variation():
-    """the theorem holds for any larger class, such as |h|_∞ ≤ 1: γ ≥ δ
+    """The theorem holds for any larger class, such as |h|_∞ ≤ 1, with γ ≥ δ
 
-    that metric is twice the total variation, at most 2
+    That metric is twice the total variation, which is at most 2.
     """
     return DELTA, _excess(*_scaled(1.0, PROOF_G), SIGMA)
 
 
 @_printed_variation.beside("corrected", "=", source=", corrected")
 def _():
-    """over |h|_∞ ≤ 1, γ = (4/π) arctan(|f-g|/2σ) < 2 for linear f and g"""
+    """Over |h|_∞ ≤ 1 the metric is γ = (4/π) arctan(|f-g|/2σ) < 2 for linear f and g"""
     return 2 * divergences.total_variation(*_scaled(1.0, PROOF_G), SIGMA)
 
 
@@ -269,7 +275,7 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """for any δ some g has W₁(p_f, p_g) ≥ δ: h = |y| finds δ = 50 at g = -100f"""
+    """For any δ some g has W₁(p_f, p_g) ≥ δ. h = |y| finds δ = 50 at g = -100f"""
     return 50.0, _witness(lambda y: -np.abs(y), *_scaled(1.0, -100.0), SIGMA)
 
 
@@ -311,7 +317,7 @@ def _():
 def _():
     """D_KL(p_f‖p_g) = E_f [g² - f² - 2yg + 2yf] = |f-g|²
 
-    the factor 1/(2σ²) is missing in (32), and back in (33)
+    The factor 1/(2σ²) is missing in (32) and present in (33).
     """
     return 2 * (1 - cos(1.0)), _log_ratio(*MIXED)
 
@@ -353,7 +359,9 @@ HALF, WHOLE = (PLOTTED.format(end) for end in ("π/2", "π"))
     draws=DATA_SETS,
 )
 def _():
-    """D_KL orders T on the angles of Figs. 1 and 3: its correlation with T, linear transfer"""
+    """D_KL orders T of linear transfer on the angles of Figs. 1 and 3. Their correlation is
+    compared
+    """
     found = _correlation("linear", pi / 2, _kl_axis(pi / 2))
     return _predicted_correlation("linear", pi / 2), found
 
@@ -365,9 +373,10 @@ def _():
     draws=DATA_SETS,
 )
 def _():
-    """D_KL is not negatively correlated with T, linear transfer: their correlation
+    """D_KL is not negatively correlated with T of linear transfer
 
-    the axis of Fig. 5a passes π/2; T(θ) = T(π-θ), as the source's sign is not seen
+    The axis of Fig. 5a passes π/2. T(θ) = T(π-θ), since linear transfer does not depend on the
+    source's sign.
     """
     return 0.0, _correlation("linear", pi, _kl_axis(pi))
 
@@ -379,9 +388,9 @@ def _():
     draws=DATA_SETS,
 )
 def _():
-    """the correlation of D_KL and T, fine-tuning, in the limit d → ∞
+    """D_KL and T of fine-tuning are correlated in the limit d → ∞
 
-    both are affine in cos θ; tolerance 1/d
+    Both are affine in cos θ. The tolerance is 1/d.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -399,18 +408,20 @@ def _():
     draws=DATA_SETS,
 )
 def _printed_sign():
-    """W₁ is not negatively correlated with T, linear transfer: the sign of the correlation
+    """W₁ is not negatively correlated with T of linear transfer. The sign of the correlation is
+    compared
 
-    W₁ matched in the three dimensions that matter, so that samples resolve it
+    W₁ is matched in the three dimensions that matter, since samples resolve it there.
     """
     return 0.0, _correlation("linear", pi, _w1_axis(pi))
 
 
 @_printed_sign.beside("corrected", "<=", attack=MEASURED, overlooks="tightened")
 def _():
-    """W₁ is negatively correlated with T, linear transfer: the sign of the correlation
+    """W₁ is negatively correlated with T of linear transfer. The sign of the correlation is
+    compared
 
-    W₁ matched in the three dimensions that matter, so that samples resolve it
+    W₁ is matched in the three dimensions that matter, since samples resolve it there.
     """
     return 0.0
 
@@ -423,9 +434,9 @@ def _():
     attack=divergence_domains.PLOTTED,
 )
 def _():
-    """W₁(p_s, p_t) is from 526 to 529: the axis of Fig. 5b
+    """W₁(p_s, p_t) is from 526 to 529, as on the axis of Fig. 5b
 
-    estimated there from finite samples: see Fig5-W1-floor
+    The paper estimates it from finite samples; see Fig5-W1-floor.
     """
     return 526.0, _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
 
@@ -449,9 +460,10 @@ def _():
     "d={d}, n={points}, θ=0, σ={sigma}",
 )
 def _(d=500, points=250, sigma=SIGMA):
-    """two samples of ONE law, {points} points, Manhattan: the axis 526 to 529
+    """Two samples of one law with {points} points have the Manhattan distance of the axis, 526 to
+    529
 
-    what the axis shows is the error of the estimate; tolerance: half its width
+    The axis shows the error of the estimate. The tolerance is half of its width.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -1,8 +1,8 @@
 """Problems on which the bounds of distances between two linear tasks are attacked.
 
-A distance that is a supremum over witnesses, or an infimum over couplings, is not computed: the
-search picks the witness, or the coupling, as a part of the problem. Points are (x_1, x_2, y), with
-x in the plane of the two tasks.
+A distance is a supremum over witnesses or an infimum over couplings. It is not computed; the search
+picks the witness or the coupling as a part of the problem. Points are (x_1, x_2, y), with x in the
+plane of the two tasks.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MEAN = sqrt(2 / pi)  # of |N(0, 1)|
 
 
 def _factor(beta: Any, sigma: Any) -> Any:
-    """F with (x_1, x_2, y) = F z."""
+    """Returns F with (x_1, x_2, y) = F z."""
     rows = [jnp.array([1.0, 0.0, 0.0]), jnp.array([0.0, 1.0, 0.0]), jnp.stack([*beta, sigma])]
     return jnp.stack(rows)
 
@@ -32,7 +32,7 @@ def _factors(p: Problem) -> list[Any]:
 
 
 def _covariances(p: Problem) -> list[np.ndarray]:
-    """Of both laws, in NumPy."""
+    """Returns F of both laws, in NumPy."""
     found = []
     for name in ("source", "target"):
         beta = np.asarray(p[name])
@@ -46,7 +46,7 @@ def _unit(w: Any) -> Any:
 
 
 def _gain(p: Problem) -> Any:
-    """E_s h - E_t h, h = (|(w+w').z| - |(w-w').z|) / 2 = +-min(|w.z|, |w'.z|) for unit vectors."""
+    """Computes E_s h - E_t h for h = +-min(|w.z|, |w'.z|), w and w' of norm 1."""
     w, other = _unit(p["witness"])
     spreads = [
         jnp.sqrt(jnp.sum((F.T @ (w + other)) ** 2)) - jnp.sqrt(jnp.sum((F.T @ (w - other)) ** 2))
@@ -56,7 +56,7 @@ def _gain(p: Problem) -> Any:
 
 
 def _gain_again(p: Problem) -> float:
-    """By quadrature of +-min(|a|, |b|) over the angle of the two normals a and b."""
+    """Computes the same by quadrature of +-min(|a|, |b|) over the angle of normals a and b."""
     w = np.asarray(p["witness"]) / np.linalg.norm(p["witness"], axis=1, keepdims=True)
     angles = (np.arange(100_000) + 0.5) * 2 * pi / 100_000
     circle, found = np.stack([np.cos(angles), np.sin(angles)]), []
@@ -74,7 +74,7 @@ def _upper(p: Problem) -> Any:
 
 
 def _mean_length_again(covariance: np.ndarray) -> float:
-    """E|v|, v normal: by quadrature over the sphere."""
+    """Computes E|v| of a normal v by quadrature over the sphere."""
     values, basis = np.linalg.eigh(covariance)
     root = basis * np.sqrt(np.maximum(values, 0))
     phi, (nodes, weights) = np.arange(400) * 2 * pi / 400, quadrature(200)
@@ -87,8 +87,9 @@ def _mean_length_again(covariance: np.ndarray) -> float:
 
 
 def _upper_again(p: Problem) -> float:
-    """The mean displacement of the better of the coupling that shares x and noise, and the map
-    that is optimal for W_2."""
+    """Computes the mean displacement of two couplings and takes the smaller one. One coupling
+    shares x and the noise, and the other is optimal for W_2.
+    """
     source, target = _covariances(p)
     root = np.real(linalg.sqrtm(source))
     inverse = np.linalg.inv(root)
@@ -120,7 +121,7 @@ UPPER = Domain(
 
 
 def _turned(angles: Any) -> Any:
-    """A rotation of three dimensions by Euler's angles."""
+    """Returns a rotation in three dimensions by Euler's angles."""
     found = jnp.eye(3)
     for angle, (i, j) in zip(angles, ((0, 1), (1, 2), (0, 1)), strict=True):
         c, s = jnp.cos(angle) - 1, jnp.sin(angle)
@@ -130,9 +131,10 @@ def _turned(angles: Any) -> Any:
 
 
 def _cost(p: Problem) -> Any:
-    """E|F_s z - F_t Q z|, the mean displacement of the coupling by the rotation Q.
+    """Computes E|F_s z - F_t Q z|, the mean displacement of the coupling by the rotation Q.
 
-    E sqrt(X) = int (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)), r = e^x: trapezoidal rule.
+    It integrates E sqrt(X) = int (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)) over r = e^x by the
+    trapezoidal rule.
     """
     source, target = _factors(p)
     moved = source - target @ _turned(p["turn"])
@@ -158,7 +160,7 @@ def _lower(p: Problem) -> Any:
 
 
 def _lower_again(p: Problem) -> float:
-    """From both witnesses' spreads, in the frame of the tasks' difference."""
+    """Computes the same from both spreads, in coordinates along the tasks' difference."""
     delta = np.subtract(p["source"], p["target"])
     along = delta / np.linalg.norm(delta)
     frame = np.array([[*along, 0.0], [-along[1], along[0], 0.0], [0.0, 0.0, 1.0]])
@@ -185,7 +187,7 @@ REACH, AXIS = 2 * MEAN, 526.0
 
 
 def _unit_tasks(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """At tasks of norm 1 at an angle."""
+    """Evaluates a ratio at tasks of norm 1 at an angle."""
 
     def computed(p: Problem) -> Any:
         one = jnp.ones_like(p["theta"])
@@ -211,7 +213,7 @@ PLOTTED = Domain(
 
 
 def _clipped(spread: Any, clip: Any) -> Any:
-    """E min(|N(0, spread^2)|, clip)."""
+    """Computes E min(|N(0, spread^2)|, clip)."""
     r = clip / (sqrt(2) * spread)
     return MEAN * spread * -jnp.expm1(-(r**2)) + clip * erfc(r)
 
@@ -226,7 +228,7 @@ def _clipped_again(spread: float, clip: float) -> float:
 
 
 def _dudley_gain(p: Problem) -> Any:
-    """Of the witness M - min(L |a.z|, 2 M), M = 1 - L."""
+    """Computes E_s h - E_t h of the witness h = M - min(L |a.z|, 2 M), M = 1 - L."""
     a, L = _unit(p["witness"]), p["slope"]
     spreads = [jnp.sqrt(jnp.sum((F.T @ a) ** 2)) for F in _factors(p)]
     means = [L * _clipped(s, 2 * (1 - L) / L) for s in spreads]
@@ -234,7 +236,7 @@ def _dudley_gain(p: Problem) -> Any:
 
 
 def _dudley(p: Problem) -> Any:
-    """Beside max_L E min(L |delta.x|, 2 (1 - L))."""
+    """Divides the witness by the bound max_L E min(L |delta.x|, 2 (1 - L))."""
     upper = divergences.dudley_bounds(p["source"], p["target"], p["sigma"]).upper
     return _dudley_gain(p) / upper
 
@@ -268,7 +270,7 @@ def dudley_upper(p: Problem) -> float:
 
 
 def _far_apart(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """At tasks so far apart, in some direction."""
+    """Evaluates a ratio at tasks a given distance apart, in some direction."""
     return lambda p: of({**p, "target": p["source"] + p["far"] * _unit(p["way"])})
 
 
@@ -290,7 +292,7 @@ FAR, SLOPE, REACHED_DELTA = 1e6, 2e-4, 1.97
 
 
 def _reach(p: Problem) -> Any:
-    """1.97 over what the witness M - min(L |y|, 2 M) finds at |g| = 1e6."""
+    """Divides 1.97 by the value of the witness M - min(L |y|, 2 M) at |g| = 1e6."""
     near, far = (jnp.sqrt(size**2 + p["sigma"] ** 2) for size in (p["f"], FAR))
     means = [_clipped(s, 2 * (1 - SLOPE) / SLOPE) for s in (near, far)]
     return REACHED_DELTA / (SLOPE * (means[1] - means[0]))
@@ -311,7 +313,9 @@ DUDLEY_REACH = Domain(
 
 
 def _far_task(p: Problem) -> Any:
-    """|g| large enough for delta: E|y| / sqrt(2/pi) is at least |g|, and at most |f| + σ at f."""
+    """Returns a |g| that is large enough for delta, since E|y| / sqrt(2/pi) is at least |g| at g,
+    and at most |f| + σ at f.
+    """
     return p["delta"] / MEAN + p["f"] + p["sigma"]
 
 

@@ -1,16 +1,16 @@
 """Distances between two linear tasks as laws of (x, y): KL, total variation, Wasserstein, Dudley.
 
-The setting is that of Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 2.1:
-x ~ N(0, I_d) and y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm. Closed forms
-are given where they exist, two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes
+The setting is Section 2.1 of Tahir et al., Features are fate, 2024 (arXiv 2410.08194). Inputs are x
+~ N(0, I_d), and y = beta.x + sigma noise with beta = beta_s or beta_t of any norm. There are closed
+forms where they exist, and two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes
 broadcast with each other and with sigma. Everything is computed in float64 whatever the caller's
 precision.
 
 Three dimensions are enough. Outside the plane of the tasks x is independent of the rest and the
-same under both laws, so it can be coupled identically, and projecting it away is 1-Lipschitz. In
-the plane take u along delta = beta_s - beta_t and v across it. The laws of (u, v, y) are Gaussian,
-with y = s u + v0 v + sigma noise under the source, y = t u + v0 v + sigma noise under the target,
-and s - t = |delta|.
+same under both laws. It can be coupled identically, and projecting it away is 1-Lipschitz. In the
+plane take u along delta = beta_s - beta_t and v across it. The laws of (u, v, y) are Gaussian.
+Under the source y = s u + v0 v + sigma noise, under the target y = t u + v0 v + sigma noise, and s
+- t = |delta|.
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ Vector = Float[ArrayLike, "*b d"]
 
 
 class Bounds(NamedTuple):
-    """Two numbers between which a distance lies.
+    """A lower and an upper bound of a distance.
 
     Attributes:
       lower: A lower bound.
@@ -95,8 +95,8 @@ def total_variation(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[A
     """Computes the total variation distance between the laws of two tasks.
 
     It is the largest p_s(A) - p_t(A) over events A, which equals (2/pi) arctan(|delta| / (2
-    sigma)). Given x, the laws of y are two normals delta.x apart; the formula is the mean over
-    delta.x ~ N(0, |delta|^2).
+    sigma)). Given x, the laws of y are two normals with means delta.x apart. The formula is the
+    mean over delta.x ~ N(0, |delta|^2).
 
     Args:
       beta_s: Source tasks `(..., d)`.
@@ -140,10 +140,10 @@ def wasserstein2(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Arra
 def wasserstein1_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds the Wasserstein-1 distance between the laws of two tasks, Euclidean in (x, y).
 
-    The upper bound is the mean displacement of the better of two couplings of Gaussians: the one
-    that shares x and the noise, sqrt(2/pi) |delta|, and the one that is optimal for W_2. The lower
-    bound is the best 1-Lipschitz witness of the form (|(w + w').z| - |(w - w').z|) / 2 with |w|,
-    |w'| <= 1, w in the plane of (u, y) and w' in that of (v, y). Among these is |y|, by which W_1
+    The upper bound is the smaller mean displacement of two couplings. One shares x and the noise
+    and has sqrt(2/pi) |delta|. The other is optimal for W_2. The lower bound is the best
+    1-Lipschitz witness of the form (|(w + w').z| - |(w - w').z|) / 2 with |w|, |w'| <= 1. w lies in
+    the plane of (u, y), and w' in the plane of (v, y). One of these witnesses is |y|, by which W_1
     is unbounded (Features are fate, Thm 2.2). At sigma = 0 and beta_t = -beta_s of norm 1 both
     bounds are 2 sqrt(2/pi).
 
@@ -167,7 +167,8 @@ def _wasserstein1_bounds(tasks: _Tasks) -> Bounds:
     y, across = jnp.sin(angles), jnp.cos(angles)
     w = jnp.stack([across, jnp.zeros_like(y), y], -1)[:, None]
     w_ = jnp.stack([jnp.zeros_like(y), across, y], -1)[None, :]
-    # E|a.z| = sqrt(2/pi) sd(a.z): each witness is a difference of two spreads, source minus target.
+    # E|a.z| = sqrt(2/pi) sd(a.z), so each witness is a difference of two spreads, source minus
+    # target.
     gains = _spread_gain(tasks, (w + w_) / 2) - _spread_gain(tasks, (w - w_) / 2)
     lower = jnp.sqrt(2 / jnp.pi) * jnp.abs(gains).max((-2, -1))
     shared = jnp.sqrt(2 / jnp.pi) * tasks.gap
@@ -180,8 +181,8 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
 
         exp(-sigma^2/2) |exp(-|beta_s|^2/2) - exp(-|beta_t|^2/2)| / 2
 
-    From here the paper's eq. (28) goes on with the wrong sign: cos a + a^2 >= cos b - b^2 gives cos
-    a - cos b >= -(a^2 + b^2), not a^2 + b^2.
+    The paper's eq. (28) continues with the wrong sign. cos a + a^2 >= cos b - b^2 gives cos a - cos
+    b >= -(a^2 + b^2), not a^2 + b^2.
 
     Args:
       beta_s: Source tasks `(..., d)`.
@@ -199,8 +200,8 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
     """
     tasks = _tasks(beta_s, beta_t, sigma)
     s2, t2 = tasks.s**2 + tasks.v0**2, tasks.t**2 + tasks.v0**2
-    # The difference exp(-a) - exp(-b) is taken through the smaller exponent and the difference of
-    # the two, |s^2 - t^2| = gap |s + t|, which is exact here.
+    # exp(-a) - exp(-b) is computed from the smaller exponent and the difference of both, |s^2 -
+    # t^2| = gap |s + t|, which is exact here.
     smaller, apart = jnp.minimum(s2, t2), tasks.gap * jnp.abs(tasks.s + tasks.t)
     return -0.5 * jnp.exp(-(tasks.sigma**2 + smaller) / 2) * jnp.expm1(-apart / 2)
 
@@ -209,13 +210,13 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
 def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds the Dudley metric, sup |E_s h - E_t h| over |h|_Lipschitz + |h|_inf <= 1.
 
-    Write L = |h|_Lipschitz and M = 1 - L. Two upper bounds are taken, the smaller counts. Sharing x
-    and the noise gives the largest E min(L |delta.x|, 2 M) over L. And since no witness exceeds
-    min(L W_1, 2 M TV), 2 W_1 TV / (W_1 + 2 TV) is a bound. Both are less than 2 whatever the tasks,
-    so that the Dudley half of Thm 2.2 cannot hold for delta >= 2. The lower bound is the best over
-    L of two kinds of witness: M - min(L |a.z|, 2 M) with a in the plane of (u, y), which reach 2 as
-    the tasks grow apart; and min(L |u|, L |w.z|, M) with the sign of u w.z, w in the plane of (v,
-    y).
+    Write L = |h|_Lipschitz and M = 1 - L. The upper bound is the smaller one of two. The coupling
+    that shares x and the noise gives the largest E min(L |delta.x|, 2 M) over L. A witness is at
+    most min(L W_1, 2 M TV), which gives 2 W_1 TV / (W_1 + 2 TV). Both are below 2 for all tasks, so
+    the Dudley half of Thm 2.2 cannot hold for delta >= 2. The lower bound is the best over L of two
+    kinds of witness. M - min(L |a.z|, 2 M), with a in the plane of (u, y), tends to 2 as the tasks
+    grow apart. The other is min(L |u|, L |w.z|, M) with the sign of u w.z, with w in the plane of
+    (v, y).
 
     Args:
       beta_s: Source tasks `(..., d)`.
@@ -238,8 +239,7 @@ def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
 def _dudley_bounds(tasks: _Tasks) -> Bounds:
     angles = jnp.linspace(-jnp.pi / 2, jnp.pi / 2, 49)
     y, across, zero = jnp.sin(angles), jnp.cos(angles), jnp.zeros_like(angles)
-    # Tasks far apart need an L of about the inverse of their gap, hence the logarithmic part of the
-    # grid.
+    # Tasks far apart need an L near the inverse of their gap, so a part of the grid is logarithmic.
     L = jnp.concatenate([jnp.geomspace(1e-6, 0.05, 30), jnp.linspace(0.1, 0.9, 25)])
     clip = (1 - L) / L
     along, target = _spreads(tasks, jnp.stack([across, zero, y], -1)[:, None])
@@ -270,10 +270,10 @@ def coupled_samples(
 ) -> tuple[Float[Array, "n 3"], Float[Array, "n 3"]]:
     """Draws samples of both laws in three dimensions, which preserve W_1 and the Dudley metric.
 
-    Points are independent within a law. Between the laws they are coupled, in the W_2-optimal way.
-    Distances between samples are on average at least those between the laws, since they are convex.
-    With this coupling the sampled W_1 is on average at most W_2, and 0 at beta_s = beta_t, where
-    independent samples err most.
+    Points are independent within a law. Between the laws they have the W_2-optimal coupling.
+    Distances are convex, so samples are on average at least as far apart as the laws. With this
+    coupling the sampled W_1 is on average at most W_2, and 0 at beta_s = beta_t, where independent
+    samples err most.
 
     Args:
       key: Random key.
@@ -324,7 +324,7 @@ def _tasks(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> _Tasks:
 
 @jax.jit
 def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
-    """Computes the slopes of y along and across delta, in a frame where s - t is exact."""
+    """Computes the slopes of y along and across delta, in coordinates where s - t is exact."""
     delta = beta_s - beta_t
     gap = jnp.linalg.norm(delta, axis=-1)
     u = delta / jnp.where(gap > 0, gap, 1.0)[..., None]
@@ -332,7 +332,8 @@ def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
     along = jnp.sum(middle * u, -1)
     v0 = jnp.linalg.norm(middle - along[..., None] * u, axis=-1)
     gap, along, v0, sigma = jnp.broadcast_arrays(gap, along, v0, sigma)
-    # From the middle and half the gap: a difference of the two slopes would cancel for close tasks.
+    # From the middle and half of the gap, since a difference of two slopes would cancel for close
+    # tasks.
     return _Tasks(gap, along + gap / 2, along - gap / 2, v0, sigma)
 
 
@@ -362,9 +363,9 @@ def _displacement(tasks: _Tasks) -> Float[Array, "*b 3 3"]:
 def _mean_length(matrix: Float[Array, "*b 3 3"]) -> Float[Array, "*b"]:
     """Computes E|M z| for z ~ N(0, I).
 
-    By E sqrt(X) = int_0^inf (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)). With r = e^x / |M|_F the
-    integrand falls like e^{-|x|} and is analytic in |Im x| < pi/4, so that the trapezoidal rule
-    converges exponentially.
+    It integrates E sqrt(X) = int_0^inf (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)). With r = e^x /
+    |M|_F the integrand falls like e^{-|x|} and is analytic in |Im x| < pi/4. The trapezoidal rule
+    therefore converges exponentially.
     """
     size = jnp.linalg.norm(matrix, axis=(-2, -1))
     unit = matrix / jnp.where(size > 0, size, 1.0)[..., None, None]
@@ -424,8 +425,8 @@ def _clipped_joint_mean(spread: Array, covariance: Array, clip: Array) -> Array:
     """Computes E sgn(A B) min(|A|, |B|, clip) for A ~ N(0, 1), B ~ N(0, spread^2), correlated.
 
     It is 2 int_0^clip P(A > x, B > x) - P(A > x, B < -x) dx. The derivative of P(A > x, B > x) in
-    the correlation r is the density (Plackett), whose integral over x is an erf. What is left runs
-    over r = sin(phi) from -r to r and is smooth: Gauss-Legendre quadrature.
+    the correlation r is the density (Plackett), and its integral over x is an erf. The remaining
+    integral over r = sin(phi) from -r to r is smooth, and Gauss-Legendre quadrature computes it.
     """
     nodes, weights = (jnp.asarray(v, spread.dtype) for v in np.polynomial.legendre.leggauss(16))
     b = jnp.where(spread > 0, spread, 1.0)[..., None]

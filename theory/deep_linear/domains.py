@@ -1,7 +1,7 @@
 """Problems on which the bounds of Lemma 3.3 and Lemma B.1 of features-are-fate are attacked.
 
-Gradient flow conserves D_l = W_l^T W_l - W_{l+1} W_{l+1}^T, of which the lemmas ask that it is at
-least lambda I. So every network with such D_l is one at which the bounds have to hold.
+Gradient flow conserves D_l = W_l^T W_l - W_{l+1} W_{l+1}^T. The lemmas assume that D_l is at least
+lambda I. The bounds must hold for every network with such D_l.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ def layers(p: Problem) -> list[Any]:
     """Builds 2 x 2 layers above a column, with D_l = lambda I + a square.
 
     Args:
-      p: The column `last`, and for each square layer, from the last to the first, one of `more`,
-        which is squared, and one of `angles`, by which it is turned; `least` is lambda.
+      p: The column `last`, and for each square layer, from the last to the first, one of `more` and
+        one of `angles`. `more` is squared, and the layer is turned by the angle. `least` is lambda.
 
     Returns:
       W_1, ..., W_L.
@@ -74,7 +74,7 @@ def _features_again(factor: float, p: Problem) -> float:
 
 
 def boxes(depth: int) -> Mapping[str, Box]:
-    """Returns the ranges of what `layers` takes.
+    """Returns the ranges of the arguments of `layers`.
 
     Args:
       depth: Number of layers L.
@@ -112,7 +112,7 @@ def features(factor: float = 1.0, depth: int = 3) -> Domain:
 
 
 def _power(p: Problem) -> Any:
-    """u.(W_{L-1}^T W_{L-1})^(L-1) u beside u.Phi^T Phi u, L = 4."""
+    """Divides u.(W_{L-1}^T W_{L-1})^(L-1) u by u.Phi^T Phi u, for L = 4."""
     first, second, third, _ = layers(p)
     u = jnp.stack([jnp.cos(p["way"]), jnp.sin(p["way"])])
     left = third @ (third.T @ (third @ u))
@@ -146,7 +146,9 @@ DIFFERENCE = Domain(_WORDS.format(3), boxes(3), _difference, _difference_again)
 
 
 def _both(p: Problem) -> Any:
-    """The start, and a network with the same D_1, L = 2: only the last layer differs."""
+    """Returns initial weights and a network with the same D_1, for L = 2. Only the last layer
+    differs.
+    """
     sizes = []
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
     for last in (p["last"], p["start"]):
@@ -156,7 +158,7 @@ def _both(p: Problem) -> Any:
 
 
 def _reversed(p: Problem) -> Any:
-    """-(|W_1|^2 - |W_2|^2) beside |W_1(0)|^2 - |W_2(0)|^2."""
+    """Divides -(|W_1|^2 - |W_2|^2) by |W_1(0)|^2 - |W_2(0)|^2."""
     now, start = _both(p)
     return -now / start
 
@@ -183,7 +185,7 @@ REVERSED = Domain(
 
 
 def _top_at_start(p: Problem) -> Any:
-    """|W̄_2|^2 + alpha^2 (|W̄_2|^2 - |W̄_1|^2) beside |W_1|^2, where the network starts at alpha W̄."""
+    """Divides |W̄_2|^2 + alpha^2 (|W̄_2|^2 - |W̄_1|^2) by |W_1|^2, for initial weights alpha W̄."""
     now, start = _both(p)
     bound = jnp.sum(p["start"] ** 2) / p["alpha"] ** 2 - start
     return bound / (now + jnp.sum(p["last"] ** 2))
@@ -210,7 +212,7 @@ FROBENIUS, OPERATOR = "|W̄|_F", "|W̄|_op"
 
 
 def _tail(norms: Sequence[str], p: Problem) -> Any:
-    """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|^2 - |W_2(0)|^2, the sum of it in several norms."""
+    """Divides |W_1|_F^2 - |W_1|_op^2 by |W_1(0)|^2 - |W_2(0)|^2, summed over several norms."""
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
     lesser, _ = eigenvalues(jnp.outer(p["last"], p["last"]) + kept)
     bounds = {FROBENIUS: kept[0, 0] + kept[1, 1], OPERATOR: _both(p)[1]}
@@ -229,7 +231,7 @@ def tail(*norms: str) -> Domain:
     """Returns the problems of eq. (60).
 
     Args:
-      *norms: The norms at the start that the bound has, of `FROBENIUS` and `OPERATOR`.
+      *norms: The norms of the initial weights in the bound, of `FROBENIUS` and `OPERATOR`.
 
     Returns:
       The domain.

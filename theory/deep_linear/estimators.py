@@ -1,4 +1,4 @@
-"""The predictor that each way of training ends at, on one given data set (X, y).
+"""The predictor at the end of each kind of training, on one given data set (X, y).
 
 These are limits of gradient flow from small weights (scratch) or from rank-one pretrained weights.
 They hold for any design X of any rank, without assumptions on its distribution. `networks` trains
@@ -53,7 +53,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
 
         |y - w X beta_s / |beta_s||^2 / (2n) + ridge w^2 / 2.
 
-    It is 0 where the data see nothing of beta_s.
+    It is 0 where X beta_s = 0.
 
     Args:
       x: Inputs `(n, d)`.
@@ -79,7 +79,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
     problems.check_ridge(ridge)
     unit = beta_s / jnp.linalg.norm(beta_s)
     feature = x @ unit
-    # The loss is divided by n, the penalty is not: so n ridge stands beside |feature|^2.
+    # The loss is divided by n but the penalty is not, so n ridge is added to |feature|^2.
     size2 = feature @ feature + x.shape[0] * jnp.asarray(ridge, dtype=x.dtype)
     return unit * jnp.where(size2 > 0, (feature @ y) / jnp.where(size2 > 0, size2, 1.0), 0.0)
 
@@ -121,7 +121,7 @@ def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
     """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
-    # The rank has to be decided, and normal equations would square the condition number.
+    # An SVD decides the rank. Normal equations would square the condition number.
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)

@@ -7,8 +7,8 @@ W_L, which obeys
 
 The part of b that the data cannot see keeps its direction. In the eigenbasis of C the state
 therefore has min(n, d) + 1 numbers, and no weight matrix is stored. The limit t -> inf is
-`estimators.fine_tuning_limit`; near n = d it is reached late, as small eigenvalues of C are slow.
-`training_time` has mean risks of linear models along time.
+`estimators.fine_tuning_limit`. Near n = d it is reached late, since directions of small eigenvalues
+are slow. `training_time` has mean risks of linear models along time.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from theory.deep_linear.estimators import check_data
 
 __getattr__ = former(__name__, {"fine_tune_flow": "fine_tuning_flow"}, until="0.4")
 
-# Step of the Runge-Kutta scheme in units of the fastest time scale: 1/(L |b|^{2-2/L} lambda_max)
-# near the data, where it is stable up to 2.8; 1/(L |b|^{1-2/L} |X^T y/n|) where b is small and
-# grows. Local errors are of order STEP^5 / 120.
+# Step of the Runge-Kutta scheme in units of the fastest time scale. Near the data this is 1/(L
+# |b|^{2-2/L} lambda_max), and the scheme is stable up to 2.8. Where b is small and grows it is 1/(L
+# |b|^{1-2/L} |X^T y/n|). Local errors are of order STEP^5 / 120.
 STEP = 0.25
 
 
@@ -79,7 +79,7 @@ def linear_flow(
     beta_0: Float[Array, " d"],
     times: Float[ArrayLike, " times"],
 ) -> Float[Array, "times d"]:
-    """Computes the predictor of linear regression under gradient flow, exactly and from any start.
+    """Computes the predictor of linear regression under gradient flow, exactly.
 
     With singular values s of X,
 
@@ -124,7 +124,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
     seen = vt @ beta_s
     unseen = beta_s - seen @ vt
     size = jnp.linalg.norm(unseen)
-    # Last coordinate: the length of the unseen part, which feels no gradient of its own.
+    # The last coordinate is the length of the unseen part, which has gradient 0.
     curvature, pull = jnp.append(curvature, 0.0), jnp.append(pull, 0.0)
     z = jnp.append(seen, size)
     power = 1 - 1 / depth
@@ -132,7 +132,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
 
     def speed(z: Array) -> Array:
         gradient = curvature * z - pull
-        # |b|^2 is a divisor, and 0 only where every term that it divides is 0.
+        # |b|^2 is a divisor. It is 0 only where every term that it divides is 0.
         size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
         return -(size2**power) * (gradient + (depth - 1) * z * (z @ gradient) / size2)
 
@@ -142,13 +142,14 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
             size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
             growth = jnp.where(depth < 2, 0.0, drive * size2 ** (power - 0.5))
             fastest = depth * jnp.maximum(curvature.max() * size2**power, growth)
-            # The step follows the state: time scales change with |b| by many orders of magnitude.
+            # The step depends on the state, since time scales change with |b| by orders of
+            # magnitude.
             h = jnp.minimum(STEP / fastest, until - t)
             a = speed(z)
             b = speed(z + h / 2 * a)
             c = speed(z + h / 2 * b)
             d = speed(z + h * c)
-            # The end is hit exactly, so that rounding cannot leave a sliver to integrate.
+            # The last step ends exactly at `until`, since rounding could leave a tiny rest.
             t = jnp.where(h < until - t, t + h, until)
             return t, z + h / 6 * (a + 2 * b + 2 * c + d)
 

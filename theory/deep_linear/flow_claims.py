@@ -1,8 +1,8 @@
-"""Fine-tuning of networks that train, on many random data sets, for comparison with closed forms.
+"""Closed forms of fine-tuning compared with networks that are trained on many random data sets.
 
-Other rows average an estimator in closed form over data, and its scale c is the one of the closed
-form. Here both layers of every network follow their gradient flow (`directions.flow`): from small
-weights through pretraining to the end of fine-tuning. No estimator is used.
+Other claims average an estimator in closed form over data, with the closed form's scale c. Here
+both layers of every network follow their gradient flow (`directions.flow`), from small weights
+through pretraining to the end of fine-tuning. No estimator is used.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from theory.deep_linear.regressions import Setting, claim, extrapolate
 
 ALPHA = 1e-3  # size of the weights that pretraining begins with
 # A step of the flow in units of 1 / the largest curvature of the loss. Two layers are stable while
-# |beta| < 3.4; in 1,000 draws of the settings below its largest value is 2.7.
+# |beta| < 3.4. In 1,000 draws of the settings below the largest |beta| is 2.7.
 STEP = 0.4
 STEPS = 375  # fine-tuning: what is left changes no mean by more than 3e-4 of it
 LONG = 1500  # pretraining, which begins with the growth of small weights
@@ -57,13 +57,13 @@ def _on_samples(
 
 @jax.jit
 def _fine_tuned(weights: networks.Weights, x: Array, y: Array) -> Array:
-    """Fine-tunes one network on each of many data sets; returns predictors [draws d]."""
+    """Fine-tunes one network on each of many data sets and returns predictors [draws d]."""
     return jax.vmap(lambda x, y: networks.predictor(_on_samples(weights, x, y)))(x, y)
 
 
 @partial(jax.jit, static_argnums=1)
 def _twice(key: Array, d: int, source: Data, target: Data) -> Array:
-    """Pretrains on source samples, then fine-tunes; returns predictors [draws d]."""
+    """Pretrains on source samples, then fine-tunes, and returns predictors [draws d]."""
     start = networks.small_weights(key, d, 2, ALPHA)
 
     def one(x_s: Array, y_s: Array, x: Array, y: Array) -> Array:
@@ -88,8 +88,8 @@ PRINTED = (1 - AT.n / AT.d) * (2 - 2 * cos(AT.theta)) + AT.sigma**2 * AT.n / (AT
 def _(at=AT, flow=FLOW, printed=PRINTED):
     """E R_ft of trained networks is the mean of |X⁺y + c(I-P)β_s - β_t|²
 
-    seen: 5 %, at z = 4; what the flow has left is a tenth of the standard error; with c = 1, as
-    printed, it is {printed:.4g}
+    The test detects 5 %, at z = 4. The flow's remainder is a tenth of the standard error. With c =
+    1, as printed, the risk is {printed:.4g}.
     """
     law = distributions.fine_tuning_law(
         jax.random.key(1), n=at.n, d=at.d, theta=at.theta, sigma=at.sigma, draws=EXACT
@@ -110,9 +110,9 @@ def _(at=AT, flow=FLOW, printed=PRINTED):
     f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {FLOW}",
 )
 def _():
-    """E R_ft of networks pretrained on n_s samples: the mean over the law of (|β̂_s|, θ̂)
+    """E R_ft of networks pretrained on n_s samples is the mean over the law of (|β̂_s|, θ̂)
 
-    seen: 5 %, at z = 4; what the flow has left is a tenth of the standard error
+    The test detects 5 %, at z = 4. The flow's remainder is a tenth of the standard error.
     """
     keys = jax.random.split(jax.random.key(1), 2)
     source = pretraining.source_law(
@@ -135,7 +135,7 @@ LOAD, NOISE, SMALL, TIMES = 0.375, 0.5, 16, 5
 
 
 def _problem(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Eigenvalues, source, a target at right angles to it, and the number of samples."""
+    """Returns eigenvalues, source, a target at right angles to it, and the number of samples."""
     tasks = np.stack([np.ones(d), np.repeat([1.0, 1.0, -1.0, -1.0], d // 4)]) / sqrt(d)
     return np.repeat([1.0, 0.5, 0.25, 0.125], d // 4), *tasks, round(LOAD * d)
 
@@ -156,13 +156,13 @@ def _mean_risk(key: Array, d: int, draws: int) -> Estimate:
     f"extrapolated, {FLOW}",
 )
 def _():
-    """E R_ft of trained networks → that of regression with β_t - c β_s for β_t
+    """E R_ft of trained networks tends to the risk of regression with β_t - c β_s for β_t
 
-    seen: 5 %, at z = 4; what the flow has left is a tenth of the standard error
+    The test detects 5 %, at z = 4. The flow's remainder is a tenth of the standard error.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Extrapolates to d = inf. The sizes lie far apart: the smaller one has little weight."""
+        """Extrapolates to d = inf. The smaller size has little weight."""
         draws = 130 if quick else 1_300
         small, large = (
             _mean_risk(jax.random.fold_in(key, d), d, draws) for d in (SMALL, TIMES * SMALL)

@@ -1,10 +1,11 @@
 """Simulation of a whole phase diagram from one factorisation per data set.
 
-The data sets are nested: n samples are the first n rows of X. With X_d = L Q (L lower triangular,
-from one QR factorisation), the first n rows of B = L^{-1} [X beta_s, X nu, noise] give X_n^+ [...]
-in the basis of Q's rows. The Gram matrices of all n <= d are therefore cumulative sums of 3 x 3
-outer products. For n > d only the noise matters: X^T X grows block by block, with one Cholesky
-factorisation per requested n. Angles, noise levels and depths cost nothing more (see `overlaps`).
+The data sets are nested: n samples are the first n rows of X. Let X_d = L Q with L lower
+triangular, from one QR factorisation. The first n rows of B = L^{-1} [X beta_s, X nu, noise] are
+X_n^+ [...] in the basis of Q's rows. The Gram matrices of all n <= d are therefore cumulative sums
+of 3 x 3 outer products. For n > d only the noise matters. X^T X grows block by block, with one
+Cholesky factorisation per requested n. More angles, noise levels and depths cost nothing (see
+`overlaps`).
 
 Draws are independent. Along load, theta, sigma and depth they share their data, so neighbouring
 points of a curve are correlated.
@@ -26,8 +27,8 @@ from theory.problems import defined
 def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
     """Simulates Gaussian data sets and computes their overlaps at several numbers of samples.
 
-    The result is in float64 whatever the caller's precision: the Gram matrix squares the condition
-    number, which is large near n = d. A draw depends on its own key and on max(ns) alone.
+    The result is in float64 whatever the caller's precision, since the Gram matrix squares the
+    condition number, which is large near n = d. A draw depends on its own key and on max(ns) alone.
 
     Args:
       keys: One typed random key per draw, `jax.random.split(key, draws)`.
@@ -56,7 +57,7 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
         ordered = _simulate(keys, tuple(int(n) for n in counts[order]), d)
         if (order == np.arange(order.size)).all():
             return Overlaps(ordered.gram, ordered.source, jnp.asarray(counts))
-        # The simulation takes ascending n; here the caller's order is restored.
+        # The simulation takes ascending n. This restores the caller's order.
         back = np.argsort(order, kind="stable")
         return Overlaps(ordered.gram[:, back], ordered.source[:, back], jnp.asarray(counts))
 
@@ -65,11 +66,11 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
 def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
     def overlaps(key: Array) -> Overlaps:
         key_x, key_noise = jax.random.split(key)
-        # The largest n decides the shape of what is drawn, and with it every number.
+        # The largest n decides the shape of the random arrays, and so every number in them.
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
-    # One data set after the other: all at once would hold every X in memory.
+    # One data set after the other, since all at once would hold every X in memory.
     return jax.lax.map(overlaps, keys)
 
 

@@ -24,7 +24,7 @@ def overlaps_law(key: Array, *, n: int, d: int, draws: int) -> Overlaps:
     """Draws exact samples of the overlaps of n Gaussian samples in d dimensions.
 
     The Gram matrix has its exact joint law, so scratch and fine-tuning risks may be compared draw
-    by draw. `source` has its exact law too, but is drawn independently of `gram`: do not pair the
+    by draw. `source` has its exact law too, but is drawn independently of `gram`. Do not pair the
     two.
 
     Args:
@@ -72,7 +72,7 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
         projector = jnp.broadcast_to(jnp.eye(2), (len(plane), 2, 2))
     size2 = noise[0] / noise[1]
     # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
-    # P beta_s and P nu are those of two coordinates of a uniform direction.
+    # P beta_s and P nu are two coordinates of a uniform direction.
     plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
     # The Cholesky factor of P restricted to the plane gives an orthonormal frame of the row space,
     # in which P beta_s has the coordinates (a, 0) and P nu (b, c).

@@ -1,6 +1,6 @@
 """Problems on which the steps of Lemma B.1 and the convergence of features-are-fate are attacked.
 
-The networks are those of `domains`. Gradient flow is solved by a Runge-Kutta scheme.
+`domains` makes the networks. A Runge-Kutta scheme solves gradient flow.
 """
 
 from dataclasses import replace
@@ -19,13 +19,13 @@ from theory.deep_linear.domains import boxes, eigenvalues, layers
 
 
 def _turn_of(square: Any) -> Any:
-    """(cos, sin) of twice the angle of the top eigenvector of a symmetric 2 x 2 matrix."""
+    """Computes (cos, sin) of twice the angle of a symmetric 2 x 2 matrix's top eigenvector."""
     way = jnp.stack([square[0, 0] - square[1, 1], 2 * square[0, 1]])
     return way / jnp.sqrt(jnp.sum(way**2) + 1e-30)
 
 
 def _form(printed: bool, p: Problem) -> Any:
-    """v_1.D_1 v_1 over alpha^2 |D̄_1|_op, or its square, D_1 = alpha^2 D̄_1."""
+    """Divides v_1.D_1 v_1 by alpha^2 |D̄_1|_op, or by its square, where D_1 = alpha^2 D̄_1."""
     first, last = layers(p)
     square = first.T @ first
     D = square - last @ last.T
@@ -53,12 +53,12 @@ Term = Literal["2|D̄|", "|W̄|_F", "|W̄|_op"]
 
 
 def _starts(p: Problem) -> tuple[list[Any], list[Any]]:
-    """The network, and one of the same D_l at which it starts."""
+    """Returns a network and initial weights with the same D_l."""
     return layers(p), layers({**p, "last": p["start"]})
 
 
 def _alignment(left_out: Term | None, p: Problem) -> Any:
-    """1 - (v_1.u_2)^2 over alpha^2 C_1 / s_2^2."""
+    """Divides 1 - (v_1.u_2)^2 by alpha^2 C_1 / s_2^2."""
     (first, second, _), (start, _, last) = _starts(p)
     upper = second @ second.T
     apart = (1 - _turn_of(first.T @ first) @ _turn_of(upper)) / 2
@@ -92,7 +92,7 @@ ALIGNMENT = Domain(
 
 
 def _product(p: Problem) -> Any:
-    """(|X beta| / |X|_op)^2 over the product of s_l^2, where the network fits X beta."""
+    """Divides (|X beta| / |X|_op)^2 by the product of s_l^2, for a network that fits X beta."""
     square, last = p["square"], p["last"]
     fit = p["inputs"] @ (square[0] @ (square[1] @ last))
     size = eigenvalues(p["inputs"].T @ p["inputs"])[1]
@@ -124,14 +124,16 @@ STEPS = 24
 
 
 def _data(p: Problem) -> tuple[Any, Any]:
-    """Inputs and labels of two examples; on the population they are those of sqrt(2) x_i."""
+    """Returns inputs and labels of two examples. For the population loss the inputs are sqrt(2)
+    e_i.
+    """
     if "inputs" in p:
         return p["inputs"], p["labels"]
     return 2**0.5 * jnp.eye(2), 2**0.5 * p["task"]
 
 
 def _log_fall(p: Problem) -> Any:
-    """log L(0) / L(t) of two layers on |y - X beta|^2 / 2n."""
+    """Computes log L(0) / L(t) of two layers on the loss |y - X beta|^2 / 2n."""
     (x, y), (first, last) = _data(p), layers(p)
 
     def left(w: Any) -> Any:
@@ -158,7 +160,7 @@ def _log_fall(p: Problem) -> Any:
 
 
 def _log_fall_again(p: Problem) -> float:
-    """By an adaptive solver."""
+    """Computes the same by an adaptive solver."""
     (x, y), weights = map(np.asarray, _data(p)), [np.asarray(w) for w in layers(p)]
     start = np.concatenate([w.ravel() for w in weights])
 
@@ -175,7 +177,7 @@ def _log_fall_again(p: Problem) -> float:
 
 
 def _pace(p: Problem) -> Any:
-    """2 alpha^2 lambda lambda_min(X X^T) t / n over the fall of log L."""
+    """Divides 2 alpha^2 lambda lambda_min(X X^T) t / n by the fall of log L."""
     x, _ = _data(p)
     return p["least"] * eigenvalues(x @ x.T)[0] * p["time"] / _log_fall(p)
 
@@ -187,7 +189,7 @@ def _pace_again(p: Problem) -> float:
 
 
 def _far_from_fit(p: Problem) -> Any:
-    """A loss near 0 would be rounding."""
+    """Excludes losses so near 0 that they are rounding."""
     (x, y), (first, last) = _data(p), layers(p)
     return jnp.sum((x @ (first @ last[:, 0]) - y) ** 2) - 0.01
 

@@ -18,14 +18,14 @@ _DELTA = {"delta": Box(0.1, 10.0, log=True)}
 
 
 def _of_proof(p: Problem) -> Any:
-    """Tasks f x_1 and g x_1, with the proof's |g|: (28) is delta there."""
+    """Returns tasks f x_1 and g x_1 with the proof's |g|, at which (28) is delta."""
     g = jnp.sqrt(jnp.abs(2 * p["delta"] * jnp.exp(p["sigma"] ** 2 / 2) - p["f"] ** 2))
     zero = 0 * p["f"]
     return {**p, "source": jnp.stack([p["f"], zero]), "target": jnp.stack([g, zero])}
 
 
 def _dudley_of_proof(p: Problem) -> Any:
-    """Delta over an upper bound of the Dudley metric."""
+    """Divides delta by an upper bound of the Dudley metric."""
     upper = divergences.dudley_bounds(p["source"], p["target"], p["sigma"]).upper
     return p["delta"] / upper
 
@@ -39,7 +39,9 @@ DUDLEY = Domain(
 
 
 def _variation(p: Problem) -> Any:
-    """Delta over twice the total variation: over x it is erf(|f-g| |x| / (2 sqrt(2) sigma))."""
+    """Divides delta by twice the total variation, which is erf(|f-g| |x| / (2 sqrt(2) sigma)) given
+    x.
+    """
     gap = jnp.abs(p["source"][0] - p["target"][0])
     # With u = P(|x| <= x) the mean over x is one over (0, 1), here by t = x / (1 + x).
     t, dt = quadrature(200)
@@ -52,7 +54,7 @@ def _variation_again(p: Problem) -> float:
     gap = abs(float(p["source"][0] - p["target"][0]))
 
     def excess(x: float) -> float:
-        """Of one law of y over the other, given x."""
+        """Computes the ratio of both densities of y, given x."""
         density = 2 * np.exp(-(x**2) / 2) / sqrt(2 * pi)
         return float((2 * special.ndtr(gap * x / (2 * p["sigma"])) - 1) * density)
 
@@ -67,7 +69,7 @@ VARIATION = replace(
 
 
 def _cosines(p: Problem) -> Any:
-    """(28) over (27), E cos(f.x) by quadrature."""
+    """Divides (28) by (27), with E cos(f.x) by quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     means = [jnp.sum(weights * jnp.cos(size * nodes)) / sqrt(2 * pi) for size in p["sizes"]]
     return jnp.sum(p["sizes"] ** 2) / jnp.abs(means[0] - means[1])
@@ -83,13 +85,13 @@ COSINES = Domain(
 
 
 def _choice(p: Problem) -> tuple[Any, Any]:
-    """The gap of the means of y over sigma per unit of x, and delta; g = -alpha f."""
+    """Returns the gap of the means of y over sigma, per unit of x, and delta for g = -alpha f."""
     alpha = p["above"] * p["sigma"] * p["delta"] ** 0.5 / p["f"]
     return (1 + alpha) * p["f"] / p["sigma"], p["delta"]
 
 
 def _divergence(p: Problem) -> Any:
-    """Delta over E_f log p_f / p_g, by quadrature over x and noise."""
+    """Divides delta by E_f log p_f / p_g, by quadrature over x and noise."""
     gap, delta = _choice(p)
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     x, noise = nodes[:, None], nodes
@@ -98,7 +100,7 @@ def _divergence(p: Problem) -> Any:
 
 
 def _divergence_again(p: Problem) -> float:
-    """By the determinants and traces of the two normal laws of (x, y)."""
+    """Computes the same by the determinants and traces of the two normal laws of (x, y)."""
     gap, delta = _choice(p)
     first, second = (np.array([[1.0, a], [a, 1 + a**2]]) for a in (0.0, float(gap)))
     trace = np.trace(np.linalg.solve(second, first))

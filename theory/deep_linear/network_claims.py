@@ -1,9 +1,9 @@
-"""features-are-fate, Lemma 3.3 to Theorem 3.5 and Appendices A, B: networks beside the proofs.
+"""features-are-fate, Lemma 3.3 to Theorem 3.5 and Appendices A, B, compared with networks.
 
-Networks are trained by gradient descent at two rates, extrapolated to gradient flow. They start
-from `networks.small_weights`, alpha times W̄_l = √(L-l+1) · orthogonal and |W̄_L| = 1. Hence
-W̄_lᵀW̄_l - W̄_{l+1}W̄_{l+1}ᵀ = D̄_l is the identity (2 I - W̄_L W̄_Lᵀ for l = L-1), (22) holds with
-lambda = 1, |W̄_l|_F² = (L-l+1) d and |W̄_l|²_op = L-l+1.
+Networks are trained by gradient descent at two rates, extrapolated to gradient flow. Initial
+weights come from `networks.small_weights`. They are alpha times W̄_l = √(L-l+1) · orthogonal, with
+|W̄_L| = 1. Hence D̄_l = W̄_lᵀW̄_l - W̄_{l+1}W̄_{l+1}ᵀ is the identity, except that D̄_{L-1} = 2 I -
+W̄_L W̄_Lᵀ. (22) holds with lambda = 1, |W̄_l|_F² = (L-l+1) d and |W̄_l|²_op = L-l+1.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ from theory.deep_linear.networks import Weights
 from theory.deep_linear.regressions import PAPER, Setting, one_sample
 
 D, RATE, TIME = 20, 0.02, 400
-# One key for all networks, so that claims about the same network train the same.
+# One key for all networks, so claims about the same network train the same one.
 claim = partial(claims.claim, PAPER, draws=f"{PAPER}/App-B")
 
 
 class Start(NamedTuple):
-    """How a network starts: alpha times weights W̄ that satisfy (22) with lambda = size².
+    """Initial weights: alpha times weights W̄ that satisfy (22) with lambda = size².
 
     Attributes:
       depth: Number of layers L.
@@ -65,7 +65,7 @@ def conserved(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _features(weights: Sequence[np.ndarray]) -> np.ndarray:
-    """Phi = W_1 ... W_{L-1}."""
+    """Computes Phi = W_1 ... W_{L-1}."""
     return reduce(np.matmul, weights[:-1])
 
 
@@ -82,24 +82,24 @@ def _top(w: np.ndarray) -> float:
 
 
 def _tail(weights: Sequence[np.ndarray]) -> float:
-    """|W_1|_F² - |W_1|²_op, the squared distance of W_1 from rank one."""
+    """Computes |W_1|_F² - |W_1|²_op, the squared distance of W_1 from rank one."""
     return np.sum(np.linalg.svd(weights[0], compute_uv=False)[1:] ** 2)
 
 
 def _alignment(weights: Sequence[np.ndarray]) -> float:
-    """(u_2 . v_1)²: right and left top singular vectors of the first two layers."""
+    """Computes (u_2 . v_1)² of the top singular vectors between the first two layers."""
     right, left = np.linalg.svd(weights[0])[2][0], np.linalg.svd(weights[1])[0][:, 0]
     return (right @ left) ** 2
 
 
 def _odd_eigenvalue(weights: Sequence[np.ndarray]) -> float:
-    """The eigenvalue of D_1 that is farthest from their mean."""
+    """Computes the eigenvalue of D_1 that is farthest from the mean of all."""
     values = np.linalg.eigvalsh(conserved(weights)[0])
     return values[np.argmax(np.abs(values - values.mean()))]
 
 
 def _form(weights: Sequence[np.ndarray]) -> float:
-    """v_1 . D_1 v_1, with v_1 the top right singular vector of W_1."""
+    """Computes v_1 . D_1 v_1 for the top right singular vector v_1 of W_1."""
     v = np.linalg.svd(weights[0])[2][0]
     return v @ conserved(weights)[0] @ v
 
@@ -112,7 +112,7 @@ AT = Setting(8, D, 1.0, 0.5)  # of training from scratch
 def _trained(
     weights: Weights, rate: float, time: float = TIME, *, at: Setting | None, size: float = 1.0
 ) -> networks.Trained:
-    """Descent for a time, on data or on the population risk of the source task `size` e_1."""
+    """Runs descent for a time, on data or on the population risk of the source task `size` e_1."""
     steps = round(time / rate)
     if at is None:
         return networks.pretrain(weights, size * jnp.eye(D)[0], rate, steps)
@@ -121,7 +121,7 @@ def _trained(
 
 
 def _in_numpy(weights: Weights) -> list[np.ndarray]:
-    """Weights as they are measured: few numbers, for which nothing is worth compiling."""
+    """Converts weights to NumPy arrays, as measures of few numbers are not worth compiling."""
     return [np.asarray(w) for w in weights]
 
 
@@ -132,7 +132,7 @@ Measure = Callable[[list[np.ndarray]], Any]
 def _ends(
     start: Start, at: Setting | None, size: float
 ) -> Callable[[Array, bool], list[list[np.ndarray]]]:
-    """What trains a network at both rates; claims about one network train it once."""
+    """Trains a network at both rates. Claims about one network train it once."""
 
     @once
     def ends(key: Array, quick: bool) -> list[list[np.ndarray]]:
@@ -162,7 +162,7 @@ def _end(
 
 
 def _least(of: Measure, start: Start, times: int = 20) -> Simulate:
-    """Measures a network at every unit of time of pretraining from 0, and takes the least."""
+    """Measures a network at times 0, 1, 2, ... of pretraining and takes the least value."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
@@ -176,7 +176,7 @@ def _least(of: Measure, start: Start, times: int = 20) -> Simulate:
 
 
 def _loss_left(start: Start, time: float, *, at: Setting | None = None) -> Simulate:
-    """L(t) / L(0); for n < d the training loss is all in the sight of the data."""
+    """Computes L(t) / L(0). For n < d the training loss is only the part that the data see."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
@@ -197,7 +197,7 @@ def _halved(
     *,
     at: Setting | None = None,
 ) -> Simulate:
-    """Combines what is measured at alpha with what is at alpha / 2."""
+    """Combines the measures at alpha and at alpha / 2."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         values = [
@@ -219,7 +219,7 @@ def _least_eigenvalue() -> float:
 
 @cache
 def _square_layers(floor: float) -> tuple[list[np.ndarray], np.ndarray]:
-    """W_1, W_2, W_3 of L = 4 with D_l ≽ floor I, and a unit vector that (44) fails on."""
+    """Returns W_1, W_2, W_3 of L = 4 with D_l ≽ floor I, and a unit vector for which (44) fails."""
 
     def root(a: np.ndarray) -> np.ndarray:
         values, basis = np.linalg.eigh(a)
@@ -252,7 +252,9 @@ def _():
     """Gaussian weights, as in App. D.1, satisfy (22) for L = 2 with probability I_½(d/2, ½)"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Share of W̄_1 (2 x 2), W̄_2 with no eigenvalue of W̄_1ᵀW̄_1 - W̄_2W̄_2ᵀ below 0."""
+        """Counts the share of W̄_1 (2 x 2), W̄_2 for which W̄_1ᵀW̄_1 - W̄_2W̄_2ᵀ has only
+        eigenvalues >= 0.
+        """
         rng, draws = generator(key), 10_000 if quick else 100_000
         first, last = rng.standard_normal((draws, 2, 2)), rng.standard_normal((draws, 2))
         gap = first.swapaxes(1, 2) @ first - last[:, :, None] * last[:, None, :]
@@ -263,7 +265,7 @@ def _():
 
 @claim("eq22-orthogonal/ours", "eq. (22), p. 15", f"d={D}, L=3")
 def _():
-    """W̄_l = √(L-l+1) · orthogonal, |W̄_L| = 1 satisfies (22): the largest λ is 1"""
+    """W̄_l = √(L-l+1) · orthogonal with |W̄_L| = 1 satisfies (22), with λ = 1 at most"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         weights = _in_numpy(Start(3, 1.0).weights(key))
@@ -275,17 +277,17 @@ def _():
 
 @claim("L3.3/exact", "Lemma 3.3, p. 5", f"{THIN}, {END}")
 def _():
-    """gradient flow on the population risk from (22) ends at β_s: |β - β_s|
+    """Gradient flow on the population risk from (22) ends at β_s. |β - β_s| is compared with 0
 
-    tolerance: float64 rounding
+    The tolerance covers float64 rounding.
     """
     return 0.0, _end(lambda w: np.linalg.norm(_beta(w) - np.eye(D)[0]), THIN, 1e-12)
 
 
 @claim("eq35/exact", "eq. (35), p. 16", f"{THICK}, {END}")
 def _():
-    """D_l = W_lᵀW_l - W_{l+1}W_{l+1}ᵀ = α²D̄_l at all times: the eigenvalue of D_1 that is farthest
-    from α²
+    """D_l = W_lᵀW_l - W_{l+1}W_{l+1}ᵀ = α²D̄_l at all times. The eigenvalue of D_1 farthest from α²
+    is compared
     """
     return THICK.alpha**2, _end(_odd_eigenvalue, THICK, RATE**2)
 
@@ -298,9 +300,9 @@ def _():
     attack=domains.POWER,
 )
 def _printed_power(floor=0.01):
-    """(43) to (44): ΦᵀΦ ≽ (W_{{L-1}}ᵀW_{{L-1}})^(L-1), as forms at u
+    """The step from (43) to (44) is ΦᵀΦ ≽ (W_{{L-1}}ᵀW_{{L-1}})^(L-1), here as forms at u
 
-    squaring is not monotone; (46) holds all the same
+    Squaring is not monotone. (46) holds all the same.
     """
     layers, u = _square_layers(floor)
     form = u @ np.linalg.matrix_power(layers[-1].T @ layers[-1], 3) @ u
@@ -312,7 +314,8 @@ def _printed_power(floor=0.01):
 def _(floor):
     """ΦᵀΦ ≽ (α²λ)^(L-1) I, from σ_min(AB) ≥ σ_min(A) σ_min(B)
 
-    (46) without (44); not sharp: the search comes within 6 x, (L-1)! is missing
+    This is (46) without (44). It is not sharp. The search comes within 6 x, as the factor (L-1)! is
+    missing.
     """
     return floor**3
 
@@ -328,7 +331,7 @@ def _(floor):
 def _features_bound(start=Start(4, 0.5)):
     """λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) at all times, Φ = W_1…W_{{L-1}}
 
-    tolerance for the rate; it starts at L! times the bound
+    The tolerance covers the rate. The value starts at L! times the bound.
     """
     bound = start.alpha ** (2 * (start.depth - 1))
     return bound, _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, start)
@@ -351,9 +354,9 @@ def _(start):
     overlooks="tightened",
 )
 def _(start=Start(2, 0.3), time=2.0):
-    """L(t) ≤ L(0) exp(-2(α²λ)^(L-1) t): L(t)/L(0); printed with = after (47) with ≤
+    """L(t)/L(0) ≤ exp(-2(α²λ)^(L-1) t), which is printed with = after (47) with ≤
 
-    attained at short times; loose later: the late rate does not depend on α
+    It is attained at short times and loose later, since the late rate does not depend on α.
     """
     return exp(-2 * start.alpha**2 * time), _loss_left(start, time)
 
@@ -364,9 +367,9 @@ def _(start=Start(2, 0.3), time=2.0):
     f"{SHALLOW} and half of it, {END}",
 )
 def _printed_order():
-    """W_l = σ_l u_l v_lᵀ + O(α²): the order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F
+    """W_l = σ_l u_l v_lᵀ + O(α²). The order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F is compared
 
-    eq. (60) bounds the square of the remainder by O(α²)
+    Eq. (60) bounds the square of the remainder by O(α²).
     """
     found = _halved(lambda a, b: log2(a / b), lambda w: np.sqrt(_tail(w)), SHALLOW, 0.02)
     return 2.0, found
@@ -374,9 +377,9 @@ def _printed_order():
 
 @_printed_order.beside("corrected")
 def _():
-    """W_l = σ_l u_l v_lᵀ + O(α): the order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F
+    """W_l = σ_l u_l v_lᵀ + O(α). The order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F is compared
 
-    eq. (60) bounds the square of the remainder by O(α²)
+    Eq. (60) bounds the square of the remainder by O(α²).
     """
     return 1.0
 
@@ -387,9 +390,9 @@ def _():
     f"{THIN}, {END}",
 )
 def _():
-    """α → 0, t → ∞: (u_{l+1}ᵀv_l)² → 1, here of the first two layers
+    """As α → 0 and t → ∞, (u_{l+1}ᵀv_l)² → 1, here for the first two layers
 
-    tolerance α²
+    The tolerance is α².
     """
     return 1.0, _end(_alignment, THIN, THIN.alpha**2)
 
@@ -411,7 +414,7 @@ def _():
 def _():
     """|W_l|²_op ≥ |W̄_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
 
-    W̄_L for W_L: at the start every layer is of order α
+    The bound has W̄_L in place of W_L. Every layer starts at order α.
     """
     return 1 + THICK.alpha**2 * (1 - TOP[0]), _least(lambda w: _top(w[0]), THICK)
 
@@ -427,7 +430,7 @@ def _():
 def _corrected_top():
     """|W_l|²_op - |W_L|²_op ≥ α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
 
-    never sharp: the left side is ≥ 0, the right side ≤ 0
+    It is never sharp, since the left side is ≥ 0 and the right side ≤ 0.
     """
     found = _least(lambda w: _top(w[0]) - _top(w[-1]), THICK)
     return THICK.alpha**2 * (1 - TOP[0]), found
@@ -437,7 +440,7 @@ def _corrected_top():
 def _():
     """|W_l|²_op - |W_L|²_op ≥ (L-l) α²λ, here of the first layer
 
-    tolerance for the rate; attained, as D̄_l is a multiple of I
+    The tolerance covers the rate. The bound is attained, as D̄_l is a multiple of I.
     """
     return (THICK.depth - 1) * THICK.alpha**2
 
@@ -454,7 +457,7 @@ def _():
     """|W_l|²_F - |W_l|²_op ≤ α²(|W̄_l|²_F - |W̄_L|²_F + |W̄_l|²_op - |W̄_L|²_op), here of the first
     layer
 
-    the operator norms never matter, as LB.1-remainder holds without
+    The operator norms never matter, as LB.1-remainder holds without them.
     """
     bound = LEMMA.alpha**2 * (WHOLE[0] - 1 + TOP[0] - 1)
     return bound, _end(_tail, LEMMA, 1e-6)
@@ -482,7 +485,7 @@ def _():
 def _printed_form(start=Start(3, 0.3, 0.5), end=END):
     """v_lᵀD_l v_l ≤ α²|D̄_l|²_op, here of the first layer
 
-    a norm is squared that is not; attained, as D̄_1 is a multiple of I
+    The square of the norm is a misprint. The bound is attained, as D̄_1 is a multiple of I.
     """
     return start.alpha**2 * start.size**4, _end(_form, start, 1e-4)
 
@@ -491,7 +494,7 @@ def _printed_form(start=Start(3, 0.3, 0.5), end=END):
 def _(start):
     """v_lᵀD_l v_l ≤ α²|D̄_l|_op, here of the first layer
 
-    a norm is squared that is not; attained, as D̄_1 is a multiple of I
+    The print squares the norm. The bound is attained, as D̄_1 is a multiple of I.
     """
     return start.alpha**2 * start.size**2
 
@@ -505,10 +508,11 @@ def _(start):
     overlooks="tightened",
 )
 def _():
-    """(v_lᵀu_{l+1})² ≥ 1 - α² C_l/s²_{l+1}, |D̄_l|_op for its square; here l=1, s→1
+    """(v_lᵀu_{l+1})² ≥ 1 - α² C_l/s²_{l+1}, with |D̄_l|_op in place of its square, here for l=1 and
+    s→1
 
-    the search comes within 1.2 x, an instance within 2 %; |D̄_l|_op and the operator norms never
-    matter, as |W̄_l|²_F - |W̄_L|²_F is enough
+    The search comes within 1.2 x, and one instance within 2 %. |D̄_l|_op and the operator norms
+    never matter, as |W̄_l|²_F - |W̄_L|²_F is enough.
     """
     constant = 2 + WHOLE[0] - 1 + TOP[0] - 1  # C_1 of (70) with |D̄_1|_op = 1
     return 1 - LEMMA.alpha**2 * constant, _end(_alignment, LEMMA, 1e-4)
@@ -516,9 +520,10 @@ def _():
 
 @claim("T3.4/limit", "Thm 3.4, p. 6", f"{THIN}, {END}")
 def _():
-    """α → 0, t → ∞: Φ = W_1…W_{L-1} → β_s vᵀ: the share |Φᵀβ_s|²/|Φ|²_F of rank one
+    """As α → 0 and t → ∞, Φ = W_1…W_{L-1} → β_s vᵀ. The share of rank one, |Φᵀβ_s|²/|Φ|²_F, is
+    compared
 
-    tolerance α²
+    The tolerance is α².
     """
     return 1.0, _end(lambda w: _whole(_features(w)[0]) / _whole(_features(w)), THIN, 1e-4)
 
@@ -531,7 +536,7 @@ def _():
 def _(start=THIN, norm=2.0, end=END):
     """Φ → β_s vᵀ with |v| = |β_s|^((L-1)/L - 1)
 
-    tolerance 10 α²
+    The tolerance is 10 α².
     """
     size = _end(lambda w: np.linalg.norm(_features(w)[0]) / norm, start, 1e-3, size=norm)
     return norm ** (-1 / start.depth), size
@@ -546,7 +551,7 @@ def _(start=THIN, norm=2.0, end=END):
     overlooks="tightened",
 )
 def _():
-    """lim Π s_l² ≥ |ŷ|²/|X|²_op, ŷ the fit of the network, for n < d the labels"""
+    """lim Π s_l² ≥ |ŷ|²/|X|²_op, where ŷ is the fit of the network (the labels for n < d)"""
     x, y = one_sample(AT)
     found = _end(lambda w: np.prod([_top(v) for v in w]), THICK, 1e-3, at=AT)
     return np.sum(y**2) / np.linalg.norm(x, 2) ** 2, found
@@ -558,9 +563,9 @@ def _():
     f"{AT}, L=2, α={SHALLOW.alpha} and half of it extrapolated",
 )
 def _():
-    """α → 0, t → ∞: training from scratch ends at X⁺y: its risk
+    """As α → 0 and t → ∞, training from scratch ends at X⁺y. Its risk is compared
 
-    tolerance α; what is left is O(α²)
+    The tolerance is α. The remainder is O(α²).
     """
 
     def risk(beta: np.ndarray) -> float:
@@ -580,18 +585,18 @@ def _():
     attack=lemma_domains.SAMPLE_PRINTED,
 )
 def _printed_decay(at=AT, time=2.0):
-    """L_∥(t) ≤ L_∥(0) exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t): L_∥(t)/L_∥(0)
+    """L_∥(t)/L_∥(0) ≤ exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t)
 
-    the 1/n of the loss is missing in the printed exponent
+    The factor 1/n of the loss is missing in the printed exponent.
     """
     return exp(-2 * _least_eigenvalue() * time), _loss_left(UNIT, time, at=at)
 
 
 @_printed_decay.beside("corrected", attack=lemma_domains.SAMPLE, overlooks="tightened")
 def _(at, time):
-    """L_∥(t) ≤ L_∥(0) exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t/n): L_∥(t)/L_∥(0)
+    """L_∥(t)/L_∥(0) ≤ exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t/n)
 
-    the 1/n of the loss is missing in the printed exponent
+    The factor 1/n of the loss is missing in the printed exponent.
     """
     return exp(-2 * _least_eigenvalue() * time / at.n)
 
@@ -604,12 +609,12 @@ def _(at, time):
 def _():
     """|(I-P)W_1(t)|²_F = |(I-P)W_1(0)|²_F, here α² L (d-n)
 
-    tolerance: float64 rounding
+    The tolerance covers float64 rounding.
     """
     x, _ = one_sample(AT)
 
     def unseen(w: np.ndarray) -> np.ndarray:
-        """(I - P) w, P the projection on the rows of X."""
+        """Projects w on the complement of the rows of X."""
         return w - np.linalg.pinv(x) @ (x @ w)
 
     found = _end(lambda w: _whole(unseen(w[0])), THICK, 1e-9, at=AT)

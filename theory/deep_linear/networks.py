@@ -1,9 +1,9 @@
 """Deep linear networks f(x) = x W_1 W_2 ... W_L, trained by gradient descent.
 
-These are the simulators that the closed forms of this package are compared with; no closed form is
-used here. W_1, ..., W_{L-1} are `(d, d)`. W_L is `(d,)` (Features are fate, arXiv 2410.08194, eq.
-9), or `(d, m)` for m outputs, whose squared errors add up. Losses and units are those of
-`theory.problems`. Gradient descent at a small rate stands for gradient flow.
+The closed forms of this package are compared with these simulators, which use no closed form. W_1,
+..., W_{L-1} are `(d, d)`. W_L is `(d,)` (Features are fate, arXiv 2410.08194, eq. 9), or `(d, m)`
+for m outputs. The squared errors of outputs add up. Losses and units are as in `theory.problems`.
+Gradient descent at a small rate approximates gradient flow.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ class Trained(NamedTuple):
 
     Attributes:
       weights: Its weight matrices, first layer first.
-      gradient: The largest absolute entry of the gradient that is left, a scalar.
-      loss: The training loss that is left, a scalar.
-      steps: How many steps were taken, a scalar.
+      gradient: The largest absolute entry of the final gradient, a scalar.
+      loss: The final training loss, a scalar.
+      steps: The number of steps taken, a scalar.
     """
 
     weights: Weights
@@ -69,7 +69,7 @@ def small_weights(
         jnp.asarray(alpha) * jnp.sqrt(depth - l) * jax.random.orthogonal(k, d)
         for l, k in enumerate(keys)
     )
-    # QR of Gaussian columns: orthonormal columns in random directions.
+    # QR of Gaussian columns gives orthonormal columns in random directions.
     basis = jnp.linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
@@ -78,7 +78,7 @@ def small_weights(
 def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
     """Draws weights of alpha times independent normal entries, as the paper's experiments do.
 
-    For wide layers it does not satisfy eq. (22), as `small_weights` does.
+    For wide layers they violate eq. (22), which `small_weights` satisfies.
 
     Args:
       key: Random key.
@@ -107,12 +107,12 @@ def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weight
 
 @problems.defined
 def least_invariant(weights: Weights) -> Float[Array, ""]:
-    """The largest lambda for which weights satisfy eq. (22) of Features are fate.
+    """Computes the largest lambda for which weights satisfy eq. (22) of Features are fate.
 
         W_l^T W_l - W_{l+1} W_{l+1}^T >= lambda I for all l < L
 
-    Lemma 3.3 and Theorems 3.4 to 3.9 assume that it is above 0. Gradient flow keeps these matrices
-    (eq. 35).
+    Lemma 3.3 and Theorems 3.4 to 3.9 assume that lambda is above 0. Gradient flow conserves these
+    matrices (eq. 35).
 
     Args:
       weights: Weight matrices, first layer first, at least two.
@@ -143,8 +143,8 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
     """Builds the balanced network of width one that computes `beta`.
 
-    All balanced networks of rank one that compute the same predictor do so at every later step of
-    descent, whatever their width: this is what descent makes of small weights as alpha -> 0.
+    Balanced networks of rank one that compute the same predictor keep doing so at every later step
+    of descent, whatever their width. Descent from small weights makes such networks as alpha -> 0.
 
     Args:
       beta: The predictor, `[d]`.
@@ -173,9 +173,9 @@ def start_of_growth(
 ) -> Float[Array, " d"]:
     """Finds the predictor from which a balanced network of rank one follows small weights.
 
-    With s = X^T y / n and u = s / |s|, two small layers first obey a linear flow, in which
-    p = (W_1^T u + W_2) / 2 grows as e^{|s| t} and nothing else does: soon they are the network that
-    began at |p|^2 u, up to relative errors O(alpha). One layer begins where it is.
+    Let s = X^T y / n and u = s / |s|. Two small layers first obey a linear flow. In it p = (W_1^T u
+    + W_2) / 2 grows as e^{|s| t} and nothing else grows. They soon equal the network that began at
+    |p|^2 u, up to relative errors O(alpha). One layer begins at its own weights.
 
     Args:
       weights: One or two small layers, `[d]` or `[d, d]` and `[d]`.
@@ -186,7 +186,7 @@ def start_of_growth(
       The predictor at time 0.
 
     Raises:
-      ValueError: If there are more than two layers: their first growth is not linear.
+      ValueError: If there are more than two layers, since their first growth is not linear.
     """
     *first, last = weights
     if len(first) > 1:
@@ -202,7 +202,7 @@ def start_of_growth(
 def predictor(weights: Weights) -> Float[Array, "d *m"]:
     """Computes the linear map beta = W_1 ... W_L of a network.
 
-    It multiplies from the right, so that no two square matrices are multiplied.
+    It multiplies from the right, which avoids products of two square matrices.
 
     Args:
       weights: Weight matrices, first layer first.
@@ -275,10 +275,10 @@ def linear_transfer(
     steps: ArrayLike,
     until: ArrayLike = 0.0,
 ) -> Trained:
-    """Trains the last layer alone on the training loss |y - X beta|^2 / (2n).
+    """Trains only the last layer on the training loss |y - X beta|^2 / (2n).
 
     Args:
-      weights: Initial weights; all but the last stay as they are.
+      weights: Initial weights. Only the last one is trained.
       x: Inputs `(n, d)`.
       y: Labels `(n,)` or `(n, m)`.
       rate: Learning rate.
@@ -286,7 +286,7 @@ def linear_transfer(
       until: The loss at which training stops earlier, from 0.
 
     Returns:
-      The trained network; its `gradient` is that of the last layer alone.
+      The trained network. Its `gradient` is with respect to the last layer only.
     """
     *frozen, last = weights
     trained = _descend(_training_loss, (last,), tuple(frozen), rate, steps, until, x, y)
@@ -316,14 +316,13 @@ def _descend(
     def step(state: tuple[Array, Array, Weights]) -> tuple[Array, Array, Weights]:
         taken, _, weights = state
         value, gradient = evaluate(weights)
-        # The loss belongs to the weights before the step: those that reach `until` are kept as they
-        # are.
+        # The loss belongs to the weights before the step. Weights that reach `until` are kept.
         going = value > until  # a NaN ends it, too
         pace = jnp.where(going, rate, 0.0)
         moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)
         return taken + going, going, moved
 
-    # The number of steps is traced, so that one compilation serves them all.
+    # The number of steps is traced, so one compilation serves all.
     start = jnp.zeros((), int), jnp.ones((), bool), weights
     taken, _, weights = jax.lax.while_loop(lambda s: s[1] & (s[0] < steps), step, start)
     value, gradient = evaluate(weights)

@@ -1,10 +1,10 @@
-"""The few inner products that decide every risk on one data set.
+"""The few inner products that determine every risk on one data set.
 
-Let nu be the unit vector orthogonal to beta_s in which the target leaves the source, let B = X^+ [X
-beta_s, X nu, noise], and let G = B^T B. The scratch and fine-tuning risks of one data set are
-algebra in the 3 x 3 matrix G, for every angle, noise level and depth. Linear transfer needs three
-more inner products. `grid` computes these numbers from simulated data, `laws` draws them from their
-exact distribution.
+Let nu be the unit vector orthogonal to beta_s with beta_t = cos beta_s + sin nu. Let B = X^+ [X
+beta_s, X nu, noise] and G = B^T B. The scratch and fine-tuning risks of one data set are algebra in
+the 3 x 3 matrix G, for every angle, noise level and depth. Linear transfer needs three more inner
+products. `grid` computes these numbers from simulated data, `laws` draws them from their exact
+distribution.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from theory import problems
 
 
 class Overlaps(NamedTuple):
-    """All that a data set (X, unit noise) determines about transfer from beta_s.
+    """The statistics of a data set (X, unit noise) that determine transfer from beta_s.
 
     Attributes:
       gram: B^T B `(..., 3, 3)`, rows and columns in the order (beta_s, nu, noise). For n >= d its
@@ -107,7 +107,7 @@ def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
     """Computes |(I - P)(a beta_s + b nu)|^2, the part of the risk that the data cannot reduce."""
     # beta_s and nu are orthonormal, so (I - P) has the Gram matrix I - G in their plane.
     quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])
-    # A square, which rounding of the Gram matrix may bring below 0.
+    # This is a square, but rounding of the Gram matrix may make it negative.
     return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
 
 
@@ -170,7 +170,7 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
 
 
 def _scale(p: ArrayLike, seen: Array, q: Array, depth: ArrayLike) -> Array:
-    """Both of seen and q = 1 - seen: where one is tiny, the other does not tell."""
+    """Takes both seen and q = 1 - seen, since the larger one loses the digits of a tiny one."""
     values = (jnp.asarray(v, dtype=float) for v in (p, seen, q, depth))
     return _solved_scale(*jnp.broadcast_arrays(*values))
 
@@ -185,8 +185,8 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     )
     emptied = jnp.where(partly, log_q / jnp.maximum(b, tiny), jnp.finfo(p.dtype).min)
     p, seen = jnp.maximum(p, tiny), jnp.maximum(seen, tiny)
-    # p < seen means N < 1 at the root, and otherwise N >= 1: this decides on which of the two
-    # functions Newton's method runs.
+    # p < seen means N < 1 at the root, and otherwise N >= 1. This selects the function for Newton's
+    # method.
     log_p, shorter = jnp.log(p), p < seen
 
     def newton(x: Array) -> Array:
@@ -198,8 +198,8 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
         above = (x - log_p + jnp.log(right)) / (1 + b * retained / right)
         return x - jnp.where(shorter, below, above)
 
-    # Bounds from below: q e^{-bx} <= 1, and where x < 0 the right side is at most seen, where
-    # 0 <= x <= 1 at most seen + q b x.
+    # Bounds from below. q e^{-bx} <= 1. The right side is at most seen where x < 0, and at most
+    # seen + q b x where 0 <= x <= 1.
     lowest = jnp.where(partly, log_q, -jnp.inf) / jnp.maximum(b, tiny)
     start = jnp.clip((p / np.e - seen) / jnp.maximum(b * q, tiny), 0.0, 1.0)
     start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)

@@ -1,16 +1,17 @@
-"""Least squares with a penalty on the distance from a start, at the penalty of least expected risk.
+"""Least squares with the best penalty on the distance from a starting point.
 
 The objective is
 
     |y - X b|^2 / (2n) + penalty |b - start|^2 / 2.
 
-Start 0 is ridge regression from scratch. Start beta_s is L2-SP: the penalty pulls towards the
-source. Both are one problem, since b - start is ridge regression of the offset beta_t - start. The
-best penalty knows the noise and the distance of the offset, as `risks.optimal_ridge` does.
+With start = 0 it is ridge regression from scratch. With start = beta_s it is L2-SP, and the penalty
+pulls towards the source. Both are one problem, since b - start is ridge regression of the offset
+beta_t - start. The best penalty has the least expected risk. Like `risks.optimal_ridge`, it depends
+on the noise and on the length of the offset.
 
 For isotropic inputs the best penalty is exact at any n and d. The risks are deterministic
 equivalents, that is limits of large n and d. At finite n and d the mean is larger, by at most
-|offset|^2 / (4d) to first order (`best_risk`); `wishart` has it exactly. `covariance` has the
+|offset|^2 / (4d) to first order (`best_risk`). `wishart` has it exactly. `covariance` has the
 equivalents.
 """
 
@@ -37,9 +38,9 @@ def best_penalty(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: Arra
 
         sigma^2 d / (n distance^2)
 
-    By rotation invariance the risk is its mean over offsets of this length in all directions. That
-    mean depends on their second moment alone, which is also the one of a Gaussian prior, and the
-    posterior mean under that prior has this penalty.
+    By rotation invariance the risk equals its mean over offsets of this length in all directions.
+    The mean depends only on the offsets' second moment, which a Gaussian prior shares. The
+    posterior mean under this prior has the penalty above.
 
     Args:
       n: Number of samples, >= 1.
@@ -48,7 +49,7 @@ def best_penalty(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: Arra
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The penalty, with the broadcast shape of the arguments. It is inf where the start is the
+      The penalty, with the broadcast shape of the arguments. It is inf where start equals the
       target, and 0 without noise.
 
     Raises:
@@ -76,8 +77,8 @@ def best_risk(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLi
 
         R^2 - b R - distance^2 sigma^2 = 0,  b = distance^2 (1 - n/d) - sigma^2,
 
-    which is the deterministic equivalent of `covariance.scratch_risk` at this penalty. There is no
-    peak at n = d: with a distance of 1 and little noise the risk is about sigma there.
+    which is the deterministic equivalent `covariance.scratch_risk` at this penalty. The peak at n =
+    d disappears. With a distance of 1 and little noise the risk is about sigma there.
 
     At finite n and d the mean is larger. To first order in 1/d the difference is
 
@@ -109,11 +110,11 @@ def best_risk(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLi
     0.1902...
     """
     n, d, distance, sigma = _checked(n, d, distance, sigma)
-    # Written such that sigma = 0 leaves distance^2 (1 - n/d), as scratch training does, to the bit.
+    # In this form sigma = 0 gives distance^2 (1 - n/d) to the bit, as for scratch training.
     b = distance**2 * ((d - n) / d) - sigma**2
     root = jnp.hypot(b, 2 * distance * sigma)
     falls = b < 0
-    # The other root's sum does not cancel where b < 0; their product is distance^2 sigma^2.
+    # Where b < 0 the other root does not cancel. The product of both is distance^2 sigma^2.
     other = jnp.where(falls, root - b, 1.0)
     return jnp.where(falls, 2 * (distance * sigma) ** 2 / other, (b + root) / 2)
 
@@ -125,7 +126,7 @@ def distance2_of(*, n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLik
 
         R (R + sigma^2) / (R (1 - n/d) + sigma^2)
 
-    It turns every comparison with a learner who regularises into a boundary in closed form.
+    With it every comparison with a regularised learner gives a boundary in closed form.
 
     Args:
       n: Number of samples, >= 1.
@@ -158,10 +159,10 @@ def distance2_of(*, n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLik
 def best_risk_of(
     eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: ArrayLike
 ) -> tuple[Array, Array]:
-    """Finds the penalty >= 0 of least expected risk for inputs of any covariance, and the risk.
+    """Finds the best penalty >= 0 and its risk, for inputs of any covariance.
 
-    The risk is the deterministic equivalent of `covariance`, in the norm of Sigma. The search is
-    over kappa, on a grid that is refined. Penalties 0 and inf are tried, too.
+    The risk is the deterministic equivalent from `covariance`, in the norm of Sigma. The search
+    runs over kappa on a grid that is refined, and also tries penalties 0 and inf.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
@@ -170,7 +171,7 @@ def best_risk_of(
       sigma: Standard deviation of the label noise, >= 0; one number.
 
     Returns:
-      The penalty, inf where it is best not to learn, and the limiting risk.
+      The penalty and the limiting risk. The penalty is inf where it is best not to learn.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -189,8 +190,8 @@ def best_risk_of(
     s, n = free.eigenvalues, free.n
     offset2 = jnp.asarray(offset, dtype=float) ** 2
     least = jnp.min(jnp.where(s > 0, s, jnp.inf))
-    # Below the first and above the second end, the risk is the one of no and of infinite penalty
-    # to 1e-8.
+    # Below the first end the risk equals the risk without a penalty to 1e-8, and above the second
+    # end the risk with an infinite one.
     ends = jnp.where(free.kappa > 0, free.kappa, 1e-8 * least), 1e8 * s.max()
 
     def at(kappa: Array) -> covariance.Equivalent:

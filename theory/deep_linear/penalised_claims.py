@@ -1,8 +1,8 @@
 """Ridge regression from scratch and L2-SP at their best penalty, solved on random data.
 
-The simulator minimises twice. It solves the penalised least squares of every data set, and searches
-the penalty at which their mean risk is least. It uses no formula of either. All penalties are tried
-on the same data sets: differences between them have little noise.
+The simulator minimises twice. It solves the penalised least squares problem of every data set, and
+searches the penalty of least mean risk. It uses no formula for either. All penalties are tried on
+the same data sets, so differences between them have little noise.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Ridges(NamedTuple):
 
     Attributes:
       eigenvalues: Of X X^T / n, `[draws n]`.
-      labels: What is left of the labels at the start, `[draws n]`.
+      labels: The residuals of the labels at the start, `[draws n]`.
       kernel: X Sigma X^T / n, `[draws n n]`.
       seen: X Sigma (beta_t - start) / sqrt(n), `[draws n]`.
       still: The risk of the start.
@@ -69,10 +69,10 @@ class Ridges(NamedTuple):
         return (up - down) / (2 * step)
 
     def best(self) -> tuple[Estimate, Estimate]:
-        """Searches the penalty at which the mean risk is least.
+        """Searches the penalty of least mean risk.
 
         Returns:
-          The penalty, with the standard error of the root of a mean slope; and the risk there.
+          The penalty, with the standard error of the root of a mean slope, and the risk there.
         """
 
         def slopes(log: float) -> np.ndarray:
@@ -115,15 +115,15 @@ def ridges(
 
 
 class Offset(NamedTuple):
-    """A problem in any dimension: what there is to learn beyond the start.
+    """A problem in any dimension, as the offset of the target from the start.
 
     Attributes:
       eigenvalues: Of the covariance, each in as many directions.
-      start: What the start's entries are in units of the source's, 0 from scratch and 1 for L2-SP.
+      start: The start as a multiple of the source, 0 from scratch and 1 for L2-SP.
       theta: The angle between the tasks, both of norm 1.
       sigma: Standard deviation of the label noise.
       load: n / d.
-      draws: How many data sets, in the smaller and in the larger dimension.
+      draws: The numbers of data sets in the smaller and in the larger dimension.
     """
 
     eigenvalues: tuple[float, ...]
@@ -149,11 +149,11 @@ class Offset(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """|beta_t - start|."""
+        """Computes |beta_t - start|."""
         return float(np.linalg.norm(self.at(SMALL)[1]))
 
     def __str__(self) -> str:
-        return f"γ={self.load}, |β_t - start|={self.distance:.4g}, σ={self.sigma}"
+        return f"load={self.load}, |β_t - start|={self.distance:.4g}, σ={self.sigma}"
 
     def isotropic(self) -> dict[str, float]:
         """Returns the smaller problem's n, d, distance and noise, by the names of arguments."""
@@ -167,7 +167,7 @@ class Offset(NamedTuple):
 
 
 def _searcher(problem: Offset) -> Callable[[Array, bool], dict[str, Estimate]]:
-    """Searches the best penalty: in the smaller dimension, and as d -> inf, with its risk."""
+    """Searches the best penalty in the smaller dimension, and as d -> inf, with its risk."""
 
     @once
     def search(key: Array, quick: bool) -> dict[str, Estimate]:
@@ -207,7 +207,7 @@ for _name, _what, _problem in (
 
     @claim("{name}-penalty/ours", SOURCE, "{problem}, d=16")
     def _(name, what, problem, search):
-        """{what}: the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d"""
+        """For {what} the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d"""
         predicted = penalised.best_penalty(**problem.isotropic())
         return predicted, lambda *how: search(*how)["small"]
 
@@ -217,8 +217,8 @@ for _name, _what, _problem in (
         "{problem}, d=16 and 48 extrapolated",
     )
     def _(name, what, problem, search):
-        """{what}: the least E R over all penalties → R, R² - (|β_t - start|² (1-γ) - σ²) R =
-        σ² |β_t - start|²
+        """For {what} the least E R over all penalties tends to R with R² - (|β_t - start|² (1-load)
+        - σ²) R = σ² |β_t - start|²
         """
         predicted = penalised.best_risk(**problem.isotropic())
         return predicted, lambda *how: search(*how)["risk"]
@@ -232,13 +232,13 @@ EIGENVALUES = f"eigenvalues {', '.join(map(str, ANY.eigenvalues))}, {ANY}, d=16 
 
 @claim("penalised-covariance-penalty/ours", SOURCE, EIGENVALUES)
 def _():
-    """L2-SP with any covariance: the penalty of least E R is the one of the equivalent's least
-    risk
-    """
+    """For L2-SP with any covariance the penalty of least E R minimises the equivalent's risk"""
     return ANY.equivalent()[0], lambda *how: _any(*how)["penalty"]
 
 
 @claim("penalised-covariance-risk/ours", SOURCE, EIGENVALUES)
 def _():
-    """L2-SP with any covariance: the least E R over all penalties → that least risk"""
+    """For L2-SP with any covariance the least E R over all penalties tends to the least risk of the
+    equivalent
+    """
     return ANY.equivalent()[1], lambda *how: _any(*how)["risk"]

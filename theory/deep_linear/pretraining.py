@@ -3,8 +3,8 @@
 The paper pretrains on the population loss. On n_s samples, small weights instead end at
 beta_hat = X^+ y (Features are fate, Thm 3.5), and their features become rank one along it. The
 target data are independent of beta_hat and isotropic, so only its norm and its angle to the target
-matter. All results for an infinitely pretrained network therefore hold with this random `Source` in
-the place of norm 1 and angle theta.
+matter. All results for an infinitely pretrained network therefore hold with the norm and the angle
+of this random `Source`.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from theory.deep_linear.overlaps import Overlaps
 class Source(NamedTuple):
     """Norm and angle of a pretrained predictor, seen from a unit target.
 
-    Pass both on, as in `risks.linear_transfer_risk(n, source.theta, sigma)` or
-    `risks.fine_tuning_risk(load, source.theta, sigma, depth, source.size)`.
+    The laws take both, as `risks.fine_tuning_risk(load=0.5, theta=source.theta, sigma=0.2,
+    size=source.size)`.
 
     Attributes:
       size: Norm |beta_hat| of the pretrained predictor.
@@ -51,12 +51,13 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     0.5
     """
     gram, sigma = overlaps.gram, jnp.asarray(sigma, dtype=float)
-    # beta_hat = P beta_s + sigma X^+ noise; what is in the row space sees P beta_s and P nu.
+    # beta_hat = P beta_s + sigma X^+ noise lies in the row space, so its inner products involve P
+    # beta_s and P nu.
     along = gram[..., 0, 0] + sigma * gram[..., 0, 2]
     across = gram[..., 0, 1] + sigma * gram[..., 1, 2]
     size2 = gram[..., 0, 0] + sigma * (2 * gram[..., 0, 2] + sigma * gram[..., 2, 2])
     inner = jnp.cos(theta) * along + jnp.sin(theta) * across
-    # |beta_hat|^2 less the square of its part along the target; rounding may leave it just below 0.
+    # |beta_hat|^2 minus the square of its part along the target. Rounding may make it negative.
     across2 = jnp.maximum(size2 - inner**2, 0.0)
     return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 

@@ -1,4 +1,4 @@
-"""features-are-fate (arXiv 2410.08194), Appendices B.5 to B.8: the expectations of the proofs.
+"""features-are-fate (arXiv 2410.08194), Appendices B.5 to B.8, the expectations of the proofs.
 
 Each is a mean over Gaussian data in NumPy.
 """
@@ -24,7 +24,7 @@ from theory.deep_linear.regressions import (
 
 AT = Setting(10, 20, 1.0, 0.5)
 SIZES = f"n={AT.n}, d={AT.d}"
-# √draws times the Kolmogorov-Smirnov statistic exceeds it with probability 1e-3 if laws agree.
+# If the laws agree, √draws times the Kolmogorov-Smirnov statistic exceeds it with probability 1e-3.
 KOLMOGOROV = 1.95
 
 
@@ -34,7 +34,7 @@ def _over_designs(
     draws: int = 20_000,
     noises: int = 1,
 ) -> Simulate:
-    """Mean of a function of X^+ [X beta_s, X nu, noises], `[draws d 2+noises]`."""
+    """Averages a function of X^+ [X beta_s, X nu, noises], `[draws d 2+noises]`."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         count, rng = draws // 100 if quick else draws // 10, generator(key)
@@ -49,12 +49,12 @@ def _over_designs(
 
 
 def _noise(fits: np.ndarray) -> np.ndarray:
-    """Mean of |X^+ noise|² over the noises; that over all noise is tr X^+T X^+."""
+    """Averages |X^+ noise|² over the noises. The mean over all noise is tr X^+T X^+."""
     return np.sum(fits[..., 2:] ** 2, -2).mean(-1)
 
 
 def _over_chi2(n: int, of: Callable[[np.ndarray], np.ndarray]) -> Simulate:
-    """Mean of a function of |z|², z Gaussian in n dimensions."""
+    """Averages a function of |z|² for Gaussian z in n dimensions."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         return Estimate.mean(of(generator(key).chisquare(n, 25_000 if quick else 100_000)))
@@ -64,14 +64,14 @@ def _over_chi2(n: int, of: Callable[[np.ndarray], np.ndarray]) -> Simulate:
 
 @claim("eq96/exact", "eq. (96), p. 21", f"{SIZES}, θ=57.3°")
 def _():
-    """E|P β|² = γ, here |P(β_s cos θ + ν sin θ)|² at n/d"""
+    """E|P β|² = load, here for |P(β_s cos θ + ν sin θ)|² at load n/d"""
     task = [cos(AT.theta), sin(AT.theta)]
     return AT.n / AT.d, _over_designs(lambda fits: np.sum((fits[..., :2] @ task) ** 2, -1))
 
 
 @claim("eq102/limit", "eqs. (97)-(102), pp. 21-22", "{at}")
 def _(at=Limit(0.25, 40, 0.0, 0.0)):
-    """γ < 1: E tr X⁺ᵀX⁺ → γ/(1-γ)"""
+    """For load < 1, E tr X⁺ᵀX⁺ → load/(1-load)"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         of = partial(_over_designs, _noise, draws=4_000, noises=16)
@@ -86,16 +86,16 @@ def _(at=Limit(0.25, 40, 0.0, 0.0)):
     SIZES,
 )
 def _():
-    """n ≤ d-2: E tr X⁺ᵀX⁺ = n/(d-n-1)"""
+    """For n ≤ d-2, E tr X⁺ᵀX⁺ = n/(d-n-1)"""
     return AT.n / (AT.d - AT.n - 1), _over_designs(_noise)
 
 
 @claim("eq113/exact", "eqs. (112), (113), p. 23", f"{AT}")
 def _():
-    """E b = cos θ: the refitted scale of β_s is unbiased"""
+    """E b = cos θ, so the refitted scale of β_s is unbiased"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Mean of b = beta_s.X^T y / |X beta_s|² (eqs. 108, 109)."""
+        """Averages b = beta_s.X^T y / |X beta_s|² (eqs. 108, 109)."""
         x, y = AT.samples(generator(key), 2_000 if quick else 20_000)
         z = x[..., 0]
         return Estimate.mean(np.sum(z * y, -1) / np.sum(z**2, -1))
@@ -105,9 +105,9 @@ def _():
 
 @claim("eq120/exact", "eqs. (115)-(120), p. 23", "n={n}")
 def _(n=AT.n):
-    """E 1/|z|² = 1/(n-2), z ~ N(0, I_n); finite for n > 2
+    """E 1/|z|² = 1/(n-2) for z ~ N(0, I_n). It is finite for n > 2
 
-    (117) lacks a minus sign in the exponent
+    (117) lacks a minus sign in the exponent...
     """
     return 1 / (n - 2), _over_chi2(n, lambda u: 1 / u)
 
@@ -134,7 +134,7 @@ def _(n=1_000_000, ridge=0.3):
 def _():
     """E⟨ν, (I-P)β_s⟩ = 0 for ν ⊥ β_s
 
-    the sum in (143) runs to d-n, not n-d
+    The sum in (143) runs to d-n, not n-d.
     """
     return 0.0, _over_designs(lambda fits: -fits[..., 1, 0])
 
@@ -148,17 +148,18 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """R_sc = Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1): √draws · sup|F - F̂| ≤ 1.95
+    """R_sc has the law of Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1), by √draws · sup|F - F̂| ≤ 1.95
 
-    Kolmogorov-Smirnov: exceeded with probability 1e-3 if the law is exact
+    This is the Kolmogorov-Smirnov test. If the law is exact, the bound is exceeded with probability
+    1e-3.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """√draws times the largest distance between simulated and exact cdf of the risk."""
+        """Computes √draws times the largest distance between the simulated and the exact cdf."""
         draws = 1_000 if quick else 4_000
         ranked = np.sort(risks(least_squares, AT, generator(key), draws))
         nodes = np.quantile(ranked, np.linspace(0, 1, 101))
-        # Between these the cdf is interpolated: an error of the order of 1e-4, hence the tolerance.
+        # Between these the cdf is interpolated, with an error of order 1e-4. Hence the tolerance.
         law = distributions.scratch_law(n=AT.n, d=AT.d, sigma=AT.sigma)
         exact = np.interp(ranked, nodes, law.cdf(nodes))
         step = np.arange(draws) / draws

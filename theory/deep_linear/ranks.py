@@ -1,36 +1,36 @@
-"""Fine-tuning of rank k: the weights move in a subspace of k directions only.
+"""Fine-tuning of rank k, in which the weights move in a subspace of k directions only.
 
-The fit is b_0 + U c with U `(d, k)` orthonormal, and c is the fit of minimum norm to what the start
-b_0 leaves of n labels. What the target has outside of the span acts as noise, as in `subspace`;
-with the offset beta_t - b_0 in the place of the target it is the same law. What is here is how the
-risk goes with k.
+The fit is b_0 + U c with U `(d, k)` orthonormal. c is the fit of minimum norm to the residuals of n
+labels at the start b_0. The part of the target outside of the span acts as noise. With the offset
+beta_t - b_0 in place of the target, `subspace` has the same law. This module has the dependence of
+the risk on k.
 
-A random subspace. A share k / d of the offset's square lies inside in the mean. The risk is then
+A random subspace. On average a share k / d of the offset's square lies inside. The risk is then
 
     k <= n - 2:  [(1 - k/d) distance^2 (n - 1) + sigma^2 k] / (n - k - 1)
     k >= n + 2:  distance^2 (1 - n/d) + [(1 - k/d) distance^2 + sigma^2] n / (k - n - 1).
 
 It peaks at k = n, the second peak of double descent. The second line falls in k. The first is a
-ratio of two lines, and goes one way only: it rises in k where n - 1 < d (1 + sigma^2 / distance^2).
-So the least risk is always at an end: all directions, or none (`best_random_rank`). A random
-subspace of any rank between them is worse than one of the two.
+ratio of two linear functions and therefore monotone. It rises in k where n - 1 < d (1 + sigma^2 /
+distance^2). So the least risk is always at an end, with all directions or with none
+(`best_random_rank`). A random subspace of a rank in between is worse than one of the two.
 
-Directions in an order, best first. Then ranks between the ends do win. With m the square of what
-rank k misses, the next direction pays if its square is larger than
+Directions in an order, best first. Then ranks between the ends can win. Let m be the square of the
+part that rank k misses. The next direction lowers the risk if its square is larger than
 
     (m + sigma^2) / (n - k - 1)   (`rank_threshold`),
 
-the noise, missed directions included, per degree of freedom that is left.
+the noise, missed directions included, per remaining degree of freedom.
 
 An example: d = 100, n = 50, distance 1, sigma = 0.5, and the squares of the offset fall as i^-2.
-The square of direction 6 is 0.017, and 0.105 are missed without it: the threshold is
-(0.105 + 0.25) / 44 = 0.0081, and it pays. Direction 9 has 0.0075 and the threshold is 0.0077:
-rank 8 is best, with a risk of 0.127. All directions have 0.76, none 1.
+The square of direction 6 is 0.017, and 0.105 are missed without it. The threshold is (0.105 + 0.25)
+/ 44 = 0.0081, so direction 6 lowers the risk. Direction 9 has 0.0075 and the threshold is 0.0077.
+So rank 8 is best, with a risk of 0.127. The risk is 0.76 with all directions and 1 with none.
 
-Directions that sources show. m noisy sources span a subspace near the one of their true tasks, and
-its first directions are the leading singular vectors of the sources. Each is found to a share that
-the noise decides (`recovered_share`). Below a strength of sqrt(d / m) nothing is found, and its
-direction is one more at random: it never pays.
+Directions from sources. m noisy sources span a subspace near the one of their true tasks. Its first
+directions are the leading singular vectors of the sources. The noise decides how much of each is
+recovered (`recovered_share`). Below a strength of sqrt(d / m) nothing is recovered. The vector is
+then a random direction, which never lowers the risk.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class Rank(NamedTuple):
 
     Attributes:
       rank: The number of directions.
-      risk: The risk with that many.
+      risk: The risk with this rank.
     """
 
     rank: Array
@@ -108,7 +108,7 @@ def random_rank_risk(
     most = np.inf if known is None else known
     problems.check("rank", rank, lambda k: (k >= 0) & (k <= most), "a number of directions 0 to d")
     n, d, distance, sigma, k = (jnp.asarray(v, float) for v in (n, d, distance, sigma, rank))
-    # Written such that rank d misses nothing, to the bit.
+    # In this form rank d misses nothing, to the bit.
     of = subspace.Overlap(k / d * distance**2, (d - k) / d * distance**2, jnp.maximum(k, 1.0), 1)
     moved = subspace.linear_transfer_risk(
         n=jnp.where(k > 0, n, 4.0), of=of, sigma=sigma, allow_infinite=allow_infinite
@@ -133,7 +133,8 @@ def best_random_rank(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: 
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The rank and its risk, with the broadcast shape of the arguments; 0 where both are as good.
+      The rank and its risk, with the broadcast shape of the arguments. The rank is 0 where both are
+      equally good.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -154,8 +155,8 @@ def rank_threshold(*, missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: A
     It is exact for Gaussian inputs, and eigenvectors of their covariance as directions.
 
     Args:
-      missed: The mean square of what the directions so far miss, s_i (beta_t - b_0)_i^2 summed over
-        the others, >= 0.
+      missed: The mean square that the directions so far miss, >= 0. It is s_i (beta_t - b_0)_i^2,
+        summed over the others.
       n: Number of samples, > rank + 2.
       sigma: Standard deviation of the label noise, >= 0.
       rank: Number of directions so far, >= 0.
@@ -167,8 +168,8 @@ def rank_threshold(*, missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: A
       ValueError: If an argument is out of range.
 
     References:
-      Breiman and Freedman, How many variables should be entered in a regression equation?, 1983,
-      has the risk that this follows from.
+      The risk behind it is in Breiman and Freedman, How many variables should be entered in a
+      regression equation?, 1983.
 
     >>> float(rank_threshold(missed=0.75, n=18, sigma=0.5, rank=1))
     0.0625
@@ -232,7 +233,7 @@ def _rank_risks(s: Array, offset2: Array, n: Array, sigma: Array) -> Array:
         found = covariance.equivalent(jnp.where(used, s, 0.0), n)
         return found.risk(jnp.where(used, offset2, 0.0), jnp.sqrt(noise2))
 
-    # With no direction there is no spectrum.
+    # Rank 0 would have an empty spectrum.
     over = jnp.append(0.0, beyond(k[1:], noise2[1:]))
     learned = jnp.where(k > n, over, noise2 * k / gap)
     peak = (jnp.abs(n - k) <= 1) & (k > 0) & (noise2 > 0)
@@ -251,7 +252,7 @@ def best_rank(eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: A
       sigma: Standard deviation of the label noise, >= 0; one number.
 
     Returns:
-      The rank and its risk; the smallest rank where several are as good.
+      The rank and its risk. The smallest of several equally good ranks is returned.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -308,7 +309,8 @@ def source_rank_risks(
 ) -> Float[Array, " rank"]:
     """Computes the risk of fine-tuning in the leading k singular vectors of noisy sources.
 
-    It is m_k + (m_k + sigma^2) k / (n - k - 1), where m_k is what of the offset the k vectors miss.
+    It is m_k + (m_k + sigma^2) k / (n - k - 1), where m_k is the part of the offset that the k
+    vectors miss.
 
     Args:
       parts: The offset's components along the r true singular vectors, strongest first, `(r,)`.
@@ -336,7 +338,7 @@ def source_rank_risks(
     least = parts.size + 1
     problems.check("n", n, lambda n: (n > least) & (n < np.inf), "a number of samples > r + 1")
     n, sigma, outside = (jnp.asarray(v, dtype=float) for v in (n, sigma, outside))
-    # Each vector takes its share from what the others have left: none cancels.
+    # Each vector takes its share from the rest of the others, so nothing cancels.
     left = parts**2 * (1 - recovered_share(strengths, d_over_m))
     k = jnp.arange(parts.size + 1)
     taken = jnp.arange(parts.size) < k[:, None]

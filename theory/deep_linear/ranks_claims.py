@@ -1,4 +1,4 @@
-"""Fine-tuning of rank k beyond features-are-fate: random subspaces, and directions in an order.
+"""Fine-tuning of rank k beyond features-are-fate, in random subspaces and in ordered directions.
 
 The simulator draws data and subspaces and solves least squares in the coordinates of the subspace.
 """
@@ -22,7 +22,9 @@ BEYOND = f"beyond {PAPER}: Thm 3.9, L=1, in a subspace of rank k"
 
 
 def _random(n: int, d: int, k: int, sigma: float, draws: int) -> Simulate:
-    """Mean risk of fine-tuning at a distance of 1, in subspaces drawn anew for each data set."""
+    """Simulates the mean risk of fine-tuning at a distance of 1, in a new subspace for each data
+    set.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         count = draws // 10 if quick else draws
@@ -38,7 +40,9 @@ def _random(n: int, d: int, k: int, sigma: float, draws: int) -> Simulate:
     each=(("under", 6), ("over", 20)),
 )
 def _(side, k, n=12, d=24, sigma=0.5):
-    """random subspace: E R = |δ|²(1-k/d + (k/d)(1-n/k)₊) + (|δ|²(1-k/d) + σ²) min(n,k)/(|n-k|-1)"""
+    """In a random subspace E R = |δ|²(1-k/d + (k/d)(1-n/k)₊) + (|δ|²(1-k/d) + σ²)
+    min(n,k)/(|n-k|-1)
+    """
     law = ranks.random_rank_risk(n=n, d=d, distance=1.0, sigma=sigma, rank=k)
     return law, _random(n, d, k, sigma, 20_000)
 
@@ -48,15 +52,15 @@ FLAT = "d={d}, k={k}, σ²={noise2}, |β_t - b_0|=1, n=1+d(1+σ²)={n}"
 
 @claim("rank-k-flat/ours", BEYOND, FLAT)
 def _(n=19, d=12, k=4, noise2=0.5):
-    """n - 1 = d(1 + σ²/|δ|²): E R = |δ|² at every rank"""
+    """For n - 1 = d(1 + σ²/|δ|²), E R = |δ|² at every rank"""
     return 1.0, _random(n, d, k, sqrt(noise2), 20_000)
 
 
 @claim("rank-k-ends/ours", BEYOND, FLAT, ">=", attack=sources_domains.ENDS)
 def _(n=19, d=12, k=8, noise2=0.5):
-    """random subspace: E R ≥ the lesser of E R with all directions and with none
+    """In a random subspace E R is at least the smaller of E R with all directions and with none
 
-    attained here, where all ranks are alike; a subspace of rank 0 < k < d is never the best
+    It is attained here, where all ranks are equal. A subspace of rank 0 < k < d is never the best.
     """
     best = ranks.best_random_rank(n=n, d=d, distance=1.0, sigma=sqrt(noise2))
     return best.risk, _random(n, d, k, sqrt(noise2), 20_000)
@@ -73,8 +77,8 @@ EIGENVALUES = np.array([1.0, 0.5, 0.25, 0.125])
     "eigenvalues 1, 1/2, 1/4, 1/8, each twice; n={n}, k={k}, σ={sigma}",
 )
 def _(n=12, k=4, sigma=0.5):
-    """first k eigendirections, k ≤ n-2: E R = m + (m + σ²) k/(n-k-1), m = Σ_{{i>k}} s_i δ_i²,
-    exactly
+    """In the first k ≤ n-2 eigendirections E R = m + (m + σ²) k/(n-k-1) exactly, with m = Σ_{{i>k}}
+    s_i δ_i²
     """
     s, offset = np.repeat(EIGENVALUES, 2), np.ones(8) / sqrt(8)
 
@@ -91,7 +95,7 @@ def _(n=12, k=4, sigma=0.5):
     "eigenvalues 1, 1/2, 1/4, 1/8; n=3d/8, k=3d/4, σ={sigma}, d=16 and 48 extrapolated",
 )
 def _(sigma=0.3):
-    """first k eigendirections, k ≥ n+2: E R → m + the risk in k dimensions with noise σ² + m"""
+    """In the first k ≥ n+2 eigendirections E R → m + the risk in k dimensions with noise σ² + m"""
 
     def problem(d: int) -> tuple[np.ndarray, np.ndarray]:
         return np.repeat(EIGENVALUES, d // 4), np.ones(d) / sqrt(d)
@@ -115,9 +119,10 @@ def _(sigma=0.3):
     effect=0.01,
 )
 def _(n=12, k=3, sigma=0.5):
-    """the next direction lowers E R iff s δ² > (m + σ²)/(n-k-1): at the threshold E R is the same
+    """The next direction lowers E R iff s δ² > (m + σ²)/(n-k-1). At the threshold E R does not
+    change
 
-    the difference on the same data; seen: .01 of a risk of .5
+    The difference is taken on the same data. The test detects .01 of a risk of .5.
     """
     s, rest = 1 / np.arange(1.0, 7.0), 0.2
     # m = t + rest and t = (m + σ²)/(n-k-1), where t is the square of the next direction.
@@ -138,7 +143,9 @@ PARTS, OUTSIDE, DIMENSIONS = (0.7, 0.5), 0.4, 2
 
 
 def _shown(d: int, strengths: tuple[float, ...], n: int, sigma: float, key: Array, draws: int):
-    """Mean risk in the leading singular vectors of sources of rank 2 with errors N(0, 1)."""
+    """Simulates the mean risk in the leading singular vectors of sources of rank 2 with errors N(0,
+    1).
+    """
     rng, m, k, values = generator(key), d // DIMENSIONS, len(strengths), []
     truth = np.zeros((d, m))
     np.fill_diagonal(truth[:k], np.sqrt(np.array(strengths) * m))
@@ -163,10 +170,11 @@ def _shown(d: int, strengths: tuple[float, ...], n: int, sigma: float, key: Arra
     each=(("found", (6.0, 3.0)), ("lost", (6.0, 0.2))),
 )
 def _(name, strengths, n=12, sigma=0.3):
-    """2 leading singular vectors of m sources: E R → m + (m + σ²) 2/(n-3), with the share
-    (1 - c/x²)/(1 + c/x) of each part found where x > √c, c = d/m
+    """In the 2 leading singular vectors of m sources E R → m + (m + σ²) 2/(n-3). The share (1 -
+    c/x²)/(1 + c/x) of each part is recovered where x > √c, with c = d/m
 
-    sources: a matrix of rank 2 and errors N(0, v), x = (singular value)²/mv; seen: .04
+    The sources are a matrix of rank 2 and errors N(0, v), with x = (singular value)²/mv. The test
+    detects .04.
     """
     law = ranks.source_rank_risks(
         jnp.array(PARTS), OUTSIDE, jnp.array(strengths), d_over_m=2.0, n=n, sigma=sigma

@@ -1,7 +1,7 @@
-"""Regressions on Gaussian data in NumPy: what claims about means over data sets simulate.
+"""Regressions on Gaussian data in NumPy, the simulators of claims about means over data sets.
 
-Inputs are N(0, I), the source is beta_s = e_1, the target at an angle theta from it, both of norm
-one. Fits solve normal equations; no mean, law or limit is used.
+Inputs are N(0, I). The source is beta_s = e_1, and the target has the angle theta to it. Both have
+norm one. Fits solve normal equations. No mean, law or limit is used.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
 claim = partial(claims.claim, PAPER)
-# What a row of the ledger says where the estimator that is averaged is in closed form: it tests the
-# average. That networks end at this estimator is tested by other rows.
+# The words in the domain of a claim that averages an estimator in closed form. The claim tests the
+# average. Other claims test that networks end at this estimator.
 AVERAGED = "estimator, averaged over data"
 # x [draws n d], y [draws n labels] -> [draws labels d]
 Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -66,7 +66,8 @@ class Setting(NamedTuple):
         Args:
           rng: Random generator.
           draws: How many inputs.
-          labels: How many labels; if more than one, their noise comes in pairs of opposite sign.
+          labels: The number of labels. If it is above one, their noise comes in pairs of opposite
+            sign.
 
         Returns:
           Inputs `[draws n d]` and labels `[draws n labels]`.
@@ -101,7 +102,7 @@ class Limit(NamedTuple):
     sigma: float
 
     def __str__(self) -> str:
-        tasks = f"n/d={self.load:.4g}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
+        tasks = f"load={self.load:.4g}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
         return f"{tasks}, d={self.d} and {2 * self.d} extrapolated"
 
     def at(self, d: int) -> Setting:
@@ -150,10 +151,10 @@ def transferred(ridge: float = 0.0) -> Fit:
 def rescaled(
     fitted: np.ndarray, unseen: np.ndarray, size: float | np.ndarray, depth: float
 ) -> np.ndarray:
-    """Adds what fine-tuning keeps of the source to a fit: fitted + c unseen.
+    """Adds the part of the source that fine-tuning keeps to a fit, fitted + c unseen.
 
-    c = (N / size)^(1 - 1/L), N the norm of the result. One layer has c = 1, as eq. (142) has it for
-    all.
+    c = (N / size)^(1 - 1/L), where N is the norm of the result. One layer has c = 1. Eq. (142) has
+    c = 1 for any number of layers.
 
     Args:
       fitted: X^+ y, `[... d]`.
@@ -172,7 +173,7 @@ def rescaled(
 
 
 def fine_tuned(depth: float) -> Fit:
-    """Returns the limit of fine-tuning in closed form; networks that train are in `flow_claims`.
+    """Returns the limit of fine-tuning in closed form. `flow_claims` trains networks.
 
     Args:
       depth: As in `rescaled`.
@@ -203,9 +204,10 @@ def risks(
       at: Sizes and tasks.
       rng: Random generator.
       draws: How many data sets.
-      baseline: The fit whose risk is reduced by that of `fit`; None for the risk of `fit` itself.
-      labels: How many labels of the same inputs each risk is a mean over: their noise is averaged
-        at little cost, as the inputs are factorised once.
+      baseline: A fit for the difference (risk of baseline) - (risk of fit). None for the risk of
+        `fit`.
+      labels: The number of labels of the same inputs that each risk averages over. This averages
+        noise at little cost, since the inputs are factorised once.
 
     Returns:
       The risks `[draws]`.
@@ -217,8 +219,7 @@ def risks(
         x, y = at.labelled(rng, min(batch, draws - start), labels)
         found = np.sum((fit(x, y) - target) ** 2, -1)
         if baseline is not None:
-            # Paired on the same data: what both risks share drops out of the error of the
-            # difference.
+            # Paired on the same data, so the shared part drops out of the error of the difference.
             found = np.sum((baseline(x, y) - target) ** 2, -1) - found
         values.append(found.mean(-1))
     return np.concatenate(values)
@@ -250,8 +251,8 @@ def mean_risk(
 def extrapolate(small: Estimate, large: Estimate, *, times: float = 2) -> Estimate:
     """Extrapolates means at d and k d to d = inf: (k R(kd) - R(d)) / (k - 1).
 
-    The term of order 1/d cancels. What is left is O(1/d^2), below the standard error at the sizes
-    used.
+    The term of order 1/d cancels. The remainder is O(1/d^2), below the standard error at these
+    sizes.
     """
     error = np.hypot(times * (large.stderr or 0), small.stderr or 0) / (times - 1)
     return Estimate((times * large.value - small.value) / (times - 1), stderr=float(error))

@@ -1,4 +1,4 @@
-"""When pre-training helps a learner who regularises anyway.
+"""When pre-training helps a learner that is regularised anyway.
 
 The paper compares transfer with training from scratch without a penalty. Here both sides choose
 one. Tasks beta_s and beta_t have norm 1 and the angle theta. A source w was fitted to other data.
@@ -8,22 +8,23 @@ The learners of the target task are
     L2-SP                |y - X b|^2 / (2n) + penalty |b - scale w|^2 / 2
     direction            |y - X b|^2 / (2n) + penalty |(I - P_w) b|^2 / 2.
 
-The last one leaves the component along w free. With an infinite penalty it is linear transfer.
+The last one leaves the component along w free. It is linear transfer at an infinite penalty.
 
 *L2-SP against ridge.* Both are ridge regression, of the offsets beta_t - scale w and beta_t. For
 isotropic inputs the mean risk is D^2 B + V for an offset of mean square D^2, and B, V depend on the
-penalty alone. So L2-SP has the lower risk where D^2 < 1, whatever n, d and sigma are: at any common
-penalty, and with the best one for each side. `wishart.learned` has what D^2 needs (`distance2`).
+penalty alone. So L2-SP has the lower risk where D^2 < 1, whatever n, d and sigma are. This holds at
+any common penalty, and with the best penalty for each side. `distance2` computes D^2 from the
+numbers of `wishart.learned`.
 
 *The direction against ridge.* Write x = (z, x') along w and across. Rotate the n samples such that
-z lies along the first one. The other n - 1 rows have no free part left: on them the rest of b is
-ridge regression in d - 1 dimensions. The first row then fits the free part, with the error of the
-rest and the noise as its noise. So
+z lies along the first one. The other n - 1 rows are then independent of the free part. On them the
+rest of b is ridge regression in d - 1 dimensions. The first row fits the free part, and its noise
+is the label noise plus the error of the rest. So
 
     E R + sigma^2 = (E R' + sigma^2) (n - 1) / (n - 2),
 
-R' the risk of that regression (`risks.refitted_risk`). It is exact at any n > 2, d, penalty and
-covariance. Inputs of covariance Sigma leave the covariance that x' has beyond its regression on z.
+where R' is the risk of that regression (`risks.refitted_risk`). It is exact at any n > 2, d,
+penalty and covariance. For inputs of covariance Sigma, x' has its conditional covariance given z.
 """
 
 import jax.numpy as jnp
@@ -49,8 +50,8 @@ def distance2(theta: ArrayLike, source: Learned, scale: ArrayLike = 1.0) -> Arra
 
         1 - 2 scale overlap cos + scale^2 size2
 
-    L2-SP beats ridge regression from scratch where it is below 1. The penalty of least mean risk is
-    `penalised.best_penalty` at its root, exactly.
+    L2-SP beats ridge regression from scratch where this is below 1. The penalty of least mean risk
+    is exactly `penalised.best_penalty` at its square root.
 
     Args:
       theta: Angle between the tasks in radians, in [0, pi].
@@ -80,7 +81,8 @@ def best_scale(theta: ArrayLike, source: Learned) -> Array:
 
         overlap cos / size2
 
-    The distance there is 1 - overlap^2 cos^2 / size2: below 1 at every angle but pi/2.
+    The squared distance there is 1 - overlap^2 cos^2 / size2, which is below 1 at every angle but
+    pi/2.
 
     Args:
       theta: Angle between the tasks in radians, in [0, pi].
@@ -100,13 +102,13 @@ def best_scale(theta: ArrayLike, source: Learned) -> Array:
 
 @problems.in_float64
 def l2sp_boundary(source: Learned) -> Array:
-    """Computes the angle beyond which L2-SP hurts a learner who has ridge regression.
+    """Computes the angle above which L2-SP is worse than ridge regression.
 
         arccos(size2 / (2 overlap))
 
-    It depends neither on n, d, sigma of the target nor on the penalty. It is pi/3 for a source with
-    the penalty that is best for its own task, at any number of source samples, since overlap and
-    size2 are equal then. A source of least norm has, with n_s samples and noise sigma_s,
+    It depends neither on the target's n, d and sigma nor on the penalty. It is pi/3 for a source
+    with the best penalty for its own task, at any number of source samples, since overlap and size2
+    are then equal. A source of least norm has, with n_s samples and noise sigma_s,
 
         cos = (1 + sigma_s^2 d / (|n_s - d| - 1)) / 2.
 
@@ -148,9 +150,9 @@ def direction_risk(*, n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: Array
     """Computes the risk with the source's direction free and the best penalty on the rest.
 
     It is `refitted_risk` of `penalised.best_risk` at n - 1, d - 1 and the distance sin(theta). The
-    first is exact, the second a limit of large n and d. The best penalty is exact,
-    sigma^2 (d - 1) / (n sin^2). No penalty is infinite unless sin = 0, so that this risk is below
-    the one of linear transfer.
+    first is exact, and the second is a limit of large n and d. The best penalty sigma^2 (d - 1) /
+    (n sin^2) is exact. It is finite unless sin = 0, so this risk is below the risk of linear
+    transfer.
 
     Args:
       n: Number of samples, > 2.
@@ -181,11 +183,11 @@ def direction_risk(*, n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: Array
 def direction_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes sin^2 of the angle beyond which a free direction hurts, for large n and d.
 
-    With R the best risk from scratch and r of `rest_allowed` at R, the risks are equal where
+    Let R be the best risk from scratch and r = `rest_allowed` at R. The risks are equal where
 
         sin^2 = r (r + sigma^2) / (r (d - n) / (d - 1) + sigma^2).
 
-    In the limit n, d -> inf this is 1: the direction never hurts.
+    In the limit n, d -> inf this is 1, so the free direction never hurts.
 
     Args:
       n: Number of samples, > 2.
@@ -225,9 +227,9 @@ def linear_transfer_load(*, theta: ArrayLike, sigma: ArrayLike) -> Array:
 
         cos^2 (1 + sigma^2 / sin^2)
 
-    Beyond it the target's own samples are worth more than the source. Against training without a
-    penalty there are three such loads (`risks.linear_transfer_boundary`), this one is cos^2 times
-    the largest of them.
+    Above this load the target's own samples are worth more than the source. Compared with training
+    without a penalty there are three such loads (`risks.linear_transfer_boundary`). This one is
+    cos^2 times the largest of them.
 
     Args:
       theta: Angle between source and target in radians, in [0, pi].
@@ -265,13 +267,13 @@ def offset_from_source(
     ridge: ArrayLike = 0.0,
     scale: ArrayLike = 1.0,
 ) -> Spectrum:
-    """Computes how far a target lies from a source that was fitted to n samples, by direction.
+    """Computes the distance of a target from a source fitted to n samples, along each eigenvector.
 
     With kappa and the risk R_s of the source fit, the mean square of beta_t - scale w is
 
         (beta_t - scale s beta_s / (s + kappa))^2 + scale^2 (R_s + sigma^2) s / (n (s + kappa)^2).
 
-    `penalised.best_risk_of` takes its root as the offset of L2-SP.
+    `penalised.best_risk_of` takes the root of this as the offset of L2-SP.
 
     Args:
       eigenvalues: Eigenvalues of the covariance of the source's inputs `(d,)`.
@@ -308,10 +310,10 @@ def offset_from_source(
 def across(
     eigenvalues: Spectrum, direction: Spectrum, beta_t: Spectrum
 ) -> tuple[Spectrum, Spectrum]:
-    """Finds the problem that is left once the component along a direction is fitted freely.
+    """Finds the problem that remains once the component along a direction is fitted freely.
 
-    The covariance left is Sigma - Sigma w w^T Sigma / (w^T Sigma w). Its risk from n - 1 samples is
-    the `rest` of `refitted_risk` at n samples, exactly.
+    The remaining covariance is Sigma - Sigma w w^T Sigma / (w^T Sigma w). The risk from n - 1
+    samples is exactly the `rest` of `refitted_risk` at n samples.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`, d >= 2.
@@ -319,18 +321,19 @@ def across(
       beta_t: Target in the eigenbasis of Sigma, `(d,)`.
 
     Returns:
-      The eigenvalues that are left `(d - 1,)`, and the target in their eigenbasis `(d - 1,)`.
+      The remaining eigenvalues `(d - 1,)`, and the target in their eigenbasis `(d - 1,)`.
 
     Raises:
-      ValueError: If shapes do not conform, or the direction has no variance.
+      ValueError: If shapes do not conform, or the direction has variance 0.
     """
     s = covariance.check_spectrum(eigenvalues)
     covariance.check_vectors(eigenvalues, direction=direction, beta_t=beta_t)
     root = jnp.sqrt(s)
     feature = root * jnp.asarray(direction, dtype=float)
     problems.check("w^T Sigma w", feature @ feature, lambda v: v > 0, "positive")
-    # With the columns of Q orthonormal and orthogonal to Sigma^(1/2) w, what is left is A A^T for
-    # A = Sigma^(1/2) Q. Its singular values are not negative, where a difference could be.
+    # Let the columns of Q be orthonormal and orthogonal to Sigma^(1/2) w. The remaining covariance
+    # is A A^T for A = Sigma^(1/2) Q. Its eigenvalues cannot be negative, unlike those of a
+    # difference.
     basis, _ = jnp.linalg.qr(feature[:, None], mode="complete")
     vectors, values, _ = jnp.linalg.svd(root[:, None] * basis[:, 1:], full_matrices=False)
     return values**2, vectors.T @ jnp.asarray(beta_t, dtype=float)

@@ -1,7 +1,7 @@
-"""When pre-training helps whoever regularises, beside penalised least squares on random data.
+"""When pre-training helps a regularised learner, compared with fits to random data.
 
 Every simulator draws the source's data, fits the source, draws the target's data, and solves normal
-equations with a matrix of penalties. Most rows are exact at finite n and d, and need no limit.
+equations with a matrix of penalties. Most claims are exact at finite n and d.
 """
 
 from functools import partial
@@ -46,13 +46,13 @@ def minimisers(
 
 
 def across(directions: np.ndarray) -> np.ndarray:
-    """I - P for directions `[draws d]`."""
+    """Computes I - P for directions `[draws d]`."""
     unit = directions / np.linalg.norm(directions, axis=-1, keepdims=True)
     return np.eye(unit.shape[-1]) - unit[:, :, None] * unit[:, None]
 
 
 class Data(NamedTuple):
-    """One task's data: how many samples, in how many dimensions, with what noise."""
+    """The number of samples, the dimension and the noise of one task's data."""
 
     n: int
     d: int
@@ -76,7 +76,7 @@ def _tasks(d: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean(draws: int, risk) -> Simulate:
-    """The mean of what `risk(rng, count)` draws; a tenth of the draws where quick."""
+    """Averages the draws of `risk(rng, count)`, with a tenth of them where quick."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         return Estimate.mean(risk(generator(key), draws // 10 if quick else draws))
@@ -98,8 +98,8 @@ def _mean(draws: int, risk) -> Simulate:
     ),
 )
 def _(name, at, penalty):
-    """ridge regression at any penalty: E R = E tr k²(W+k)⁻²/d + σ² E tr W(W+k)⁻², k = nλ, over the
-    exact mean density of Wishart eigenvalues
+    """For ridge regression at any penalty, E R = E tr k²(W+k)⁻²/d + σ² E tr W(W+k)⁻² with k = nλ,
+    over the exact mean density of Wishart eigenvalues
     """
     _, target = _tasks(at.d, 1.0)
 
@@ -120,13 +120,13 @@ FEW, MANY = Data(5, 12, 0.4), Data(24, 12, 0.8)
 
 
 def _source(rng: np.random.Generator, of: Data, draws: int, penalty: float) -> np.ndarray:
-    """Fits sources `[draws d]`; without a penalty those of least norm."""
+    """Fits sources `[draws d]`. Without a penalty they have the least norm."""
     x, y = of.draw(rng, _tasks(of.d, 0.0)[0], draws)
     return minimisers(x, y, penalty) if penalty else pseudoinverse(x, y[..., None])[..., 0]
 
 
 def _own(of: Data) -> float:
-    """The penalty that is best for the source's own task."""
+    """Returns the best penalty for the source's own task."""
     return float(penalised.best_penalty(n=of.n, d=of.d, distance=1.0, sigma=of.sigma))
 
 
@@ -142,7 +142,7 @@ def _own(of: Data) -> float:
     ),
 )
 def _(name, of, how):
-    """E |β_t - cŵ|² = 1 - 2c m cosθ + c²v of a source with {how}; it alone decides whether L2-SP
+    """E |β_t - cŵ|² = 1 - 2c m cosθ + c²v for a source with {how}. It alone decides whether L2-SP
     beats ridge regression
     """
     penalty = 0.0 if how == "least norm" else _own(of)
@@ -164,8 +164,8 @@ def _(name, of, how):
     attack=FILTERS,
 )
 def _():
-    """the source's own best ridge, times cosθ, is the nearest to the target: any spectral filter of
-    the same data has E |β_t - ŵ|² ≥ 1 - cos²θ (1 - R_s), R_s the source's least risk
+    """The source's own best ridge, times cosθ, is nearest to the target. Any spectral filter of the
+    same data has E |β_t - ŵ|² ≥ 1 - cos²θ (1 - R_s), where R_s is the source's least risk
     """
     source, target = _tasks(FEW.d, THETA)
 
@@ -189,7 +189,7 @@ def _():
 
 @claim("L2-SP-finite/ours", BEYOND, f"source: {FEW}, least norm; target: n=6, σ=.5, θ={THETA}")
 def _(n=6, sigma=0.5):
-    """L2-SP towards a source of few data: E R is the one of ridge regression at a distance of mean
+    """L2-SP towards a source of few data has the E R of ridge regression at a distance of mean
     square D², at the penalty σ²d/(nD²)
     """
     _, target = _tasks(FEW.d, THETA)
@@ -214,10 +214,10 @@ def _(n=6, sigma=0.5):
     each=(("few", 4, 0.2, 0.05), ("many", 30, 1.0, 0.5)),
 )
 def _(name, n, sigma, penalty):
-    """at cosθ = (1 + σ_s²d/(|n_s-d|-1))/2 L2-SP gains nothing over ridge regression, whatever n and
-    σ of the target and the common penalty are: E [R_ridge - R_L2-SP]
+    """At cosθ = (1 + σ_s²d/(|n_s-d|-1))/2 L2-SP gains nothing over ridge regression, for any n and
+    σ of the target and any common penalty. E [R_ridge - R_L2-SP] is 0
 
-    seen: .03 of the target's norm
+    The test detects .03 of the target's norm.
     """
     boundary = float(regularised.l2sp_boundary(wishart.learned(**FEW._asdict())))
     _, target = _tasks(FEW.d, boundary)
@@ -240,10 +240,10 @@ def _(name, n, sigma, penalty):
     effect=0.03,
 )
 def _(d=8, n=5, sigma=0.3, penalty=0.05):
-    """a source with the penalty that is best for its own task: L2-SP gains nothing at θ = 60°, at
-    any covariance of either task's inputs: E [R_ridge - R_L2-SP] over tasks
+    """With a source at the best penalty for its own task, L2-SP gains nothing at θ = 60°, for any
+    covariance of either task's inputs. E [R_ridge - R_L2-SP] over tasks is 0
 
-    seen: .03 of the target's norm
+    The test detects .03 of the target's norm.
     """
     of, s = Data(6, d, 0.5), 1 / np.arange(1.0, d + 1)
 
@@ -272,8 +272,8 @@ def _(d=8, n=5, sigma=0.3, penalty=0.05):
     each=(("few", Data(6, 9, 0.5), 0.3), ("many", Data(14, 8, 0.8), 0.1)),
 )
 def _(name, at, penalty):
-    """a penalty on all but the source's direction: E R + σ² = (E R' + σ²)(n-1)/(n-2), R' of ridge
-    regression on n-1 samples in d-1 dimensions
+    """With a penalty on all but the source's direction, E R + σ² = (E R' + σ²)(n-1)/(n-2). R' is
+    the risk of ridge regression on n-1 samples in d-1 dimensions
     """
     source, target = _tasks(at.d, 0.8)
     n, d, sigma = at
@@ -293,8 +293,8 @@ def _(name, at, penalty):
     "direction-source/ours", BEYOND, f"source: n=5, σ=0; target: n=6, d=12, σ=.5, θ={THETA}, λ=.2"
 )
 def _(n=6, d=12, sigma=0.5, penalty=0.2):
-    """the free direction of a source of few data, without noise and of least norm: E R is the one
-    at E sin²φ = 1 - γ_s cos²θ - (1-γ_s) sin²θ/(d-1), γ_s = n_s/d
+    """The free direction of a source of few data, without noise and of least norm, has the E R at E
+    sin²φ = 1 - load_s cos²θ - (1-load_s) sin²θ/(d-1), with load_s = n_s/d
     """
     of = Data(5, d, 0.0)
     _, target = _tasks(d, THETA)
@@ -320,9 +320,9 @@ def _(n=6, d=12, sigma=0.5, penalty=0.2):
     each=(("near", 0.5), ("far", 1.5)),
 )
 def _(name, theta, n=8, d=8, sigma=0.5):
-    """what the free direction gains over ridge regression, exactly: E [R_ridge - R_direction]
+    """The free direction gains exactly E [R_ridge - R_direction] over ridge regression
 
-    seen: .01, a fraction of either gain
+    The test detects .01, a fraction of either gain...
     """
     source, target = _tasks(d, theta)
     own = float(penalised.best_penalty(n=n, d=d, distance=1.0, sigma=sigma))
@@ -348,10 +348,10 @@ def _(name, theta, n=8, d=8, sigma=0.5):
     f"θ=45°, σ=.5, d={SMALL} and {TIMES * SMALL} extrapolated",
 )
 def _(theta=pi / 4, sigma=0.5):
-    """at the load cos²θ (1 + σ²/sin²θ) linear transfer gains nothing over ridge regression at its
-    best: E [R_ridge - R_lt] → 0
+    """At the load cos²θ (1 + σ²/sin²θ) linear transfer gains nothing over ridge regression at its
+    best. E [R_ridge - R_lt] → 0
 
-    seen: .05 of the target's norm
+    The test detects .05 of the target's norm.
     """
     load = float(regularised.linear_transfer_load(theta=theta, sigma=sigma))
 
@@ -383,8 +383,8 @@ _offset = jax.jit(regularised.offset_from_source)  # in one program it compiles 
 class Unequal(NamedTuple):
     """Half of the directions have a large variance, half a small one, in any dimension.
 
-    The source is right about the first and wrong about the others: its angle to the target is 90
-    degrees, but not in the inner product of the covariance.
+    The source is right about the first half and wrong about the others. Its angle to the target is
+    90 degrees, but not in the inner product of the covariance.
     """
 
     large: float = 1.0
@@ -395,21 +395,21 @@ class Unequal(NamedTuple):
     source_ridge: float = 0.1
 
     def tasks(self, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Eigenvalues, source and target `[d]`; the tasks have norm 1."""
+        """Returns eigenvalues, source and target `[d]`. The tasks have norm 1."""
         s = np.repeat([self.large, self.small], d // 2)
         return s, np.repeat([1.0, -1.0], d // 2) / sqrt(d), np.ones(d) / sqrt(d)
 
     def offset(self) -> np.ndarray:
-        """The root mean square of the target less the fitted source, in theory, at d = SMALL."""
+        """Computes the root mean square of target minus fitted source, in theory, at d = SMALL."""
         n = self.source_load * SMALL
         fitted = _offset(*self.tasks(SMALL), n=n, sigma=self.source_sigma, ridge=self.source_ridge)
         return np.asarray(fitted)
 
     def turn(self, load: float) -> float:
-        """The common penalty at which L2-SP gains nothing at a load.
+        """Computes the common penalty at which L2-SP gains nothing at a load.
 
-        With gains g and losses l of squared offsets where the variance is large and small, the
-        metric Sigma (Sigma + kappa)^-2 balances them:  g s / (s + kappa)^2 = l s' / (s' + kappa)^2.
+        Squared offsets gain g where the variance is large and lose l where it is small. The metric
+        Sigma (Sigma + kappa)^-2 balances them at g s / (s + kappa)^2 = l s' / (s' + kappa)^2.
         """
         s, _, target = self.tasks(SMALL)
         gains, losses = np.sum((target**2 - self.offset() ** 2).reshape(2, -1), 1) * [1, -1]
@@ -424,7 +424,9 @@ TURN = 0.5  # the load at which the sign changes, by choice of the penalty
 
 @once
 def _unequal(key: Array, quick: bool) -> dict[str, Estimate]:
-    """Gains of L2-SP by load, its risk at the first, the direction's at the last, as d -> inf."""
+    """Simulates the gains of L2-SP by load, its risk at the first load, and the direction's risk at
+    the last one, as d -> inf.
+    """
     rng, penalty = generator(key), U.turn(TURN)
 
     def at(d: int, draws: int) -> dict[str, Estimate]:
@@ -464,7 +466,7 @@ VARIANCES = (
 
 
 def _equivalents(load: float, penalty: float) -> Array:
-    """The risks of ridge regression and of L2-SP at one penalty, in theory."""
+    """Computes the risks of ridge regression and of L2-SP at one penalty, in theory."""
     s, _, target = U.tasks(SMALL)
     return _risks(s, np.stack([target, U.offset()]) ** 2, load * SMALL, penalty)
 
@@ -474,10 +476,11 @@ def _risks(s: Array, offset2: Array, n: float, penalty: float) -> Array:
     return covariance.equivalent(s, n, penalty).risk(offset2, U.sigma)
 
 
-@claim("covariance-L2-SP/ours", BEYOND, f"{VARIANCES}; γ={LOADS['few']}")
+@claim("covariance-L2-SP/ours", BEYOND, f"{VARIANCES}; load={LOADS['few']}")
 def _():
-    """L2-SP towards a source of few data, any covariance: E R → the equivalent at the mean square
-    of β_t - ŵ, (β_t - sβ_s/(s+κ_s))² + (R_s+σ_s²) s/(n_s(s+κ_s)²) along each eigenvector
+    """For L2-SP towards a source of few data, at any covariance, E R tends to the equivalent at the
+    mean square of β_t - ŵ. Along each eigenvector it is (β_t - sβ_s/(s+κ_s))² + (R_s+σ_s²)
+    s/(n_s(s+κ_s)²)
     """
     return _equivalents(LOADS["few"], U.turn(TURN))[1], lambda *how: _unequal(*how)["risk"]
 
@@ -485,25 +488,25 @@ def _():
 @claim(
     "covariance-{name}/ours",
     BEYOND,
-    f"{VARIANCES}; γ={{load}}, the same λ at γ=.25, .5 and 1",
+    f"{VARIANCES}; load={{load}}, the same λ at load=.25, .5 and 1",
     effect=0.02,
     each=LOADS.items(),
 )
 def _(name, load):
-    """tasks are compared in the metric Σ(Σ+κ)⁻²: one source helps with few data and hurts with
-    many, and gains nothing where κ balances both; E [R_ridge - R_L2-SP]
+    """Tasks are compared in the metric Σ(Σ+κ)⁻². One source helps with few data, hurts with many,
+    and gains nothing where κ balances both. E [R_ridge - R_L2-SP] is compared
 
-    seen: .02, less than the least gain or loss
+    The test detects .02, less than the least gain or loss.
     """
     scratch, tuned = _equivalents(load, U.turn(TURN))
     gain = 0.0 if name == "turn" else scratch - tuned
     return gain, lambda *how: _unequal(*how)[name]
 
 
-@claim("covariance-direction/ours", BEYOND, f"{VARIANCES}; γ={LOADS['many']}")
+@claim("covariance-direction/ours", BEYOND, f"{VARIANCES}; load={LOADS['many']}")
 def _():
-    """a free direction, any covariance: E R + σ² = (E R' + σ²)(n-1)/(n-2), R' at the covariance
-    Σ - Σww'Σ/(w'Σw), for which the equivalent is taken
+    """With a free direction, at any covariance, E R + σ² = (E R' + σ²)(n-1)/(n-2). R' is the risk
+    at the covariance Σ - Σww'Σ/(w'Σw), for which the equivalent is taken
     """
 
     def at(d: int) -> float:
@@ -520,6 +523,6 @@ def _():
             )
         )
 
-    # The equivalent's own error, of order 1/d, drops out as it does in the simulation.
+    # The equivalent's own error of order 1/d drops out here, as it does in the simulation.
     small, large = at(SMALL), at(TIMES * SMALL)
     return (TIMES * large - small) / (TIMES - 1), lambda *how: _unequal(*how)["direction"]

@@ -1,7 +1,8 @@
 """Problems on which statements about mean risks of deep linear networks are attacked.
 
-A risk has two parts. One is what no data show. The other is the noise times the mean inverse of a
-chi-square, or of a Marchenko-Pastur eigenvalue. These means are integrals here.
+A risk has two parts. One is the part of the target that no data show. The other is the noise times
+the mean inverse of a chi-square, or of a Marchenko-Pastur eigenvalue. These means are integrals
+here.
 """
 
 from itertools import pairwise
@@ -21,7 +22,7 @@ def inverse_mean(dim: Any) -> Any:
 
 
 def inverse_mean_again(dim: float) -> float:
-    """Computes the same from its chance to be below y.
+    """Computes the same from the distribution function of chi^2.
 
     Args:
       dim: The degrees of freedom, at least 3.
@@ -39,13 +40,15 @@ def inverse_mean_again(dim: float) -> float:
 
 
 def _scratch(inverse: Any, p: Problem) -> Any:
-    """(X X^T)^-1 has the diagonal 1 / chi^2_(d-n+1)."""
+    """Computes the scratch risk. (X X^T)^-1 has the diagonal 1 / chi^2_(d-n+1)."""
     n, d = p["samples"], p["samples"] + p["more"]
     return 1 - n / d + p["sigma"] ** 2 * n * inverse(p["more"] + 1)
 
 
 def _refitted(inverse: Any, p: Problem) -> Any:
-    """The error of the scale of beta_s is noise, and the rest of the target, over |z|."""
+    """Computes the refitted risk. The error of the scale is the noise plus the rest of the target,
+    divided by |z|.
+    """
     outside = np.sin(p["theta"]) if inverse is inverse_mean_again else jnp.sin(p["theta"])
     return outside**2 + (p["sigma"] ** 2 + outside**2) * inverse(p["samples"])
 
@@ -64,7 +67,7 @@ SNR_PRINTED = Domain(
 
 
 def _first_sample(inverse: Any, p: Problem) -> Any:
-    """The risk with one sample, over 1 without."""
+    """Divides the risk with one sample by the risk without any, which is 1."""
     return _scratch(inverse, {"samples": 1.0, "more": p["d"] - 1, "sigma": p["sigma"]})
 
 
@@ -79,7 +82,9 @@ _ANGLES = (np.arange(400) + 0.5) * np.pi / 400
 
 
 def _limit(p: Problem) -> Any:
-    """The limit of R_lt over the limit of R_sc, at eigenvalues 1 + load + 2 sqrt(load) cos(t)."""
+    """Divides the limit of R_lt by the limit of R_sc, with eigenvalues 1 + load + 2 sqrt(load)
+    cos(t).
+    """
     load = p["load"]
     eigenvalue = 1 + load + 2 * jnp.sqrt(load) * jnp.cos(_ANGLES)
     inverse = 2 * jnp.mean(jnp.sin(_ANGLES) ** 2 / eigenvalue**2)
@@ -87,7 +92,7 @@ def _limit(p: Problem) -> Any:
 
 
 def _limit_again(p: Problem) -> float:
-    """By the density of eigenvalues, and the best multiple of the source."""
+    """Computes the same by the density of eigenvalues and the best multiple of the source."""
     load, theta = float(p["load"]), float(p["theta"])
     low, high = (1 - load**0.5) ** 2, (1 + load**0.5) ** 2
 
@@ -101,7 +106,7 @@ def _limit_again(p: Problem) -> float:
 
 
 SNR = Domain(
-    "σ from 1 to 3, any θ, γ from .001 to .9, in the limit n, d → ∞",
+    "σ from 1 to 3, any θ, load from .001 to .9, in the limit n, d → ∞",
     {
         "load": Box(1e-3, 0.9, log=True),
         "sigma": Box(1.0, 3.0),

@@ -2,9 +2,9 @@
 
 The source is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9. The paper
 states limits n, d -> inf. The functions here are exact expectations at finite n and d where a
-closed form exists; functions named `*_limit`, and `fine_tuning_risk`, are limits at load n / d.
-Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with
-noise; n <= 2 in linear transfer): that is an error unless `allow_infinite=True`, which returns inf
+closed form exists. Functions called `*_limit`, and `fine_tuning_risk`, are limits at load n / d.
+Arguments may be arrays and broadcast. A mean can be infinite, for n within 1 of d with noise, and
+for n <= 2 in linear transfer. That is an error unless `allow_infinite=True`, which returns inf
 there. `distributions` has the laws around these means.
 """
 
@@ -72,7 +72,7 @@ def scratch_risk(
         _check_finite_scratch("n", n, d, sigma)
     n, d, sigma = (jnp.asarray(v, dtype=float) for v in (n, d, sigma))
     gap = jnp.abs(n - d) - 1
-    # The branch that `where` does not take must be finite, too, or derivatives become NaN.
+    # The unused branch of `where` must be finite, too, or derivatives become NaN.
     safe = jnp.where(gap > 0, gap, 1.0)
     noise = sigma**2 * jnp.where(gap > 0, jnp.minimum(n, d) / safe, jnp.inf)
     return jnp.maximum(d - n, 0.0) / d + jnp.where(sigma > 0, noise, 0.0)
@@ -212,7 +212,7 @@ def optimal_ridge(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
 
         (sigma^2 + sin^2) / (n cos^2)
 
-    It is positive at every finite n unless there is neither noise nor an angle. Thm 3.8 of Features
+    It is positive at every finite n, except where both noise and angle are 0. Thm 3.8 of Features
     are fate states 0, which is the limit n -> inf.
 
     Args:
@@ -221,8 +221,8 @@ def optimal_ridge(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The best ridge, with the broadcast shape of the arguments; inf at theta = pi/2, where nothing
-      transfers.
+      The best ridge, with the broadcast shape of the arguments. It is inf at theta = pi/2, where
+      nothing transfers.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -434,9 +434,9 @@ def linear_transfer_boundary(*, theta: ArrayLike, sigma: ArrayLike) -> Boundary:
         lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
         over = 1 + sigma^2 / sin^2
 
-    lower and upper differ where |cos| < 1 - sigma; elsewhere both are |cos|. The paper names the
-    two roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up
-    to pi/2 only.
+    lower and upper differ where |cos| < 1 - sigma. Elsewhere both are |cos|. The paper has the two
+    roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up to
+    pi/2 only.
 
     Args:
       theta: Angle between source and target in radians, in [0, pi].
@@ -459,13 +459,14 @@ def linear_transfer_boundary(*, theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     cos, sin = problems.cos_sin(theta)
     cos, sin, sigma = jnp.broadcast_arrays(jnp.abs(cos), sin, jnp.asarray(sigma, dtype=float))
     b = 1 + cos**2 - sigma**2
-    # The discriminant in factors, b^2 - 4 cos^2 = ((1 - cos)^2 - sigma^2) ((1 + cos)^2 - sigma^2),
-    # where nothing cancels. Here cos stands for |cos|, and `near` is 1 - |cos|.
+    # The discriminant b^2 - 4 cos^2 = ((1 - cos)^2 - sigma^2) ((1 + cos)^2 - sigma^2) in factors,
+    # in which nothing cancels. Here cos stands for |cos|, and `near` is 1 - |cos|.
     near = sin**2 / (1 + cos)  # 1 - |cos|
     exists = sigma < near
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
-    # Without roots 1 stands for the discriminant: at 0 its square root has no derivative.
+    # Where roots do not exist the discriminant is replaced by 1, since the derivative of the root
+    # at 0 is infinite.
     root = jnp.sqrt(jnp.where(exists, inside, 1.0))
     # The roots meet at |cos|. Their product is cos^2, so nothing cancels. Without roots both are
     # |cos| itself: b / 2 could be rounded otherwise each time that a compiled program computes it.
@@ -569,8 +570,8 @@ def linear_transfer_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Arr
 def fine_tuning_boundary(*, load: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
     """Computes the angle beyond which fine-tuning hurts, arccos(c / 2), in the limit.
 
-    c is that of `fine_tuning_risk` for a pretrained predictor of norm 1. The paper's angle pi/3 is
-    the case c = 1.
+    c is the factor of `fine_tuning_risk` for a pretrained predictor of norm 1. The paper's angle
+    pi/3 is the case c = 1.
 
     Args:
       load: Load n / d, in [0, 1). From n = d on, fine-tuning equals scratch training.
@@ -595,7 +596,7 @@ def fine_tuning_boundary(*, load: ArrayLike, sigma: ArrayLike, depth: ArrayLike 
     load = jnp.asarray(load, dtype=float)
     c = _limit_null_scale(load, 1 - load, sigma, depth, 1.0)
     helps = ~(c >= 2)  # true of NaN, which is passed on
-    # The inner where keeps the derivative finite: that of arccos is infinite at 1.
+    # The inner `where` keeps the derivative finite, since arccos has an infinite one at 1.
     return jnp.where(helps, jnp.arccos(jnp.where(helps, c / 2, 0.0)), 0.0)
 
 
@@ -606,7 +607,7 @@ def _fine_tuning_gain(load, unseen, theta, sigma, depth, size) -> Array:
     """
     problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
     c = jnp.asarray(size, dtype=float) * _limit_null_scale(load, unseen, sigma, depth, size)
-    # c grows like (1-load)^{-1/2 (1-1/depth)}: the product has the limit 0 at load = 1.
+    # c grows like (1-load)^{-1/2 (1-1/depth)}, so the product has the limit 0 at load = 1.
     cos, _ = problems.cos_sin(theta)
     return jnp.where(unseen > 0, unseen * c * (2 * cos - c), 0.0)
 
@@ -626,9 +627,10 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing cancels) and
     negligible beyond `end`, for every n >= 1 and k > 0.
     """
-    # k = 0 is the caller's closed form; the stand-in keeps this branch finite.
+    # The caller has a closed form for k = 0. A stand-in keeps this branch finite.
     k = jnp.where(k > 0, k, 1.0)
-    # Beyond `end` the integrands are below e^-reach, that is below eps, of what matters.
+    # Beyond `end` the integrands are below e^-reach, and so below eps, relative to their largest
+    # values.
     reach = 10.0 - jnp.log(jnp.finfo(k.dtype).eps)
     nodes, weights = (jnp.asarray(v, k.dtype) for v in np.polynomial.legendre.leggauss(128))
     end = jnp.minimum(reach / jnp.maximum(n - 4, 0.1), 0.5 * jnp.log1p(2 * reach / k))[..., None]

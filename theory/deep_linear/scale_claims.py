@@ -1,4 +1,4 @@
-"""Fine-tuning at any scale of the layers: networks that train, and linear programs.
+"""Fine-tuning at any scale of the layers, compared with trained networks and linear programs.
 
 Diagonal networks follow the gradient flow of u and v, networks of two layers the flow of both.
 Neither uses a potential or a conserved quantity. Thresholds of recovery are counted with linear
@@ -33,7 +33,7 @@ ENDED = 1e-3  # the largest residual at which networks for a mean end; it moves 
 
 
 def _slope(x: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The residuals of many predictors `[draws d]`, and the gradients of their losses."""
+    """Computes the residuals of many predictors `[draws d]` and the gradients of their losses."""
     left = (x @ beta[..., None])[..., 0] - y
     return left, (x.swapaxes(1, 2) @ left[..., None])[..., 0] / x.shape[1]
 
@@ -60,7 +60,7 @@ def _flows(
             at, x, y, first, last, top = (v[going] for v in (at, x, y, first, last, top))
             if not at.size:
                 return found
-        # The step follows the curvature near the data, and growth where the layers are small.
+        # The step depends on the curvature near the data, and on growth where the layers are small.
         size = (first**2).sum(-1, keepdims=True) + last**2 if shared else first**2 + last**2
         gradient = _slope(x, y, first * last)[1]
         drive = np.linalg.norm(gradient, axis=-1) if shared else abs(gradient).max(-1)
@@ -76,7 +76,7 @@ def _flows(
 
 
 def _followed(weights: np.ndarray, shape: tuple, gradient, time: float) -> np.ndarray:
-    """Follows one network W_1 w_2, or u v for vectors, to 1e-10; returns its weights."""
+    """Follows one network W_1 w_2, or u v for vectors, to 1e-10 and returns its weights."""
     size = int(np.prod(shape))
 
     def speed(_: float, flat: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ def _followed(weights: np.ndarray, shape: tuple, gradient, time: float) -> np.nd
 
 
 class Kinds(NamedTuple):
-    """Entries of source and target, each in a share of the directions, and a data set's numbers.
+    """Entries of source and target in shares of the directions, and the sizes of a data set.
 
     Attributes:
       source: Entries times sqrt(d).
@@ -114,7 +114,7 @@ class Kinds(NamedTuple):
     def __str__(self) -> str:
         kinds = zip(self.share, self.source, self.target, strict=True)
         entries = ", ".join(f"{p:g}: {s:g}→{t:g}" for p, s, t in kinds)
-        return f"entries √d·(β_s→β_t) of shares {entries}; γ={self.load}, σ={self.sigma}"
+        return f"entries √d·(β_s→β_t) of shares {entries}; load={self.load}, σ={self.sigma}"
 
     def at(self, d: int, values: tuple[float, ...] | np.ndarray) -> np.ndarray:
         """Repeats a number of each kind as often as it occurs among d."""
@@ -127,7 +127,7 @@ class Kinds(NamedTuple):
         return x, y + self.sigma * rng.standard_normal(y.shape)
 
     def risks(self, beta: np.ndarray) -> np.ndarray:
-        """|beta - beta_t|^2 of predictors `[draws d]`."""
+        """Computes |beta - beta_t|^2 of predictors `[draws d]`."""
         d = beta.shape[-1]
         return np.sum((beta - self.at(d, self.target) / sqrt(d)) ** 2, -1)
 
@@ -136,7 +136,7 @@ AT = Kinds((2, 2, 0, 0), (2, 0, 2, 0), (0.125, 0.125, 0.125, 0.625), 0.375, 0.4)
 
 
 def _pretrained(d: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Trains u = sqrt(scale), v = 0 on the population loss of the source; returns both `[1 d]`."""
+    """Trains u = sqrt(scale), v = 0 on the population loss of the source."""
     beta_s = AT.at(d, AT.source) / sqrt(d)
     begun = np.concatenate([np.full(d, sqrt(scale)), np.zeros(d)])
     u, v = np.split(_followed(begun, (d,), lambda beta: beta - beta_s, 400.0), 2)
@@ -150,10 +150,10 @@ def _pretrained(d: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     each=((0.02,), (0.5,), (5.0,)),
 )
 def _limit(scale):
-    """pre-training from u=√s, v=0, then fine-tuning of u and v: the risk is the one of the nearest
-    interpolator, asinh(2β/s) - asinh(2β_s/s) ∈ range Xᵀ
+    """After pre-training from u=√s, v=0 and fine-tuning of u and v, the risk equals the risk of the
+    nearest interpolator, with asinh(2β/s) - asinh(2β_s/s) ∈ range Xᵀ
 
-    tolerance: that of the flow, and what it has left
+    The tolerance covers the error of the flow and what remains at its end.
     """
     d = 8
     x, y = (v[0] for v in AT.samples(np.random.default_rng(0), d, 1))
@@ -181,9 +181,9 @@ def _trained(rng: np.random.Generator, d: int, scale: float, draws: int) -> Esti
     effect=0.11,
 )
 def _(scale=0.5):
-    """E R_ft of trained networks → the solution of two equations, τ² = (σ² + R)/γ and E h' = γ
+    """E R_ft of trained networks tends to the solution of τ² = (σ² + R)/load and E h' = load
 
-    seen: 15 %
+    The test detects 15 %.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -202,7 +202,7 @@ _limits = jax.jit(jax.vmap(diagonal._interpolator, (0, 0, None, None)))
 
 
 def _averaged(key: Array, start, scale, draws: int) -> Estimate:
-    """Averages the interpolator of `diagonal.diagonal_limit` over data sets, d -> inf."""
+    """Averages the interpolator of `diagonal.diagonal_limit` over data sets, as d -> inf."""
     rng = generator(key)
 
     def at(d: int, draws: int) -> Estimate:
@@ -224,9 +224,10 @@ REACHED = f"{AT}, √d·s={{scale}}, d=16 and 48 extrapolated, {AVERAGED}"
     each=((0.02, 3_000), (5.0, 1_000)),
 )
 def _(scale, draws):
-    """E R_ft of the nearest interpolator → the solution of τ² = (σ² + R)/γ and E h' = γ
+    """E R_ft of the nearest interpolator tends to the solution of τ² = (σ² + R)/load and E h' =
+    load
 
-    seen: 7 to 8 %
+    The test detects 7 to 8 %.
     """
     of = partial(
         diagonal.diagonal_risk, AT.share, AT.source, AT.target, load=AT.load, sigma=AT.sigma
@@ -239,10 +240,10 @@ def _(scale, draws):
 
 @claim("diagonal-reset/ours", DIAGONAL, REACHED, effect=0.06, each=((0.1, 2_000),))
 def _(scale, draws):
-    """v is set to 0 after pre-training: E R → the solution from start 0 at the scales
-    u² = (s + √(s² + 4β_s²))/2
+    """If v is set to 0 after pre-training, E R tends to the solution from start 0 at the scales u²
+    = (s + √(s² + 4β_s²))/2
 
-    seen: 8 %
+    The test detects 8 %.
     """
     own = (scale + np.sqrt(scale**2 + 4 * np.square(AT.source))) / 2
     start = np.zeros(len(AT.share))
@@ -258,10 +259,10 @@ def _(scale, draws):
     f"{AT}, √d·s=100, d=16, gradient flow of networks",
 )
 def _():
-    """s → ∞: E R_ft = (1-n/d)|β_s-β_t|² + σ²n/(d-n-1), the printed mean, which deep networks do
+    """As s → ∞, E R_ft = (1-n/d)|β_s-β_t|² + σ²n/(d-n-1), the printed mean, which deep networks do
     not have
 
-    seen: 5 %; the scale leaves a relative 1e-3
+    The test detects 5 %. The finite scale changes the mean by a relative 1e-3.
     """
     d, n = SMALL, round(AT.load * SMALL)
     distance2 = AT.risks(AT.at(d, AT.source)[None] / sqrt(d))[0]
@@ -276,13 +277,13 @@ def _():
 
 
 class Features(NamedTuple):
-    """How many entries of 16, of size 1, are what to the source.
+    """The numbers of entries, out of 16 of size 1, by their relation to the source.
 
     Attributes:
-      kept: Of source and target.
-      dropped: Of the source alone.
-      flipped: Of both, with opposite signs.
-      new: Of the target alone.
+      kept: Entries of source and target.
+      dropped: Entries of the source alone.
+      flipped: Entries of both, with opposite signs.
+      new: Entries of the target alone.
     """
 
     kept: int
@@ -294,7 +295,7 @@ class Features(NamedTuple):
         return ", ".join(f"{name} {n}/16" for name, n in self._asdict().items())
 
     def tasks(self, d: int) -> tuple[np.ndarray, np.ndarray]:
-        """The source's signs and the target `[d]`."""
+        """Returns the source's signs and the target `[d]`."""
         counts = [d // 16 * n for n in (*self, 16 - sum(self))]
         return np.repeat([1, 1, -1, 0, 0], counts), np.repeat([1.0, 0, 1, 1, 0], counts)
 
@@ -312,7 +313,7 @@ def _cheapest(x: np.ndarray, y: np.ndarray, signs: np.ndarray) -> tuple[np.ndarr
 
 
 def _needed(rng: np.random.Generator, features: Features, d: int, draws: int) -> Estimate:
-    """The mean of (N - 1/2) / d, where N samples are the least that recover the target."""
+    """Averages (N - 1/2) / d, where N is the least number of samples that recovers the target."""
     signs, target = features.tasks(d)
     counts = []
     for _ in range(draws):
@@ -334,11 +335,12 @@ def _needed(rng: np.random.Generator, features: Features, d: int, draws: int) ->
     each=(("scratch", Features(0, 0, 0, 3)), ("transfer", Features(2, 1, 1, 1))),
 )
 def _(name, features):
-    """s → 0: the mean of the least N with which rich fine-tuning finds the target: (E N - 1/2)/d →
-    min_t [kept + new (1+t²) + flipped (1+4t²) + dropped (1/2 + S(2t)) + 2 absent S(t)],
-    S(t) = E (g-t)₊²
+    """As s → 0, let N be the least number of samples with which rich fine-tuning finds the target.
+    Then (E N - 1/2)/d → min_t [kept + new (1+t²) + flipped (1+4t²) + dropped (1/2 + S(2t)) + 2
+    absent S(t)] with S(t) = E (g-t)₊²
 
-    E N is the statistical dimension and 1/2, exactly; the minimum is its limit; seen: 13 to 16 %
+    E N is exactly the statistical dimension plus 1/2. The minimum is its limit. The test detects 13
+    to 16 %.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -351,10 +353,10 @@ def _(name, features):
 
 @claim("diagonal-rich/limit", DIAGONAL, "one data set, {features}, d=16, n=5, s={scale:g}")
 def _(features=Features(2, 2, 0, 3), scale=1e-30):
-    """s → 0: fine-tuning minimises Σ|β_i| over entries without a source, and 2|β_i| of the other
-    sign: the least sum
+    """As s → 0, fine-tuning minimises the sum of |β_i| over entries without a source and 2|β_i|
+    over entries of the other sign. The least sum is compared
 
-    tolerance 1e-3: what is above the minimum is O(1 / log(1/s))
+    The tolerance is 1e-3. The excess over the minimum is O(1 / log(1/s)).
     """
     signs, target = features.tasks(16)
     x = np.random.default_rng(2).standard_normal((5, 16))
@@ -370,7 +372,7 @@ ONE = Setting(3, 6, pi / 3, 1.0)
 
 
 def _ended(wide: bool, r: float) -> np.ndarray:
-    """Pre-trains a network of imbalance r on the source, then fine-tunes it; returns its beta."""
+    """Pre-trains a network of imbalance r on the source, fine-tunes it, and returns its beta."""
     rng, (x, y), beta_s = np.random.default_rng(3), one_sample(ONE), np.eye(ONE.d)[0]
     if wide:
         turn = np.linalg.qr(rng.standard_normal((ONE.d, ONE.d)))[0]
@@ -392,10 +394,10 @@ def _ended(wide: bool, r: float) -> np.ndarray:
     each=(("wide", 0.5), ("narrow", -2.0)),
 )
 def _(name, r):
-    """β = X⁺y + c(I-P)β_s with c² = a/a_s, a² = ((1-q)r + q a_s) a + p: the risk; {name} network:
-    W_1ᵀW_1 - w_2w_2ᵀ = rI, or one neuron with |w_2|² - |W_1|² = r
+    """β = X⁺y + c(I-P)β_s with c² = a/a_s, a² = ((1-q)r + q a_s) a + p, for a {name} network. It
+    has W_1ᵀW_1 - w_2w_2ᵀ = rI, or one neuron with |w_2|² - |W_1|² = r. The risk is compared
 
-    tolerance: that of the flow
+    The tolerance covers the error of the flow.
     """
     x, y = one_sample(ONE)
     beta_s = np.eye(ONE.d)[0]
@@ -408,13 +410,13 @@ def _(name, r):
 
 
 def _share(p: Problem):
-    """log c of any imbalance beside the one of r -> -inf, which is log(p / (1 - q)) / 2."""
+    """Divides log c of any imbalance by its limit as r -> -inf, log(p / (1 - q)) / 2."""
     c = scales.unbalanced_scale(p["p"], p["q"], p["r"])
     return jnp.log(c) / jnp.log(p["p"] / (1 - p["q"])) * 2
 
 
 def _share_again(p: Problem) -> float:
-    """The same, with c by bisection."""
+    """Computes the same, with c by bisection."""
     r, q, size = (float(p[name]) for name in ("r", "q", "p"))
 
     def a(norm2: float) -> float:
@@ -443,10 +445,10 @@ BETWEEN = Domain(
     overlooks="tightened",
 )
 def _():
-    """no scale of the layers moves the unseen part further than frozen features do: |log c| ≤
+    """No scale of the layers moves the unseen part further than frozen features do, as |log c| ≤
     |log(p/(1-q))|/2
 
-    approached as r → -∞
+    The bound is approached as r → -∞.
     """
     x, y = one_sample(ONE)
     unseen = np.eye(ONE.d)[0] - np.linalg.pinv(x) @ x[:, 0]
@@ -459,7 +461,8 @@ def _():
 
 
 class Rescaled(NamedTuple):
-    """Pre-trained layers of rank one, the first times a factor and the last divided by it.
+    """Pre-trained layers of rank one. The first is multiplied by a factor, the last is divided by
+    it.
 
     Attributes:
       factor: The factor.
@@ -475,11 +478,11 @@ class Rescaled(NamedTuple):
 
     @property
     def imbalance(self) -> float:
-        """|w_2|^2 - |W_1|^2 for a source of norm 1."""
+        """Computes |w_2|^2 - |W_1|^2 for a source of norm 1."""
         return self.factor**-2 - self.factor**2
 
     def gains(self, rng: np.random.Generator, d: int, draws: int) -> np.ndarray:
-        """Risks of fine-tuned networks and of least squares of least norm, `[2 draws]`."""
+        """Simulates risks of fine-tuned networks and of minimum-norm least squares, `[2 draws]`."""
         at = Setting(round(self.load * d), d, self.theta, self.sigma)
         x, y = at.samples(rng, draws)
         first = np.tile(self.factor * np.eye(d)[0], (draws, 1))
@@ -495,15 +498,15 @@ FACTORS = "W_1 times {factor:g}, w_2 divided by it"
 @claim(
     "layers-risk-{factor:g}/ours",
     LAYERS,
-    f"γ=0.375, θ=90°, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
+    f"load=0.375, θ=90°, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
     effect=0.2,
     each=((1.5,), (0.5,)),
 )
 def _(factor):
-    """E R_ft of networks with rescaled layers → (1-γ)(1 - 2c cos θ + c²) + γσ²/(1-γ), c the one of
-    r = factor⁻² - factor²
+    """E R_ft of networks with rescaled layers tends to (1-load)(1 - 2c cos θ + c²) + load
+    σ²/(1-load), with c at r = factor⁻² - factor²
 
-    seen: 10 to 12 %
+    The test detects 10 to 12 %.
     """
     at = Rescaled(factor, 0.375, *TURNED)
 
@@ -520,13 +523,13 @@ def _(factor):
 @claim(
     "layers-boundary/ours",
     LAYERS,
-    f"γ=0.375, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
+    f"load=0.375, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
     effect=0.08,
 )
 def _(factor=1.5, printed=0.195):
-    """at the angle arccos(c/2) fine-tuning neither helps nor hurts: E (R_ft - R_scratch) → 0
+    """At the angle arccos(c/2) fine-tuning neither helps nor hurts, as E (R_ft - R_scratch) → 0
 
-    seen: .08; at 60°, the angle as printed, it would be {printed:.3f}
+    The test detects .08. At 60°, the printed angle, the difference would be {printed:.3f}.
     """
     r = Rescaled(factor, 0.375, *TURNED).imbalance
     angle = float(scales.unbalanced_boundary(load=0.375, sigma=TURNED[1], imbalance=r))

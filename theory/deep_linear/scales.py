@@ -1,4 +1,4 @@
-"""Fine-tuning of two layers of unequal size: from features that are fate to kernel regression.
+"""Fine-tuning of two layers of unequal size, from fixed features to kernel regression.
 
 A network W_1 w_2 with one output conserves D = W_1^T W_1 - w_2 w_2^T under gradient flow. Its
 imbalance is the number r for which, in units of |beta_s|, one of these is true:
@@ -12,7 +12,7 @@ The predictor b obeys the same flow in both:
 
 with a where the gradient g is orthogonal to b, and a + (a - r) = 2a - r along b. At r = 0 this is
 the network of the paper, which begins at small weights. As r -> inf, a is constant, and the network
-is linear regression. As r -> -inf, b turns ever more slowly than it grows.
+is linear regression. As r -> -inf, b turns more and more slowly relative to its growth.
 """
 
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from theory.deep_linear.estimators import check_data, scratch_fit
 def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
     """Computes the factor by which fine-tuning rescales what the data cannot see of the source.
 
-    Gradient flow moves b / sqrt(a) along X^T residual, thus (I - P) b / sqrt(a) is conserved. The
+    Gradient flow moves b / sqrt(a) along X^T residual, so it conserves (I - P) b / sqrt(a). The
     factor is c = sqrt(a / a_s), and a solves a (a - r) = |b|^2 = p + q c^2, a quadratic equation:
 
         a = (B + sqrt(B^2 + 4 p)) / 2,  B = (1 - q) r + q a_s,  a_s = (r + sqrt(r^2 + 4)) / 2.
@@ -62,8 +62,8 @@ def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
 
 
 def _scale(p: Array, seen: Array, q: Array, r: Array) -> Array:
-    """Both of seen and q = 1 - seen: where one is tiny, the other does not have its digits."""
-    # Of a (a - r) = 1 the roots a and a - r: the one that does not cancel gives the other.
+    """Takes both seen and q = 1 - seen, since the larger one loses the digits of a tiny one."""
+    # a and a - r have the product 1. The one that does not cancel gives the other.
     larger = (abs(r) + jnp.hypot(r, 2.0)) / 2
     grows = r >= 0
     start = jnp.where(grows, larger, 1 / larger)

@@ -1,8 +1,8 @@
-"""Several sources and a target in NumPy: what claims about weights, covariances and ranks simulate.
+"""Several sources and a target in NumPy, for claims about weights, covariances and ranks.
 
-Data sets are drawn, and least squares is solved on each. The weights are found by least squares as
-well: over all draws, the target is regressed on the fits of the sources. No moment, mean or limit
-is used.
+Data sets are drawn, and least squares is solved on each. Least squares also finds the weights, by a
+regression of the target on the fits of the sources over all draws. No moment, mean or limit is
+used.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from theory.deep_linear.regressions import pseudoinverse
 
 
 class Inputs(NamedTuple):
-    """Inputs N(0, Sigma): eigenvalues, and the directions that they belong to.
+    """Inputs N(0, Sigma), by eigenvalues and eigenvectors.
 
     Attributes:
-      eigenvalues: Of Sigma, each in as many directions.
-      angle: By how much the directions are turned: the first of each half of the coordinates
-        towards the first of the other half, and so on.
+      eigenvalues: Eigenvalues of Sigma, each with the same multiplicity.
+      angle: The angle by which the eigenvectors are turned. The first coordinate of the first half
+        is turned towards the first one of the second half, and so on.
     """
 
     eigenvalues: tuple[float, ...] = (1.0,)
@@ -50,15 +50,15 @@ class Inputs(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A source: how many samples of what, and how it is fitted.
+    """A source, with its samples and its fit.
 
     Attributes:
       load: Samples per dimension.
       sigma: Standard deviation of the label noise.
       theta: Angle of the source's task to the target's, both of norm 1.
-      way: Which of the directions of `Several.tasks` the source's task leans to.
+      way: The index of the direction of `Several.tasks` to which the source's task leans.
       inputs: The source's inputs.
-      ridge: Its ridge penalty; 0 for least squares of minimum norm.
+      ridge: Its ridge penalty. 0 is least squares of minimum norm.
     """
 
     load: float
@@ -74,7 +74,7 @@ class Samples(NamedTuple):
         Args:
           rng: Random generator.
           task: The source's task `[d]`.
-          draws: How many.
+          draws: The number of data sets.
 
         Returns:
           The fits `[draws d]`.
@@ -94,13 +94,13 @@ class Samples(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """What the target's risk is made of, on many draws, in coordinates where it is a square.
+    """The parts of the target's risk on many draws, in coordinates where it is a square.
 
     With weights a the risk of a draw is |rest - sum_s a_s parts_s|^2.
 
     Attributes:
-      rest: What is missed where all weights are 0, `[draws d]`.
-      parts: What each source adds, `[draws source d]`.
+      rest: The error where all weights are 0, `[draws d]`.
+      parts: The contribution of each source, `[draws source d]`.
     """
 
     rest: np.ndarray
@@ -114,10 +114,10 @@ class Missed(NamedTuple):
         """Searches the weights of least mean risk by least squares over all draws.
 
         Args:
-          affine: Whether the weights have to have the sum 1.
+          affine: Whether the weights must sum to 1.
 
         Returns:
-          The weights, with the standard errors of a root of mean slopes; and the risk there.
+          The weights, with the standard errors of a root of mean slopes, and the risk there.
         """
         if affine:
             last = self.parts[:, -1:]
@@ -177,11 +177,11 @@ class Several(NamedTuple):
         Args:
           rng: Random generator.
           d: The dimension.
-          draws: How many sources and data sets.
-          batch: How many are solved at a time.
+          draws: The number of sources and data sets.
+          batch: The number that is solved at a time.
 
         Returns:
-          What is missed before fine-tuning, and after it; the same without target samples.
+          The errors before and after fine-tuning. They are equal without target samples.
         """
         counts = [min(batch, draws - start) for start in range(0, draws, batch)]
         both = zip(*(self._draw(rng, d, count) for count in counts), strict=True)
@@ -200,7 +200,7 @@ class Several(NamedTuple):
             return before, before
         x = rng.standard_normal((draws, n, d)) @ root
         y = x @ target + self.sigma * rng.standard_normal((draws, n))
-        # Least squares from a start: the start, and the fit to what it leaves.
+        # Least squares from a start is the start plus the fit to its residuals.
         seen = x @ fits.swapaxes(1, 2)
         solved = pseudoinverse(x, np.concatenate([y[..., None], seen], -1)).swapaxes(1, 2)
         return before, Missed((rest - solved[:, 0]) @ root.T, (fits - solved[:, 1:]) @ root.T)
@@ -209,7 +209,7 @@ class Several(NamedTuple):
 def in_random(
     rng: np.random.Generator, offset: np.ndarray, k: int, n: int, sigma: float, draws: int
 ) -> np.ndarray:
-    """Fine-tunes in subspaces that are drawn anew for each data set; inputs are N(0, I).
+    """Fine-tunes in a new random subspace for each data set, with inputs N(0, I).
 
     Args:
       rng: Random generator.
@@ -238,7 +238,7 @@ def in_first(
     sigma: float,
     draws: int,
 ) -> list[np.ndarray]:
-    """Fine-tunes in the first directions of the inputs, on the same data for all numbers of them.
+    """Fine-tunes in the first directions of the inputs, on the same data for all counts.
 
     Args:
       rng: Random generator.

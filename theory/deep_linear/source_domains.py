@@ -1,4 +1,4 @@
-"""Problems on which it is attacked that no filter of a source is nearer to the target.
+"""Problems that attack the claim that no filter of a source is nearer to the target.
 
 A filter multiplies the fit of least norm along the i-th right singular vector of the source's data
 by f_i. All penalties, and all times at which training may stop, are filters.
@@ -15,7 +15,8 @@ MORE = 3  # directions that the source's data do not show
 
 
 def _nearest(p: Problem) -> Any:
-    """The distance of the best ridge, scaled, over the one of a filter: means over tasks and noise.
+    """Divides the distance of the best scaled ridge by the distance of a filter, both as means over
+    tasks and noise.
 
     Both sides are sums over the eigenvalues x of X^T X.
     """
@@ -28,7 +29,7 @@ def _nearest(p: Problem) -> Any:
 
 
 def _nearest_again(p: Problem) -> float:
-    """By the posterior mean and the filter as matrices, of data with these eigenvalues."""
+    """Computes the same with matrices, for data with these eigenvalues."""
     rng = np.random.default_rng(0)
     x, f, sigma, cos = p["eigenvalues"], p["filter"], float(p["sigma"]), np.cos(p["theta"])
     n, d = x.size, x.size + MORE
@@ -37,7 +38,7 @@ def _nearest_again(p: Problem) -> float:
     data = u @ np.diag(np.sqrt(x)) @ v.T
 
     def distance2(linear: np.ndarray) -> float:
-        """E|beta_t - linear y|^2 for beta_s of variance 1/d along every direction."""
+        """Computes E|beta_t - linear y|^2 for beta_s of variance 1/d along every direction."""
         on_task = linear @ data
         missed = cos * np.eye(d) - on_task
         noise = sigma**2 * np.sum(linear**2)

@@ -1,38 +1,39 @@
-"""Several sources: how to weigh them, and what fine-tuning from their sum costs.
+"""The best weights of several sources, and the risk of fine-tuning from their sum.
 
-Source s is a fit b_s to n_s samples of its own. Its inputs are N(0, Sigma_s), its labels
+Source s is a fit b_s to n_s samples of its own. Its inputs are N(0, Sigma_s), and its labels are
 x.beta_s + sigma_s noise. Task and covariance may differ from the target's. Training on the target
 starts at
 
     b_0 = sum_s a_s b_s,
 
-and ends at the fit to n target samples that is nearest b_0 (one layer, gradient flow).
+and ends at the fit to n target samples nearest to b_0 (one layer, gradient flow).
 
 Three facts make all of it quadratic in the weights a.
 
-1. A fit enters through its mean m_s and its covariance C_s alone (`Fit`), as sources are
-   independent of one another. The start misses the target by a vector with the second moments
+1. A fit enters only through its mean m_s and its covariance C_s (`Fit`), since sources are
+  independent of one another. The error beta_t - b_0 of the start has the second moments
 
        D(a) = (beta_t - sum_s a_s m_s)(...)^T + sum_s a_s^2 C_s.
 
-2. Any risk that is a mean of (beta_t - b_0)^T Q (beta_t - b_0) is tr(Q D(a)), and the best weights
-   solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t (`best_weights`).
-3. The risk after fine-tuning is such a mean plus what noise does, which no weight changes. Q is
-   Sigma before fine-tuning. After it, it is kappa^2 Sigma (Sigma + kappa)^-2 / (1 - df2 / n) by
-   `covariance` (`tuned_metric`): directions that the target's samples show count less. For
+2. Any risk that is a mean of (beta_t - b_0)^T Q (beta_t - b_0) is tr(Q D(a)). The best weights
+  solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t (`best_weights`).
+3. The risk after fine-tuning is such a mean plus a noise term that does not depend on the weights.
+   Before fine-tuning Q is Sigma. After it, Q is kappa^2 Sigma (Sigma + kappa)^-2 / (1 - df2 / n) by
+   `covariance` (`tuned_metric`). Directions that the target's samples show count less. For
    isotropic inputs both are multiples of the identity, and the best weights are the same.
 
-With weights of sum 1 the same minimum is SAIL's eq. (12), where the squared distances are expected
-ones (`expected_distances`). The best weights are SAIL's times one number if all sources overlap
-equally with the target, g_s = c. For sources of the target's own task without bias they are in
-proportion to 1 / tr(Q C_s), the inverse of the squared distance from the target.
+With weights of sum 1 the same minimum is SAIL's eq. (12) at expected squared distances
+(`expected_distances`). If all sources overlap equally with the target, g_s = c, then the best
+weights are SAIL's times one number. For unbiased sources of the target's own task they are
+proportional to 1 / tr(Q C_s), the inverse of the squared distance from the target.
 
 An example in numbers: d = 20, Sigma = 1, |beta_t| = 1, sigma = 0.5, and two sources of the target's
 task, fitted to 30 and to 60 samples. tr C_s = 20 * 0.25 / (n_s - 21) is 0.556 and 0.128. SAIL's
-weights are 0.188 and 0.812, those of least risk 0.170 and 0.736. The risks are 0.104 and 0.094.
+weights are 0.188 and 0.812, with the risk 0.104. The best weights are 0.170 and 0.736, with the
+risk 0.094.
 
-`wishart_fit` has the moments of least squares, exactly. `ridge_fit` has those of ridge regression
-and of any covariance, for n_s and d large.
+`wishart_fit` has the exact moments of least squares. `ridge_fit` has the moments of ridge
+regression for any covariance, for n_s and d large.
 """
 
 from collections.abc import Sequence
@@ -82,9 +83,9 @@ class Mixture(NamedTuple):
 def wishart_fit(beta_s: Vector, *, n: int, sigma: ArrayLike, inputs: Matrix | None = None) -> Fit:
     """Computes the moments of least squares of minimum norm, exactly at any n and d.
 
-    For n >= d + 2 the mean is beta_s and the covariance sigma^2 Sigma^-1 / (n - d - 1). For
-    n <= d - 2, where inputs have to be isotropic, the row space is uniform, and with
-    u = n (d - n) / (d (d + 2) (d - 1)) the moments are
+    For n >= d + 2 the mean is beta_s and the covariance sigma^2 Sigma^-1 / (n - d - 1). For n <= d
+    - 2 inputs must be isotropic, and the row space is uniform. With u = n (d - n) / (d (d + 2) (d -
+    1)) the moments are
 
         E b = (n / d) beta_s
         E b b^T = (n / d - u d) beta_s beta_s^T + [u |beta_s|^2 + sigma^2 n / (d (d - n - 1))] I.
@@ -139,7 +140,7 @@ def ridge_fit(
 ) -> Fit:
     """Computes the moments of ridge regression for any covariance, in the limit of large n and d.
 
-    They are those of `covariance.Equivalent.moments`, in the given basis.
+    They equal `covariance.Equivalent.moments`, in the given basis.
 
     Args:
       inputs: Covariance of the source's inputs `(d, d)`, positive semidefinite.
@@ -178,8 +179,9 @@ def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = No
       The weights, and the mean at them.
 
     Raises:
-      ValueError: If shapes do not conform, or the weights are not unique: two sources without noise
-        have one mean, or the metric is 0 as the target's samples show everything.
+      ValueError: If shapes do not conform, or the weights are not unique. This happens if two
+        sources without noise have the same mean, or the metric is 0 because the target's samples
+        show everything.
 
     >>> fits = [wishart_fit(jnp.eye(20)[0], n=n, sigma=0.5) for n in (30, 60)]
     >>> found = best_weights(fits, jnp.eye(20)[0])
@@ -203,7 +205,7 @@ def expected_distances(
     """Computes mean squared distances: of sources from the target, and between sources.
 
     `sail_jax.proximal.gram_from_distances` with `squared=True` makes SAIL's H of them. Its
-    `affine_weights` are those of least mean among weights of sum 1.
+    `affine_weights` have the least mean among weights of sum 1.
 
     Args:
       fits: The moments of each source, independent of one another.
@@ -244,7 +246,7 @@ def start_moments(
 
 @problems.in_float64
 def tuned_metric(inputs: Matrix, n: ArrayLike) -> Matrix:
-    """Computes Q for which tr(Q D) is what the start adds to the risk after fine-tuning.
+    """Computes the Q for which tr(Q D) is the start's contribution to the risk after fine-tuning.
 
         kappa^2 Sigma (Sigma + kappa)^-2 / (1 - df2 / n),
 
@@ -270,7 +272,7 @@ def tuned_metric(inputs: Matrix, n: ArrayLike) -> Matrix:
 def tuned_risk(inputs: Matrix, moments: Matrix, *, n: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes the risk of fine-tuning from a random start, in the limit of large n and d.
 
-    It is `covariance.Equivalent.risk`, with the mean squares of what the start misses.
+    It is `covariance.Equivalent.risk` with the mean squares of the start's error.
 
     Args:
       inputs: Covariance of the target's inputs `(d, d)`, positive semidefinite.
@@ -323,10 +325,10 @@ def _stacked(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None = Non
     )
 
 
-# Compiled whole: operation by operation they take seconds.
+# Compiled as one program. Operation by operation they take seconds.
 @jax.jit
 def _best(given: _Sources) -> tuple[Mixture, Array]:
-    """`best_weights`, and the eigenvalues of G."""
+    """Computes `best_weights` and the eigenvalues of G."""
     seen = given.means @ given.metric
     G = seen @ given.means.T + jnp.diag(_spread(given))
     weights = jnp.linalg.solve(G, seen @ given.beta_t)
@@ -336,8 +338,9 @@ def _best(given: _Sources) -> tuple[Mixture, Array]:
 
 @jax.jit
 def _distances(given: _Sources) -> tuple[Array, Array]:
-    """`expected_distances`."""
-    # Differences before squares: sources lie near the target compared with its length.
+    """Computes `expected_distances`."""
+    # Differences are taken before squares, since sources lie near the target compared with its
+    # length.
     off, spread = given.means - given.beta_t, _spread(given)
     apart = off[:, None] - off
     to_target = jnp.sum(off * (off @ given.metric), -1) + spread
@@ -347,13 +350,13 @@ def _distances(given: _Sources) -> tuple[Array, Array]:
 
 @jax.jit
 def _start_moments(given: _Sources, weights: Array) -> Array:
-    """`start_moments`."""
+    """Computes `start_moments`."""
     off = given.beta_t - weights @ given.means
     return jnp.outer(off, off) + jnp.tensordot(weights**2, given.covariances, 1)
 
 
 def _spread(given: _Sources) -> Array:
-    """tr(Q C) of each source."""
+    """Computes tr(Q C) of each source."""
     return jnp.sum(given.metric * given.covariances, (-2, -1))
 
 

@@ -1,7 +1,7 @@
-"""Several sources beyond features-are-fate, and where their best weights meet SAIL's.
+"""Several sources beyond features-are-fate, and where their best weights equal SAIL's.
 
-The simulator (`several`) fits every source and fine-tunes from it by least squares, and searches
-weights by least squares over all draws. It shares no moment with the closed forms.
+The simulator (`several`) fits every source, fine-tunes from it by least squares, and searches
+weights by least squares over all draws. It does not use the moments of the closed forms.
 """
 
 from math import pi
@@ -22,12 +22,12 @@ BEYOND = f"beyond {PAPER}: Thm 3.9, L=1, from fitted sources"
 
 
 def moments(problem: Several, d: int, *, exact: bool = True) -> list[sources.Fit]:
-    """Computes the moments of a problem's sources, by Wishart moments or by the equivalents.
+    """Computes the moments of a problem's sources, from Wishart matrices or from the equivalents.
 
     Args:
       problem: The problem.
       d: Its dimension.
-      exact: Whether by Wishart moments.
+      exact: Whether to use Wishart matrices.
 
     Returns:
       The moments.
@@ -84,16 +84,17 @@ def _mixture(problem: Several = THREE) -> sources.Mixture:
     each=((1,), (2,), (3,)),
 )
 def _(i):
-    """b_0 = Σ a_s b_s of least E|b_0 - β_t|²: a_{i} of G a = g, G_st = E b_s·b_t, g_s = E b_s·β_t
+    """For b_0 = Σ a_s b_s of least E|b_0 - β_t|², a_{i} solves G a = g with G_st = E b_s·b_t and
+    g_s = E b_s·β_t
 
-    seen: .02 of weights from .09 to .47
+    The test detects .02 of weights from .09 to .47.
     """
     return _mixture().weights[i - 1], lambda *how: _weighed(*how)[0].best()[0][i - 1]
 
 
 @claims.claim(PAPER, "sources-risk/ours", BEYOND, PLACE, draws=f"{PAPER}/sources")
 def _():
-    """the least E|b_0 - β_t|² over all weights is |β_t|² - gᵀG⁻¹g"""
+    """The least E|b_0 - β_t|² over all weights is |β_t|² - gᵀG⁻¹g"""
     return _mixture().risk, lambda *how: _weighed(*how)[0].best()[1]
 
 
@@ -107,16 +108,16 @@ def _():
     each=((1,), (3,)),
 )
 def _(i):
-    """isotropic inputs: the weights of least risk after fine-tuning are those before, a_{i}
+    """For isotropic inputs the best weights a_{i} after fine-tuning equal those before it
 
-    seen: .02
+    The test detects .02.
     """
     return _mixture().weights[i - 1], lambda *how: _weighed(*how)[1].best()[0][i - 1]
 
 
 @claims.claim(PAPER, "sources-tuned-risk/ours", BEYOND, TUNED, draws=f"{PAPER}/sources")
 def _():
-    """the least risk after fine-tuning is (1 - n/d)(|β_t|² - gᵀG⁻¹g) + σ²n/(d-n-1)"""
+    """The least risk after fine-tuning is (1 - n/d)(|β_t|² - gᵀG⁻¹g) + σ²n/(d-n-1)"""
     n = target(THREE)[2]
     noise = risks.scratch_risk(n=n, d=D, sigma=THREE.sigma) - (1 - n / D)
     return (1 - n / D) * _mixture().risk + noise, lambda *how: _weighed(*how)[1].best()[1]
@@ -128,16 +129,17 @@ PROXIMAL = "Theorem 3, eq. (12) (p. 6), at expected distances"
 
 
 def _proximal(problem: Several) -> np.ndarray:
-    """SAIL's weights at expected squared distances."""
+    """Computes SAIL's weights at expected squared distances."""
     found = sources.expected_distances(moments(problem, D), target(problem)[0])
     return affine_weights(gram_from_distances(*map(np.asarray, found), squared=True)).weights
 
 
 @claims.claim("sail", "T3-expected/ours", PROXIMAL, PLACE, draws=f"{PAPER}/sources")
 def _():
-    """H of E d_i*², E d_ij²: γ = H⁻¹e / eᵀH⁻¹e are the weights of sum 1 of least E|Σγ_i θ_i - θ*|²
+    """With H of E d_i*² and E d_ij², w = H⁻¹e / eᵀH⁻¹e are the weights of sum 1 with the least
+    E|Σw_i θ_i - θ*|²
 
-    fitted models; with distances that are measured the same holds for each draw
+    The models are fitted. With measured distances the same holds for each draw.
     """
 
     return _proximal(THREE)[0], lambda *how: _weighed(*how)[0].best(affine=True)[0][0]
@@ -154,9 +156,9 @@ ALIKE = Several((Samples(2.0, 0.5, pi / 3), Samples(0.5, 0.3, 0.0), Samples(1.5,
     effect=0.02,
 )
 def _():
-    """E θ_i·θ* = c for all i: the best weights of any sum are ργ, ρ = c / E|Σγ_i θ_i|²
+    """If E θ_i·θ* = c for all i, the best weights of any sum are ρw with ρ = c / E|Σw_i θ_i|²
 
-    and only then, unless their sum is 1 anyway; seen: .02 of .16
+    This holds only then, unless their sum is 1 anyway. The test detects .02 of .16.
     """
     weights = _proximal(ALIKE)
     left = sources.start_moments(moments(ALIKE, D), weights, target(ALIKE)[0])
@@ -187,16 +189,17 @@ def _near(key: Array, quick: bool) -> Missed:
     each=((1,), (3,)),
 )
 def _(i):
-    """independent models without bias: γ_{i} ∝ 1 / E d_i*², E d_i*² = σ_i² d/(n_i - d - 1)
+    """For independent models without bias w_{i} ∝ 1 / E d_i*², with E d_i*² = σ_i² d/(n_i - d - 1)
 
-    inverse variances: the nearer a model is, the larger its weight
+    These are inverse variances. The nearer a model is, the larger its weight.
     """
     counts = np.array([s.count(D) for s in NEAR.sources])
     noise = np.array([s.sigma for s in NEAR.sources])
     precision = (counts - D - 1) / (noise**2 * D)
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        # The last weight of sum 1 has no error of its own: each is searched as the first.
+        # Weights of sum 1 determine the last one without an error of its own. So each is searched
+        # as the first.
         missed = _near(key, quick)
         order = [i - 1, *(j for j in range(3) if j != i - 1)]
         return Missed(missed.rest, missed.parts[:, order]).best(affine=True)[0][0]
@@ -216,10 +219,10 @@ PAIRS = Several((Samples(1.5, 0.3, 0.0),) * 2 + (Samples(1.5, 0.9, 0.0),) * 2)
     attack=sources_domains.UNIFORM,
 )
 def _(kappa=9.0):
-    """independent models without bias: equal weights cost at most (κ+1)²/4κ times what γ does,
-    κ = max E d_i*² / min E d_i*²
+    """For independent models without bias equal weights have at most (κ+1)²/4κ times the error of
+    the best weights, κ = max E d_i*² / min E d_i*²
 
-    Kantorovich's inequality; attained where half of the models are of each kind
+    This is Kantorovich's inequality. It is attained with half of the models of each kind.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -274,7 +277,7 @@ def _(side, source, where, text):
 
 
 def _after(problem: Several) -> Array:
-    """The risk of one source by the equivalents, fine-tuned where there are target samples."""
+    """Computes the risk of one source by the equivalents, fine-tuned if load > 0."""
     beta_t, inputs, n = target(problem)
     left = sources.start_moments(moments(problem, D, exact=False), jnp.ones(1), beta_t)
     return (
@@ -285,7 +288,7 @@ def _after(problem: Several) -> Array:
 
 
 def _limit(problem: Several, draws: tuple[int, int]) -> claims.Simulate:
-    """Extrapolates the risk of one source, fine-tuned where there are target samples."""
+    """Extrapolates the risk of one source, fine-tuned if there are target samples."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng = generator(key)
@@ -336,7 +339,7 @@ for _effect, *_case in (
     def _(name, problem, draws, place, text):
         """{text}
 
-        seen: 5 %, or .05 of the fit of least norm
+        The test detects 5 %, or .05 of the fit of least norm.
         """
         return _after(problem), _limit(problem, draws)
 
@@ -355,7 +358,7 @@ PAIR = Several(
 
 @once
 def _pair(key: Array, quick: bool) -> list[Estimate]:
-    """The first weight of least risk, before and after fine-tuning."""
+    """Searches the first weight of least risk, before and after fine-tuning."""
     rng, counts = generator(key), (600, 600) if quick else (6_000, 6_000)
     sizes = [PAIR.draw(rng, d, n) for d, n in zip((D, TIMES * D), counts, strict=True)]
     whens = zip(*sizes, strict=True)
@@ -373,10 +376,10 @@ def _pair(key: Array, quick: bool) -> list[Estimate]:
     each=(("before", "before fine-tuning, Q = Σ"), ("after", "after it, Q ∝ Σ(Σ+κ)⁻²")),
 )
 def _(when, text):
-    """the weight of least risk of the first source, {text}
+    """The weight of least risk of the first source, {text}
 
-    .53 and .41: for anisotropic inputs what is best before fine-tuning is not best after it; seen:
-    .05
+    The weights are .53 and .41. For anisotropic inputs the best weight before fine-tuning is not
+    the best one after it. The test detects .05.
     """
     beta_t, inputs, n = target(PAIR)
     metric = inputs if when == "before" else sources.tuned_metric(inputs, n)

@@ -1,4 +1,4 @@
-"""Problems on which a bound on equal weights and one on the ranks of fine-tuning are attacked."""
+"""Problems that attack a bound on equal weights and a bound on the ranks of fine-tuning."""
 
 from typing import Any
 
@@ -13,14 +13,16 @@ SOURCES = 4
 
 
 def _uniform(p: Problem) -> Any:
-    """The mean squared distance of equal weights over the least, and over what kappa allows."""
+    """Divides the mean squared distance of equal weights by the least one and by the bound in
+    kappa.
+    """
     v = p["spread"]
     kappa = v.max() / v.min()
     return v.mean() * (1 / v).mean() * 4 * kappa / (kappa + 1) ** 2
 
 
 def _uniform_again(p: Problem) -> float:
-    """By a search over weights of sum 1, from equal ones."""
+    """Computes the same by a search over weights of sum 1, from equal ones."""
     v = np.asarray(p["spread"], float)
 
     def risk(first: np.ndarray) -> float:
@@ -28,7 +30,7 @@ def _uniform_again(p: Problem) -> float:
         return float(np.sum(weights**2 * v))
 
     equal = np.full(SOURCES - 1, 1 / SOURCES)
-    # The first steps are in units of v: it is up to a thousand.
+    # The first steps are in units of v, which is up to a thousand.
     least: Any = optimize.minimize(risk, equal, method="BFGS", options={"gtol": 1e-10})
     kappa = v.max() / v.min()
     return risk(equal) / float(least.fun) / ((kappa + 1) ** 2 / (4 * kappa))
@@ -43,7 +45,7 @@ UNIFORM = Domain(
 
 
 def _rank_risk(inverse: Any, n: Any, d: Any, k: Any, sigma: Any) -> Any:
-    """What lies outside or is not seen, and noise times the mean inverse of a chi-square."""
+    """Adds the part outside or unseen, and the noise times the mean inverse of a chi-square."""
     least, most = (np.minimum, np.maximum) if isinstance(n, float) else (jnp.minimum, jnp.maximum)
     outside = 1 - k / d
     unseen = (k / d) * most(1 - n / k, 0.0)

@@ -1,17 +1,17 @@
-"""Transfer from a source of rank k to m outputs: the features span a subspace, not a line.
+"""Transfer from a source of rank k to m outputs. The features span a subspace.
 
 The pretrained features are an orthonormal basis U `(d, k)` and the target is a matrix B `(d, m)`,
-with x ~ N(0, I) and y = B^T x + sigma noise. Only what lies in the span of U can be learned; the
-rest acts as noise. The law is therefore that of regression in k dimensions with signal |U^T B|^2
-and noise m sigma^2 + |B - U U^T B|^2, with a second peak of double descent at n = k. This extends
-Thm 3.7 of Features are fate (arXiv 2410.08194), which is the case k = m = 1.
+with x ~ N(0, I) and y = B^T x + sigma noise. Only the part of B in the span of U can be learned.
+The rest acts as noise. The law is therefore the law of regression in k dimensions. Its signal is
+|U^T B|^2 and its noise m sigma^2 + |B - U U^T B|^2. It has a second peak of double descent at n =
+k. This extends Thm 3.7 of Features are fate (arXiv 2410.08194), the case k = m = 1.
 
 No closed form is known for fine-tuning from rank k > 1. For two layers, (I - P) W_1 is frozen, so
 (I - P) B stays in the span of the columns of (I - P) B_s. Balancedness, W_1^T W_1 = W_2 W_2^T,
-makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tuning_limit`);
-for k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
-network and measures how well both laws hold. Fine-tuning that moves k given directions and no other
-is linear: `ranks` has it.
+makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tuning_limit`).
+For k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
+network and measures how well both laws hold. Fine-tuning that moves only k given directions is
+linear, and `ranks` has it.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from theory.deep_linear.risks import scratch_risk
 
 
 class Overlap(NamedTuple):
-    """How a target lies relative to a feature space.
+    """The position of a target relative to a feature space.
 
     Attributes:
       explained: Squared Frobenius norm of the part of the target inside the feature space.
@@ -115,7 +115,7 @@ def principal_angles(
       Björck and Golub, Numerical methods for computing angles between linear subspaces, 1973.
     """
     U, V = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
-    # Cosines are accurate at large angles and sines at small ones: each angle is taken from the
+    # Cosines are accurate at large angles and sines at small ones, so each angle comes from the
     # better of the two. There are min(k, m) sines only if the larger basis comes first.
     if U.shape[1] < V.shape[1]:
         U, V = V, U
@@ -153,8 +153,7 @@ def linear_transfer_risk(
     """
     problems.check_sigma(sigma)
     explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
-    # In units of |U^T B|: `scratch_risk` has a target of norm one.
-    # With nothing to learn this is only a unit for the noise.
+    # In units of |U^T B|, since `scratch_risk` has a target of norm one.
     size = jnp.maximum(explained, 1e-100)
     noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n=n, d=of.k, sigma=noise, allow_infinite=allow_infinite)
@@ -192,8 +191,8 @@ def simulate_fine_tuning(
 ) -> RankK:
     """Pretrains two layers on a map, then fine-tunes both on a data set, by gradient descent.
 
-    Nothing is averaged: this is one network on one data set. Pretraining uses the population loss
-    of `source`; the weights start from `networks.small_weights`.
+    It trains one network on one data set, without averaging. Pretraining uses the population loss
+    of `source` and starts from `networks.small_weights`.
 
     Args:
       key: Random key of the initial weights.
@@ -202,7 +201,7 @@ def simulate_fine_tuning(
       source: Map to pretrain on, `(d, m)`.
       alpha: Scale of the initial weights, > 0.
       rate: Learning rate.
-      time: Duration of each phase; its number of steps is `time / rate`.
+      time: Duration of each phase, which takes `time / rate` steps.
 
     Returns:
       The fine-tuned network and its measurements.

@@ -57,14 +57,14 @@ def flow_risk(
 
     Args:
       eigenvalues: Eigenvalues s of Sigma `(d,)`, >= 0, not all 0.
-      offset: beta_t - beta_0 in the eigenbasis of Sigma, `(d,)`: beta_t for training from scratch,
-        beta_t - beta_s for fine-tuning a linear model.
+      offset: beta_t - beta_0 in the eigenbasis of Sigma, `(d,)`. It is beta_t for training from
+        scratch and beta_t - beta_s for fine-tuning a linear model.
       n: Number of samples, > 0.
       sigma: Standard deviation of the label noise, >= 0; it broadcasts with n.
       times: Times `(times,)`, finite and >= 0, in units of gradient flow on |y - X b|^2 / (2n).
 
     Returns:
-      The risks `(..., times)` in the large n, d limit; leading axes are those of n and sigma.
+      The risks `(..., times)` in the large n, d limit. n and sigma give the leading axes.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -88,7 +88,7 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
     z, w = (jnp.asarray(v) for v in _contour())
 
     def kappa(t: Array) -> Array:
-        """Solves for kappa at all nodes, of which half follow as conjugates of the others."""
+        """Solves for kappa at all nodes. Half of them are conjugates of the others."""
         half = complex_ridge(s, n, z[NODES // 2 :] / t)
         return jnp.concatenate([half[::-1].conj(), half])
 
@@ -111,7 +111,7 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
         # E tr[Sigma (1 - e^{-tC})^2 C^{-1}] / n, by (1 - e^{-x})^2 / x = 2 phi(x) - 2 phi(2x)
         return bias(now) + sigma**2 * 2 * t / n * (trace_phi(now) - trace_phi(later))
 
-    # Below this nothing has moved: errors of the order of 1e-12.
+    # Earlier nothing has moved, up to errors of order 1e-12.
     start = 1e-12 / s.max()
     return jax.lax.map(risk, jnp.maximum(times, start), batch_size=32)
 
@@ -136,8 +136,7 @@ def complex_ridge(
     s = eigenvalues
     far = 1e3 * s.max() * jnp.maximum(1.0, s.size / n)
     steps = 64
-    # Where the ridge is large already there is nothing to follow.
-    # From `far`, where the branch is known, to the ridge in `steps` equal steps of the logarithm.
+    # Where, where the branch is known, to the ridge in `steps` equal steps of the logarithm.
     ratio = jnp.minimum((jnp.abs(ridge) / far) ** (1 / steps), 1.0)
 
     def newton(kappa: Array, target: Array) -> Array:
@@ -199,7 +198,8 @@ def linear_transfer_flow_risk(
         flat = jnp.abs(power) < 1e-6
         return jnp.where(flat, log / 2, jnp.expm1(power * log) / jnp.where(flat, 1, 2 * power))
 
-    # For small t that cancels: int_0^{t/n} E e^{-su} - E e^{-(s + t/n)u} ds, by Gauss and Legendre.
+    # For small t that cancels. Then Gauss-Legendre quadrature computes int_0^{t/n} E e^{-su} - E
+    # e^{-(s + t/n)u} ds.
     nodes, weights = (jnp.asarray(v, float) for v in np.polynomial.legendre.leggauss(16))
     a = (jnp.minimum(t, 1.0) / n)[..., None]
     s = a * (nodes + 1) / 2

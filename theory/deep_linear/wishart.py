@@ -5,19 +5,19 @@ risk is a mean over the eigenvalues x of W:
 
     E R = distance^2 E tr[k^2 (W + k)^-2] / d + sigma^2 E tr[W (W + k)^-2].
 
-It takes no more than the mean density of these eigenvalues, which `spectrum` has. `penalised` and
+It needs only the mean density of these eigenvalues, which `spectrum` computes. `penalised` and
 `covariance` have the limits of large n and d.
 
-How the density is found. The eigenvalues x_1, ..., x_m of a Wishart matrix, m = min(n, d), have the
-density  prod_i w(x_i) prod_{i<j} |x_i - x_j|,  w(x) = x^((|n - d| - 1)/2) e^(-x/2). With functions
-phi_j = p_j w, j = 0, ..., m-1, p_j a polynomial of degree j, let
+The density is found as follows. A Wishart matrix has eigenvalues x_1, ..., x_m with m = min(n, d).
+Their joint density is prod_i w(x_i) prod_{i<j} |x_i - x_j| with w(x) = x^((|n - d| - 1)/2)
+e^(-x/2). For functions phi_j = p_j w, j = 0, ..., m-1, with p_j a polynomial of degree j, let
 
     F_k(x) = int sign(y - x) phi_k(y) dy,   M_jk = int phi_j F_k.
 
-By a formula of de Bruijn (On some multiple integrals involving determinants, 1955) the integral of
-the density is proportional to the Pfaffian of M, for even m. Replace w by w (1 + t f) and take the
-derivative of its logarithm by t at 0: it is E sum_i f(x_i) on one side, and (1/2) tr(M^-1 dM/dt) on
-the other. So the mean density is
+For even m the integral of the density is proportional to the Pfaffian of M, by a formula of de
+Bruijn (On some multiple integrals involving determinants, 1955). Replace w by w (1 + t f) and
+differentiate the logarithm by t at 0. One side is E sum_i f(x_i), and the other is (1/2) tr(M^-1
+dM/dt). So the mean density is
 
     rho(x) = sum_jk phi_j(x) (M^-1)_kj F_k(x).
 
@@ -44,7 +44,7 @@ LARGEST = 1000.0  # eigenvalue, about: e^(-x/2) must be far from the smallest fl
 
 
 class Learned(NamedTuple):
-    """What a fit has learned of its task in the mean, in units of the norm of the task.
+    """The mean overlap and size of a fit, in units of the norm of its task.
 
     Attributes:
       overlap: E w.beta for the fit w of a task beta.
@@ -57,7 +57,7 @@ class Learned(NamedTuple):
 
 @problems.in_float64
 def spectrum(n: int, d: int) -> tuple[Array, Array]:
-    """Computes the mean density of the eigenvalues of X^T X that are not 0, as a rule of sums.
+    """Computes the mean density of the nonzero eigenvalues of X^T X, as a quadrature rule.
 
     Args:
       n: Number of samples, >= 1.
@@ -88,7 +88,7 @@ def ridge_risk(
     Args:
       n: Number of samples, >= 1.
       d: Dimension, >= 1.
-      distance: |beta_t - start|, >= 0: 1 from scratch, where the target has norm 1. For a random
+      distance: |beta_t - start|, >= 0. From scratch it is 1 for a target of norm 1. For a random
         start it is the root of the mean square.
       sigma: Standard deviation of the label noise, >= 0.
       penalty: The penalty, >= 0; inf leaves the start as it is.
@@ -111,17 +111,17 @@ def ridge_risk(
 @renamed("n", "d", "sigma", "penalty", until="0.4")
 @problems.in_float64
 def learned(*, n: int, d: int, sigma: ArrayLike, penalty: ArrayLike = 0.0) -> Learned:
-    """Computes how much ridge regression learns of a task of norm 1 in the mean, exactly.
+    """Computes the mean overlap and size of a ridge fit to a task of norm 1, exactly.
 
-    At the penalty sigma^2 d / n of least risk both numbers are equal, to 1 less the risk: the fit
-    is a posterior mean then.
+    At the penalty sigma^2 d / n of least risk both numbers equal 1 minus the risk, since the fit is
+    then a posterior mean.
 
     Args:
       n: Number of samples, >= 1.
       d: Dimension, >= 1.
       sigma: Standard deviation of the label noise, >= 0.
-      penalty: The penalty, >= 0; 0 is the fit of least norm, at which training from small weights
-        ends.
+      penalty: The penalty, >= 0. 0 is the fit of least norm, the end of training from small
+        weights.
 
     Returns:
       The overlap with the task, and the mean square of the norm; inf without a penalty where n is
@@ -153,7 +153,7 @@ class _Means(NamedTuple):
 
 
 def _means(n: int, d: int, penalty: ArrayLike) -> _Means:
-    """The four means at each penalty."""
+    """Computes the four means at each penalty."""
     n, d = _checked(n, d)
     problems.check("penalty", penalty, lambda v: v >= 0, ">= 0")
     rank, gap = min(n, d), abs(n - d) - 1
@@ -161,7 +161,7 @@ def _means(n: int, d: int, penalty: ArrayLike) -> _Means:
     k = n * np.asarray(penalty, float)[..., None]
     with np.errstate(divide="ignore", over="ignore"):
         rest, share = 1 / (1 + x / k), 1 / (1 + k / x)  # also at k = 0 and inf
-    # Sums do not show that the mean of 1/x is infinite.
+    # Finite sums cannot show that the mean of 1/x is infinite.
     plain = rank / gap if gap > 0 else np.inf
     noise = np.where(k[..., 0] == 0, plain, (share**2 / x) @ weights)
     missed = ((rest**2) @ weights + d - rank) / d
@@ -169,7 +169,7 @@ def _means(n: int, d: int, penalty: ArrayLike) -> _Means:
 
 
 def _noise(means: _Means, sigma: ArrayLike) -> np.ndarray:
-    """The part of the noise; without noise it is 0, also where its mean would be infinite."""
+    """Computes the noise term. Without noise it is 0, even where its mean would be infinite."""
     problems.check_sigma(sigma)
     sigma = np.asarray(sigma, float)
     some = sigma > 0
@@ -191,9 +191,10 @@ def _checked(n: int, d: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _spectrum(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """`spectrum` of sizes that were checked."""
+    """Computes `spectrum` for checked sizes."""
     m, gap = min(n, d), abs(n - d)
-    # The density is below 1e-16 beyond; the first ends resolve functions that vary near x = 0.
+    # Beyond the last end the density is below 1e-16. The first ends resolve functions that vary
+    # near x = 0.
     end = n**0.5 + d**0.5 + 9
     panels = 32 + m // 2
     ends = np.concatenate(

@@ -1,9 +1,9 @@
-"""The theory of structured initialisation in the SAIL paper, where it can be computed exactly.
+"""The theory of structured initialisation in the SAIL paper, in exactly solvable models.
 
-`proximity` says how near a pre-trained start is to the target, `descent` what of that gradient
-descent keeps, `discriminant` what distances between tasks say about parameters, and `transfer` what
-risks carry over between tasks. The weights of several pre-trained models are in
-`sail_jax.proximal`.
+`proximity` computes how near a pre-trained model is to the target. `descent` computes how much of
+this advantage gradient descent keeps. `discriminant` relates distances between tasks to distances
+between parameters. `transfer` bounds the risk on one task by the risk on another.
+`sail_jax.proximal` has the weights of several pre-trained models.
 """
 
 from sail_jax.lazy import listed

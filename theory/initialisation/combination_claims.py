@@ -1,4 +1,4 @@
-"""SAIL, Theorem 3 and Section 4.4: which combination of models is nearest the target."""
+"""SAIL, Theorem 3 and Section 4.4, the combination of models nearest the target."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def _distances(points: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _variations() -> tuple[float, ...]:
-    """Total variations of the tasks with covariance I: D_1*, D_2*, D_12."""
+    """Computes the total variations D_1*, D_2*, D_12 of the tasks with covariance I."""
     first, second, target = (symmetric(m) for m in (*MEANS, TARGET))
     pairs = ((first, target), (second, target), (first, second))
     return tuple(float(lda_total_variation(a, b)) for a, b in pairs)
@@ -51,7 +51,7 @@ def _discriminants(means: Array | np.ndarray) -> Array:
 
 
 def _nearest(points: np.ndarray, target: np.ndarray) -> float:
-    """The first weight of least squares on the parameters, eq. (4), with weights of sum 1."""
+    """Returns the first weight of eq. (4), least squares on parameters with weights of sum 1."""
     return float(from_parameters(list(points), target, constraint="affine").weights[0])
 
 
@@ -71,14 +71,15 @@ def _one(k: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _weights(points: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """H^-1 e / e.H^-1 e."""
+    """Computes H^-1 e / e.H^-1 e."""
     H = gram_from_distances(*_distances(points, target))
     return affine_weights(H).weights
 
 
 def _agreement(k: int) -> float:
-    """Share in which nearer models have the larger weight, of the sets of k models in which all
-    weights are positive."""
+    """Counts sets of k models with positive weights, and returns the share of them in which nearer
+    models have larger weights.
+    """
     agreed = []
     for points, target in zip(*_random_models(k, 6), strict=True):
         weights = _weights(points, target)
@@ -89,8 +90,10 @@ def _agreement(k: int) -> float:
 
 
 def _constrained(k: int, dim: int) -> tuple[float, float]:
-    """The first weight in the mean over sets, by the formula and by least squares of weights >= 0
-    and of sum 1: for pairs eq. (11), clipped; else eq. (12), of the sets where it is positive."""
+    """Averages the first weight over sets, by the formula and by least squares with weights >= 0 of
+    sum 1. The formula is eq. (11), clipped, for pairs, and eq. (12) on the sets where it is
+    positive otherwise.
+    """
     sides = []
     for points, target in zip(*_random_models(k, dim), strict=True):
         d, between = _distances(points, target)
@@ -106,9 +109,9 @@ def _constrained(k: int, dim: int) -> tuple[float, float]:
 
 @claim("T3a/reading", "Theorem 3, eq. (11) (p. 6)", TASKS)
 def _():
-    """γ₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if γ₁, γ₂ ≥ 0, with distances of parameters
+    """w₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if w₁, w₂ ≥ 0, with distances of parameters
 
-    to which Lemma 2 takes the printed D_TV proportional
+    By Lemma 2 the printed D_TV is proportional to these.
     """
     return _lda_weight(), measured(lambda: _nearest(*_parameters()))
 
@@ -119,9 +122,9 @@ def _():
     TASKS,
 )
 def _():
-    """γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if γ₁, γ₂ ≥ 0
+    """w₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if w₁, w₂ ≥ 0
 
-    the proof below it ends with eq. (11)
+    The proof below it ends with eq. (11).
     """
     return _lda_weight(swap=True), measured(lambda: _nearest(*_parameters()))
 
@@ -132,19 +135,19 @@ def _():
     TASKS,
 )
 def _():
-    """γ₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²"""
+    """w₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²"""
     return _lda_weight(swap=True), measured(lambda: 1 - _nearest(*_parameters()))
 
 
 @claim(
     "T3a-clipped/ours",
-    "Theorem 3, eq. (11) (p. 6), beyond its proviso γ₁, γ₂ ≥ 0",
-    f"{SETS} pairs in 4 dimensions; mean of γ₁",
+    "Theorem 3, eq. (11) (p. 6), beyond its proviso w₁, w₂ ≥ 0",
+    f"{SETS} pairs in 4 dimensions; mean of w₁",
 )
 def _():
-    """under γ_i ≥ 0 the optimum for two models is (11), clipped to [0, 1]
+    """Under w_i ≥ 0 the optimum for two models is (11), clipped to [0, 1]
 
-    tolerance: the sum is 1 to 1e-8
+    The tolerance is 1e-8, as the sum is 1 to that.
     """
     predicted, found = _constrained(2, 4)
     return predicted, measured(lambda: found, 1e-6)
@@ -152,18 +155,18 @@ def _():
 
 @claim("T3a-TV/printed", "Theorem 3, eq. (11) (p. 6)", TASKS)
 def _printed_variation():
-    """γ₁ = (D_TV(D₂,D*)² + D_TV(D₁,D₂)² - D_TV(D₁,D*)²) / 2D_TV(D₁,D₂)²
+    """w₁ = (D_TV(D₂,D*)² + D_TV(D₁,D₂)² - D_TV(D₁,D*)²) / 2D_TV(D₁,D₂)²
 
-    total variation is not proportional to the distance of parameters
+    Total variation is not proportional to the distance of parameters.
     """
     return pair_weight(*_variations()), measured(lambda: _nearest(*_parameters()), 1e-10)
 
 
 @_printed_variation.beside("corrected")
 def _():
-    """the same with 2Φ⁻¹((1 + D_TV)/2) for D_TV
+    """(11) holds with 2Φ⁻¹((1 + D_TV)/2) for D_TV
 
-    tolerance: the inverse normal multiplies the rounding of D_TV
+    The tolerance allows for the inverse normal, which multiplies the rounding of D_TV.
     """
     return pair_weight(*(float(gaussian_separation(tv)) for tv in _variations()))
 
@@ -174,9 +177,9 @@ def _():
     "d₁*={first}, d₂*={second}, d₁₂={between}",
 )
 def _(first=0.02, second=0.05, between=0.04):
-    """bias of TV² for near tasks: (d₂*² - d₁*²)(d₁₂² - d₁*² - d₂*²) / 24d₁₂²
+    """For near tasks TV² has the bias (d₂*² - d₁*²)(d₁₂² - d₁*² - d₂*²) / 24d₁₂²
 
-    tolerance 1e-3 of it, the squared separation
+    The tolerance is 1e-3 of it, the squared separation.
     """
     a, b, c = first**2, second**2, between**2
     predicted = (b - a) * (c - a - b) / (24 * c)
@@ -186,12 +189,12 @@ def _(first=0.02, second=0.05, between=0.04):
 @claim(
     "T3b/reading",
     "Theorem 3, eqs. (12), (13) (p. 6)",
-    "4 models in 6 dimensions, γ₁",
+    "4 models in 6 dimensions, w₁",
 )
 def _():
-    """γ = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters
+    """w = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters
 
-    the optimum with weights of sum 1 and either sign
+    It is the optimum with weights of sum 1 and either sign.
     """
     return _weights(*_one(4, 6))[0], measured(lambda: _nearest(*_one(4, 6)))
 
@@ -199,12 +202,12 @@ def _():
 @claim(
     "T3b-sign/reading",
     "Theorem 3, eqs. (10), (12) (p. 6)",
-    f"{SETS} sets of 3 models in 5 dimensions; mean of γ₁ over those of positive weights",
+    f"{SETS} sets of 3 models in 5 dimensions; mean of w₁ over those of positive weights",
 )
 def _():
-    """where all weights (12) are positive they are the optimum under γ_i ≥ 0
+    """Where all weights (12) are positive they are the optimum under w_i ≥ 0
 
-    positivity holds or not: it cannot be imposed
+    Positivity holds or fails; it cannot be imposed.
     """
     predicted, found = _constrained(3, 5)
     return predicted, measured(lambda: found, 1e-6)
@@ -216,7 +219,7 @@ def _():
     "{k} models in {dim} dimensions",
 )
 def _(k=4, dim=3):
-    """with more models than dimensions (12) is void: the rank of H is the dimension"""
+    """With more models than dimensions (12) is void, since the rank of H is the dimension"""
     H = gram_from_distances(*_distances(*_one(k, dim)))
     return dim, measured(lambda: np.linalg.matrix_rank(H, tol=1e-9))
 
@@ -224,10 +227,10 @@ def _(k=4, dim=3):
 @claim(
     "T3b-singular-weights/ours",
     "Theorem 3, eq. (12) (p. 6), where H is singular",
-    "{k} models in {dim} dimensions, γ₁",
+    "{k} models in {dim} dimensions, w₁",
 )
 def _(k=4, dim=3):
-    """the optimum is unique up to dim + 1 models: θ*'s barycentric coordinates"""
+    """The optimum is unique up to dim + 1 models, with θ*'s barycentric coordinates"""
     points, target = _one(k, dim)
     rows = np.vstack([points.T, np.ones(k)])
     barycentric = np.linalg.solve(rows, np.append(target, 1.0))
@@ -240,9 +243,9 @@ def _(k=4, dim=3):
     f"{SETS} sets of 4 models in 6 dimensions: share of those of positive weights",
 )
 def _():
-    """for all sets: the smaller D_TV(D_i, D*), or the distance, the larger γ_i
+    """For all sets a smaller D_TV(D_i, D*), or distance, gives a larger w_i
 
-    a model's place among the others counts too
+    A model's place among the others counts too.
     """
     return 1.0, measured(lambda: _agreement(4))
 
@@ -253,37 +256,37 @@ def _():
     f"{SETS} sets of 2 models in 6 dimensions: share of those of positive weights",
 )
 def _():
-    """for all pairs: the smaller the distance, the larger γ_i"""
+    """For all pairs a smaller distance gives a larger w_i"""
     return 1.0, measured(lambda: _agreement(2))
 
 
 def _terciles() -> np.ndarray:
-    """Points of a standard normal in thirds, D_1 < D_2 < D_t, by quantiles: 200 in each."""
+    """Splits a standard normal into thirds D_1 < D_2 < D_t, with 200 quantiles in each."""
     return ndtri((np.arange(600) + 0.5) / 600).reshape(3, 200)
 
 
 def _inner() -> np.ndarray:
-    """Inner products of the thirds in the feature space of a Gaussian kernel of bandwidth 1."""
+    """Computes inner products of the thirds in the feature space of a Gaussian kernel."""
     x = _terciles().ravel()
     return np.exp(-((x[:, None] - x) ** 2) / 2).reshape(3, 200, 3, 200).mean((1, 3))
 
 
 def _embedded() -> tuple[float, ...]:
-    """Squared MMD of the thirds: D_1t, D_2t, D_12."""
+    """Computes the squared MMD D_1t, D_2t, D_12 of the thirds."""
     K = _inner()
     return tuple(K[i, i] + K[j, j] - 2 * K[i, j] for i, j in ((0, 2), (1, 2), (0, 1)))
 
 
 @claim("S4.4-MMD/reading", "Section 4.4 (p. 9)", THIRDS)
 def _():
-    """γ = (D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² is D₂'s weight in the mixture nearest D_t
+    """w₂ = (D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² is D₂'s weight in the mixture nearest D_t
 
-    tolerance: a search for a flat minimum
+    The tolerance covers a search for a flat minimum.
     """
     K = _inner()
 
     def apart(weight: float) -> float:
-        """The squared MMD of D_t from a mixture of D_1 and D_2."""
+        """Computes the squared MMD of D_t from a mixture of D_1 and D_2."""
         signed = np.array([1 - weight, weight, -1.0])
         return float(signed @ K @ signed)
 
@@ -301,7 +304,7 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:
-    -.1244 is D₁'s weight, by eq. (11)
+    """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as in this split. By
+    eq. (11) the printed -.1244 is D₁'s weight
     """
     return 0.5, measured(lambda: pair_weight(*_embedded(), squared=True, model=2))

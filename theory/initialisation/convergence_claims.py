@@ -1,4 +1,4 @@
-"""SAIL, Proposition 1, Theorems 1 and 2, Appendix C: how near a start is, and for how long."""
+"""SAIL, Proposition 1, Theorems 1 and 2, Appendix C, on the advantage of a near initialisation."""
 
 from functools import partial
 from math import exp, log, log2, pi, sqrt
@@ -13,7 +13,7 @@ from theory.claims import Estimate, Simulate, compiled, generator, measured
 from theory.initialisation import descent, domains, proximity, proximity_domains
 from theory.initialisation.settings import claim
 
-# A target of |theta*|^2 = 2; the features of a task move one direction of the parameters (rank 1).
+# A target with |theta*|^2 = 2. The features of a task move one direction of the parameters.
 LENGTH, RATIO = 2.0, 0.2
 NEAR = 0.3  # tau of Appendix C
 MIXED = (1.0, 0.7, 0.4, 0.25)  # curvatures, from L to mu
@@ -24,7 +24,7 @@ DRAWS = 400_000  # a twentieth of them in quick checks
 def _drawn(
     key: Array, quick: bool, dim: int, length: float = LENGTH, rank: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """X of spread 1, and Y: theta_i - theta* is normal in `rank` coordinates."""
+    """Draws X of spread 1 and Y, where theta_i - theta* is normal in `rank` coordinates."""
     rng, draws = generator(key), DRAWS // 20 if quick else DRAWS
     target = np.sqrt(length) * np.eye(dim)[0]
     X = np.sum(rng.normal(size=(draws, rank)) ** 2, 1)
@@ -32,7 +32,7 @@ def _drawn(
 
 
 def _exceeds(dim: int, ratio: float, length: float = LENGTH, rank: int = 1) -> Simulate:
-    """P(X >= alpha Y) of models drawn; its standard error is that of a mean of events."""
+    """Estimates P(X >= alpha Y) from drawn models, with the standard error of a mean of events."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         near, far = _drawn(key, quick, dim, length, rank)
@@ -49,9 +49,9 @@ def _exceeds(dim: int, ratio: float, length: float = LENGTH, rank: int = 1) -> S
     attack=proximity_domains.markov(1.0, 1.0),
 )
 def _(ratio=RATIO):
-    """α ∈ (0,1): P(X ≥ αY) ≤ E X / (α E Y)
+    """For α ∈ (0,1), P(X ≥ αY) ≤ E X / (α E Y)
 
-    Markov's inequality is for a constant threshold; Y is random
+    Markov's inequality needs a constant threshold, but Y is random.
     """
     return ratio / proximity.mean_distance(1), _exceeds(1, ratio, 0.0)
 
@@ -89,10 +89,10 @@ def _(dim, rank, ratio, length=LENGTH):
     ">=",
 )
 def _printed_order(rare=1e-6):
-    """1 - P(X ≤ αY) = O((τ² + β)/α): the exponent of u is at least 1"""
+    """1 - P(X ≤ αY) = O((τ² + β)/α), with an exponent of u of at least 1"""
 
     def tail(ratio: float) -> float:
-        """By quadrature over theta_i."""
+        """Computes the probability by quadrature over theta_i."""
 
         def density(x: float) -> float:
             return float(sqrt(2 / pi) * exp(-(x**2) / 2) * special.chdtr(1, ratio * x**2))
@@ -104,7 +104,7 @@ def _printed_order(rare=1e-6):
 
 @_printed_order.beside("corrected", "=")
 def _():
-    """1 - P(X ≤ αY) ~ u^{{d/2}}: the exponent of u is ½ for d = 1"""
+    """1 - P(X ≤ αY) ~ u^{{d/2}}, with the exponent ½ of u for d = 1"""
     return 0.5
 
 
@@ -126,7 +126,7 @@ for _dim, _length, _overlooks in (
     def _(dim, length):
         """P(X ≥ αY) ≤ E X / (α E Y) for d ≥ 2, as P(Y ≤ y) ≤ y / E Y
 
-        what the printed proof does not show, and is true
+        The printed proof does not show this, but it is true.
         """
         share = np.geomspace(1e-6, 1.0, 60)
         y = share * (dim + length)
@@ -143,7 +143,7 @@ for _dim, _length, _overlooks in (
 def _(lipschitz=1.5, tau=0.4, beta=0.03):
     """E X ≤ L²(τ² + β), attained where f is L times an isometry
 
-    means in p dimensions: τ² is p τ²
+    For means in p dimensions τ² is p τ².
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -177,20 +177,20 @@ def _(dim=7, length=LENGTH):
     return predicted, lambda key, quick: Estimate.mean(_drawn(key, quick, dim, length)[1] ** -1)
 
 
-# Strongly convex and smooth, not quadratic: log cosh curves at most 1.
+# Strongly convex and smooth, but not quadratic. The curvature of log cosh is at most 1.
 MU, SMOOTH, SLOW, FEW = 0.5, 1.5, 0.2, 4
 FAR = np.array([4.0, -3.0, 1.5])
 CONVEX = f"Σ log 2cosh θ + |θ|²/4, μ={MU}, L={SMOOTH}, η={SLOW}, θ = {FAR.tolist()}"
 
 
 def _excess(theta: np.ndarray) -> float:
-    """J - J* in plain numbers."""
+    """Computes J - J* in NumPy."""
     return float(np.sum(np.log(2 * np.cosh(theta)) + theta**2 / 4) - theta.size * log(2))
 
 
 @jax.jit
 def _walk() -> tuple[Array, Array]:
-    """J - J* along `FEW` steps, and the squared gradient at the start, by autodiff."""
+    """Computes J - J* along `FEW` steps and the first squared gradient, by autodiff."""
 
     def loss(theta: Array) -> Array:
         return jnp.sum(jnp.logaddexp(theta, -theta)) + jnp.sum(theta**2) / 4
@@ -209,7 +209,7 @@ _descend = jax.jit(descent.descend)
 def _descended(
     curvature: tuple[float, ...], start: tuple[float, ...], rate: float, steps: int
 ) -> float:
-    """Excess after some steps, by autodiff, in four dimensions or fewer."""
+    """Computes the excess after some steps, by autodiff, in four dimensions or fewer."""
     h, e = (np.pad(x, (0, 4 - len(x))) for x in (curvature, start))
     return float(np.sum(h * np.asarray(_descend(h, e, rate, steps)) ** 2) / 2)
 
@@ -227,7 +227,7 @@ FLATTEST = (0.0, 0.0, 0.0, 1.0)
     overlooks="tightened",
 )
 def _():
-    """η ∈ (0, 1/L): J(θ_T) - J* ≤ (1 - ημ)^T (J(θ_0) - J*)"""
+    """For η ∈ (0, 1/L), J(θ_T) - J* ≤ (1 - ημ)^T (J(θ_0) - J*)"""
     predicted = compiled(descent.contraction, MU, SLOW, FEW) * _excess(FAR)
     return predicted, measured(lambda: _walk()[0][FEW])
 
@@ -276,7 +276,7 @@ def _(curvature=MIXED, rate=RATE, steps=STEPS, start=(0.3, -0.8, 0.5, 1.1)):
     "quadratic, curvatures {curvature}, η={rate}, T={steps}, θ_0 - θ* = {start}",
 )
 def _(curvature=MIXED, rate=RATE, steps=STEPS, start=FLATTEST):
-    """J(θ_T) - J* ≤ (1 - ημ)^{{2T}} (J(θ_0) - J*), attained: the printed factor, squared"""
+    """J(θ_T) - J* ≤ (1 - ημ)^{{2T}} (J(θ_0) - J*), the printed factor squared, is attained"""
     mu = curvature[-1]
     predicted = (1 - rate * mu) ** (2 * steps) * mu / 2
     return predicted, measured(lambda: _descended(curvature, start, rate, steps))
@@ -297,8 +297,10 @@ def _():
 
 
 def _half(curvature: tuple[float, ...], models: int) -> Simulate:
-    """How often the mean of models, each moved by N(0, NEAR^2) in the first direction, has more
-    than half of the excess of a start drawn from N(0, I), both about the target."""
+    """Estimates how often the mean of models has more than half of the excess of a random start.
+    The models are moved by N(0, NEAR^2) in the first direction, and the start is N(0, I), both
+    about the target.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, draws = generator(key), 5 * (DRAWS // 100 if quick else DRAWS)
@@ -330,9 +332,9 @@ def _(curvature=MIXED):
     overlooks="tightened",
 )
 def _(models=2, curvature=MIXED, near=NEAR):
-    """P(ρ > ½) ≤ n (2L/μ) E X E[1/Y]: a union over n models
+    """P(ρ > ½) ≤ n (2L/μ) E X E[1/Y], by a union over n models
 
-    n never matters: Markov's inequality for the mean of X over models needs none
+    n never matters, since Markov's inequality for the mean of X over models works without it.
     """
     condition = curvature[0] / curvature[-1]
     bound = models * proximity.tail_bound(2 * condition * near**2, 4)
@@ -345,7 +347,7 @@ def _(models=2, curvature=MIXED, near=NEAR):
     "d=4, curvature 1, τ={near}",
 )
 def _(near=NEAR):
-    """one model, equal curvatures: ρ = X/Y and P(ρ ≥ ½) is Theorem 1's tail at α = ½"""
+    """With one model and equal curvatures ρ = X/Y, and P(ρ ≥ ½) is Theorem 1's tail at α = ½"""
     return proximity.tail(2 * near**2, 4), _half((1.0,) * 4, 1)
 
 
@@ -359,7 +361,7 @@ def _(near=NEAR):
 def _printed_half(best=1.0, excess=0.5):
     """J(θ^P) - J* ≤ ½ J(θ_rand) - J*
 
-    parentheses are missing
+    Parentheses are missing.
     """
     return (best + excess) / 2 - best, measured(
         lambda: _descended((1.0,), (sqrt(excess),), FAST, 0)
@@ -378,9 +380,9 @@ def _(best, excess):
     "curvatures {plane}, η={rate}, starts {flat} and {steep}, T={late}",
 )
 def _(plane=(0.05, 1.0), flat=(0.1, 0.0), steep=(0.0, 1.0), rate=FAST, late=10):
-    """the start that is nearer may be worse later: ρ = Σ h(1-ηh)^{{2T}} e² / Σ h(1-ηh)^{{2T}} e'²
+    """A nearer start may be worse later, as ρ = Σ h(1-ηh)^{{2T}} e² / Σ h(1-ηh)^{{2T}} e'²
 
-    tolerance: 1e-12 of a ratio of 1e4 to 1e5; ρ = 5e-4 at T = 0
+    The tolerance is 1e-12 of a ratio of 1e4 to 1e5. At T = 0, ρ = 5e-4.
     """
     predicted = compiled(descent.excess_ratio, *map(np.array, (plane, flat, steep)), rate, late)
     near, far = (partial(_descended, plane, e, rate, late) for e in (flat, steep))

@@ -1,4 +1,4 @@
-"""Gradient descent on quadratics: Theorem 2 and Appendix C of the SAIL paper, made exact.
+"""Gradient descent on quadratics, an exact form of Theorem 2 and Appendix C of the SAIL paper.
 
 In the eigenbasis of the Hessian, J(theta) - J* = sum_h curvature_h error_h^2 / 2 with
 error = theta - theta*. L and mu are the largest and the smallest curvature.
@@ -46,7 +46,7 @@ def excess(
 
 @problems.defined
 def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
-    """Computes (1 - rate mu)^T, the largest share of the excess that T steps can leave.
+    """Computes (1 - rate mu)^T, a bound of the share of the excess that remains after T steps.
 
     It holds for rate <= 1 / L and any strongly convex J. Quadratics contract by its square,
     `contraction(mu, rate, 2 * steps)`, which is attained along the flattest direction.
@@ -95,7 +95,7 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     """
     problems.check("L", L, lambda h: (h > 0) & (h < np.inf), "a curvature > 0 and finite")
     problems.check("distance", distance, np.isfinite, "finite")
-    # In this order, as the square alone can overflow.
+    # In this order, since the square can overflow.
     return jnp.asarray(L, float) * distance * distance / 2
 
 
@@ -107,10 +107,10 @@ def excess_ratio(
     rate: ArrayLike,
     steps: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """Computes the excess from one start divided by that from another, after T steps.
+    """Computes the ratio of the excesses of two starts after T steps.
 
-    At T = 0 this is rho of Appendix C. To be nearer at the start does not help for long: as T grows
-    only the slowest mode counts, and rho -> (error_mu / other_mu)^2 whatever the distances.
+    At T = 0 this is rho of Appendix C. A nearer start does not help for long. As T grows only the
+    slowest mode counts, and rho -> (error_mu / other_mu)^2 whatever the distances.
 
     Args:
       curvature: Eigenvalues h of the Hessian `(d,)`, > 0.
@@ -133,7 +133,7 @@ def excess_ratio(
     """
     _check(curvature, rate, steps)
     log_left = _log_left(curvature, rate, steps)
-    # Relative to the slowest mode: after many steps either excess is too small for a float.
+    # Relative to the slowest mode, since both excesses underflow after many steps.
     slowest = log_left.max(-1, keepdims=True)
     left = jnp.exp(log_left - jnp.where(jnp.isinf(slowest), 0.0, slowest))
     weight = jnp.asarray(curvature, float) * left
@@ -152,7 +152,7 @@ def descend(
 ) -> Float[Array, " d"]:
     """Simulates T steps of gradient descent on the quadratic, with gradients by autodiff.
 
-    This is the simulator that `excess` is compared with; nothing is random.
+    `excess` is compared with this simulator, which is deterministic.
 
     Args:
       curvature: Eigenvalues of the Hessian `(d,)`.
@@ -174,7 +174,7 @@ def descend(
 
 
 def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, " d"]:
-    """Computes log of (1 - rate h)^(2 T), through 1 + (-x) or 1 + (x - 2) with x = rate h.
+    """Computes log of (1 - rate h)^(2 T) from 1 + (-x) or 1 + (x - 2) with x = rate h.
 
     In this form x is not rounded off.
     """
@@ -183,7 +183,7 @@ def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[
 
 
 def _power(steps: Array, x: Array) -> Array:
-    """Computes log (1 + x)^steps; it is 0 for no steps, at x = -1 too."""
+    """Computes log (1 + x)^steps. It is 0 for no steps, even at x = -1."""
     return jnp.where(steps > 0, steps * problems.log1p(x), 0.0)
 
 

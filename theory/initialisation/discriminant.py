@@ -1,7 +1,7 @@
-"""Linear discriminants of two Gaussian classes: the setting of Lemma 2 of the SAIL paper.
+"""Linear discriminants of two Gaussian classes, as in Lemma 2 of the SAIL paper.
 
-A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. `means` `(2, d)` has that of y = 1 first.
-A covariance is a matrix `(d, d)`, or a variance s^2 that stands for s^2 I.
+A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. `means` `(2, d)` has the mean of y = 1
+first. A covariance is a matrix `(d, d)`, or a variance s^2, which means s^2 I.
 """
 
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def lda_parameters(
         theta = S^-1 (m_1 - m_-1),  b = -(m_1 + m_-1).theta / 2 + log(prior / (1 - prior)).
 
     Args:
-      means: Class means `(..., 2, d)`, that of y = 1 first.
+      means: Class means `(..., 2, d)`, with the mean of y = 1 first.
       covariance: Common covariance `(d, d)`, positive definite, or a variance.
       prior: Probability of y = 1, in (0, 1).
 
@@ -62,7 +62,7 @@ def lda_total_variation(
 
     Both share a covariance and a prior. For classes whose means differ by the Mahalanobis distance
     Delta it is 2 Phi(Delta / 2) - 1, averaged over the two classes. The paper's Delta / 2 of the
-    difference of class means can exceed 1, and does not see a shift of both classes.
+    difference of class means can exceed 1, and ignores a shift of both classes.
 
     Args:
       means: Class means of the first task, `(..., 2, d)`.
@@ -86,7 +86,8 @@ def lda_total_variation(
     """
     gap = _check_means("others", others) - _check_means("means", means)
     problems.check("prior", prior, lambda p: (p >= 0) & (p <= 1), "a probability in [0, 1]")
-    # Labels are seen, so the distance of the joint laws is the mean of those of the two classes.
+    # Labels are observed, so the distance of the joint laws is the mean of the distances of the
+    # classes.
     first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)
     return prior * first + (1 - prior) * second
@@ -98,7 +99,7 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
 
         C = 2 sqrt(gap.S^-2 gap / gap.S^-1 gap)
 
-    It lies in [2 / sqrt(largest), 2 / sqrt(smallest eigenvalue of S)]. It is the same in all
+    It lies between 2 / sqrt(largest) and 2 / sqrt(smallest eigenvalue of S). It is the same in all
     directions only for S = s^2 I, where it is 2 / s.
 
     Args:
@@ -120,7 +121,8 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
     gap = jnp.asarray(gap, float)
     largest = jnp.abs(gap).max(-1, keepdims=True)
     problems.check("the largest entry of gap", largest, lambda x: (x > 0) & (x < np.inf), "> 0")
-    # C does not depend on the length of the difference, and squares of its entries can overflow.
+    # The difference is normalised, since C ignores its length and squares of its entries can
+    # overflow.
     gap = gap / largest
     white = _solve(covariance, gap)
     return 2 * jnp.sqrt(jnp.sum(white**2, -1) / jnp.sum(white * gap, -1))
@@ -130,11 +132,11 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
 def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array, ""]:
     """Computes the distance |theta_i - theta*| of two tasks' parameters from their total variation.
 
-    The tasks have classes +-m_i and +-m*. The distance is 2 C Phi^-1((1 + TV) / 2), Lemma 2 as it
-    is true, with C = `lda_constant(m_i - m*, covariance)`.
+    The tasks have classes +-m_i and +-m*. By the corrected Lemma 2 the distance is 2 C Phi^-1((1 +
+    TV) / 2) with C = `lda_constant(m_i - m*, covariance)`.
 
     Args:
-      total_variation: Total variation distance TV of the tasks, in [0, 1]; at 1 the result is inf.
+      total_variation: Total variation distance TV of the tasks, in [0, 1]. At 1 the result is inf.
       constant: The constant C, finite and > 0.
 
     Returns:

@@ -1,4 +1,4 @@
-"""SAIL, Appendix E (Lemma 2): what the total variation of two tasks says of their discriminants."""
+"""SAIL, Appendix E (Lemma 2), on total variation of tasks and distances of discriminants."""
 
 from math import log, sqrt
 
@@ -27,8 +27,9 @@ CORRELATED = f"{LDA}, correlated features"
 
 
 def _by_events(means: np.ndarray, others: np.ndarray) -> Simulate:
-    """P - Q of the event that P is the more likely, on points (x, y) of either: an estimate of the
-    total variation, unbiased since the event is the true one."""
+    """Estimates the total variation by P - Q of the event that P is more likely, on points (x, y)
+    of either. It is unbiased, since the event is exact.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         n = 20_000 if quick else 200_000
@@ -49,7 +50,9 @@ def _theta_distance(covariance: np.ndarray | float, mean: np.ndarray = MEANS[0])
 
 
 def _constants_ratio(*gaps: np.ndarray) -> float:
-    """Distance of parameters over Delta: of means a gap from the target's over that of another."""
+    """Divides distance of parameters by Delta for means a gap from the target's, relative to
+    another gap.
+    """
     first, second = (
         _theta_distance(SPREAD, TARGET + gap) / sqrt(gap @ np.linalg.solve(SPREAD, gap))
         for gap in gaps
@@ -70,7 +73,7 @@ def _(prior=0.3):
     """log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))"""
     theta, b = lda_parameters(MEANS, SPREAD, prior)
     first, second = (TARGET - mean for mean in MEANS)
-    # From the exponents of both densities.
+    # By the exponents of both densities.
     apart = second @ np.linalg.inv(SPREAD) @ second - first @ np.linalg.inv(SPREAD) @ first
     odds = float(apart / 2 + log(prior) - log(1 - prior))
     return theta @ TARGET + b, measured(lambda: odds)
@@ -84,7 +87,7 @@ def _(prior=0.3):
 def _printed_variation():
     """D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}
 
-    more than 1; half the Mahalanobis length is Pinsker's bound
+    The value exceeds 1. Half of the Mahalanobis length is Pinsker's bound.
     """
     return np.linalg.norm(GAPS[0]), _by_events(PAIR, GOAL)
 
@@ -124,7 +127,7 @@ def _():
     f"{LDA}, s=1.5",
 )
 def _():
-    """Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)"""
+    """For Σ = s²I, |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)"""
     predicted = lda_distance(_variation(1.5**2), 2 / 1.5)
     return predicted, measured(lambda: _theta_distance(1.5**2), 1e-10)
 
@@ -135,9 +138,9 @@ def _():
     f"{CORRELATED}: C of one model over C of another",
 )
 def _printed_constant():
-    """one constant C serves all pairs of tasks
+    """One constant C serves all pairs of tasks
 
-    the lemma itself has a C for each difference of means
+    The lemma itself has a C for each difference of means.
     """
     return 1.0, measured(lambda: _constants_ratio(*GAPS))
 
@@ -154,9 +157,9 @@ def _():
     f"{CORRELATED}: C along the ends of the spectrum",
 )
 def _():
-    """C is between 2/√λ_max and 2/√λ_min, attained: a ratio of up to √(λ_max/λ_min)
+    """C is between 2/√λ_max and 2/√λ_min, with an attained ratio of √(λ_max/λ_min)
 
-    constant iff Σ = s²I
+    C is constant iff Σ = s²I.
     """
     ends = np.linalg.eigh(SPREAD)[1].T[[0, -1]]
     return sqrt(np.linalg.cond(SPREAD)), measured(lambda: _constants_ratio(*ends))
@@ -168,14 +171,14 @@ def _():
     "both classes moved by e₁",
 )
 def _printed_shift():
-    """equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0
+    """Equal θ mean equal laws, as D_TV = |θ_i - θ*| / C = 0
 
-    θ sees the difference of class means alone
+    θ depends only on the difference of class means.
     """
     return 0.0, _by_events(PAIR, PAIR + ALONG)
 
 
 @_printed_shift.beside("corrected")
 def _():
-    """D_TV(D_i, D*) is that of the classes, averaged"""
+    """D_TV(D_i, D*) is the average of the classes' distances"""
     return lda_total_variation(PAIR, PAIR + ALONG)

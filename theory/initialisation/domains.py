@@ -1,4 +1,4 @@
-"""Problems on which bounds of SAIL are attacked: quadratics for Theorem 2, laws for Section 4.4."""
+"""Problems that attack bounds of SAIL, quadratics for Theorem 2 and laws for Section 4.4."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def _loss(p: Problem, at: Any) -> Any:
-    """J - J* of the diagonal quadratic."""
+    """Computes J - J* of the diagonal quadratic."""
     return (p["curvature"] * at**2).sum() / 2
 
 
@@ -24,8 +24,9 @@ def _descended(p: Problem, steps: int) -> Any:
 
 
 def _eq_6(p: Problem) -> Any:
-    """The share by which a step must lower J beside that by which steps do: small steps attain the
-    bound itself."""
+    """Divides the guaranteed relative decrease of J per step by the actual one. Small steps attain
+    the bound itself.
+    """
     left = (_loss(p, _descended(p, STEPS)) / _loss(p, p["start"])) ** (1 / STEPS)
     return p["pace"] / p["curvature"].max() * p["curvature"].min() / (1 - left)
 
@@ -47,7 +48,7 @@ def _eq_7(p: Problem) -> Any:
 
 
 def _again(ratio: Callable[[Any], Any], p: Problem) -> float:
-    """Of the full matrix in turned coordinates, step by step."""
+    """Computes the same with the full matrix in turned coordinates, step by step."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     h, start = p["curvature"], turn @ p["start"]
     H = turn @ np.diag(h) @ turn.T
@@ -83,7 +84,7 @@ CONTRACTION, DESCENT, SLOPE, EXCESS = map(_quadratics, (_eq_6, _descent, _slope,
 
 
 def _embedded(p: Problem) -> tuple[Any, Any, Any]:
-    """Squared MMD, with a Gaussian kernel, of laws on 4 points: D_1t, D_2t, D_12."""
+    """Computes the squared MMD D_1t, D_2t, D_12 of laws on 4 points, with a Gaussian kernel."""
     kernel = jnp.exp(-((p["points"][:, None] - p["points"]) ** 2) / 2)
     first, second, target = (law / law.sum() for law in p["laws"])
     changes = (first - target, second - target, first - second)
@@ -97,7 +98,7 @@ def _half_beside_weight(p: Problem) -> Any:
 
 
 def _half_beside_weight_again(p: Problem) -> float:
-    """By sums over pairs of points, with the weight of `sail_jax`."""
+    """Computes the same by sums over pairs of points, with the weight of `sail_jax`."""
     x, laws = p["points"], [np.asarray(law) / np.sum(law) for law in p["laws"]]
 
     def inner(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,10 +1,10 @@
-"""How often a pre-trained model is nearer the target than a random one (SAIL, Theorem 1).
+"""The probability that a pre-trained model is nearer the target than a random one.
 
-X = |theta_i - theta*|^2 is the squared distance of a pre-trained model. It is spread chi^2_rank,
-the tight case of the paper's assumptions: an isometry of features whose means are normal about the
-target's. Y = |theta_rand - theta*|^2 is that of a random model theta_rand ~ N(0, I_dim),
-independent of X. It is chi^2_dim, noncentral by |theta*|^2 = `squared_length`. All results are
-exact up to quadrature.
+This is SAIL's Theorem 1. X = |theta_i - theta*|^2 is the squared distance of a pre-trained model.
+It is spread chi^2_rank, the tight case of the paper's assumptions, in which features are mapped
+isometrically and their means are normal about the target's. Y = |theta_rand - theta*|^2 is the
+squared distance of a random model theta_rand ~ N(0, I_dim), independent of X. It is chi^2_dim with
+noncentrality |theta*|^2 = `squared_length`. All results are exact up to quadrature.
 """
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from theory import problems
 
 NODES = 96  # of Gauss-Legendre quadrature on [0, 1]
-# Terms of a Poisson mixture: they reach 12 standard deviations above the largest mean allowed.
+# Terms of a Poisson mixture. They reach 12 standard deviations above the largest allowed mean.
 TERMS = 512
 LONGEST = 600.0
 
@@ -73,7 +73,7 @@ def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Ar
 
 @problems.in_float64
 def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """Computes P(Y <= y), how often a random model is within a given squared distance.
+    """Computes P(Y <= y), the probability that a random model is within a squared distance.
 
     Args:
       y: Squared distances, >= 0.
@@ -100,13 +100,13 @@ def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Flo
 def tail(
     ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0, *, rank: int = 1
 ) -> Float[Array, ""]:
-    """Computes P(X >= alpha Y), how often a pre-trained model fails to be nearer than a random one.
+    """Computes P(X >= alpha Y), the probability that a pre-trained model is not nearer.
 
-    alpha is the factor by which its squared distance should be smaller.
+    alpha is the factor by which its squared distance should be smaller than a random model's.
 
-    It is a Poisson mixture of beta functions, of order ratio^(dim / 2) as ratio -> 0. With
-    alpha = mu r / L it bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) for losses with
-    curvatures in [mu, L]; for mu = L it is that probability.
+    It is a Poisson mixture of beta functions, of order ratio^(dim / 2) as ratio -> 0. With alpha =
+    mu r / L it bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) for losses with curvatures in
+    [mu, L]. For mu = L it equals that probability.
 
     Args:
       ratio: spread / alpha, >= 0, inf allowed.
@@ -162,7 +162,7 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
     """
     problems.check("ratio", ratio, lambda u: u >= 0, ">= 0")
     ratio = jnp.asarray(ratio, float)
-    # With no spread X is 0, and so is the bound, even where E[1/Y] is infinite.
+    # With spread 0 X is 0, and so is the bound, even where E[1/Y] is infinite.
     return jnp.where(ratio == 0, 0.0, ratio * mean_inverse_distance(dim, squared_length))
 
 

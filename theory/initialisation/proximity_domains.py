@@ -1,7 +1,7 @@
-"""Problems on which the bounds of SAIL's Theorem 1 and Appendix C are attacked.
+"""Problems that attack the bounds of SAIL's Theorem 1 and Appendix C.
 
-X, the squared distance of a pre-trained model, is worst where it is one number: the chance that
-X >= alpha Y is linear in the law of X. It has two values here.
+X is the squared distance of a pre-trained model. P(X >= alpha Y) is linear in the law of X, so a
+constant X is the worst case. X has two values here.
 """
 
 from dataclasses import replace
@@ -18,19 +18,19 @@ NODES = 400  # of Gauss-Legendre quadrature
 
 
 def _below(y: float, dim: float, length: float) -> float:
-    """P(Y <= y), noncentral chi^2."""
+    """Computes P(Y <= y) of a noncentral chi^2."""
     return float(special.chndtr(y, dim, length) if length > 0 else special.chdtr(dim, y))
 
 
 def _below_again(y: float, dim: float, length: float, weight: float = 1.0) -> float:
-    """The same of weight (z - sqrt(length))^2 + chi^2_(dim-1), by quadrature over z.
+    """Computes the same for weight (z - sqrt(length))^2 + chi^2_(dim-1), by quadrature over z.
 
-    z runs over what the first square leaves room for, as sqrt(y / weight) sin(t).
+    z runs over the values that the first square allows, as sqrt(y / weight) sin(t).
     """
     middle, reach = np.sqrt(length), np.sqrt(y / weight)
     if dim == 1:
         return float(special.ndtr(reach - middle) - special.ndtr(-reach - middle))
-    # The normal density is below 1e-22 beyond 10.
+    # Beyond 10 the normal density is below 1e-22.
     ends = np.arcsin(np.clip(np.array([middle - 10, middle + 10]) / reach, -1, 1))
     nodes, weights = quadrature(NODES)
     t = ends[0] + (ends[1] - ends[0]) * nodes
@@ -41,14 +41,14 @@ def _below_again(y: float, dim: float, length: float, weight: float = 1.0) -> fl
 
 
 def _inverse(dim: float, length: float) -> float:
-    """E[1 / Y] as a mixture of central ones."""
+    """Computes E[1 / Y] as a mixture of means of central chi^2."""
     j = np.arange(int(length / 2 + 12 * np.sqrt(length / 2 + 1)) + 30)
     chance = np.exp(special.xlogy(j, length / 2) - length / 2 - special.gammaln(j + 1))
     return float(np.sum(chance / (dim + 2 * j - 2)))
 
 
 def _inverse_again(dim: float, length: float) -> float:
-    """From the mean of exp(-t Y)."""
+    """Computes the same from the mean of exp(-t Y)."""
 
     def mean(t: float) -> float:
         return float(np.exp(-length * t / (1 + 2 * t) - dim / 2 * np.log1p(2 * t)))
@@ -59,14 +59,14 @@ def _inverse_again(dim: float, length: float) -> float:
 
 
 def _places(p: Problem) -> tuple[Any, Any, float, float]:
-    """Two values of X / alpha with their chances, and the dimension and |theta*|^2."""
+    """Returns two values of X / alpha with their probabilities, the dimension and |theta*|^2."""
     dim, length = float(p["dim"]), float(p["length"])
     chances = np.array([p["chance"], 1 - p["chance"]])
     return p["shares"] * (dim + length), chances, dim, length
 
 
 def _markov(inverse: bool, p: Problem) -> float:
-    """P(X >= alpha Y) / (E X E[1/Y] / alpha), or / (E X / (alpha E Y))."""
+    """Divides P(X >= alpha Y) by E X E[1/Y] / alpha, or by E X / (alpha E Y)."""
     x, chances, dim, length = _places(p)
     nearer = chances @ [_below(y, dim, length) for y in x]
     return nearer / (chances @ x * (_inverse(dim, length) if inverse else 1 / (dim + length)))
@@ -75,7 +75,7 @@ def _markov(inverse: bool, p: Problem) -> float:
 def _markov_again(inverse: bool, p: Problem) -> float:
     x, chances, dim, length = _places(p)
     nearer = chances @ [_below_again(y, dim, length) for y in x]
-    # The mean of a sum of squares.
+    # E Y, the mean of a sum of squares.
     mean = (dim - 1) + (1 + np.sqrt(length) ** 2)
     return nearer / (chances @ x * (_inverse_again(dim, length) if inverse else 1 / mean))
 
@@ -84,7 +84,7 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
     """Returns the problems of Theorem 1 in some dimensions.
 
     Args:
-      low: The least dimension; it need not be a whole number, if it is more than 1.
+      low: The least dimension. It may be fractional if it is above 1.
       high: The largest.
       inverse: Whether the bound has E[1 / Y] in place of 1 / E Y.
 
@@ -107,9 +107,9 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
 
 
 def _union(of_models: bool, p: Problem) -> float:
-    """P(rho > 1/2) / (n (2L/mu) E X E[1/Y]): the first direction is the steepest.
+    """Divides P(rho > 1/2) by n (2L/mu) E X E[1/Y], where the first direction is the steepest.
 
-    The models stand on the first axis, and are merged to the mean of their places.
+    The models lie on the first axis and are merged to the mean of their places.
     """
     n, dim, steep = int(p["models"]), float(p["dim"]), float(p["steep"])
     places = p["places"][:n] * np.sqrt(dim)
@@ -119,12 +119,12 @@ def _union(of_models: bool, p: Problem) -> float:
 
 
 def _union_again(p: Problem) -> float:
-    """By quadrature over the chi^2 of the other directions, with E[1 / Y] by quadrature."""
+    """Computes the same by quadrature over the chi^2 of the other directions."""
     n, dim, steep = int(p["models"]), float(p["dim"]), float(p["steep"])
     places = p["places"][:n] * np.sqrt(dim)
     room = 2 * steep * np.mean(places) ** 2
     spread = np.sqrt(2 * dim)
-    # Places where the density is: the quadrature would overlook them in a long interval.
+    # Places where the density is large. Quadrature would miss them in a long interval.
     ends = [max(0.0, dim + k * spread) for k in (-9, -6, -4, -2, -1, 0, 1, 2, 4, 6, 9, 20)]
     ends = sorted({min(end, room) for end in (0.0, *ends)})
 
@@ -156,7 +156,9 @@ UNION = Domain(
 
 
 def _losses(p: Problem) -> tuple[float, float]:
-    """J - J* of the pre-trained model, by the square root of mu / 2L the nearer, and the other."""
+    """Computes J - J* of the pre-trained model, which is nearer by the root of mu / 2L, and of the
+    other.
+    """
     h = p["curvature"]
     far, way = p["start"], p["way"]
     closer = h.min() / (2 * h.max()) * (far**2).sum() / (way**2).sum()
@@ -170,13 +172,13 @@ def _half(p: Problem) -> Any:
 
 
 def _half_printed(p: Problem) -> Any:
-    """J(theta^P) - J* <= J(theta_rand) / 2 - J*: the least loss J* counts."""
+    """Evaluates J(theta^P) - J* <= J(theta_rand) / 2 - J*, in which the least loss J* counts."""
     near, far = _losses(p)
     return near / ((p["best"] + far) / 2 - p["best"])
 
 
 def _half_again(printed: bool, p: Problem) -> float:
-    """In turned coordinates, with the losses themselves."""
+    """Computes the same in turned coordinates, with the losses themselves."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     H, best = turn @ np.diag(p["curvature"]) @ turn.T, float(p["best"])
     values = np.linalg.eigvalsh(H)

@@ -1,7 +1,7 @@
-"""Bounds of the risk on a target task from samples of another (SAIL, Lemma 1 and Theorem 4).
+"""Bounds of the risk on one task from samples of another (SAIL, Lemma 1 and Theorem 4).
 
-They are tested on a class of predictors whose complexity is known exactly: thresholds, which
-predict y = 1 where one feature x > t, with the 0-1 loss. In the bounds losses are in [0, C].
+They are tested on thresholds, predictors with an exactly known complexity. A threshold predicts y =
+1 where one feature x > t, with the 0-1 loss. In the bounds losses are in [0, C].
 """
 
 import math
@@ -29,7 +29,7 @@ def rademacher_bound(
     Args:
       risk: Empirical risk on the sample.
       complexity: Empirical Rademacher complexity of the losses, >= 0. (Theorem 4's conclusion has
-        that of the predictors.)
+        the complexity of the predictors.)
       n: Number of points, >= 1.
       delta: Probability that the bound fails, in (0, 1).
       C: Largest loss, > 0.
@@ -72,9 +72,9 @@ def transfer_bound(
     """Computes a bound of the target risk from a sample of another task.
 
     It is `rademacher_bound` + C TV(D_i, D*), with the total variation distance between the laws of
-    the two tasks. Theorem 4 has 2 C times the total variation of the samples instead; that is 1 for
-    continuous data, so its right side exceeds 2 C. C alone suffices, and neither delta / 2 nor the
-    least combined risk is needed.
+    the two tasks. Theorem 4 has 2 C times the total variation of the samples instead. For
+    continuous data this is 1, so its right side exceeds 2 C. C alone suffices, without delta / 2
+    and without the least combined risk.
 
     Args:
       risk: Empirical risk on the sample of the other task.
@@ -106,8 +106,8 @@ def transfer_bound(
 def threshold_complexity(n: int) -> float:
     """Computes the empirical Rademacher complexity of thresholds' losses on n distinct points.
 
-    It is the same for all points and labels: E max_{k <= n} S_k / n of a simple random walk S,
-    which by reflection is (E|S_n| - P(S_n > 0)) / n. For large n it tends to sqrt(2 / (pi n)).
+    It is the same for all points and labels, namely E max_{k <= n} S_k / n of a simple random walk
+    S. By reflection this is (E|S_n| - P(S_n > 0)) / n. For large n it tends to sqrt(2 / (pi n)).
 
     Args:
       n: Number of points, >= 1.
@@ -123,7 +123,7 @@ def threshold_complexity(n: int) -> float:
     """
     problems.check("n", n, lambda n: n >= 1, "a number of points >= 1")
     m = (n + 1) // 2
-    # E|S_n| of a simple random walk, which is the same for n = 2m - 1 and n = 2m; and P(S_n = 0).
+    # E|S_n| of a simple random walk, which is equal for n = 2m - 1 and n = 2m, and P(S_n = 0).
     size = 2 * m * problems.wallis(m)
     still = 0.0 if n % 2 else problems.wallis(m)
     return (size - (1 - still) / 2) / n
@@ -136,7 +136,7 @@ def empirical_total_variation(
     """Computes the mean total variation distance between the empirical laws of two samples.
 
     The samples have n points of p and m points of q, on finitely many cells, with binomial counts
-    B:
+    B. The mean is
 
         sum_k E|B(n, p_k) / n - B(m, q_k) / m| / 2
 
@@ -176,7 +176,7 @@ def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, 
 
     Args:
       t: Thresholds, of any shape; infinite ones are allowed.
-      means: Class means `(2,)`, that of y = 1 first.
+      means: Class means `(2,)`, with the mean of y = 1 first.
 
     Returns:
       The risks, with the shape of `t`.
@@ -201,7 +201,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
       y: Labels 1 or -1 of the points in ascending order of x, `(n,)`.
 
     Returns:
-      The risks `(n + 1,)`, first that of the threshold below all points.
+      The risks `(n + 1,)`, starting with the threshold below all points.
 
     Raises:
       ValueError: If there are no points.
@@ -212,7 +212,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     y = jnp.asarray(y)
     if y.ndim != 1 or not y.size:
         raise ValueError(f"y must be labels of at least one point, (n,); got {y.shape}")
-    # Labels are taken in the order of their points: threshold k lies above the first k of them.
+    # Labels are in the order of their points. Threshold k lies above the first k of them.
     missed = jnp.concatenate([jnp.zeros(1), jnp.cumsum(y > 0)])  # y = 1 at or below t
     false = jnp.sum(y < 0) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(y < 0)])
     return (missed + false) / len(y)
@@ -227,7 +227,7 @@ def worst_gap(
     Args:
       x: Points `(n,)`, ascending.
       y: Labels 1 or -1, `(n,)`.
-      means: Class means `(2,)` of the task of the true risk, that of y = 1 first, with
+      means: Class means `(2,)` of the task of the true risk, with the mean of y = 1 first and
         means[0] >= means[1].
 
     Returns:
@@ -251,7 +251,8 @@ def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
     misses, log_miss = n - i, problems.log1p(-jnp.minimum(p, 1.0))
-    # Through logarithms, as the factors overflow and underflow; none missed count 0 at p = 1, too.
+    # In logarithms, since the factors over- and underflow. At p = 1 zero misses contribute a factor
+    # of 1.
     return jnp.exp(log_choose + xlogy(i, p) + jnp.where(misses > 0, misses * log_miss, 0.0))
 
 

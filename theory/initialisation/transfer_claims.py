@@ -1,4 +1,4 @@
-"""SAIL, Appendix D (Lemma 1, Theorem 4) and F: risks that transfer, maps of width and depth."""
+"""SAIL, Appendices D (Lemma 1, Theorem 4) and F, transfer of risks, maps of width and depth."""
 
 from math import sqrt
 
@@ -32,7 +32,7 @@ def _variation() -> float:
     return compiled(total_variation_gaussian, np.array([APART]))
 
 
-# Compiled whole: operation by operation it takes longer to compile.
+# As one program it compiles faster than operation by operation.
 empirical_total_variation = jax.jit(transfer.empirical_total_variation, static_argnums=(2, 3))
 
 
@@ -40,7 +40,7 @@ worst_gap = jax.jit(jax.vmap(transfer.worst_gap, in_axes=(0, 0, None)))
 
 
 def _samples(key: Array, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws samples of N points of the source: x and y, in the order of x."""
+    """Draws samples of N points of the source, x and y in the order of x."""
     rng = generator(key)
     side = rng.integers(0, 2, (draws, N))  # 0 for y = 1
     x = rng.normal(size=side.shape) + SOURCE[side]
@@ -49,7 +49,9 @@ def _samples(key: Array, draws: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gaps(means: np.ndarray, key: Array, quick: bool) -> np.ndarray:
-    """sup over thresholds of the risk under `means` less the empirical risk on the source."""
+    """Computes the supremum over thresholds of the risk under `means` minus the empirical risk on
+    the source.
+    """
     return np.asarray(worst_gap(*_samples(key, 1_000 if quick else 20_000), jnp.asarray(means)))
 
 
@@ -58,31 +60,32 @@ def _worst(means: np.ndarray) -> Simulate:
 
 
 def _violated(means: np.ndarray, bound: Array | float) -> Simulate:
-    """How often some threshold's risk exceeds its bound, which is `bound` at no empirical risk."""
+    """Estimates how often some threshold's risk exceeds its bound, `bound` at empirical risk 0."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         violated = _gaps(means, key, quick) > float(bound)
-        # No fewer than one event, so that none seen in n draws has an error of 1 / n.
+        # At least one event is assumed, so zero events in n draws have an error of 1 / n.
         return Estimate(float(violated.mean()), stderr=sqrt(max(violated.sum(), 1)) / violated.size)
 
     return simulate
 
 
 def _predictors(scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Predictors of values {0, scale} at six points, and their losses |phi - y| / scale, where y
-    has these values too."""
+    """Returns predictors of values {0, scale} at six points and their losses |phi - y| / scale,
+    where y has these values too.
+    """
     predictors = scale * (np.arange(6) >= np.arange(7)[:, None])
     return predictors, np.abs(predictors - scale * np.array([0, 0, 1, 0, 1, 1.0])) / scale
 
 
 def _six_points(values: np.ndarray) -> float:
-    """The Rademacher complexity of functions of six points: all signs are summed over."""
+    """Computes the Rademacher complexity of functions of six points by a sum over all signs."""
     s = np.array(np.meshgrid(*[[-1.0, 1.0]] * 6)).reshape(6, -1).T
     return float((s @ values.T).max(1).mean()) / 6
 
 
 def _sampled_variation(in_cells: bool) -> Simulate:
-    """Total variation between samples of N points of both laws, counted in cells or exactly."""
+    """Computes the total variation between samples of N points of both laws."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         shape = (2, 400 if quick else 4_000, N)
@@ -111,7 +114,7 @@ def _():
     """R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """E sup_t of the signed mean of thresholds' losses, on one sample."""
+        """Computes E sup_t of the signed mean of thresholds' losses, on one sample."""
         _, y = _samples(key, 1)
         above = np.arange(N) >= np.arange(N + 1)[:, None]  # which points are called y = 1
         losses = (above != (y > 0)).astype(float)
@@ -148,7 +151,9 @@ def _():
 
 
 def _event(largest: float) -> Simulate:
-    """J* - J_i of the loss C where x is likelier under the target: classes moved by `APART`."""
+    """Computes J* - J_i of the loss C where x is likelier under the target, for classes moved by
+    `APART`.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, n = generator(key), 20_000 if quick else 400_000
@@ -170,7 +175,7 @@ def _event(largest: float) -> Simulate:
 def _(largest=2.0, apart=APART):
     """|J* - J_i| ≤ 2C D_TV(D_i, D*)
 
-    twice what it need be
+    The printed bound is twice as large as needed.
     """
     return 2 * largest * _variation(), _event(largest)
 
@@ -189,7 +194,7 @@ def _(largest=2.0, apart=APART):
 def _printed_samples():
     """D_TV(D̂_i, D̂*) ≈ D_TV(D_i, D*)
 
-    samples of continuous laws share no point: the printed bound is ≥ 2C, vacuous
+    Samples of continuous laws are disjoint, so the printed bound is ≥ 2C and vacuous.
     """
     return _variation(), _sampled_variation(in_cells=False)
 
@@ -207,7 +212,7 @@ def _():
 )
 def _():
     """E D_TV(D̂_i, D̂*) = ½ Σ E|B(n,p)/n - B(n,q)/n| ≥ D_TV"""
-    # Cells of equal share of the source's class y = 1.
+    # Cells with equal shares of the source's class y = 1.
     edges = SOURCE[0] + ndtri(np.arange(CELLS + 1) / CELLS)
     cells = (np.diff(ndtr(edges - m)) for m in (SOURCE[0], TARGET[0]))
     return empirical_total_variation(*cells, N, N), _sampled_variation(in_cells=True)
@@ -223,7 +228,7 @@ def _():
 def _printed_contraction(scale=0.25):
     """R̂(ℓ∘H) ≤ R̂(H), the term in the statement
 
-    the constant L of its step 5 is lost in the statement
+    The constant L of step 5 is lost in the statement.
     """
     predictors, losses = _predictors(scale)
     return _six_points(predictors), measured(lambda: _six_points(losses))
@@ -231,9 +236,9 @@ def _printed_contraction(scale=0.25):
 
 @_printed_contraction.beside("exact", attack=transfer_domains.contraction(True))
 def _(scale):
-    """R̂(ℓ∘H) ≤ L R̂(H) for ℓ L-Lipschitz, step 5; attained here
+    """R̂(ℓ∘H) ≤ L R̂(H) for L-Lipschitz ℓ (step 5), attained here
 
-    Assumption 5 is of J in θ; it is ℓ in φ that has to be Lipschitz
+    Assumption 5 is on J as a function of θ. But ℓ must be Lipschitz in φ.
     """
     return _six_points(_predictors(scale)[0]) / scale
 
@@ -247,9 +252,9 @@ def _(scale):
     overlooks="tightened",
 )
 def _(n=400, delta=DELTA, apart=APART):
-    """the right side falls below C, which bounds all risks, for large samples
+    """For large samples the right side falls below C, which bounds all risks
 
-    with 2C D_TV of continuous samples, which is 2C, it never does
+    With the printed 2C D_TV of continuous samples, which is 2C, it never does.
     """
     complexity = transfer.threshold_complexity(n)
     right = transfer.transfer_bound(0.0, _variation(), complexity, n, delta)
@@ -267,8 +272,8 @@ def _(n=400, delta=DELTA, apart=APART):
 def _():
     """P(some J* > Ĵ_i + C D_TV + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ
 
-    C for 2C, laws for samples, losses for predictors; no λ, no δ/2; not sharp: the search comes
-    within 1.64 x, with 8 points
+    It has C in place of 2C, laws in place of samples, and losses in place of predictors, without λ
+    and δ/2. It is not sharp; the search comes within 1.64 x, with 8 points.
     """
     bound = compiled(transfer.transfer_bound, 0.0, _variation(), COMPLEXITY, N, DELTA)
     return DELTA, _violated(TARGET, bound)
@@ -299,7 +304,9 @@ THETA, C_IN, C_OUT = _normal(4, 3), _normal(6, 4), _normal(5, 3)
 
 
 def _slopes(side: int) -> tuple[float, Simulate]:
-    """dL along a direction of c_in or c_out, by the formula for the gradient and by autodiff."""
+    """Computes dL along a direction of c_in or c_out, by the formula for the gradient and by
+    autodiff.
+    """
     moving = (C_IN, C_OUT)[side]
     way = _normal(*moving.shape, seed=1)
     theta, c_in, c_out = map(jnp.asarray, (THETA, C_IN, C_OUT))
@@ -322,7 +329,7 @@ def _slopes(side: int) -> tuple[float, Simulate]:
 def _(name, gradient):
     """∂L/∂c_{name} = {gradient}, G = ∂L/∂(c_in θ c_outᵀ)
 
-    printed: G·θc_outᵀ and G·(c_in θ)ᵀ, factors that do not conform
+    The print has G·θc_outᵀ and G·(c_in θ)ᵀ, with shapes that do not conform.
     """
     return _slopes(("in", "out").index(name))
 
@@ -333,14 +340,14 @@ def _(name, gradient):
     "4x3 to 6x5; the first entry",
 )
 def _():
-    """c_in = W_in Ũᵀ, c_out = W_out Ṽᵀ: c_in θ c_outᵀ = W_in Σ̃ W_outᵀ
+    """With c_in = W_in Ũᵀ and c_out = W_out Ṽᵀ, c_in θ c_outᵀ = W_in Σ̃ W_outᵀ
 
-    Ũ is printed with d'_in rows and Ṽ with d'_out, which do not conform
+    Ũ is printed with d'_in rows and Ṽ with d'_out, and these shapes do not conform.
     """
     net = {"w": THETA}
     layout = spec(net, {"w": "h* o"}, spaces={"{h,o}": "outer"})
     free = sail_init(net, layout, {"h": 6, "o": 5}, key=jax.random.key(0))
-    # Of the maps that `sail_init` drew.
+    # From the maps that `sail_init` drew.
     U, S, Vt = np.linalg.svd(THETA, full_matrices=False)
     W_in, W_out = (np.asarray(free[f"w@{k}.0"]["c"]) @ basis for k, basis in ((0, U), (1, Vt.T)))
     grown = change_basis(net, sail_spec(layout), sail_maps(free))["w"]
@@ -353,7 +360,7 @@ def _():
     "2 of 3 layers; the larger sum",
 )
 def _():
-    """d = softmax(γ): Σ_i d_ki = 1"""
+    """For d = softmax(z), Σ_i d_ki = 1"""
     return 1.0, measured(lambda: jnp.asarray(mix_layers(_normal(2, 3)).write).sum(1).max())
 
 
@@ -363,7 +370,7 @@ def _():
     "2 of 3 layers of 4 parameters",
 )
 def _():
-    """∂L/∂γ_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩"""
+    """∂L/∂z_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩"""
     layers, logits = _normal(3, 4), _normal(2, 3)
     d = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     mixed = d @ layers

@@ -1,9 +1,9 @@
-"""Problems on which the bounds of SAIL's Lemma 1 and Theorem 4 are attacked.
+"""Problems that attack the bounds of SAIL's Lemma 1 and Theorem 4.
 
-The samples of `N` points are all of a finite set, with their exact chances. A point is the first
-atom, where all predictors have one loss, or one of many atoms of equal chance. On each of these a
-predictor has the low or the high loss, and every choice is some predictor: the richest class that
-such losses allow.
+The samples of `N` points come from a finite set, with exact probabilities. A point is the first
+atom, where all predictors have one loss, or one of many atoms of equal probability. On each of
+these a predictor has the low or the high loss. Every choice is a predictor, so this is the richest
+class with such losses.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,9 @@ def _partitions(n: int, largest: int) -> Iterator[tuple[int, ...]]:
 
 @cache
 def _samples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every way in which points coincide: points on the first atom, those on each of the others
-    `[ways N]`, and how many orders of the points there are for given atoms."""
+    """Lists all patterns of coinciding points: the number of points on the first atom, the numbers
+    on the others `[ways N]`, and the number of orders of the points.
+    """
     first, others, orders = [], [], []
     for c in range(N + 1):
         for parts in _partitions(N - c, N):
@@ -49,14 +50,16 @@ def _samples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @cache
 def _half_walk() -> np.ndarray:
-    """E max(S, 0) of the sum S of 0 to N signs."""
+    """Computes E max(S, 0) of the sum S of 0 to N signs."""
     return np.array(
         [np.mean([max(sum(s), 0) for s in product((-1, 1), repeat=c)]) for c in range(N + 1)]
     )
 
 
 def _laws(p: Problem) -> tuple[int, float, float, float, float]:
-    """Atoms, the chance of the first of them at the source and at the target, and two losses."""
+    """Returns the number of atoms, the probability of the first one at the source and at the
+    target, and two losses.
+    """
     low = float(p["low"])
     source = float(p["first"])
     target = float(p.get("target", source))
@@ -64,7 +67,7 @@ def _laws(p: Problem) -> tuple[int, float, float, float, float]:
 
 
 def _by_sample(p: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each sample the chance, sup (J - J^) and the Rademacher complexity."""
+    """Computes each sample's probability, sup (J - J^) and Rademacher complexity."""
     atoms, source, target, low, high = _laws(p)
     first, others, orders = _samples()
     seen = (others > 0).sum(1)
@@ -80,7 +83,7 @@ def _by_sample(p: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _by_sample_again(p: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Point by point, with all signs and all predictors on the atoms that were seen."""
+    """Computes the same point by point, with all signs and all predictors on the observed atoms."""
     atoms, source, target, low, high = _laws(p)
     laws: dict[tuple[int, tuple[int, ...]], float] = {(0, ()): 1.0}
     for _ in range(N):
@@ -114,14 +117,16 @@ Term = Literal["complexity", "confidence", "variation"]
 
 
 def _quantile(chance: np.ndarray, shares: np.ndarray, delta: float) -> float:
-    """The least number that shares exceed with a chance of delta at most."""
+    """Computes the least number that values exceed with a probability of at most delta."""
     largest = np.argsort(-shares)
     within = np.cumsum(chance[largest]) <= delta
     return float(shares[largest][min(within.sum(), len(shares) - 1)])
 
 
 def _share(left_out: Term | None, p: Problem) -> float:
-    """That of sup (J - J^) over its bound: at most 1 if the bound holds."""
+    """Computes this quantile of sup (J - J^) divided by its bound. It is at most 1 if the bound
+    holds.
+    """
     chance, worst, complexity = _by_sample(p)
     _, source, target, *_ = _laws(p)
     bound = np.full_like(worst, TINY if left_out == "variation" else abs(source - target))
@@ -133,7 +138,7 @@ def _share(left_out: Term | None, p: Problem) -> float:
 
 
 def _share_again(p: Problem) -> float:
-    """With the bounds of `transfer`."""
+    """Computes the same with the bounds of `transfer`."""
     chance, worst, complexity = _by_sample_again(p)
     _, source, target, *_ = _laws(p)
     at = complexity, N, float(p["delta"])
@@ -198,13 +203,13 @@ def _law(parts: Any) -> Any:
 
 
 def _moved(p: Problem) -> Any:
-    """|J* - J_i| / (2 C D_TV)."""
+    """Computes |J* - J_i| / (2 C D_TV)."""
     change = _law(p["target"]) - _law(p["source"])
     return abs((change * p["losses"]).sum()) * p["largest"] / (p["largest"] * abs(change).sum())
 
 
 def _moved_again(p: Problem) -> float:
-    """D_TV as the largest difference of the chances of an event."""
+    """Computes D_TV as the largest difference of probabilities of an event."""
     source, target = (np.asarray(p[name]) / np.sum(p[name]) for name in ("source", "target"))
     events = np.array([*product((0, 1), repeat=len(source))])
     risks = [np.average(p["largest"] * p["losses"], weights=law) for law in (source, target)]
@@ -229,7 +234,9 @@ _SIGNS = np.array([*product((-1.0, 1.0), repeat=4)])
 
 
 def _contracted(constant: bool, p: Problem) -> Any:
-    """The complexity of the losses L |phi - y| over that of the predictors, or L times that."""
+    """Divides the complexity of the losses L |phi - y| by the predictors' complexity, or by L times
+    it.
+    """
     signs, steep = jnp.asarray(_SIGNS), p["steep"]
 
     def complexity(values: Any) -> Any:
@@ -271,14 +278,14 @@ def contraction(constant: bool) -> Domain:
 
 
 def _right_side(p: Problem) -> float:
-    """Theorem 4's right side, repaired, over C = 1."""
+    """Computes the corrected right side of Theorem 4, relative to C = 1."""
     n, variation = int(p["points"]), 2 * special.ndtr(p["apart"] / 2) - 1
     complexity = transfer.threshold_complexity(n)
     return float(transfer.transfer_bound(0.0, variation, complexity, n, p["delta"]))
 
 
 def _right_side_again(p: Problem) -> float:
-    """With the walk's law, and the variation as an integral."""
+    """Computes the same with the walk's law and the variation as an integral."""
     n = int(p["points"])
     heads = np.arange(n + 1)
     chance, walk = special.binom(n, heads) * 0.5**n, 2 * heads - n

@@ -1,4 +1,4 @@
-"""Cross-task linearity: when averaging the weights of models averages their features.
+"""Cross-task linearity, where averaging the weights of models averages their features.
 
 The subject is Zhou et al., Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm,
 2024 (arXiv 2402.03660). `identities` has exact gaps, `trees` goes from pairs of models to k models,

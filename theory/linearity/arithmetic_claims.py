@@ -1,4 +1,6 @@
-"""Cross-task linearity (arXiv 2402.03660), equations 2-4: to which order task arithmetic holds."""
+"""Cross-task linearity (arXiv 2402.03660), equations 2-4, the orders to which task arithmetic
+holds.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,14 +51,14 @@ def _superpose(f: networks.Model, sizes: tuple[int, ...], step: float) -> tuple[
 
 
 def _curved(coefficient: float, direction: Callable[[Any], Any]) -> float:
-    """coefficient x step^2 D^2 f(theta_PT)[d, d], summed over data and outputs."""
+    """Computes coefficient x step^2 D^2 f(theta_PT)[d, d], summed over data and outputs."""
     start, tasks = task_vectors(network, SHALLOW)
     derivative = second_derivative(network, start, direction(tasks), inputs())
     return float(coefficient * STEP**2 * derivative.sum())
 
 
 def _interference() -> float:
-    """(|sum|^2 - sum of squares) / 2 of the second derivative."""
+    """Computes (|sum|^2 - sum of squares) / 2 of the second derivative."""
     start, tasks = task_vectors(network, SHALLOW)
     together = jax.tree.map(lambda t: t.sum(0), tasks)
     square = partial(second_derivative, network, start)
@@ -104,7 +106,7 @@ for _case in (
     def _(name, statement, edit, derivative, power):
         """{statement}"""
         del name, statement, power
-        # The sum over data and outputs.
+        # This is the sum over data and outputs.
         found = measured(lambda: gap(network, *edit(network, SHALLOW, STEP), inputs()).sum())
         return derivative(), found
 

@@ -1,12 +1,12 @@
-"""Bounds of how far cross-task linearity can fail, and task arithmetic as its special case.
+"""Bounds of the gap of cross-task linearity, and task arithmetic as a special case.
 
-The source is Zhou et al., 2024 (arXiv 2402.03660): Theorem 1, Lemma 1 and equations (2) to (4),
-extended to k models and any weights that sum to one. All follow from Taylor's theorem about the
+The source is Zhou et al., 2024 (arXiv 2402.03660), Theorem 1, Lemma 1 and equations (2) to (4).
+They are extended to k models and any weights of sum 1. All follow from Taylor's theorem about the
 mean, where first orders cancel:
 
     gap = -sum_i a_i int_0^1 (1 - t) D^2 f(mean + t d_i)[d_i, d_i] dt.
 
-Norms of parameters are Euclidean over all leaves. Other conventions stand in `identities`.
+Norms of parameters are Euclidean over all leaves. `identities` has the other conventions.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from theory import problems
 from theory.linearity.identities import Weights, check_weights, deviations, mean
 from theory.linearity.networks import Model, hessian, stack
 
-# Nodes of Gauss-Legendre quadrature: it is exact up to degree 31.
+# Nodes of Gauss-Legendre quadrature, which is exact up to degree 31.
 NODES = 16
 
 
@@ -51,8 +51,7 @@ def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array
         return f(_add(theta, direction, s), *args)
 
     zero, one = jnp.zeros(()), jnp.ones(())
-    # Forward over forward in one scalar: the cost of a few evaluations, whatever the number of
-    # parameters.
+    # Forward over forward in one scalar costs a few evaluations, whatever the number of parameters.
     return jax.jvp(lambda s: jax.jvp(along, (s,), (one,))[1], (zero,), (one,))[1]
 
 
@@ -67,7 +66,7 @@ def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: An
       thetas: Pytree of k models stacked along a leading axis.
       weights: Weights `(k,)` of sum 1.
       *args: Further arguments of the model.
-      at: Where the second derivative is taken; the mean if None.
+      at: The point of the second derivative. None is the mean.
 
     Returns:
       The approximate gap, with the shape of f's output.
@@ -85,14 +84,14 @@ def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: An
 
 
 def _nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The nodes t of Gauss-Legendre quadrature over [0, 1], and their weights."""
+    """Returns the nodes t of Gauss-Legendre quadrature over [0, 1] and their weights."""
     t, dt = np.polynomial.legendre.leggauss(count)
-    # From [-1, 1], where the rule is tabulated.
+    # The rule is tabulated on [-1, 1].
     return (t + 1) / 2, dt / 2
 
 
 def _on_rays(quantity: Any, thetas: Any, weights: Array, t: np.ndarray) -> Array:
-    """Evaluates quantity(mean + t d_i, d_i) on each model's ray; returns `(k, t, ...)`."""
+    """Evaluates quantity(mean + t d_i, d_i) on each model's ray and returns `(k, t, ...)`."""
     places, middle = jnp.asarray(t, dtype=float), mean(thetas, weights)
 
     def at(d: Any) -> Array:
@@ -103,7 +102,7 @@ def _on_rays(quantity: Any, thetas: Any, weights: Array, t: np.ndarray) -> Array
 
 @problems.defined
 def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES) -> Array:
-    """Computes the gap from curvature alone, by quadrature of Taylor's integral, without remainder.
+    """Computes the gap from curvature alone, by quadrature of Taylor's integral.
 
     f must be twice differentiable on the segments from the mean to the models. For polynomials f of
     degree up to 2 nodes - 1 it is exact to rounding.
@@ -135,8 +134,8 @@ def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int
 def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
     """Computes the spectral norm of the Hessian of a model.
 
-    For several outputs it is the root of the sum of their squares, which is no less than sup |D^2
-    f[u, u]| over unit vectors u. It forms the p x p Hessians.
+    For several outputs it is the root of the sum of squared norms, which is at least sup |D^2 f[u,
+    u]| over unit vectors u. It forms the p x p Hessians.
 
     Args:
       f: Model f(theta, *args), which returns an array.
@@ -199,8 +198,8 @@ def sizes(stacked: Any) -> Float[Array, " k"]:
 def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""]:
     """Computes the main term of Theorem 1, lambda spread / 2.
 
-    For two models it is a (1 - a) lambda |theta_1 - theta_2|^2 / 2. Alone it bounds the gap only if
-    lambda bounds the Hessian wherever `supremum_bound` looks.
+    For two models it is a (1 - a) lambda |theta_1 - theta_2|^2 / 2. It bounds the gap only if
+    lambda bounds the Hessian on all segments of `supremum_bound`.
 
     Args:
       norm: A norm lambda of the Hessian, finite and >= 0.
@@ -227,7 +226,7 @@ def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""
 
 @problems.defined
 def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -> Float[Array, ""]:
-    """Computes an explicit remainder of Theorem 1, which the paper states as an order only.
+    """Computes an explicit remainder of Theorem 1. The paper states only its order.
 
         (M / 6) (|mean - theta_0|^3 + sum_i a_i |theta_i - theta_0|^3)
 
@@ -237,8 +236,8 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
       third: The bound M of third derivatives, finite and >= 0.
       thetas: Pytree of k models stacked along a leading axis.
       weights: Weights `(k,)`, >= 0, of sum 1.
-      at: theta_0, where the Hessian of the main term is taken; the mean if None, whose own term
-        vanishes.
+      at: theta_0, the point of the main term's Hessian. None is the mean, for which the first term
+        is 0.
 
     Returns:
       The remainder, with the shape of `third`.
@@ -267,19 +266,19 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
 def supremum_bound(
     f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES
 ) -> Float[Array, ""]:
-    """Computes a bound of the gap without remainder: Theorem 1 with the supremum of the curvature.
+    """Computes a bound of the gap without remainder, Theorem 1 with the supremum of the curvature.
 
         1/2 sum_i |a_i| |d_i|^2 sup |D^2 f|
 
     where the supremum runs over the segment from the mean to model i. For two models it is at most
-    a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|. The supremum is taken over Gauss-Legendre
-    nodes and both ends, where it lies if the curvature is monotone. The bound on |gap| is rigorous
-    up to the error of that quadrature in `integral_gap`. It forms p x p Hessians.
+    a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|. The supremum is taken over Gauss-Legendre nodes
+    and both ends. A monotone curvature has it at an end. The bound on |gap| is rigorous up to the
+    quadrature error of `integral_gap`. It forms p x p Hessians.
 
     Args:
       f: Model f(theta, *args), which returns an array.
       thetas: Pytree of k models stacked along a leading axis.
-      weights: Weights `(k,)` of sum 1; they may be negative.
+      weights: Weights `(k,)` of sum 1, which may be negative.
       *args: Further arguments of the model.
       nodes: Number of Gauss-Legendre nodes within each segment.
 
@@ -309,15 +308,15 @@ def loss_bound(
 
         sum_i a_i loss_i + lipschitz |gap|
 
-    for a loss that is convex and Lipschitz in the outputs. The losses need not be equal, as they
-    are in the paper's Lemma 1.
+    for a loss that is convex and Lipschitz in the outputs. The paper's Lemma 1 assumes equal
+    losses. Here they may differ.
 
     Args:
       losses: Losses of the members, `(k,)`.
       weights: Weights `(k,)`, >= 0, of sum 1.
-      gap: Norm of the gap, finite; 0 under exact linearity.
-      lipschitz: Lipschitz constant of the loss in the same norm, finite and >= 0: sqrt(2) for the
-        cross-entropy of one example in the Euclidean norm of its logits.
+      gap: Norm of the gap, finite. It is 0 under exact linearity.
+      lipschitz: Lipschitz constant of the loss in the same norm, finite and >= 0. For the
+        cross-entropy of one example in the Euclidean norm of its logits it is sqrt(2).
 
     Returns:
       The bound, with the broadcast shape of `gap` and `lipschitz`.
@@ -342,7 +341,7 @@ def loss_bound(
     return jnp.tensordot(a, jnp.asarray(losses), 1) + jnp.asarray(lipschitz) * jnp.abs(gap)
 
 
-# Task arithmetic as gaps: (models, weights) for `gap`, `second_order_gap` and the rest.
+# Task arithmetic as gaps, with (models, weights) for `gap`, `second_order_gap` and the others.
 
 
 @problems.defined
@@ -378,7 +377,7 @@ def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the error of task negation.
 
     The gap is f(theta) minus the mean of f(theta + s u) and f(theta - s u). To second order it is
-    -(s^2 / 2) D^2 f[u, u]; the remainder is of order 4, not 3.
+    -(s^2 / 2) D^2 f[u, u]. The remainder is of order 4, not 3.
 
     Args:
       theta: Parameters of the base model.
@@ -404,8 +403,8 @@ def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
 def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the error of predicting a forgotten task.
 
-    The gap is f(theta - s u) minus 2 f(theta) - f(theta + s u), which is minus twice the gap of
-    `negation`: s^2 D^2 f[u, u] to second order.
+    The gap is f(theta - s u) minus 2 f(theta) - f(theta + s u). This is minus twice the gap of
+    `negation`, and s^2 D^2 f[u, u] to second order.
 
     Args:
       theta: Parameters of the base model.
@@ -446,7 +445,7 @@ def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]
     ([0.0, 0.5, 1.0], [-1.0, 1.0, 1.0])
     """
     k = jax.tree.leaves(tasks)[0].shape[0]
-    # k models and the origin, whose weights 1 and 1 - k sum to one.
+    # k models and the origin, with weights 1 and 1 - k that sum to one.
     moved = jax.tree.map(lambda t, u: t + jnp.asarray(scale) * u, theta, tasks)
     models = jax.tree.map(lambda t, m: jnp.concatenate([t[None], m]), theta, moved)
     return models, jnp.ones(k + 1).at[0].set(1.0 - k)

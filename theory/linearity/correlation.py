@@ -1,12 +1,12 @@
-"""How well the factors of Theorem 1 predict the gap, in closed form for independent factors.
+"""The R^2 of predictors of the gap in Theorem 1, in closed form for independent factors.
 
 This is the comparison of Appendix B.2 of Zhou et al., 2024 (arXiv 2402.03660), solved where
 curvature, distance and direction are independent. The gap of two models is
 
     delta = a (1 - a) / 2 * L * S * U,  U = |D^2 f[d, d]| / (L S),
 
-where L is the norm of the Hessian, S the squared distance, and U in [0, 1] what the direction
-contributes. R^2 are squared correlations of delta with a factor. They depend only on the three
+where L is the norm of the Hessian, S the squared distance, and U in [0, 1] the factor of the
+direction. R^2 are squared correlations of delta with a factor. They depend only on the three
 squared coefficients of variation, cv2 = variance / mean^2.
 """
 
@@ -44,8 +44,8 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
         curvature curvature / V
 
     with V = (1 + curvature) (1 + distance) (1 + direction) - 1. joint >= distance + curvature
-    always, so the printed values .782 and .839, which sum to more than one, need dependent factors.
-    joint is 1 only if directions do not matter. Distance predicts better than curvature where it
+    always. The printed values .782 and .839 sum to more than one, so they need dependent factors.
+    joint is 1 only if directions do not matter. Distance predicts better than curvature if it
     varies more.
 
     Args:
@@ -70,8 +70,7 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
         problems.check(name, cv2, lambda v: (v >= 0) & (v < np.inf), allowed)
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
     product = a + b + a * b
-    # (1 + a)(1 + b)(1 + c) - 1 by sums of what is not negative: nothing cancels where all are
-    # small.
+    # (1 + a)(1 + b)(1 + c) - 1 as a sum of terms >= 0, in which nothing cancels.
     total = product + c + product * c
     problems.check("the largest of the three", total, lambda v: v > 0, "> 0: something must vary")
     return RSquared(product / total, b / total, a / total)
@@ -81,7 +80,7 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
 def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     """Computes the cv2 of U for two-layer linear networks f = w.(W x) with random differences.
 
-    Differences (dw, dW) are uniform on the sphere. Then U = 2 |dw.dW x| / (|x| |d|^2), whatever the
+    Differences (dw, dW) are uniform on the sphere. Then U = 2 |dw.dW x| / (|x| |d|^2) for all
     models and x. With p = h (i + 1) parameters,
 
         E U^2 = 4 h / (p (p + 2)),  E U = 4 Gamma((h+1)/2) / (sqrt(pi) Gamma(h/2) p).
@@ -103,8 +102,8 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     problems.check("i", i, lambda i: i >= 1, "a number of inputs >= 1")
     p = h * (i + 1)
     k = h // 2
-    # Gamma((h+1)/2) / Gamma(h/2) through Wallis' ratio, which keeps its digits: sqrt(pi) times it,
-    # for odd and for even h.
+    # sqrt(pi) Gamma((h+1)/2) / Gamma(h/2) from Wallis' ratio, which keeps its digits, for odd and
+    # for even h.
     ratio = 1 / problems.wallis(k) if h % 2 else np.pi * k * problems.wallis(k)
     first = 4 / p * ratio / np.pi
     return jnp.asarray(4 * h / (p * (p + 2)) / first**2 - 1)

@@ -1,4 +1,4 @@
-"""Cross-task linearity (arXiv 2402.03660), Appendix B.2: predictors of the gap, in random nets."""
+"""Cross-task linearity (arXiv 2402.03660), Appendix B.2, predictors of the gap."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ SETTING = f"f = w·Wx, h={H}, i={I}, |x| ~ U(½,3/2), |Δ|² ~ U(0,2), Δ isotro
 
 @partial(jax.jit, static_argnames="batches")
 def _regressions(key: Array, batches: int) -> Array:
-    """R^2 of |gap| on main term, distance, curvature and the exact gap, [batches 4]."""
+    """Computes R^2 of |gap| on main term, distance, curvature and the exact gap, [batches 4]."""
     n, keys = 1000, jax.random.split(key, 5)
     shape = (batches * n,)
     x = jax.random.normal(keys[0], (*shape, I))
@@ -69,7 +69,7 @@ def _fits(key: Array, quick: bool) -> np.ndarray:
 def _(name, statement, of):
     """{statement}, from three coefficients of variation
 
-    batches of 1000: bias O(1e-3); seen: .015, as R² is of order 1
+    Batches of 1000 have a bias of O(1e-3). The test detects .015, as R² is of order 1.
     """
     del name, statement
     predicted = correlation.r_squared(CURVATURE, DISTANCE, correlation.direction_cv2(H, I))
@@ -83,8 +83,8 @@ def _(name, statement, of):
     draws=BATCHES,
 )
 def _():
-    """R² = 1 on α(1-α)|ΔW₂ΔW₁x|, an identity
+    """R² = 1 on α(1-α)|ΔW₂ΔW₁x|, which is an identity
 
-    not on the bound: it knows nothing of directions
+    R² on the bound is lower, since the bound ignores directions.
     """
     return 1.0, lambda key, quick: Estimate(_fits(key, quick)[3].min(), tolerance=ROUNDING)

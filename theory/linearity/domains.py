@@ -1,4 +1,4 @@
-"""Problems on which the bounds of cross-task linearity are attacked.
+"""Problems that attack the bounds of cross-task linearity.
 
 They are polynomials of degree three in two parameters, logits of two classes, and linear models.
 """
@@ -23,7 +23,7 @@ def _polynomial(theta: Any, coefficients: Any) -> Any:
 
 
 def _hessian(theta: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """By the rules of powers, in NumPy."""
+    """Computes derivatives by the power rule, in NumPy."""
     found, (x, y) = np.zeros((2, 2)), theta
     for c, (i, j) in zip(coefficients, POWERS, strict=True):
         found[0, 0] += c * i * (i - 1) * x ** max(i - 2, 0) * y**j
@@ -54,7 +54,7 @@ def _gap_again(p: Problem) -> tuple[float, np.ndarray, np.ndarray]:
 
 
 def _supremum_again(p: Problem) -> float:
-    """The supremum over 1,001 places of each segment."""
+    """Computes the supremum over 1,001 points of each segment."""
     gap, a, middle = _gap_again(p)
     bound = 0.0
     for weight, theta in zip(a, np.asarray(p["models"]), strict=True):
@@ -86,7 +86,7 @@ SUPREMUM = Domain(
 
 
 def _of_cubes(ratio: Ratio) -> Ratio:
-    """At polynomials without squares: their Hessian vanishes at 0."""
+    """Evaluates a ratio at polynomials without squares, which have Hessian 0 at 0."""
     no_squares = [0.0, 0.0, 0.0]
     return lambda p: ratio({**p, "coefficients": [*no_squares, *p["cubes"]]})
 
@@ -101,7 +101,7 @@ SUPREMUM_CUBE = replace(
 
 
 def _third(coefficients: Any) -> Any:
-    """The Frobenius norm of D^3 f, no less than its largest value along a unit vector."""
+    """Computes the Frobenius norm of D^3 f, which is at least its value along any unit vector."""
     xxx, xxy, xyy, yyy = coefficients[3:]
     return jnp.sqrt(36 * xxx**2 + 12 * xxy**2 + 12 * xyy**2 + 36 * yyy**2)
 
@@ -115,7 +115,7 @@ def _taylor(p: Problem, main: bool = True, rest: bool = True) -> Any:
 
 
 def _taylor_again(p: Problem) -> float:
-    """The bound as it is stated, in NumPy."""
+    """Computes the bound as it is stated, in NumPy."""
     gap, a, middle = _gap_again(p)
     models, origin = np.asarray(p["models"]), np.asarray(p["origin"])
     first = np.linalg.norm(_hessian(origin, p["coefficients"]), 2) * a[0] * a[1] / 2
@@ -138,7 +138,7 @@ TAYLOR = Domain(
 
 
 def _cross_entropy(logits: Any) -> Any:
-    """Of one example of the first of two classes."""
+    """Computes the cross-entropy of one example of the first of two classes."""
     return jnp.logaddexp(0.0, logits[1] - logits[0])
 
 
@@ -152,7 +152,7 @@ def _loss(p: Problem, members: bool = True, lipschitz: bool = True) -> Any:
 
 
 def _loss_again(p: Problem) -> float:
-    """By probabilities, in long double."""
+    """Computes the same by probabilities, in long double."""
     logits = np.asarray(p["logits"], np.longdouble)
     a = np.array([p["share"], 1 - p["share"]], np.longdouble)
 
@@ -181,7 +181,7 @@ LOSS = Domain(
 
 
 def _growth(p: Problem) -> Any:
-    """The gap of all beside growth x the largest gap of a pair, models merged one by one."""
+    """Divides the gap of all models by growth x the largest gap of a pair, merged one by one."""
     a, models, pairs = p["parts"] / jnp.sum(p["parts"]), p["models"], []
     middle, total, growth = models[0], a[0], 0.0
     for weight, theta in zip(a[1:], models[1:], strict=True):
@@ -195,7 +195,7 @@ def _growth(p: Problem) -> Any:
 
 
 def _growth_again(p: Problem) -> float:
-    """By sums over the models merged so far, with the growth of `trees`."""
+    """Computes the same by sums over the models merged so far, with the growth of `trees`."""
     a, models = np.asarray(p["parts"]) / np.sum(p["parts"]), np.asarray(p["models"])
     means = [a[:k] @ models[:k] / a[:k].sum() for k in range(1, 4)]
     values = [float(_polynomial(theta, p["coefficients"])) for theta in models]
@@ -221,7 +221,7 @@ GROWTH = Domain(
 
 
 def _readouts(p: Problem) -> tuple[Any, Any]:
-    """Two linear models of one loss, and that loss."""
+    """Returns two linear models of equal loss, and the loss."""
     x, y = p["inputs"], p["labels"]
     (a, b), (_, d) = gram = x.T @ x
     turned = jnp.stack([jnp.stack([d, -b]), jnp.stack([-b, a])])
@@ -237,14 +237,14 @@ def _equal_losses(p: Problem) -> Any:
 
 
 def _readouts_apart(p: Problem) -> Any:
-    """So are the models, and the inputs from a line."""
+    """Keeps the models apart, and the inputs away from a line."""
     (first, second), _ = _readouts(p)
     spread = jnp.linalg.det(p["inputs"].T @ p["inputs"])
     return jnp.minimum(spread, jnp.sum((first - second) ** 2)) - 0.01
 
 
 def _equal_losses_again(p: Problem) -> float:
-    """By least squares of NumPy; the level is the larger of the two models' own losses."""
+    """Computes the same by least squares in NumPy, at the larger loss of the two models."""
     x, y = np.asarray(p["inputs"]), np.asarray(p["labels"])
     least = np.linalg.lstsq(x, y)[0]
     both = []
@@ -276,7 +276,7 @@ def _symmetric(p: Problem) -> Any:
 
 
 def _extremes(p: Problem) -> tuple[Any, Any]:
-    """The least and the largest absolute value of the two eigenvalues."""
+    """Computes the least and the largest absolute value of the two eigenvalues."""
     (a, b), c = p["diagonal"], p["between"]
     half, root = jnp.abs(a + b) / 2, jnp.sqrt((a - b) ** 2 / 4 + c**2 + 1e-30)
     return jnp.abs(half - root), half + root

@@ -3,8 +3,7 @@
 The gap of k models theta_i with weights a_i is f(sum_i a_i theta_i) - sum_i a_i f(theta_i). Weights
 sum to one and may be negative. Models are pytrees stacked along a leading axis of length k, and d_i
 is theta_i - mean. A linear network is a tuple of matrices in the order in which they are applied,
-f = W_L ... W_1 x, with layer l stacked as `(k, out, in)`. The measured counterpart is
-`networks.gap`.
+f = W_L ... W_1 x, with layer l stacked as `(k, out, in)`. `networks.gap` measures it.
 
 The paper is Zhou et al., 2024 (arXiv 2402.03660).
 """
@@ -124,8 +123,9 @@ def product_gap(
 ) -> Float[Array, "orders o i"]:
     """Computes the gap of a product of layers W_L ... W_1, by orders in the deviations.
 
-    Order m is minus the mean over models of the sum over all ways to put m deviations into the
-    product of the mean layers. The gap is the sum over orders 2, ..., L. For two layers it is
+    Replace m of the mean layers in the product by deviations, and sum over all choices of the m
+    layers. Order m is minus the mean of this over models. The gap is the sum over orders 2, ..., L.
+    For two layers it is
 
         -1/2 sum_ij a_i a_j dW_2 dW_1,  and  -a (1 - a) dW_2 dW_1  for two models,
 
@@ -133,7 +133,7 @@ def product_gap(
 
         a (1 - a) ((1 - a)^(m-1) + (-1)^m a^(m-1)),
 
-    so that odd orders vanish at the midpoint.
+    so odd orders are 0 at the midpoint.
 
     Args:
       layers: Matrices `(k, out, in)` of each layer, first layer first; at least two layers.
@@ -156,8 +156,8 @@ def product_gap(
     eye = jnp.eye(layers[0].shape[-1], dtype=layers[0].dtype)
     terms = [jnp.broadcast_to(eye, (layers[0].shape[0], *eye.shape))]
     for w, d in zip(middle, rest, strict=True):
-        # Invariant: terms[m] is the coefficient of t^m of the product so far; one more factor W + t
-        # D adds D terms[m - 1] to W terms[m].
+        # Invariant: terms[m] is the coefficient of t^m of the product so far. One more factor W + t
+        # D gives W terms[m] + D terms[m - 1].
         grown = [w @ t for t in terms] + [jnp.zeros((), w.dtype)]
         terms = [term + (d @ terms[m - 1] if m else 0.0) for m, term in enumerate(grown)]
     # Order 0 is the product of the means, and order 1 averages to 0.
@@ -170,7 +170,7 @@ def ambiguity(outputs: Float[Array, "k *out"], weights: Weights) -> Float[Array,
 
         sum_i a_i |f_i - sum_j a_j f_j|^2
 
-    It is how far an ensemble's squared loss lies below the mean loss of its members.
+    It is the mean squared loss of the members minus the squared loss of the ensemble.
 
     Args:
       outputs: Outputs of the members, `(k, ...)`.
@@ -211,7 +211,7 @@ def squared_loss(
       outputs: Outputs of the members, `(k, ...)`.
       target: Target y, of the shape of one output.
       weights: Weights `(k,)` of sum 1.
-      gap: Gap of the merged model, of the shape of one output; 0 under exact linearity.
+      gap: Gap of the merged model, of the shape of one output. It is 0 under exact linearity.
 
     Returns:
       The loss, a scalar.

@@ -1,4 +1,4 @@
-"""Cross-task linearity (arXiv 2402.03660), Lemmas 1 and 2, equation 1: as printed, as true.
+"""Cross-task linearity (arXiv 2402.03660), Lemmas 1 and 2 and equation 1, as printed and corrected.
 
 Merged networks are measured by forward passes in NumPy.
 """
@@ -50,8 +50,9 @@ LEVEL = 2.0  # the loss of every readout
 
 
 def _readouts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs [12 4] and labels [12 1] of a linear model, and 100 x 2 readouts [1 4] of loss LEVEL:
-    from the least one as far as that takes, in random directions."""
+    """Returns inputs [12 4] and labels [12 1] of a linear model, and 100 x 2 readouts [1 4] of loss
+    LEVEL in random directions from the best one.
+    """
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(12, 4)), rng.normal(size=(12, 1))
     least = np.linalg.lstsq(x, y)[0].T
@@ -62,7 +63,7 @@ def _readouts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _merged_readout_loss(alphas: np.ndarray) -> np.ndarray:
-    """The loss of every pair of readouts, merged by each alpha, `[alphas 100]`."""
+    """Computes the loss of every pair of readouts, merged by each alpha, `[alphas 100]`."""
     x, y, pairs = _readouts()
     a = alphas[:, None, None, None]
     return np.mean(((a * pairs[:, 0] + (1 - a) * pairs[:, 1]) @ x.T - y.T) ** 2, (-1, -2))
@@ -73,7 +74,7 @@ squared_loss = jax.jit(identities.squared_loss)
 
 @jax.jit
 def _cross_entropy(logits: Array) -> Array:
-    """Against the pre-training teacher's classes."""
+    """Computes the cross-entropy against the pre-training teacher's classes."""
     return networks.cross_entropy(logits, jax.nn.one_hot(jnp.argmax(labels()[0], axis=-1), 2))
 
 
@@ -93,7 +94,9 @@ def _lipschitz_bound(members: bool = True, lipschitz: bool = True) -> float:
     attack=domains.EQUAL_LOSSES,
 )
 def _():
-    """f(θ_α) = αf(θ_i) + (1-α)f(θ_j), convex loss, L(θ_i) = L(θ_j): L(θ_α) ≤ L(θ_i)"""
+    """If f(θ_α) = αf(θ_i) + (1-α)f(θ_j), with a convex loss and L(θ_i) = L(θ_j), then L(θ_α) ≤
+    L(θ_i)
+    """
     return LEVEL, measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max())
 
 
@@ -105,7 +108,7 @@ def _():
 def _():
     """LLFC up to a factor (Definition 2) is not enough for Lemma 1: L(θ_i) = 0 < L(θ_α)
 
-    with one output all features are proportional, here by 9/8
+    With one output all features are proportional, here by 9/8.
     """
     first, second = np.mean([(1.0, 1.0), (2.0, 0.5)], 0)  # both of loss 0
     return (9 / 8 - 1) ** 2, measured(lambda: (first * second - 1) ** 2)
@@ -117,7 +120,7 @@ def _():
     f"{LINEAR}, α=½",
 )
 def _():
-    """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²: ≤ of Lemma 1, not ≈ of Definition 1"""
+    """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|², so Lemma 1's ≤ holds, and Definition 1's ≈ does not"""
     x, y, pairs = _readouts()
     predicted = squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
     return predicted, measured(lambda: _merged_readout_loss(np.array([0.5]))[0, 0])
@@ -127,7 +130,7 @@ def _():
 def _():
     """L(θ̄) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|² + 2 gap·(f̄ - y) + |gap|²
 
-    without exact CTL, without equal losses
+    It holds without exact CTL and without equal losses.
     """
     thetas, x = tanh_experts(), inputs()
     rest = gap(tanh_network, thetas, WEIGHTS, x)
@@ -163,7 +166,9 @@ def _same(x: np.ndarray) -> np.ndarray:
 def _gap_size(
     thetas: tuple[Array, ...], activation: Callable[[np.ndarray], np.ndarray] = _same
 ) -> float:
-    """|f(Σ aᵢθᵢ) - Σ aᵢf(θᵢ)| of stacked networks on the inputs, by forward passes in NumPy."""
+    """Computes |f(Σ aᵢθᵢ) - Σ aᵢf(θᵢ)| of stacked networks on the inputs, by forward passes in
+    NumPy.
+    """
     stacked, a = [np.asarray(layer) for layer in thetas], np.array(WEIGHTS)
 
     def forward(layers: list[np.ndarray]) -> np.ndarray:
@@ -176,7 +181,7 @@ def _gap_size(
 
 
 def _at_simplex(f: Callable[[np.ndarray], float], k: int) -> float:
-    """The gap at the centroid of the k unit vectors."""
+    """Computes the gap at the centroid of the k unit vectors."""
     return f(np.full(k, 1 / k)) - float(np.mean([f(vertex) for vertex in np.eye(k)]))
 
 
@@ -213,9 +218,10 @@ def _(power=3.0, note=ORDER):
     "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments; gap at the centroid",
 )
 def _():
-    """f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ ⇒ f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k
+    """f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ implies f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k
+    models
 
-    the proof needs running means in Θ: a convex Θ, where exact CTL makes f affine
+    The proof needs running means in Θ, that is a convex Θ, where exact CTL makes f affine.
     """
     return 0.0, measured(lambda: _at_simplex(np.prod, 3))
 
@@ -238,7 +244,7 @@ def _():
 def _():
     """|gap of k models| ≤ growth × largest |gap| of a pair merged on the way
 
-    uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k
+    For uniform weights the growth is log2 k at powers of two, and (k + 1)/2 - 1/k one by one.
     """
     telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
     largest = trees.growth(WEIGHTS) * max(map(size, telescope.gaps))
@@ -251,5 +257,7 @@ def _():
     "k={k}, f=|θ|²/2, vertices of a simplex",
 )
 def _(k=5):
-    """k equidistant models, quadratic f: gap = 2 (k-1)/k × a pair's, here -1/4, whatever k"""
+    """For k equidistant models and quadratic f the gap is 2 (k-1)/k times a pair's, which is -1/4
+    here for all k
+    """
     return 2 * (k - 1) / k * -1 / 4, measured(lambda: _at_simplex(lambda x: float(x @ x) / 2, k))

@@ -1,9 +1,9 @@
-"""Small networks that are trained, merged and measured, with derivatives by autodiff.
+"""Simulators that train, merge and measure small networks, with derivatives by autodiff.
 
-These are the simulators that the closed forms of this package are compared with; no closed form is
-used here. A network is a tuple of matrices W_1 `(h_1, i)`, ..., W_L `(o, h_{L-1})` in the order in
-which they are applied, with an activation between them. A constant input serves as bias. Other
-conventions stand in `identities`.
+The closed forms of this package are compared with them. They use no closed form. A network is a
+tuple of matrices W_1 `(h_1, i)`, ..., W_L `(o, h_{L-1})` in the order in which they are applied,
+with an activation between them. A constant input serves as bias. `identities` has the other
+conventions.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def network(
     Args:
       layers: Weight matrices, first layer first.
       x: Inputs `(n, i)`.
-      activation: Function between the layers; the network is linear if None.
+      activation: Function between the layers. None makes a linear network.
 
     Returns:
       The outputs `(n, o)`.
@@ -53,10 +53,10 @@ def features(
     Args:
       layers: Weight matrices, first layer first.
       x: Inputs `(n, i)`.
-      activation: Function between the layers; the network is linear if None.
+      activation: Function between the layers. None makes a linear network.
 
     Returns:
-      The features of each layer, `(n, h)`, after the activation; the last layer has none.
+      The features of each layer, `(n, h)`, after the activation. The last layer is linear.
     """
     per_layer = []
     for n, w in enumerate(layers, 1):
@@ -88,7 +88,7 @@ def gap(f: Callable[..., Any], thetas: Any, weights: Weights, *args: Any) -> Any
     """Measures the gap f(sum_i a_i theta_i) - sum_i a_i f(theta_i).
 
     Args:
-      f: Model f(theta, *args); it returns an array or a pytree of arrays, such as the features of
+      f: Model f(theta, *args). It returns an array or a pytree of arrays, such as the features of
         all layers.
       thetas: Pytree of k models stacked along a leading axis.
       weights: Weights `(k,)` of sum 1.
@@ -195,7 +195,7 @@ def hessian(f: Model, theta: Any, *args: Any) -> Float[Array, "*out p p"]:
       *args: Further arguments of the model.
 
     Returns:
-      The Hessians `(..., p, p)` in the raveled parameters; leading axes are those of the output.
+      The Hessians `(..., p, p)` in the raveled parameters, with the output's axes first.
     """
     flat, unravel = ravel_pytree(theta)
     return jax.hessian(lambda v: f(unravel(v), *args))(flat)

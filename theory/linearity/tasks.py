@@ -1,7 +1,7 @@
 """Experts, inputs and random numbers that the claims of this package share.
 
-There are few sizes, so that claims share their compilations. Keys are fixed, so that both sides of
-a claim see the same models.
+There are few sizes, so claims share their compilations. Keys are fixed, so both sides of a claim
+use the same models.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ ORDER = "log2 of the ratio of remainders at steps .02 and .01; tolerance O(step)
 
 tanh_network = partial(network, activation=jnp.tanh)
 
-# Compiled whole: operation by operation they take ten times as long to compile.
+# Compiled as one program. Operation by operation they take ten times as long to compile.
 init = jax.jit(networks.init, static_argnums=1)
 gap = jax.jit(networks.gap, static_argnums=0)
 mean = jax.jit(identities.mean)
@@ -57,7 +57,7 @@ def labels() -> Float[Array, "tasks n o"]:
     """Returns the labels of a pre-training task and of K tasks near it, from linear teachers.
 
     Returns:
-      The labels `(1 + K, 12, 2)`, those of the pre-training task first.
+      The labels `(1 + K, 12, 2)`, with the pre-training task first.
     """
     common, own = jax.random.split(jax.random.key(2))
     first = jax.random.normal(common, (1, 2, 3))
@@ -128,7 +128,7 @@ def order(
 
     Args:
       edit: Maps a step to stacked models and their weights.
-      at: Returns where the second derivative is taken, or None for the mean of the models.
+      at: Returns the point of the second derivative, or None for the mean of the models.
 
     Returns:
       The simulation.

@@ -1,4 +1,4 @@
-"""Cross-task linearity (arXiv 2402.03660), Theorem 1: as printed, and as true."""
+"""Cross-task linearity (arXiv 2402.03660), Theorem 1, as printed and corrected."""
 
 from collections.abc import Callable
 from functools import cache
@@ -37,12 +37,12 @@ from theory.linearity.tasks import (
 def _delta(
     f: Callable[[np.ndarray], float], first: np.ndarray, second: np.ndarray, a: float = 0.5
 ) -> float:
-    """|f(a first + (1 - a) second) - a f(first) - (1 - a) f(second)|."""
+    """Computes |f(a first + (1 - a) second) - a f(first) - (1 - a) f(second)|."""
     return abs(f(a * first + (1 - a) * second) - a * f(first) - (1 - a) * f(second))
 
 
 def _ends(p: int) -> tuple[np.ndarray, np.ndarray]:
-    """The origin and the last unit vector."""
+    """Returns the origin and the last unit vector."""
     return np.zeros(p), np.eye(p)[-1]
 
 
@@ -50,14 +50,15 @@ READOUT = (1.0, -0.7, 0.4)
 
 
 def _ridge(theta: Array, x: Array) -> Array:
-    """Three tanh units with a fixed readout: |D^3 f| <= 2 max|c| |x|^3, as |tanh'''| <= 2."""
+    """Computes three tanh units with a fixed readout, for which |D^3 f| <= 2 max|c| |x|^3."""
     return jnp.array(READOUT) @ jnp.tanh(theta.reshape(3, -1) @ x)
 
 
 @cache
 def _worst_case() -> tuple[float, np.ndarray, float, np.ndarray]:
-    """The bound, the models, alpha and x where delta is largest beside its bound, of 2000 draws of
-    models, theta_0, alpha and x."""
+    """Finds the largest delta relative to its bound in 2000 draws of models, theta_0, alpha and x,
+    and returns the bound, the models, alpha and x.
+    """
     n, rng = 2000, np.random.default_rng(4)
     draws = (
         rng.normal(size=(n, 2, 6)),
@@ -99,7 +100,7 @@ def _(power=3.0, note=ORDER):
     del note
 
     def left(step: float) -> float:
-        """How far the gap is from its second-order term as experts shrink to theta_PT."""
+        """Measures the error of the second-order gap as experts shrink to theta_PT."""
         thetas, a = shrunk(PAIR)(step)
         start = pretrained(tanh_network, TANH)
         second = second_order_gap(tanh_loss, thetas, a, at=start)
@@ -157,7 +158,7 @@ def _():
 def _():
     """gap = -Σ aᵢ ∫ (1-t) D²f(θ̄+t dᵢ)[dᵢ,dᵢ] dt
 
-    16 nodes
+    It has 16 nodes.
     """
     return abs(integral_gap(tanh_loss, first_two(tanh_experts()), PAIR)), measured(_loss_gap)
 
@@ -168,8 +169,8 @@ def _():
     "f = (t₁² - 3t₂²)/2, models 0 and e₂, α=½",
 )
 def _():
-    """λ_max, of App. B.2 the largest eigenvalue of ∇²f(θ₀), is largest in absolute value:
-    δ = ½α(1-α)λ_max|Δ|² is attained
+    """If λ_max (the largest eigenvalue of ∇²f(θ₀) in App. B.2) is largest in absolute value, δ =
+    ½α(1-α)λ_max|Δ|² is attained
     """
 
     def saddle(theta):
@@ -189,7 +190,7 @@ def _():
 def _printed_form():
     """½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ ½λ_min|θ-θ₀|² with λ_min ≤ ‖∇²f(θ₀)‖ ≤ λ_max
 
-    a norm bounds from one side; the step is not used
+    A norm bounds only from one side. The step is not used.
     """
     offset, hessian = np.array([0.0, 1.0]), np.diag([1.0, -1.0])
     return 0.5, measured(lambda: offset @ hessian @ offset / 2)
@@ -199,7 +200,7 @@ def _printed_form():
 def _():
     """½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ -½λ_max|θ-θ₀|²
 
-    a norm bounds from one side; the step is not used
+    A norm bounds only from one side. The step is not used.
     """
     return -0.5
 
@@ -210,9 +211,9 @@ def _():
     "f = relu(t), models ±s, α=½, s={step}",
 )
 def _(step=0.02):
-    """across a ReLU's kink the gap is of first order in the distance: δ = s/2
+    """Across a ReLU's kink the gap is of first order in the distance, δ = s/2
 
-    no derivative, no theorem: the networks of Section 4.1 are outside it
+    The theorem needs derivatives, so the networks of Section 4.1 are outside of it.
     """
     ends = np.array([step]), np.array([-step])
     return step / 2, measured(lambda: _delta(lambda t: max(t[0], 0.0), *ends))

@@ -1,13 +1,13 @@
-"""From pairs of models to k models: Lemma 2 of cross-task linearity, with constants.
+"""Lemma 2 of cross-task linearity, from pairs of models to k models, with constants.
 
-When models are merged two at a time along a binary tree, the gap of all is an exact sum over the
+Models are merged two at a time along a binary tree. The gap of all is then an exact sum over the
 merges v, where s_v is the total weight of the models under v:
 
     gap(all) = sum_v s_v gap(pair at v)
 
 If all pairs on the way have gaps up to epsilon, the k models have a gap up to growth x epsilon. The
-growth, sum_v s_v, is the mean depth of the models in the tree. It is least for Huffman's tree,
-where it exceeds the entropy of the weights in bits by less than one.
+growth sum_v s_v is the mean depth of the models in the tree. Huffman's tree has the least growth.
+It exceeds the entropy of the weights in bits by less than one.
 
 The paper is Zhou et al., 2024 (arXiv 2402.03660). A list of merges names pairs of nodes: nodes 0,
 ..., k-1 are the models and node k + n is the result of merge n, counted from 0.
@@ -42,13 +42,13 @@ class Telescope(NamedTuple):
 
     @property
     def total(self) -> Array:
-        """The gap of all models, sum_v s_v gap_v."""
+        """Computes the gap of all models, sum_v s_v gap_v."""
         return jnp.tensordot(self.weights, self.gaps, 1)
 
 
 @defined
 def chain(k: int) -> Merges:
-    """Returns the merges that add one model after the other, as in the proof of Lemma 2.
+    """Returns the merges that add one model at a time, as in the proof of Lemma 2.
 
     For uniform weights its growth is (k + 1) / 2 - 1 / k.
 
@@ -90,7 +90,7 @@ def huffman(weights: Weights) -> Merges:
     >>> huffman([0.5, 0.25, 0.125, 0.125])
     ((2, 3), (1, 4), (0, 5))
     """
-    # Equal weights are merged in the order of their nodes, so that the tree is always the same.
+    # Equal weights are merged in the order of their nodes, so the tree is unique.
     heap = [(float(w), n) for n, w in enumerate(_nonnegative(weights))]
     k = len(heap)
     heapq.heapify(heap)
@@ -131,7 +131,7 @@ def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
 
 @defined
 def growth(weights: Weights, merges: Merges | None = None) -> float:
-    """Computes the largest gap of k models per largest gap of a pair merged on the way.
+    """Computes the growth, the largest gap of k models per largest gap of a merged pair.
 
     It is at most k - 1. The set on which pairs are known to be linear must contain the running
     means.
@@ -167,7 +167,7 @@ def telescope(
       merges: Merges, pairs of nodes; Huffman's tree if None.
 
     Returns:
-      The gaps with their weights; `total` is the gap of all models.
+      The gaps with their weights. `total` is the gap of all models.
 
     Raises:
       ValueError: If the weights do not conform, are negative or do not sum to 1, or the merges are
@@ -183,7 +183,7 @@ def telescope(
     gaps = []
     for m, n in merges:
         total = totals[m] + totals[n]
-        # A pair of total weight 0 may be merged anyhow: its gap counts 0 times.
+        # A pair of total weight 0 may be merged with any weights, as its gap counts 0 times.
         share = jnp.array([totals[m] / total, totals[n] / total] if total else [0.5, 0.5])
         pair = jax.tree.map(lambda s, t: jnp.stack([s, t]), models[m], models[n])
         gaps.append(gap(f, pair, share, *args))

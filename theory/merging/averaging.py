@@ -1,14 +1,14 @@
-"""The average of a run's checkpoints, and learning-rate decay, on one noisy quadratic.
+"""The average of a run's checkpoints compared with learning-rate decay, on a noisy quadratic.
 
 SGD on h x^2 / 2 with gradient noise of standard deviation sigma steps
 x' = (1 - eta h) x - eta sigma xi. The rate is constant, and every `spacing` steps there is a
-checkpoint, x_0 to x_k. Weights c_j give the average sum_j c_j x_j. With U_i = x_i - x_{i-1} it is
-x_0 + sum_i d_i U_i, d_i = sum_{j>=i} c_j: the updates that were made, scaled by a decay. Training
-with the rates eta d_i makes other updates, since it computes its gradients elsewhere. Both start at
+checkpoint, x_0 to x_k. Weights c_j give the average sum_j c_j x_j. With U_i = x_i - x_{i-1} and d_i
+= sum_{j>=i} c_j it is x_0 + sum_i d_i U_i, the past updates scaled by a decay. Training with the
+rates eta d_i makes other updates, since it computes its gradients elsewhere. Both start at
 checkpoint 0 here and take the same number of steps.
 
-Of both end points only two numbers matter: the share of x_0 that is left, and the variance of the
-noise since then. The average never has the smaller share, for any decay in [0, 1] and eta h < 1.
+Only two numbers of an end point matter, the remaining share of x_0 and the variance of the noise
+since then. For any decay in [0, 1] and eta h < 1 the average never has the smaller share.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from theory.problems import check, check_sum, defined, in_float64, log1p
 
 Numbers = Any  # a number, or an array of them
 
-# Below this time differences of nearly equal numbers are sums of a series.
+# Below this time a series replaces differences of nearly equal numbers.
 SHORT, TERMS = 1.0, 20
 # The break-even of short windows: the squared distance, in stationary variances.
 LEAST = 0.2
@@ -42,7 +42,7 @@ def _nonnegative(x: np.ndarray) -> np.ndarray:
 
 
 def _pace(rate: Numbers, curvature: Numbers) -> Array:
-    """eta h in float64: in float32 products of small numbers are 0."""
+    """Computes eta h in float64, since products of small numbers underflow in float32."""
     with jax.enable_x64(True):
         return jnp.asarray(rate, float) * jnp.asarray(curvature, float)
 
@@ -50,7 +50,7 @@ def _pace(rate: Numbers, curvature: Numbers) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NoisyQuadratic:
-    """Constant-rate SGD on a quadratic, and where it is at its first checkpoint.
+    """Constant-rate SGD on a quadratic, with the law of its first checkpoint.
 
     Fields may be arrays of one shape, or of shapes that broadcast: one problem per entry.
 
@@ -60,8 +60,8 @@ class NoisyQuadratic:
       noise: Standard deviation sigma of a step's gradient, finite and >= 0.
       spacing: Steps between two checkpoints, a whole number >= 1.
       mean: Mean of the first checkpoint, measured from the minimum, finite.
-      variance: Variance of the first checkpoint about its mean, finite and >= 0; None for that of a
-        run that has forgotten its start.
+      variance: Variance of the first checkpoint about its mean, finite and >= 0. None is the
+        stationary variance of a long run.
     """
 
     curvature: Numbers
@@ -72,7 +72,7 @@ class NoisyQuadratic:
     variance: Numbers | None = None
 
     def __post_init__(self) -> None:
-        # JAX also makes these objects of placeholders, which are checked where they are traced.
+        # JAX also makes these objects of placeholders, which cannot be checked here.
         if isinstance(self.curvature, float | int | np.number | np.ndarray | jax.Array):
             check("curvature", self.curvature, lambda h: h > 0, "> 0")
             check(
@@ -94,7 +94,7 @@ class NoisyQuadratic:
 
     @property
     def stationary(self) -> Array:
-        """The variance eta sigma^2 / (h (2 - eta h)) that SGD at this rate ends with."""
+        """The stationary variance eta sigma^2 / (h (2 - eta h)) of SGD at this rate."""
         h, eta = jnp.asarray(self.curvature, float), jnp.asarray(self.rate, float)
         return eta * jnp.square(jnp.asarray(self.noise, float)) / (h * (2 - eta * h))
 
@@ -105,7 +105,7 @@ class NoisyQuadratic:
 
 
 class Moments(NamedTuple):
-    """Where an average, or a run, ends.
+    """The law of the end point of an average or of a run.
 
     Attributes:
       bias: Its mean, measured from the minimum.
@@ -119,19 +119,19 @@ class Moments(NamedTuple):
 
 
 class _Shares(NamedTuple):
-    """The share of the first checkpoint that is left, and the variance of the noise since then."""
+    """The remaining share of the first checkpoint, and the variance of the noise since then."""
 
     left: Float[Array, "*b"]
     noise: Float[Array, "*b"]
 
 
 def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
-    """d_1, ..., d_k, as `sail_jax.trajectory.decay_of`, for weights that JAX traces."""
+    """Computes d_1, ..., d_k as `sail_jax.trajectory.decay_of` does, for traced weights."""
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 
 def _checked(weights: Numbers) -> Numbers:
-    """The weights, in their own precision: that of the caller rounds them."""
+    """Checks weights in their own precision, since the caller's precision would round them."""
     if np.ndim(weights) != 1 or not np.size(weights):
         raise ValueError(
             f"weights must be a vector, one for each checkpoint; got shape {np.shape(weights)}"
@@ -142,28 +142,32 @@ def _checked(weights: Numbers) -> Numbers:
 
 
 def _log(u: Array) -> Array:
-    """log |1 - u|."""
+    """Computes log |1 - u|."""
     return jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
 
 
 def _kept(u: Array, steps: Array) -> Array:
-    """(1 - u)^steps, the share of a start that is left."""
+    """Computes (1 - u)^steps, the remaining share of a start."""
     size = jnp.exp(steps * _log(u))
     return jnp.where((u > 1) & (steps % 2 == 1), -size, size)
 
 
 def _lost(u: Array, steps: Array) -> Array:
-    """1 - (1 - u)^steps."""
+    """Computes 1 - (1 - u)^steps."""
     return jnp.where(u < 1, -jnp.expm1(steps * _log(u)), 1 - _kept(u, steps))
 
 
 def _sum(u: Array, steps: Array) -> Array:
-    """sum_{t < steps} (1 - u)^t. With 1 - u = (1 - eta h)^2 it is the variance of the noise."""
+    """Computes sum_{t < steps} (1 - u)^t. With 1 - u = (1 - eta h)^2 it is the variance of the
+    noise.
+    """
     return jnp.where(u == 0, steps, _lost(u, steps) / jnp.where(u == 0, 1.0, u))
 
 
 def _gap(u: Array, share: Array, steps: Array) -> Array:
-    """`_sum` at share u less that at u; by the binomial series where they are nearly equal."""
+    """Computes `_sum` at share u minus `_sum` at u, by the binomial series where they are nearly
+    equal.
+    """
     m = np.arange(1, TERMS + 1)
     n, v, x = steps[..., None], u[..., None], share[..., None]
     terms = n * jnp.cumprod((m - n) * v / (m + 1), -1)
@@ -181,13 +185,13 @@ def _kick(problem: NoisyQuadratic) -> Array:
 
 
 def _to_the_end(rho: Array, c: Float[Array, " n"]) -> Float[Array, "*b n"]:
-    """sum_{j>=i} c_j rho^(j-i), what the average has of the noise before checkpoint i."""
+    """Computes sum_{j>=i} c_j rho^(j-i), the average's factor of the noise before checkpoint i."""
     later = np.arange(c.size) - np.arange(c.size)[:, None]
     return jnp.sum(jnp.where(later >= 0, c * rho[..., None] ** np.maximum(later, 0), 0.0), -1)
 
 
 def _left_by_average(problem: NoisyQuadratic, c: Float[Array, " n"]) -> _Shares:
-    """The average of checkpoints, by what it has of the noise of each interval."""
+    """Computes the average of checkpoints from its factors of the noise of each interval."""
     h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     has = _to_the_end(_kept(eta * h, p), c)
     noise = _sum(eta * h * (2 - eta * h), p)[..., 0] * jnp.sum(has[..., 1:] ** 2, -1)
@@ -195,7 +199,7 @@ def _left_by_average(problem: NoisyQuadratic, c: Float[Array, " n"]) -> _Shares:
 
 
 def _after(x: Array, gather: Callable = jnp.cumprod, nothing: float = 1.0) -> Array:
-    """The products, or sums, of all later entries."""
+    """Computes the products, or sums, of all later entries."""
     later = gather(x[..., :0:-1], axis=-1)[..., ::-1]
     return jnp.concatenate([later, jnp.full_like(x[..., :1], nothing)], -1)
 
@@ -204,7 +208,7 @@ _summed_after = partial(_after, gather=jnp.cumsum, nothing=0.0)
 
 
 def _left_by_decay(problem: NoisyQuadratic, d: Float[Array, " k"]) -> _Shares:
-    """A run at the rates eta d_i, `spacing` steps each."""
+    """Computes a run at the rates eta d_i, `spacing` steps each."""
     h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     u = eta * h * d
     kept = _kept(u, p)
@@ -254,12 +258,12 @@ def _averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
 @defined
 def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
-    """Computes the moments of SGD at the decayed rates that an average stands for.
+    """Computes the moments of SGD at the decayed rates that correspond to an average.
 
     Interval i, between checkpoints i - 1 and i, is run at the rate eta d_i, d_i = sum_{j>=i} c_j.
 
     Args:
-      problem: The quadratic; its rate is the highest.
+      problem: The quadratic, with the highest rate.
       weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
 
     Returns:
@@ -285,20 +289,21 @@ def _decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
 @defined
 def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
-    """Computes how far the first checkpoint may be for the average to beat the decay.
+    """Computes the distance of the first checkpoint below which the average beats the decay.
 
-    Both expected losses are linear in the second moment of x_0, so this is in closed form:
-    E x_0^2 = (noise of the decay - noise of the average) / (left^2 of the average - left^2 of the
-    decay), and the mean is its root after the variance of x_0 is subtracted. In the rate, the
-    spacing or the number of checkpoints the same equation has no closed form.
+    Both expected losses are linear in the second moment of x_0, so it has a closed form. It is E
+    x_0^2 = (noise of the decay - noise of the average) / (left^2 of the average - left^2 of the
+    decay). The mean is the root of this minus the variance of x_0. For the rate, the spacing or the
+    number of checkpoints the equation cannot be solved in closed form.
 
     Args:
       problem: The quadratic; its `mean` does not matter.
       weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
 
     Returns:
-      The |mean| below which the average has the smaller loss; inf if it always has, and 0 if the
-      two are the same, or if it never has or only from some |mean| on (eta h > 1).
+      The |mean| below which the average has the smaller loss. It is inf if the average always has
+      it. It is 0 if both are equal, if the average never has it, or only above some |mean| (eta h >
+      1).
 
     Raises:
       ValueError: If the weights are not a vector of sum 1.
@@ -317,17 +322,17 @@ def _break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]
     some = jnp.where(more > 0, more, 1.0)
     always = jnp.where(gain > 0, jnp.inf, 0.0)
     edge = jnp.where(more > 0, jnp.sqrt(jnp.maximum(gain / some, 0.0)), always)
-    # Where all d_i are 1 or 0 the average is one checkpoint, which the decay ends at.
+    # Where all d_i are 1 or 0 the average is one checkpoint, the end of the decay.
     return jnp.where(jnp.any((d != 0) & (d != 1)), edge, 0.0)
 
 
 def _differences(
     problem: NoisyQuadratic, c: Float[Array, " n"], d: Float[Array, " k"]
 ) -> tuple[Array, Array]:
-    """How much more of x_0^2 the average keeps, and how much less noise it has.
+    """Computes how much more of x_0^2 the average keeps, and how much less noise it has.
 
-    Both are of higher order in eta h than what they are differences of. So they are sums, over
-    intervals, of terms that have this order each.
+    Both differences are of higher order in eta h than their parts. They are computed as sums over
+    intervals, in which each term has this order.
     """
     h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     u, ages, slow = eta * h, np.arange(c.size), eta * h < 1
@@ -335,7 +340,7 @@ def _differences(
     has = _to_the_end(_kept(u, p), c)
 
     # In interval i the decay loses at least d_i times the share that constant rates lose. Before,
-    # it lost less than constant rates.
+    # it lost less than constant rates do.
     before = _after(kept[..., ::-1])[..., ::-1]
     faster = p * log1p(jnp.where(slow, u * (1 - d) / jnp.where(slow, 1 - u, 1.0), 0.0))
     ahead = _summed_after(faster[..., ::-1])[..., ::-1]
@@ -343,7 +348,7 @@ def _differences(
     share = jnp.sum(d * (before * u * _gap(u, d, p) + _lost(u, p) * behind), -1)
     more = share * (has[..., 0] + jnp.prod(kept, -1))
 
-    # Of the noise of interval i both have d_i at first, and lose some of it in later intervals.
+    # Both start with d_i of the noise of interval i, and lose some of it in later intervals.
     gone = jnp.where(slow, -jnp.expm1(_summed_after(p * _log(u * d))), 1 - after)
     age = ages - ages[1:, None]
     fades = jnp.where(age > 0, c * _lost(u, p * ages)[..., np.maximum(age, 0)], 0.0)
@@ -357,11 +362,12 @@ def _differences(
 
 
 class Dense(NamedTuple):
-    """What is left of the first checkpoint and of the stationary variance, in the dense limit.
+    """The remaining shares of the first checkpoint and of the stationary variance, in the dense
+    limit.
 
     Attributes:
       bias: The share of the mean.
-      variance: The variance, of a run that was stationary, in units of the stationary one.
+      variance: The variance of a stationary run, in units of the stationary variance.
     """
 
     bias: Float[Array, "*b"]
@@ -399,11 +405,11 @@ def dense(time: ArrayLike) -> tuple[Dense, Dense]:
 
 @in_float64
 def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
-    """Computes how far a run may be for its uniform average to beat linear decay, at small rates.
+    """Computes the distance below which a uniform average beats linear decay, at small rates.
 
     The run was stationary about its mean. The square of the result is the difference of the
-    variances of `dense` over that of the squared biases. It is 1/5 for short windows, and grows as
-    sqrt(pi) / 2 T^(3/2).
+    variances of `dense`, divided by the difference of the squared biases. It is 1/5 for short
+    windows, and grows as sqrt(pi) / 2 T^(3/2).
 
     Args:
       time: T = eta h times the steps of the window, > 0, finite, of any shape.
@@ -423,29 +429,30 @@ def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
 
 @jax.jit
 def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """`dense_break_even`, by the series of both differences where they cancel."""
+    """Computes `dense_break_even`, by series of both differences where they cancel."""
     n = np.arange(2, TERMS + 2)
     of_noise = 1 / (factorial(n) * (2 * n + 1)) - 2 / factorial(n + 2)
     of_bias = (2.0 ** (n + 2) - 2) / factorial(n + 2) - 1 / factorial(n)
     powers = (-jnp.minimum(t, SHORT)[..., None]) ** (n - 2)
     short = jnp.sum(of_noise * powers, -1) / jnp.sum(of_bias * powers, -1)
     average, decay = dense(jnp.maximum(t, SHORT))
-    # Squared biases of long windows are too small for floats.
+    # Squared biases of long windows underflow.
     long = jnp.sqrt((decay.variance - average.variance) / (average.bias - decay.bias))
     return jnp.where(t < SHORT, jnp.sqrt(short), long / jnp.sqrt(average.bias + decay.bias))
 
 
 @defined
 def dense_window(distance: float) -> float:
-    """Computes how long a window must be for its average to beat linear decay, at small rates.
+    """Computes the window above which the average beats linear decay, at small rates.
 
-    It is a root of `dense_break_even`, found by Brent's method: there is no closed form.
+    It is a root of `dense_break_even`, found by Brent's method.
 
     Args:
       distance: |mean| of the run at the start of the window, in stationary standard deviations.
 
     Returns:
-      The time T = eta h times the steps; 0 if every window is long enough, up to sqrt(1/5).
+      The time T = eta h times the steps. It is 0 where every window is long enough, for distances
+      up to sqrt(1/5).
 
     Raises:
       ValueError: If the distance is negative or infinite.
@@ -501,7 +508,7 @@ def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs
     if runs < 1:
         raise ValueError(f"runs must be >= 1; got {runs}")
     c, p = jnp.asarray(_checked(weights), float), int(problem.spacing)
-    # Of every step: the decay of its rate, and the weight of a checkpoint after it.
+    # The decay of the rate in every step, and the weight of a checkpoint after it.
     rates = np.repeat(decay_of(np.asarray(weights, float))[1:], p)
     after = np.where(np.arange(1, rates.size + 1) % p, 0.0, np.repeat(np.asarray(c)[1:], p))
     return _simulate(key, problem, c[0], jnp.asarray(rates, float), jnp.asarray(after), runs)

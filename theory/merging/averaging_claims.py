@@ -1,8 +1,8 @@
 """Averages of one run's checkpoints, and learning-rate decay (WSM, arXiv 2507.17634).
 
-The paper's identity is exact for the updates that were made. That the average therefore equals
-annealing is refuted for SGD on a quadratic; the other rows have what is true there. Simulators are
-SGD with constant and with decayed rates, step by step, and Adam.
+The paper's identity is exact for the past updates. The conclusion that the average equals annealing
+is refuted for SGD on a quadratic. The other claims have corrected statements. Simulators run SGD
+with constant and with decayed rates, step by step, and Adam.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _moment(moments: Moments, problem: Problem, weights: np.ndarray, field: str)
 
 
 def _cosine(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The weights of cosine decay, and the decay d_1 to d_k, each by its own formula."""
+    """Computes the weights of cosine decay, and the decay d_1 to d_k, each by its own formula."""
     j, i = np.arange(n), np.arange(1, n)
     weights = np.sin(np.pi / (2 * n)) * np.sin(np.pi * (2 * j + 1) / (2 * n))
     return weights, (1 + np.cos(np.pi * i / n)) / 2
@@ -82,7 +82,7 @@ STEPS, CHECKPOINTS = 5, 9
 
 
 def _adam_run() -> np.ndarray:
-    """The iterates of Adam on a quartic, from the first checkpoint to the last."""
+    """Computes the iterates of Adam on a quartic, from the first checkpoint to the last."""
     adam, x = optax.adam(0.05), jnp.array([1.0, -2.0, 0.5])
     state, path = adam.init(x), [np.asarray(x)]
     slope = jax.jit(jax.grad(lambda x: jnp.sum(x**4) / 4 + jnp.prod(x)))
@@ -99,14 +99,14 @@ def _adam_run() -> np.ndarray:
     f"Adam on a quartic, p={STEPS}, n={CHECKPOINTS}, cosine; the sum of coordinates",
 )
 def _():
-    """Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁), dᵢ = Σ_{j≥i} cⱼ: the updates made, decayed
+    """Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁) with dᵢ = Σ_{j≥i} cⱼ, the past updates scaled by a decay
 
-    of any optimiser, as long as the updates stay the same
+    It holds for any optimiser, as long as the updates stay the same.
     """
     path, (weights, decay) = _adam_run(), _cosine(CHECKPOINTS)
 
     def replayed() -> float:
-        """The run's updates again, each scaled by the decay of its interval."""
+        """Applies the run's updates again, each scaled by the decay of its interval."""
         x = path[0].copy()
         for step, update in enumerate(np.diff(path, axis=0)):
             x += decay[step // STEPS] * update
@@ -127,7 +127,7 @@ for _field, _simulated, _effect, _texts in (
             "E Σcⱼxⱼ = μ₀Σcⱼρʲ, ρ = (1-ηh)^p",
             "E x_k = μ₀Πᵢ(1-ηdᵢh)^p of decayed SGD",
             "the average keeps old bias",
-            f"seen: 5 % of how far both biases are apart, {APART}",
+            f"The test detects 5 % of the distance of the biases, {APART}.",
         ),
     ),
     (
@@ -150,9 +150,9 @@ for _field, _simulated, _effect, _texts in (
         each=((_field, _simulated, *_texts),),
     )
     def _printed_annealing(field, simulated, of_average, of_decay, why, seen):
-        """the average of a constant rate's checkpoints has the {field} of annealing
+        """The average of a constant rate's checkpoints has the {field} of annealing
 
-        gradients are taken elsewhere: {why}
+        Annealing computes its gradients elsewhere. {why}
         """
         predicted = _moment(decayed, _far, UNIFORM, field)
         return predicted, simulated(_far, UNIFORM, "averaged")
@@ -189,7 +189,7 @@ def _sparse() -> NoisyQuadratic:
 
 
 def _followed_break_even(time: float, pace: float) -> float:
-    """The dense break-even of SGD with a small rate, by moments that are followed step by step."""
+    """Computes the dense break-even of SGD with a small rate, by moments followed step by step."""
     count = round(time / pace) + 1
     stationary = pace / (2 - pace)
     average, decay = followed(pace, 1, np.full(count, 1 / count), stationary)
@@ -205,9 +205,9 @@ def _followed_break_even(time: float, pace: float) -> float:
     attack=averaging_domains.SHARE,
 )
 def _():
-    """Σcⱼρʲ ≥ Πᵢ(1-ηdᵢh)^p for 0 ≤ dᵢ ≤ 1, ηh ≤ 1: an average keeps more of its start
+    """Σcⱼρʲ ≥ Πᵢ(1-ηdᵢh)^p for 0 ≤ dᵢ ≤ 1 and ηh ≤ 1, so an average keeps more of its start
 
-    (1-ud)^p ≤ 1 - d(1-ρ), then 1 - Π(1-dᵢw) ≥ wΣdᵢ(1-w)^(i-1)
+    The proof uses (1-ud)^p ≤ 1 - d(1-ρ) and then 1 - Π(1-dᵢw) ≥ wΣdᵢ(1-w)^(i-1).
     """
     brief = partial(NoisyQuadratic, 1.0, 0.05, 1.0, 4, 3.0)
     return _moment(decayed, brief, FOUR, "bias"), _mean(brief, FOUR, "averaged")
@@ -221,9 +221,9 @@ def _():
     attack=averaging_domains.NOISE,
 )
 def _():
-    """p=1, ηh ≤ 1: the average of all iterates has at most linear decay's variance
+    """For p=1 and ηh ≤ 1 the average of all iterates has at most linear decay's variance
 
-    checkpoints far apart have more: see far-apart
+    With checkpoints far apart the average has more (see far-apart).
     """
     every, six = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 1), np.full(6, 1 / 6)
     bound = _moment(decayed, every, six, "variance")
@@ -236,7 +236,7 @@ def _():
     SPARSE,
 )
 def _():
-    """ρ → 0: V Σcⱼxⱼ = v/n of a uniform average"""
+    """As ρ → 0, V Σcⱼxⱼ = v/n for a uniform average"""
     return 1 / 3 / 4, _variance(_sparse, FOUR, "averaged")
 
 
@@ -246,7 +246,7 @@ def _():
     SPARSE,
 )
 def _():
-    """ρ → 0: linear decay ends with v(2-ηh)/(2n-ηh), less than v/n"""
+    """As ρ → 0, linear decay ends with v(2-ηh)/(2n-ηh), less than v/n"""
     return 1 / 3 * (2 - 0.5) / (2 * 4 - 0.5), _variance(_sparse, FOUR, "decayed")
 
 
@@ -257,9 +257,10 @@ def _():
     effect=0.05 * LOSS,
 )
 def _(seen=LOSS):
-    """the average wins iff μ₀² + v₀ < (N_decay - N_average)/((Σcⱼρʲ)² - Πᵢ(1-ηdᵢh)^2p)
+    """The average wins iff μ₀² + v₀ < (N_decay - N_average)/((Σcⱼρʲ)² - Πᵢ(1-ηdᵢh)^2p)
 
-    N: noise since x₀. Seen: 5 % of the loss there, {seen}. In p, n or ηh a root
+    N is the noise since x₀. The test detects 5 % of the loss there, {seen}. For p, n or ηh it is a
+    root.
     """
     even = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 7, float(break_even(_far(), UNIFORM)))
 
@@ -279,7 +280,7 @@ def _(seen=LOSS):
 def _(time=2.0, pace=1e-3):
     """μ₀²/v = [√(π/T)erf(√T)/2 - 2(T-1+e^-T)/T²] / [((1-e^-T)/T)² - e^-T]
 
-    the root of it; the tolerance is 2ηh
+    The distance is its root. The tolerance is 2ηh.
     """
     return dense_break_even(time), measured(lambda: _followed_break_even(time, pace), 2 * pace)
 
@@ -292,8 +293,8 @@ def _(time=2.0, pace=1e-3):
     attack=averaging_domains.LEAST_DISTANCE,
 )
 def _(time=0.05, pace=1e-4):
-    """from μ₀² < v/5 the average wins whatever the window
+    """For μ₀² < v/5 the average wins at any window
 
-    short windows attain it; the tolerance is 4ηh
+    Short windows attain it. The tolerance is 4ηh.
     """
     return LEAST, measured(lambda: _followed_break_even(time, pace) ** 2, 4 * pace)

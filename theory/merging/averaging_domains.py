@@ -1,6 +1,6 @@
-"""Noisy quadratics, on which the bounds about averages of checkpoints are attacked.
+"""Noisy quadratics that attack the bounds about averages of checkpoints.
 
-The ratio compares closed forms; `again` follows the moments of SGD step by step.
+The ratio compares closed forms. `again` follows the moments of SGD step by step.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def followed(pace: float, spacing: int, weights: Any, variance: float) -> tuple[
       Mean and variance of the average, and of the run at decayed rates.
     """
     c = np.asarray(weights, float)
-    # Of the first checkpoint and of each step's noise: the share in the iterate, and in the sum.
+    # Shares of the first checkpoint and of each step's noise, in the iterate and in the sum.
     now, total = np.zeros(1 + spacing * (c.size - 1)), np.zeros(1 + spacing * (c.size - 1))
     now[0] = 1.0
     total += c[0] * now
@@ -100,7 +100,7 @@ UNIFORM = np.full(CHECKPOINTS, 1 / CHECKPOINTS)
 
 
 def _start(p: Problem) -> Any:
-    """A variance between 0 and the stationary one."""
+    """Returns a variance between 0 and the stationary one."""
     return p["forgotten"] * p["pace"] / (2 - p["pace"])
 
 
@@ -130,9 +130,9 @@ def _least(p: Problem) -> Any:
 
 
 def _least_again(p: Problem) -> float:
-    """Both variances and biases as integrals over the window, in units of its length."""
+    """Computes both variances and biases as integrals over the window, in units of its length."""
     t, (at, weight) = float(p["time"]), quadrature(NODES)
-    # 1 - d = at. The average: of correlations e^-lag; the decay: of the noise that is added.
+    # 1 - d = at. The average integrates correlations e^-lag, the decay integrates added noise.
     average = 2 * np.sum(weight * (1 - at) * np.exp(-t * at))
     decay = np.exp(-t) + 2 * t * np.sum(weight * at**2 * np.exp(-t * at**2))
     bias = np.sum(weight * np.exp(-t * at))

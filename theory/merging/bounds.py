@@ -1,8 +1,8 @@
 """The bounds of the merging theory, as printed and as corrected, from constants alone.
 
-Nothing here depends on the loss: give the constants of an exact testbed (`quadratic.constants`) or
-measured ones (`measure`). The paper is Li et al., A Unified Generalization Framework for Model
-Merging, 2026 (arXiv 2601.21690).
+The loss enters only through constants, from an exact testbed (`quadratic.constants`) or measured
+(`measure`). The paper is Li et al., A Unified Generalization Framework for Model Merging, 2026
+(arXiv 2601.21690).
 """
 
 from typing import Literal, NamedTuple

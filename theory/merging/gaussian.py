@@ -1,20 +1,19 @@
-"""What merges of Gaussian task vectors risk, entry by entry: averages, DARE, trimming, TIES.
+"""The excess risk of averages, DARE, trimming and TIES of Gaussian task vectors.
 
-Each entry of every task is drawn alike. A task uses an entry with the probability `support`. Where
-it does, its optimum and what its expert learned are
+Each entry of every task has the same law. A task uses an entry with the probability `support`.
+There its optimum and its expert's task vector are
 
     c_t = mu + delta_t,    tau_t = c_t + eps_t,
 
 with mu shared by all tasks, the heterogeneity delta_t of the task, and the noise eps_t of finite
 training, all normal and independent. Elsewhere c_t = 0 and tau_t = eps_t. The loss of task t is
 h_t (x - c_t)^2 / 2, with the curvature h_t = 1 where the task uses the entry and `elsewhere`
-otherwise. A merge is scale * m, and its excess risk is its mean loss over tasks and entries, less
-that of the best point of each entry.
+otherwise. A merge is scale * m. Its excess risk is its mean loss over tasks and entries, minus the
+mean loss at the best point of each entry.
 
-The excess is a quadratic in the scale. So all that is needed of a merge are two moments
-(`merge_moments`), and its best scale is in closed form. Trimming is by magnitude over the whole
-vector. Its threshold is the quantile of infinitely many entries; n of them move it by some
-1 / sqrt(n).
+The excess is a quadratic in the scale. So two moments of a merge are enough (`merge_moments`), and
+its best scale has a closed form. Trimming is by magnitude over the whole vector. Its threshold is
+the quantile of infinitely many entries. With n entries it varies by about 1 / sqrt(n).
 """
 
 import math
@@ -38,11 +37,11 @@ METHODS: tuple[Method, ...] = get_args(Method)
 # many from their mean.
 FAR = 6.5
 # Cells of the lattice of sums per standard deviation of a task vector about its shared part. The
-# error falls with their square: here it was 5e-5 of the moments, or less, in all that was tried.
+# error falls with their square. It was at most 5e-5 of the moments in all trials.
 CELLS = 16
-# The least ratio of that deviation to the one of the shared part that `ties` resolves.
+# The least ratio of this deviation to the shared part's that `ties` resolves.
 LEAST = 0.01
-# Numbers that are held at once, and that are computed at all: seconds of a processor.
+# Limits of the numbers that are held at once, and of all computed numbers (CPU-seconds).
 TOGETHER, MOST = 2**22, 2**28
 
 
@@ -54,12 +53,12 @@ class GaussianTasks:
 
     Attributes:
       tasks: Number of tasks T, >= 1.
-      shared: Standard deviation of what all tasks share, >= 0.
-      heterogeneity: Standard deviation of what is a task's own, >= 0.
+      shared: Standard deviation of the part that all tasks share, >= 0.
+      heterogeneity: Standard deviation of a task's own part, >= 0.
       noise: Standard deviation of an expert about its optimum, >= 0.
       support: The share of entries that a task uses, in (0, 1].
       elsewhere: A task's curvature in the entries that it does not use, in [0, 1]. 1 is a common
-        curvature; 0 means that nothing is lost there.
+        curvature. With 0 nothing is lost there.
 
     >>> tasks = GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=0.5)
     >>> round(merge_moments(tasks, "average").excess(1.0), 5)  # noise^2 / (2 T)
@@ -99,11 +98,11 @@ class GaussianTasks:
 
     @property
     def start(self) -> float:
-        """Twice the excess risk of the base, which is what there is to gain by a merge."""
+        """Twice the excess risk of the base, the largest possible gain of a merge."""
         square = self.shared**2 + self.heterogeneity**2
         if self.support == 1:
             return square - self.heterogeneity**2 * (1 - 1 / self.tasks)
-        # Of n tasks that use an entry: the sum of their optima, squared, over all curvatures.
+        # For n tasks that use an entry, the squared sum of their optima over all curvatures.
         n = np.arange(1, self.tasks + 1)
         used = n**2 * self.shared**2 + n * self.heterogeneity**2
         best = used / (n + self.elsewhere * (self.tasks - n))
@@ -111,7 +110,7 @@ class GaussianTasks:
 
 
 class MergeMoments(NamedTuple):
-    """What the excess risk of a merge scale * m is made of.
+    """The moments in the excess risk of a merge scale * m.
 
     Attributes:
       square: The mean over tasks of E h_t m^2.
@@ -129,7 +128,7 @@ class MergeMoments(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The scale of least excess, product / square; 0 for a merge that is 0."""
+        """The scale of least excess, product / square. It is 0 for a merge that is 0."""
         return self.product / self.square if self.square else 0.0
 
     @property
@@ -154,14 +153,14 @@ class BestMerge(NamedTuple):
 
 @defined
 def trim_threshold(tasks: GaussianTasks, density: float) -> float:
-    """Computes the magnitude above which a share `density` of a task vector's entries lies.
+    """Computes the magnitude that a share `density` of a task vector's entries exceeds.
 
     Args:
       tasks: The tasks.
       density: The share, in (0, 1].
 
     Returns:
-      The threshold; 0 where no more entries differ from 0.
+      The threshold. It is 0 where at most this share of the entries differs from 0.
 
     Raises:
       ValueError: If the density is out of range.
@@ -187,30 +186,30 @@ def trim_threshold(tasks: GaussianTasks, density: float) -> float:
 def merge_moments(
     tasks: GaussianTasks, method: Method, density: float = 1.0, *, cells: float = CELLS
 ) -> MergeMoments:
-    """Computes the two moments of a merge that make its excess risk at every scale.
+    """Computes the two moments that determine a merge's excess risk at every scale.
 
     - "average" is the mean of the task vectors. Task arithmetic with the scale s is the average
       with the scale s T.
     - "dare" is the mean of randomly masked task vectors, divided by the density.
-    - "trim" is the mean of trimmed task vectors, with 0 for what was trimmed.
-    - "ties" is TIES: trimmed task vectors, a sign elected by their sum, and the mean over those
-      that are left and have this sign.
+    - "trim" is the mean of trimmed task vectors, with 0 for trimmed entries.
+    - "ties" trims task vectors, elects a sign by their sum, and averages the remaining entries of
+      this sign.
 
-    All but "ties" are in closed form. TIES is a sum over the shared part and over how many task
-    vectors agree, with the distribution of their sum on a lattice (by convolution).
+    All but "ties" are in closed form. TIES is a sum over the shared part and over the number of
+    task vectors that agree. The distribution of their sum is computed on a lattice by convolution.
 
     Args:
       tasks: The tasks.
       method: The merge.
-      density: The share of entries that is kept, in (0, 1]; not used by "average".
+      density: The share of entries that is kept, in (0, 1]. "average" ignores it.
       cells: Cells of the lattice per standard deviation of a task vector about its shared part.
 
     Returns:
       The moments.
 
     Raises:
-      ValueError: For another method, a density out of range; and for TIES if heterogeneity and
-        noise are not 0 but less than a hundredth of the shared part, which the lattice does not
+      ValueError: For another method or a density out of range. For TIES also if heterogeneity and
+        noise are positive but less than a hundredth of the shared part, which the lattice cannot
         resolve.
 
     References:
@@ -239,7 +238,7 @@ def dense_moments(
     noise: ArrayLike,
     density: ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
-    """Computes the moments of the average and of DARE where all tasks use all entries.
+    """Computes the moments of the average and of DARE if all tasks use all entries.
 
         square = shared^2 (1 - 1/T) + (shared^2 + heterogeneity^2 + noise^2) / (T density)
         product = start = shared^2 + heterogeneity^2 / T
@@ -249,10 +248,10 @@ def dense_moments(
 
     Args:
       tasks: Number of tasks T, >= 1.
-      shared: Standard deviation of what all tasks share, >= 0.
-      heterogeneity: Standard deviation of what is a task's own, >= 0.
+      shared: Standard deviation of the part that all tasks share, >= 0.
+      heterogeneity: Standard deviation of a task's own part, >= 0.
       noise: Standard deviation of an expert about its optimum, >= 0.
-      density: The share of entries that DARE keeps, in (0, 1]; 1 is the average.
+      density: The share of entries that DARE keeps, in (0, 1]. 1 is the average.
 
     Returns:
       The square and the product, each with the broadcast shape of the arguments.
@@ -282,8 +281,8 @@ def dense_moments(
 def best_merge(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> BestMerge:
     """Finds the density and the scale at which a merge has the least excess risk.
 
-    The scale is in closed form. The density is searched: first among powers of 2, then between the
-    neighbours of the best of them.
+    The scale has a closed form. The density is searched among powers of 2, and then between the
+    neighbours of the best one.
 
     Args:
       tasks: The tasks.
@@ -319,14 +318,14 @@ def best_merge(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) ->
 
 
 def _linear(tasks: GaussianTasks, cut: float, density: float) -> MergeMoments:
-    """A mean of what is left of task vectors above a threshold, after DARE of some density."""
+    """Computes the moments of a mean of thresholded task vectors, after DARE of some density."""
     n, p, off = tasks.tasks, tasks.support, 1 - tasks.support
     used, unused = _kept(cut, tasks.spread), _kept(cut, tasks.noise)
     both = p**2 * _both_kept(cut, tasks)  # of two task vectors, at an entry that both may use
     weighed = p * used + tasks.elsewhere * off * unused  # E h_t g(tau_t)^2
     one, others = p * used + off * unused, n - 1
-    # With task 1 and its curvature: its own square, those of the others, and what pairs of them
-    # share. Task 1 shares only where it uses the entry.
+    # Weighted by the curvature of task 1, the terms are its own square, the others' squares, and
+    # products of pairs. Task 1 contributes to products only where it uses the entry.
     squares = (weighed + others * tasks.curvature * one) / density
     pairs = 2 * others * both + others * (others - 1) * tasks.curvature * both
     # E[c_1 | tau_1] is linear in tau_1, and E[c_1 | tau_2] in tau_2.
@@ -337,7 +336,7 @@ def _linear(tasks: GaussianTasks, cut: float, density: float) -> MergeMoments:
 
 
 def _tail(c: float, spread: float) -> float:
-    """P(x > c) of a normal variable for c >= 0; without spread it is never above 0."""
+    """Computes P(x > c) of a normal variable for c >= 0. Without spread it is 0."""
     return float(ndtr(-c / spread)) if spread else 0.0
 
 
@@ -346,7 +345,7 @@ def _density(z: np.ndarray | float) -> np.ndarray:
 
 
 def _kept(c: float, spread: float) -> float:
-    """E[x^2; |x| > c] of a normal variable."""
+    """Computes E[x^2; |x| > c] of a normal variable."""
     if not spread:
         return 0.0
     z = c / spread
@@ -354,7 +353,7 @@ def _kept(c: float, spread: float) -> float:
 
 
 def _both_kept(c: float, tasks: GaussianTasks) -> float:
-    """E[x y; |x|, |y| > c] of task vectors of two tasks, where both use the entry."""
+    """Computes E[x y; |x|, |y| > c] of task vectors of two tasks, where both use the entry."""
     if not tasks.shared:
         return 0.0
     z, ratio = c / tasks.spread, (tasks.shared / tasks.spread) ** 2
@@ -363,7 +362,7 @@ def _both_kept(c: float, tasks: GaussianTasks) -> float:
 
 
 def _corner(z: float, rho: float, tasks: GaussianTasks) -> float:
-    """E[x y; x, y > z] of standard normal variables of correlation rho (Rosenbaum, 1961)."""
+    """Computes E[x y; x, y > z] of standard normals of correlation rho (Rosenbaum, 1961)."""
     # 1 - |rho| without cancellation.
     apart = (tasks.own / tasks.spread) ** 2
     less, more = (apart, 1 + rho) if rho > 0 else (1 - rho, apart)  # 1 - rho, 1 + rho
@@ -378,7 +377,7 @@ def _corner(z: float, rho: float, tasks: GaussianTasks) -> float:
 
 
 def _binomial(n: int, p: float) -> np.ndarray:
-    """The probabilities of 0 to n successes."""
+    """Computes the probabilities of 0 to n successes."""
     k = np.arange(n + 1)
     rest = 1 - p
     counts = np.array([math.comb(n, int(i)) for i in k], float)
@@ -387,20 +386,21 @@ def _binomial(n: int, p: float) -> np.ndarray:
 
 # --- TIES -----------------------------------------------------------------------------------------
 
-# What is hard: the elected sign depends on all task vectors, and the divisor on how many agree.
-# Given the shared part mu they are independent. Let S be their sum after trimming, a the number of
-# positive ones and P the sum of these. By symmetry a negative S adds what a positive one does, so
+# The difficulty is that the elected sign depends on all task vectors, and the divisor on how many
+# agree. Given the shared part mu they are independent. Let S be their sum after trimming, a the
+# number of positive ones and P the sum of these. By symmetry a negative S contributes as much as a
+# positive one, so
 #
 #     E[w_1 m^j] = 2 sum_a E[w_1 P^j; a, S > 0] / a^j,
 #
-# with w_1 = h_1 or h_1 c_1 of task 1. Each term is a product of Fourier transforms: of the law of
-# one task vector above the threshold, of this law times x and times x^2, of the law below -c with
-# what was trimmed at 0, and of the same weighed by w_1. Only whether S > 0 is read from a lattice.
-# All moments within its cells are exact.
+# with w_1 = h_1 or h_1 c_1 of task 1. Each term is a product of Fourier transforms. They are of the
+# law of one task vector above the threshold, of this law times x and x^2, of the law below -c with
+# trimmed entries at 0, and of the same laws weighted by w_1. The lattice decides only whether S >
+# 0. All moments within its cells are exact.
 
 
 def _ties(tasks: GaussianTasks, cut: float, cells: float) -> tuple[float, float]:
-    """E h_1 m^2 and E h_1 c_1 m of the disjoint mean of TIES."""
+    """Computes E h_1 m^2 and E h_1 c_1 m of the disjoint mean of TIES."""
     n, own = tasks.tasks, tasks.own
     if not own:
         return _alike(tasks, cut)
@@ -426,7 +426,7 @@ def _ties(tasks: GaussianTasks, cut: float, cells: float) -> tuple[float, float]
 
 
 def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The transforms of both moments, by the place of the sum of all task vectors."""
+    """Computes the transforms of both moments, by the place of the sum of all task vectors."""
     n, (law, x, x2), (h0, h1, h2), (c0, c1) = tasks.tasks, of["law"], of["h"], of["hc"]
     # Powers 0 to T - 1 of the law of a positive task vector, and of the rest.
     power, left = _powers(law, n), _powers(of["rest"], n)
@@ -444,7 +444,7 @@ def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, 
         product += ways / a * of_product * left[n - a]
         if a == n:
             break
-        # It is not, and a others are.
+        # Task 1 is not positive, and a others are.
         of_square = a * x2 * power[a - 1]
         if a > 1:
             of_square += a * (a - 1) * x**2 * power[a - 2]
@@ -455,16 +455,16 @@ def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, 
 
 
 def _alike(tasks: GaussianTasks, cut: float) -> tuple[float, float]:
-    """TIES where all task vectors that use an entry are equal, and the others 0."""
+    """Computes TIES if all task vectors that use an entry are equal, and the others 0."""
     none = (1 - tasks.support) ** tasks.tasks
     kept = _kept(cut, tasks.shared)
     return kept * (tasks.curvature - tasks.elsewhere * none), kept * tasks.support
 
 
 def _shared_parts(tasks: GaussianTasks) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes of the shared part and their weights: the trapezoidal rule.
+    """Returns nodes of the shared part and their weights, by the trapezoidal rule.
 
-    Its error falls with e^-(width / step)^2 (2 pi^2): what is integrated is smooth on the scale of
+    Its error falls with e^-(width / step)^2 (2 pi^2), since the integrand is smooth on the scale of
     the mean of all task vectors.
     """
     if not tasks.shared:
@@ -479,11 +479,11 @@ def _shared_parts(tasks: GaussianTasks) -> tuple[np.ndarray, np.ndarray]:
 def _laws(
     tasks: GaussianTasks, cut: float, mu: np.ndarray, step: float, size: int
 ) -> dict[str, np.ndarray]:
-    """Fourier transforms of a task vector's law on a lattice, given each shared part.
+    """Computes Fourier transforms of a task vector's law on a lattice, given each shared part.
 
     "law", "h" and "hc" are the positive part of the law above the threshold, times 1, x and x^2 (a
-    leading axis); the latter two are weighed by the curvature, and by curvature times optimum.
-    "rest" is what is below -c, with what was trimmed at 0.
+    leading axis). "h" is weighted by the curvature, and "hc" by curvature times optimum. "rest" is
+    the law below -c, with trimmed entries at 0.
     """
     widest = FAR * tasks.shared + (FAR + 2) * max(tasks.own, tasks.noise)
     last = min(size // 2 - 1, math.ceil(widest / step))
@@ -515,7 +515,7 @@ def _laws(
 
 
 def _cells(edges: np.ndarray, means: np.ndarray, spread: float) -> np.ndarray:
-    """The moments 0, 1 and 2 of a normal variable within cells, `(3, means, cells)`."""
+    """Computes the moments 0, 1 and 2 of a normal variable within cells, `(3, means, cells)`."""
     mean = means[:, None]
     z = (edges - mean) / spread
     f = _density(z)
@@ -526,7 +526,7 @@ def _cells(edges: np.ndarray, means: np.ndarray, spread: float) -> np.ndarray:
 
 
 def _powers(base: np.ndarray, count: int) -> list[np.ndarray]:
-    """Powers 0 to `count` - 1."""
+    """Computes powers 0 to `count` - 1."""
     found = [np.ones_like(base)]
     for _ in range(count - 1):
         found.append(found[-1] * base)

@@ -1,7 +1,7 @@
-"""The exact excess risk of averages, DARE, trimming and TIES, beside two papers' claims on them.
+"""The exact excess risk of averages, DARE, trimming and TIES, and two papers' claims on them.
 
 The simulators draw long task vectors and merge them by `sail_jax.methods`. Losses are measured
-entry by entry. All rows on one problem share their draws.
+entry by entry. All claims on one problem share their draws.
 """
 
 import math
@@ -23,8 +23,8 @@ from theory.merging.testbeds import claim
 # A claim of a study of language models, not of one of the five papers.
 STUDY = partial(claims.claim, "systematic-merging")
 
-# Task vectors lie in tensors of so many entries. Each has a threshold of its own, so that errors
-# can be measured by tensors: the losses of one depend on one another through the threshold.
+# Task vectors lie in tensors of this many entries. Each tensor has its own threshold. Losses within
+# a tensor depend on one another through the threshold, so errors are measured over tensors.
 ENTRIES = 6250
 
 DENSE = GaussianTasks(4, shared=0.6, heterogeneity=0.8, noise=0.7)
@@ -39,7 +39,7 @@ WORDS = {
     "own": "each task uses a fifth of the entries, and has no curvature elsewhere",
     "common": "each task uses a tenth of the entries, all curvatures alike",
 }
-# Of a task vector, in whole checks: as many as the effects need. Quick checks have fewer.
+# The number of tensors in whole checks, as many as the effects need. Quick checks have fewer.
 TENSORS = {DENSE: 20, OWN: 40, BEDS["common"]: 40}
 FEW = 10
 SPARSEST = 0.02  # the least density that is searched
@@ -54,7 +54,7 @@ def _numbers(tasks: GaussianTasks) -> str:
 
 @cache
 def _drawer(tasks: GaussianTasks) -> Callable[[Array, bool], Drawn]:
-    """Draws the task vectors of one problem, for all rows on it."""
+    """Draws the task vectors of one problem, for all claims on it."""
     return once(
         lambda key, quick: draw_tasks(key, tasks, ENTRIES * (FEW if quick else TENSORS[tasks]))
     )
@@ -70,20 +70,20 @@ def _merge(key: Array, drawn: Drawn, method: Method, density: float) -> np.ndarr
 def _merger(
     tasks: GaussianTasks, method: Method, density: float
 ) -> Callable[[Array, bool], np.ndarray]:
-    """Merges them, for all rows with one merge."""
+    """Merges them, for all claims with this merge."""
 
     return once(lambda key, quick: _merge(key, _drawer(tasks)(key, quick), method, density))
 
 
 def _mean(values: np.ndarray) -> Estimate:
-    """The mean over entries, by the means of tensors."""
+    """Averages over entries, with the error of the means of tensors."""
     return Estimate.mean(values.reshape(-1, ENTRIES).mean(1))
 
 
 def _excess(
     tasks: GaussianTasks, method: Method, density: float, scale: float | None = 1.0
 ) -> Simulate:
-    """Measures the excess of a merge; with the scale None at the best scale for the draws."""
+    """Measures the excess of a merge. The scale None is the best scale for the draws."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         drawn = _drawer(tasks)(key, quick)
@@ -158,9 +158,9 @@ for _bed, _method, _density in (
         ),
     )  # fmt: skip
     def _(bed, method, density, name, numbers, words):
-        """the excess of {name} is (E h m² - 2 E h c m + E h c*²)/2, by truncated normal moments
+        """The excess of {name} is (E h m² - 2 E h c m + E h c*²)/2, by truncated normal moments
 
-        TIES: a sum over the counts of agreeing tasks. Infinitely many entries
+        TIES is a sum over the counts of agreeing tasks. The number of entries is infinite.
         """
         tasks = BEDS[bed]
         return merge_moments(tasks, method, density).excess(1.0), _excess(tasks, method, density)
@@ -176,7 +176,7 @@ for _bed, _method, _density in (("dense", "ties", 0.2), ("own", "ties", 0.2)):
         each=((_bed, _method, _density, _numbers(BEDS[_bed]), WORDS[_bed]),),
     )
     def _(bed, method, density, numbers, words):
-        """the best scale of TIES is E h c m / E h m²"""
+        """The best scale of TIES is E h c m / E h m²"""
         tasks = BEDS[bed]
         return merge_moments(tasks, method, density).scale, _scale(tasks, method, density)
 
@@ -191,7 +191,7 @@ for _bed, _method in (("own", "ties"), ("common", "trim")):
         each=((_bed, _method, NAMES[_method], _numbers(BEDS[_bed]), WORDS[_bed], SPARSEST),),
     )
     def _(bed, method, name, numbers, words, least):
-        """the least excess of {name}, over all densities and scales"""
+        """The least excess of {name} is taken over all densities and scales"""
         tasks = BEDS[bed]
         return best_merge(tasks, method).excess, _least(tasks, method)
 
@@ -200,10 +200,10 @@ for _bed, _method in (("own", "ties"), ("common", "trim")):
 
 
 def _learned(key: Array, quick: bool) -> Estimate:
-    """The excess of a merge that is fitted to half of the entries, on the other half.
+    """Measures the excess of a merge that is fitted to half of the entries, on the other half.
 
-    It combines powers of the mean, means of powers, the median, extremes, TIES and trimming, and
-    has the optima that it shall predict.
+    It regresses the optima on powers of the mean, means of powers, the median, extremes, TIES and
+    trimming.
     """
     drawn = _drawer(DENSE)(key, quick)
     x = drawn.vectors
@@ -229,9 +229,10 @@ def _learned(key: Array, quick: bool) -> Estimate:
     attack=domains.ENTRYWISE,
 )
 def _():
-    """normal task vectors, all entries used: no merge has less than the average at its best scale
+    """For normal task vectors that use all entries no merge has less excess than the average at its
+    best scale
 
-    E[c̄ | τ₁, ..., τ_N] is a multiple of the mean
+    E[c̄ | τ₁, ..., τ_N] is a multiple of the mean.
     """
     return best_merge(DENSE, "average").excess, _learned
 
@@ -247,16 +248,16 @@ def _():
     draws="unified-merging/merge-dense",
 )
 def _printed_need():
-    """TIES scales to more tasks than the average: with N = 4 its excess is smaller
+    """TIES scales to more tasks than the average, as its excess is smaller with N = 4
 
-    both are at their published settings; TIES is worse at its best, too (merge-bayes)
+    Both are at their published settings. TIES is worse at its best, too (merge-bayes).
     """
     return merge_moments(DENSE, "average").excess(1.0), _excess(DENSE, "ties", 0.2)
 
 
 @_printed_need.beside("corrected", "=")
 def _():
-    """TIES has the excess of its exact moments, here more than the base has"""
+    """TIES has the excess of its exact moments, here more than the base"""
     return merge_moments(DENSE, "ties", 0.2).excess(1.0)
 
 
@@ -270,7 +271,7 @@ def _():
     attack="a finding at one setting; at others, of little noise, TIES ends below the base",
 )
 def _():
-    """all entries used: TIES at its published settings has more excess than the base"""
+    """If all entries are used, TIES at its published settings has more excess than the base"""
     return merge_moments(DENSE, "average").excess(0.0), _excess(DENSE, "ties", 0.2)
 
 
@@ -282,9 +283,9 @@ def _():
     draws="unified-merging/merge-own",
 )
 def _printed_gains():
-    """read as general: task arithmetic, at its best scale, has the least excess
+    """As a general statement, task arithmetic at its best scale has the least excess
 
-    tasks of few entries and little noise are what TIES is made for
+    TIES is made for tasks with few entries and little noise.
     """
     return best_merge(OWN, "average").excess, _excess(OWN, "ties", 0.2, None)
 

@@ -1,7 +1,7 @@
-"""Merges on which the average's optimality is attacked: means of any odd function of an entry.
+"""Merges that attack the average's optimality, means of any odd function of an entry.
 
-The function is a sum of ramps, as trimming with a soft threshold is. The ratio compares excess
-risks, of the average at its best scale and of such a mean.
+The function is a sum of ramps, like trimming with a soft threshold. The ratio compares the excess
+risks of the average at its best scale and of such a mean.
 """
 
 from functools import cache
@@ -27,13 +27,15 @@ BOXES = {
 
 @cache
 def _hermite() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for the mean over a standard normal variable."""
+    """Returns nodes and weights for the mean over a standard normal variable."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     return nodes, weights / weights.sum()
 
 
 def _of_moments(p: Problem, square: Any, product: Any) -> Any:
-    """The excess of the average at its best scale, over that of a merge of these moments."""
+    """Divides the excess of the average at its best scale by the excess of a merge with these
+    moments.
+    """
     start = p["shared"] ** 2 + p["heterogeneity"] ** 2 / TASKS
     noise = p["noise"] ** 2 / TASKS
     least = start * noise / (start + noise)
@@ -45,32 +47,32 @@ def _normal(x: Any) -> Any:
 
 
 def _ratio(p: Problem) -> Any:
-    """By moments of ramps, and Gauss-Hermite quadrature over the shared part alone."""
+    """Computes the ratio by moments of ramps and Gauss-Hermite quadrature over the shared part."""
     s, own2 = p["shared"], p["heterogeneity"] ** 2 + p["noise"] ** 2
     own, spread = jnp.sqrt(own2), jnp.sqrt(s**2 + own2)
     nodes, weights = _hermite()
     mu, cuts, slopes = s * nodes, np.array(RAMPS), jnp.asarray(p["slopes"])
 
     def above(mean: Any) -> Any:
-        """E max(tau - cut, 0) of a normal tau about each mean, for each ramp."""
+        """Computes E max(tau - cut, 0) of a normal tau about each mean, for each ramp."""
         z = (mean[:, None] - cuts * spread) / own
         return own * (z * ndtr(z) + _normal(z))
 
     mean = mu + (above(mu) - above(-mu)) @ slopes
-    # E max(|z| - r, 0) max(|z| - q, 0) for r <= q; the slope 1 of the average is one more ramp.
+    # E max(|z| - r, 0) max(|z| - q, 0) for r <= q. The slope 1 of the average is one more ramp.
     low, high = np.minimum(cuts[:, None], cuts), np.maximum(cuts[:, None], cuts)
     pairs = 2 * ((1 + low * high) * ndtr(-high) - low * _normal(high))
     total = slopes.at[0].add(1.0)
     square = spread**2 * (total @ pairs @ total) / TASKS
     square += (1 - 1 / TASKS) * (weights @ mean**2)
-    # Stein: E tau g(tau) = spread^2 E g'(tau). What tau_2 has of c_1 is the shared part.
+    # By Stein E tau g(tau) = spread^2 E g'(tau). tau_2 and c_1 have only the shared part in common.
     tilt = 1 + slopes @ (2 * ndtr(-cuts))
     known = s**2 + p["heterogeneity"] ** 2 / TASKS
     return _of_moments(p, square, known * tilt)
 
 
 def _ratio_again(p: Problem) -> float:
-    """By dense sums over the shared part, and over an entry about it."""
+    """Computes the same by dense sums over the shared part, and over an entry about it."""
     s, own = float(p["shared"]), float(np.hypot(p["heterogeneity"], p["noise"]))
     nodes = {count: np.linspace(-7.0, 7.0, count) for count in (201, 1001)}
     at, entry = nodes[201], nodes[1001]

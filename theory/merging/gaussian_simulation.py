@@ -1,6 +1,6 @@
-"""Merges of drawn task vectors by `sail_jax.merging`, with losses measured entry by entry.
+"""Merges of random task vectors by `sail_jax.merging`, with losses measured entry by entry.
 
-The expectations of these draws are in `gaussian`, which draws nothing and merges nothing.
+`gaussian` has the expectations of these draws, without any draw or merge.
 """
 
 from collections.abc import Callable
@@ -34,18 +34,18 @@ class Drawn(NamedTuple):
     curvature: Float[np.ndarray, "T n"]
 
     def loss(self, x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """The mean loss over tasks, entry by entry."""
+        """Computes the mean loss over tasks, entry by entry."""
         return (self.curvature * (x - self.optima) ** 2).mean(0) / 2
 
     def excess(self, x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """The mean loss less that at the best point of each entry."""
+        """Computes the mean loss minus its value at the best point of each entry."""
         total = self.curvature.sum(0)
-        # Where no task has curvature all points are best.
+        # Where all curvatures are 0 every point is best.
         best = (self.curvature * self.optima).sum(0) / np.where(total, total, 1.0)
         return self.loss(x) - self.loss(best)
 
     def best_scale(self, x: Float[np.ndarray, " n"]) -> float:
-        """The factor of a merge at which its mean loss is least, by search."""
+        """Searches the factor of a merge with the least mean loss."""
 
         def risk(scale: float) -> float:
             return float(self.loss(scale * x).mean())
@@ -86,22 +86,22 @@ def merge_drawn(
 ) -> Float[np.ndarray, " n"]:
     """Merges task vectors by the methods that merge checkpoints, with the scale 1.
 
-    A threshold depends on all entries that it is of, and so do all of their losses. What several
-    tensors give is independent: they are trimmed one by one.
+    A threshold depends on all entries of a tensor, and so do their losses. Tensors are trimmed one
+    by one, so their losses are independent.
 
     Args:
       key: Random key of DARE's masks.
       vectors: Task vectors.
       method: The merge, as for `gaussian.merge_moments`.
       density: The share of entries that is kept, in (0, 1].
-      tensors: In how many tensors of one size the entries lie, one after another.
+      tensors: The number of tensors of equal size in which the entries lie, one after another.
 
     Returns:
       The update of the base.
 
     Raises:
-      ValueError: For another method, another density, and a number of tensors that does not divide
-        the number of entries.
+      ValueError: For another method or density, or if `tensors` does not divide the number of
+        entries.
     """
     one_of("method", method, Method)
     if tensors < 1 or vectors.shape[1] % tensors:

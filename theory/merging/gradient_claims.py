@@ -37,10 +37,10 @@ for _number, _place, _coefficient in (
         each=((_number, _coefficient),),
     )
     def _(name, coefficient):
-        """η=√(N/K̄): E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
+        """At η=√(N/K̄), E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
         {coefficient:g}NL²ζ²A₃/K̄
 
-        no condition on ηL; the cited result is about the best of all rounds
+        There is no condition on ηL. The cited result is about the best of all rounds.
         """
         predicted = bound(edge, "surrogate", coefficient=coefficient)
         return predicted, drawn(edge, "surrogate_gradient")
@@ -69,10 +69,10 @@ for _number, _place, _coefficient in (
         overlooks="tightened",
     )
     def _(name, coefficient):
-        """η=√(N/K̄): E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
+        """At η=√(N/K̄), E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
         {coefficient:g}NL²ζ²A₃/K̄
 
-        the search finds that the terms in σ² and ζ² never matter
+        The search finds that the terms in σ² and ζ² never matter.
         """
         predicted = bound(admissible, "surrogate", coefficient=coefficient)
         return predicted, drawn(admissible, "surrogate_gradient")
@@ -87,13 +87,13 @@ for _number, _place, _coefficient in (
     overlooks="tightened",
 )
 def _():
-    """16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold: it says less than not training
+    """16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold, which is weaker than no training
 
-    compared: E|∇f̃(x₀)|² and ε_sgd/16, whose terms in σ² and ζ² never matter
+    E|∇f̃(x₀)|² and ε_sgd/16 are compared. Its terms in σ² and ζ² never matter.
     """
 
     def untrained() -> QuadraticTasks:
-        """Experts all but stay at their start."""
+        """Simulates experts that hardly leave their start."""
         return replace(admissible(), rate=jnp.array(1e-12))
 
     return bound(admissible, "surrogate") / 16, drawn(untrained, "surrogate_gradient")
@@ -111,7 +111,9 @@ def _():
 
 
 class _Squares(NamedTuple):
-    """Of drawn gradients: |∇f|², |∇f̃|², Σλ|∇fᵢ|²; Σλ|∇fᵢ-∇f|², Σλ|∇fᵢ-∇f̃|²; both chi-squares."""
+    """Computes |∇f|², |∇f̃|², Σλ|∇fᵢ|², Σλ|∇fᵢ-∇f|², Σλ|∇fᵢ-∇f̃|² and both chi-squares of drawn
+    gradients.
+    """
 
     plain: np.ndarray
     weighted: np.ndarray
@@ -143,7 +145,7 @@ CLOSEST = f"4 gradients and weights; that of {DRAWS} draws where the sides are c
 
 
 def _closest(left: np.ndarray, right: np.ndarray) -> tuple[float, Simulate]:
-    """Both sides in the draw in which the left is the largest part of the right."""
+    """Returns both sides in the draw with the largest ratio of left to right."""
     worst = (left / right).argmax()
     return float(right[worst]), measured(lambda: left[worst])
 
@@ -152,7 +154,7 @@ def _closest(left: np.ndarray, right: np.ndarray) -> tuple[float, Simulate]:
 def _printed_divergence(weights=(0.9, 0.1)):
     """Σ(1/N-λ)²/λ² is the chi-square divergence of λ and p = 1/N
 
-    the bounds hold all the same: it is larger
+    The bounds still hold, as it is larger.
     """
     found = measured(lambda: sum(1 / 4 / w for w in weights) - 1)
     return chi_square(weights, form="printed"), found
@@ -175,7 +177,7 @@ def _(weights):
 def _():
     """|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²
 
-    the search finds that 2χ²|∇f̃|² never matters
+    The search finds that 2χ²|∇f̃|² never matters.
     """
     s = _squares()
     return _closest(s.plain, 2 * (s.printed + 1) * s.weighted + 2 * s.printed * s.zeta2)
@@ -205,7 +207,7 @@ def _():
 def _():
     """Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²
 
-    Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it
+    Assumption 6's κ² = Σλζ² ≤ 1 does not follow from it.
     """
     s = _squares()
     return _closest(s.each, s.weighted + s.zeta2)
@@ -215,7 +217,7 @@ def _():
 def _():
     """Σλ|∇fᵢ|² = |Σλ∇fᵢ|² + Σλ|∇fᵢ - Σλ∇fᵢ|²
 
-    the proof writes f for Σλfᵢ, which Assumption 3 means by (1/N)Σfᵢ
+    The proof writes f for Σλfᵢ, but in Assumption 3 f is (1/N)Σfᵢ.
     """
     s = _squares()
     return _closest(s.each, s.weighted + s.dispersion)
@@ -223,7 +225,7 @@ def _():
 
 @cache
 def _best_gamma() -> tuple[float, float]:
-    """The γ of least eq. (23), and its value there, by a search over log γ."""
+    """Searches the γ of least eq. (23) over log γ, and returns it with the value."""
     from scipy.optimize import minimize_scalar
 
     tasks = mixed()
@@ -245,7 +247,7 @@ def _best_gamma() -> tuple[float, float]:
 def _():
     """γ* = √(B/8η²S) minimises 8(L+γ)η²S + (1/γ+2C)B
 
-    tolerance 1e-5 of a search for a flat minimum
+    The tolerance is 1e-5, for a search of a flat minimum.
     """
     return bounds(mixed).gamma, measured(lambda: _best_gamma()[0], 1e-5)
 
@@ -256,9 +258,9 @@ def _():
     MIXED,
 )
 def _():
-    """the least of eq. (23) over γ is 8Lη²S + 2CB + 4√2 η√(SB)
+    """The least of eq. (23) over γ is 8Lη²S + 2CB + 4√2 η√(SB)
 
-    tolerance 1e-5 of a search
+    The tolerance is 1e-5, for a search.
     """
     return bounds(mixed).least, measured(lambda: _best_gamma()[1], 1e-5)
 
@@ -272,9 +274,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """the least of eq. (23) over γ is at most 8(L+1)η²S + (2C+1)B
+    """The least of eq. (23) over γ is at most 8(L+1)η²S + (2C+1)B
 
-    which is eq. (23) at γ = 1: Theorem 3 does not use γ*
+    This is eq. (23) at γ = 1. Theorem 3 does not use γ*.
     """
     return bounds(mixed).excess, measured(lambda: _best_gamma()[1], 1e-5)
 
@@ -287,9 +289,10 @@ def _():
     attack=gradient_domains.excess_printed(restricted=False),
 )
 def _():
-    """η=√(N/K̄): excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd
+    """At η=√(N/K̄), excess ≤ 8(L+1)η²S + (2C+1)B with S = ΣλK(σ²+3bζ²)/n and B = χ²Σλζ² +
+    (χ²+1)ε_sgd
 
-    Theorems 1 and 2, whose conditions it takes, state no other one on η
+    It has the conditions of Theorems 1 and 2, which state no other one on η.
     """
     return bound(edge, "excess"), drawn(edge, "excess")
 
@@ -303,9 +306,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB, S and B repaired
+    """excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB with corrected S and B
 
-    the search finds that (L/2)S never matters
+    The search finds that (L/2)S never matters.
     """
     return bound(mixed, "least", "corrected"), drawn(mixed, "excess", RUNS)
 
@@ -321,7 +324,7 @@ def _():
 def _():
     """excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd
 
-    the search finds that 8(L+1)η²S never matters
+    The search finds that 8(L+1)η²S never matters.
     """
     return bound(admissible, "excess"), drawn(admissible, "excess")
 
@@ -335,8 +338,8 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """there Theorem 3 says at least 32 (f̃(x₀) - inf f̃)
+    """At that step size Theorem 3's bound is at least 32 (f̃(x₀) - inf f̃)
 
-    compared: f̃(x₀) - inf f̃ and 1/32 of the bound; 8(L+1)η²S never matters
+    f̃(x₀) - inf f̃ and 1/32 of the bound are compared. 8(L+1)η²S never matters.
     """
     return float(bounds(admissible).excess) / 32, drawn(admissible, "gap")

@@ -1,4 +1,4 @@
-"""Two quadratic tasks, on which Theorems 2 to 4 and Corollary 2 of unified-merging are attacked."""
+"""Two quadratic tasks that attack Theorems 2 to 4 and Corollary 2 of unified-merging."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ UNTRAINED = 1e-12  # a rate
 
 
 def _surrogate_without(name: str, tasks: QuadraticTasks, **options: Any) -> Any:
-    """The bound without what a constant stands in."""
+    """Computes the bound without the terms of a constant."""
     given = constants(tasks)
     given = given._replace(**{name: 0.0 * getattr(given, name)})
     return surrogate_gradient(given, tasks.training, **options)
@@ -59,7 +59,9 @@ SURROGATE = domain(
 def _rooted(
     restricted: bool,
 ) -> tuple[str, Mapping[str, Box], Callable[[Any], QuadraticTasks]]:
-    """Problems at the rate sqrt(N / mean K): in words, their boxes, and what builds their tasks."""
+    """Returns problems at the rate sqrt(N / mean K), with a description, boxes and a builder of
+    tasks.
+    """
     if restricted:
         return ROOT + "≤ 1/(8KL)", BOXES, admissible
     return ROOT + "< 2/L, centres within .01", TIED, tied
@@ -69,8 +71,8 @@ def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
     """Returns the problems of the printed bound.
 
     Args:
-      coefficient: Of its last term.
-      restricted: Whether the rate is at most 1 / (8 K L), too.
+      coefficient: The coefficient of its last term.
+      restricted: Whether the rate is also at most 1 / (8 K L).
 
     Returns:
       The domain.
@@ -85,7 +87,7 @@ def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
 
 
 def _at_start(tasks: QuadraticTasks) -> Any:
-    """16 |grad f~|^2 of a model that is all but untrained."""
+    """Computes 16 |grad f~|^2 of an almost untrained model."""
     return 16 * exact(replace(tasks, rate=jnp.asarray(UNTRAINED))).surrogate_gradient
 
 
@@ -127,7 +129,7 @@ EXCESS = domain(
 def _excess_printed_without(term: str, tasks: QuadraticTasks) -> Any:
     given = constants(tasks)
     found = excess_risk_bound(given, tasks.training)
-    # The printed B is half of what bounds |grad f|^2.
+    # The printed B is half of the bound of |grad f|^2.
     terms = {
         "8(L+1)η²S": (given.smoothness + 1) / 2 * found.stability,
         "(2C+1)B": (given.pl + 0.5) * found.gradient,
@@ -144,7 +146,7 @@ def excess_printed(*, restricted: bool) -> Domain:
     """Returns the problems of Theorem 3 as printed.
 
     Args:
-      restricted: Whether the rate is at most 1 / (8 K L), too.
+      restricted: Whether the rate is also at most 1 / (8 K L).
 
     Returns:
       The domain.

@@ -1,8 +1,8 @@
-"""How far task vectors are from their mean, and what sparsification does to that distance.
+"""The distance of task vectors from their mean, before and after sparsification.
 
-Corollary 1 of Li et al., 2026 (arXiv 2601.21690), says that trimming, sign election and DARE reduce
-sum_i w_i |d_i - d|^2 with d = sum_i w_i d_i. Only election does, and not strictly. (The zeta_i^2 of
-the paper's Assumption 3 is a property of the losses, which no mask changes.)
+By Corollary 1 of Li et al., 2026 (arXiv 2601.21690), trimming, sign election and DARE reduce sum_i
+w_i |d_i - d|^2 with d = sum_i w_i d_i. Only election does, and not strictly. (The zeta_i^2 of the
+paper's Assumption 3 is a property of the losses. Masks do not change it.)
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Effect(NamedTuple):
 
 @defined
 def updates(vectors: TaskVectors) -> PyTree:
-    """Returns what a transform leaves of each task vector, with 0 where it is masked.
+    """Returns each task vector with 0 where it is masked.
 
     Args:
       vectors: Task vectors, stacked along a leading axis.
@@ -78,7 +78,7 @@ def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
 
 @defined
 def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effect:
-    """Computes what a transform of task vectors does to their heterogeneity, exactly.
+    """Computes the heterogeneity of task vectors before and after a transform, exactly.
 
     Args:
       transform: Any transform of `sail_jax.merging`, such as `trim`, `elect`, `drop` or a chain of
@@ -117,7 +117,7 @@ def dare_heterogeneity(
       vectors: Pytree of N task vectors stacked along a leading axis.
       weights: Weights `(N,)`, >= 0, of sum 1.
       rate: Drop rate p in [0, 1).
-      rescale: Whether DARE divides what it keeps by 1 - p.
+      rescale: Whether DARE divides kept entries by 1 - p.
 
     Returns:
       The mean heterogeneity, a scalar.
@@ -137,8 +137,8 @@ def dare_heterogeneity(
     leaves = jax.tree.leaves(vectors)
     squares = sum(jnp.sum(d**2, range(1, d.ndim)) for d in leaves)
     scale = 1.0 if rescale else (1 - p) ** 2
-    # The masks are independent. In a weighted variance the own variance v_i of d_i adds
-    # w_i (1 - w_i) v_i, here with v_i = p / (1 - p) |d_i|^2.
+    # The masks are independent. The variance v_i = p / (1 - p) |d_i|^2 of d_i adds w_i (1 - w_i)
+    # v_i to a weighted variance.
     return scale * (heterogeneity(vectors, w) + p / (1 - p) * jnp.sum(w * (1 - w) * squares))
 
 

@@ -1,6 +1,6 @@
-"""Problems on which those inequalities of unified-merging are attacked that need no experts.
+"""Problems that attack the inequalities of unified-merging on gradients, sizes and constants.
 
-They are about gradients, sizes and constants alone.
+They do not need experts.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Sides = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 
 def _squares(p: Problem) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """|grad f|^2, |grad f~|^2, sum w |grad f_i|^2, sum w zeta^2, and both chi-squares."""
+    """Computes |grad f|^2, |grad f~|^2, sum w |grad f_i|^2, sum w zeta^2, and both chi-squares."""
     g, w = p["gradients"], p["weights"] / p["weights"].sum()
     plain, weighted = g.mean(0), w @ g
     zeta2, away = w @ ((g - plain) ** 2).sum(1), (1 / w.size - w) ** 2
@@ -33,7 +33,7 @@ def _squares(p: Problem) -> tuple[Any, Any, Any, Any, Any, Any]:
 
 
 def _squares_again(p: Problem) -> tuple[float, float, float, float, float, float]:
-    """By central differences of losses with those gradients; chi-squares as mean squares."""
+    """Computes the same by central differences of losses, with chi-squares as mean squares."""
     g, w = np.asarray(p["gradients"]), np.asarray(p["weights"]) / np.sum(p["weights"])
     curvatures = 1.0 + np.arange(len(g))
 
@@ -41,7 +41,7 @@ def _squares_again(p: Problem) -> tuple[float, float, float, float, float, float
         return float(g[i] @ x + curvatures[i] * (x @ x) / 2)
 
     def square(coefficients: Any) -> float:
-        """|grad sum_i a_i f_i|^2 at 0."""
+        """Computes |grad sum_i a_i f_i|^2 at 0."""
         axes = np.eye(g.shape[1])
         mixed = [
             sum(a * loss(i, s * e) for i, a in enumerate(coefficients))
@@ -118,7 +118,7 @@ def _grown(constant: float, p: Problem) -> Any:
 
 
 def _grown_again(constant: float, p: Problem) -> float:
-    """Step by step."""
+    """Computes the same step by step."""
     grown, steps = 0.0, int(p["steps"])
     for _ in range(steps):
         grown += (1 + grown) * float(p["product"]) / steps
@@ -147,7 +147,7 @@ def bernoulli(corrected: bool) -> Domain:
 
 
 def _mixture_terms(p: Problem) -> tuple[Any, dict[str, Any]]:
-    """The mixture over the perturbed task, and the bound."""
+    """Computes the mixture over the perturbed task, and the bound."""
     n, weights = jnp.floor(p["samples"]), jnp.stack([p["weight"], 1 - p["weight"]])
     scale, seen = weights * p["steps"], n / n.sum()
     with_it = (p["variance"] + 3 * p["batch"] * p["zeta2"]) / n
@@ -162,7 +162,7 @@ def _mixture(lacking: str, p: Problem) -> Any:
 
 
 def _mixture_again(p: Problem) -> float:
-    """Sample by sample: a sample of one task is replaced, all of them with equal chances."""
+    """Computes the same sample by sample. Each sample is replaced with equal probability."""
     n, total, bound = np.floor(p["samples"]), 0.0, 0.0
     for i, weight in enumerate((float(p["weight"]), 1 - float(p["weight"]))):
         noise = float(p["variance"][i]) / n[i]
@@ -204,7 +204,7 @@ def _given(p: Problem) -> tuple[Constants, Training]:
 
 
 def _relaxed(lacking: str, p: Problem) -> Any:
-    """The least value of eq. (23) at many gammas beside its relaxation."""
+    """Divides the least value of eq. (23) over many gammas by its relaxation."""
     given = _given(p)
     found = excess_risk_bound(*given)
     S, (smoothness, pl) = found.stability / 16, given[0][:2]
@@ -215,7 +215,7 @@ def _relaxed(lacking: str, p: Problem) -> Any:
 
 
 def _relaxed_again(p: Problem) -> float:
-    """At the gamma at which two terms are equal, in NumPy."""
+    """Computes the same at the gamma with two equal terms, in NumPy."""
     N, w = 2, np.array([float(p["weight"]), 1 - float(p["weight"])])
     n, k, b, s2, z2 = (
         np.asarray(p[name]) for name in ("samples", "steps", "batch", "variance", "zeta2")
@@ -292,7 +292,7 @@ def _fewer_tasks(p: Problem) -> Any:
 
 
 def _fewer_tasks_again(p: Problem) -> float:
-    """By pairs of tasks."""
+    """Computes the same by pairs of tasks."""
     few, many = (
         np.mean([(a - b) ** 2 for a in p["centres"][:n] for b in p["centres"][:n]]) / 2
         for n in (_TASKS // 4, _TASKS)

@@ -1,5 +1,6 @@
-"""Unified merging (arXiv 2601.21690), step sizes (Theorem 3, eq. 14), and Remark 5 with
-Section V-B and Appendix A-A1: the laws in n, b, K, η and N."""
+"""Unified merging (arXiv 2601.21690), step sizes (Theorem 3, eq. 14), and the laws in n, b, K, η
+and N of Remark 5, Section V-B and Appendix A-A1.
+"""
 
 from functools import partial
 
@@ -26,7 +27,7 @@ SPREAD = 0.5  # of the centres of two tasks
 
 
 def _few(samples: int = 10, batch: float = 1, steps: int = 20, rate: float = 0.05):
-    """Two tasks whose experts converge slowly."""
+    """Returns two tasks with slowly converging experts."""
     return QuadraticTasks([1.0], [[SPREAD], [-SPREAD]], 1.0, samples, steps, batch, rate)
 
 
@@ -39,7 +40,7 @@ def _few(samples: int = 10, batch: float = 1, steps: int = 20, rate: float = 0.0
     "N={tasks}, K={steps}",
 )
 def _(tasks=2, steps=10):
-    """η=√(N/K̄) meets η ≤ 1/(8KL) iff L√(NK) ≤ 1/8: the largest L"""
+    """η=√(N/K̄) satisfies η ≤ 1/(8KL) iff L√(NK) ≤ 1/8. The largest L is compared"""
 
     def gap(smoothness: float) -> float:
         return (tasks / steps) ** 0.5 - 1 / (8 * steps * smoothness)
@@ -56,12 +57,13 @@ def _(tasks=2, steps=10):
 def _printed_proximal(proximal=0.1, steps=LOCAL_STEPS, rate=0.5):
     """λᵢ = (1 - (1-α)^Kᵢ/N) / (Σ[1 - (1-α)^Kᵢ]/N)
 
-    they do not sum to one
+    They do not sum to one.
     """
 
     def share() -> float:
-        """Of task 1 in the movement of the merged model under the proximal updates
-        x <- x - η(g_i + μ(x - x_0)), gradients orthonormal and constant, ημ = α."""
+        """Measures task 1's weight in the movement of the merged model under the proximal updates x
+        <- x - η(g_i + μ(x - x_0)), with orthonormal constant gradients and ημ = α.
+        """
         moved = []
         for count in steps:
             x = 0.0
@@ -86,7 +88,9 @@ def _adams_movement(gradients: np.ndarray) -> np.ndarray:
 
 
 def _orthogonal(i: int) -> np.ndarray:
-    """The gradient of task i: of one size in both coordinates, orthogonal to the other task's."""
+    """Returns the gradient of task i, of equal size in both coordinates and orthogonal to the other
+    task's.
+    """
     return SIZES[i] * np.array([1.0, (-1.0) ** i])
 
 
@@ -96,13 +100,16 @@ def _orthogonal(i: int) -> np.ndarray:
     f"K={LOCAL_STEPS[0]}, constant gradient {CONSTANT}, rate {RATE}, ε={EPS}",
 )
 def _printed_adam():
-    """aᵢ has one entry per step: none of Adam's movement leaves the gradients' span
+    """aᵢ has one entry per step, so Adam's movement stays in the gradients' span
 
-    the share of its square; it moves along g/(|g| + ε), coordinate by coordinate
+    The share of its square outside is compared. Adam moves along g/(|g| + ε), coordinate by
+    coordinate.
     """
 
     def outside() -> float:
-        """The share of Adam's squared movement that no weighting of its gradients explains."""
+        """Computes the share of Adam's squared movement that no weighting of its gradients
+        explains.
+        """
         gradients = np.tile(CONSTANT, (LOCAL_STEPS[0], 1))
         moved = _adams_movement(gradients)
         left = moved - gradients.T @ np.linalg.lstsq(gradients.T, moved)[0]
@@ -113,7 +120,9 @@ def _printed_adam():
 
 @_printed_adam.beside("corrected")
 def _():
-    """it has one per coordinate, too: 1 - (u·g)²/(|u|²|g|²) leaves it, u = g/(|g| + ε)"""
+    """aᵢ also has one entry per coordinate. The share 1 - (u·g)²/(|u|²|g|²) with u = g/(|g| + ε) is
+    outside of the span
+    """
     along = CONSTANT / (np.abs(CONSTANT) + EPS)
     return 1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT))
 
@@ -136,11 +145,11 @@ def _():
     f"K={LOCAL_STEPS}, constant orthogonal gradients of sizes {SIZES}, i=1",
 )
 def _():
-    """λᵢ = [Kᵢ/(|gᵢ| + ε)] / Σⱼ[Kⱼ/(|gⱼ| + ε)]: tasks of small gradients count more"""
+    """λᵢ = [Kᵢ/(|gᵢ| + ε)] / Σⱼ[Kⱼ/(|gⱼ| + ε)], so tasks with small gradients count more"""
     gradients = [np.tile(_orthogonal(i), (steps, 1)) for i, steps in enumerate(LOCAL_STEPS)]
 
     def weight() -> float:
-        """Of task 1 in the movement of the average of two experts by Adam."""
+        """Measures task 1's weight in the movement of the average of two experts by Adam."""
         directions = np.stack([_orthogonal(i) for i in range(2)], 1)
         moved = np.mean([_adams_movement(g) for g in gradients], 0)
         first, second = np.linalg.solve(directions, moved)
@@ -156,7 +165,7 @@ def _():
     "N=2, n=10, K=20, η=.05, all samples in every batch",
 )
 def _():
-    """E_O falls with n, too: ½Σ_h h{(mean)² + Σᵢ((1-ρᵢ)λᵢ-1/N)² s²/nᵢ + Σλᵢ²νᵢ}"""
+    """E_O falls with n, too, as ½Σ_h h{(mean)² + Σᵢ((1-ρᵢ)λᵢ-1/N)² s²/nᵢ + Σλᵢ²νᵢ}"""
     full = partial(_few, batch=ALL)
     return expected(full, "optimisation"), drawn(full, "optimisation", 80_000)
 
@@ -169,21 +178,21 @@ def _():
     attack=stability_domains.SMALL_BATCHES,
 )
 def _printed_batch():
-    """a large b makes the algorithm more sensitive to data perturbations
+    """A large b makes the algorithm more sensitive to data perturbations
 
-    the bound rises with b, by 3bζ²/n; what it bounds does not
+    The bound rises with b, by 3bζ²/n. The bounded quantity does not.
     """
     return expected(_few, "stability"), drawn(partial(_few, batch=ALL), "stability", 20_000)
 
 
 @_printed_batch.beside("corrected", "=")
 def _():
-    """stability falls with b, by the term (ηh)²a(1-1/n)/(bn)"""
+    """Stability falls with b, by the term (ηh)²a(1-1/n)/(bn)"""
     return expected(partial(_few, batch=ALL), "stability")
 
 
 def _tied(steps: float) -> tuple[Constants, Training]:
-    """L=1, σ²=ζ²=gap=1, and the rate √(N/K) of Theorem 2."""
+    """Computes ε_sgd for L=1, σ²=ζ²=gap=1 and the rate √(N/K) of Theorem 2."""
     training = Training.of(SIZE, steps, WIDE, (TASKS / steps) ** 0.5, tasks=TASKS)
     return Constants(1.0, 0.5, 1.0, 1.0, 1.0), training
 
@@ -208,7 +217,7 @@ def _printed_optimisation():
 def _():
     """ε_sgd grows as its last term, 12NL²ζ²(K-1)
 
-    tolerance for the other terms, which fall
+    The tolerance covers the other terms, which fall.
     """
     return 12.0 * TASKS * (LONG - 1)
 
@@ -219,9 +228,9 @@ def _():
     TIED,
 )
 def _printed_component(long=LONG, few=FEW):
-    """the stability component grows linearly with K: 100 times K={few}'s
+    """The stability component grows linearly with K, to 100 times its value at K={few}
 
-    with Theorem 3's η, which falls with K
+    This is with Theorem 3's η, which falls with K.
     """
     early, late = (float(excess_risk_bound(*_tied(steps)).stability) for steps in (few, long))
     return long / few * early, measured(lambda: late)
@@ -229,7 +238,7 @@ def _printed_component(long=LONG, few=FEW):
 
 @_printed_component.beside("corrected")
 def _():
-    """16η²ΣλK(σ²+3bζ²)/n = 16N(σ²+3bζ²)/n whatever K"""
+    """16η²ΣλK(σ²+3bζ²)/n = 16N(σ²+3bζ²)/n for every K"""
     return 16 * TASKS * (1 + 3 * WIDE) / SIZE
 
 
@@ -239,7 +248,7 @@ def _():
     "N=2, n={n}, K={steps}, b=1, η={rate:g}",
 )
 def _(n=10, steps=20, rate=2e-4):
-    """stability grows as η² while ηhK is small: (1/N)Σλ²2s²(ηh)²[K²/n² + K(1-1/n)/n]"""
+    """Stability grows as η² while ηhK is small, as (1/N)Σλ²2s²(ηh)²[K²/n² + K(1-1/n)/n]"""
     predicted = (rate / n) ** 2 / 2 * (steps**2 + steps * (n - 1))
     return predicted, drawn(partial(_few, n, 1, steps, rate), "stability", 80_000)
 
@@ -250,9 +259,9 @@ def _(n=10, steps=20, rate=2e-4):
     "N=2, n={n}, K={steps}, b=1, η={rate}",
 )
 def _(n=10, steps=20, rate=0.5):
-    """stability saturates for large ηhK: (1-ρ)² ≤ 1, (ηh)²a ≤ ηh/(2-ηh)
+    """Stability saturates for large ηhK, as (1-ρ)² ≤ 1 and (ηh)²a ≤ ηh/(2-ηh)
 
-    converged experts forget
+    Converged experts forget their start.
     """
     bed = partial(_few, n, 1, steps, rate)
     return expected(bed, "stability"), drawn(bed, "stability", 200_000)
@@ -266,13 +275,13 @@ def _(n=10, steps=20, rate=0.5):
     attack=inequality_domains.MORE_TASKS,
 )
 def _printed_heterogeneity(n=10, many=32, some=8):
-    """Σλζ² accumulates at least linearly with N: 4 times that at N={some}
+    """Σλζ² accumulates at least linearly with N, to 4 times its value at N={some}
 
-    a mean, at most max ζ²; linear in N are the terms in A₂ and A₃
+    It is a mean, at most max ζ². The terms in A₂ and A₃ are linear in N.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Σλζ² of tasks whose centres are standard normal."""
+        """Computes Σλζ² of tasks with standard normal centres."""
         rng, draws = generator(key), 200 if quick else 2000
         means = rng.normal(size=(draws, many)) + rng.normal(size=(draws, many)) / n**0.5
         return Estimate.mean(means.var(1))
@@ -282,5 +291,5 @@ def _printed_heterogeneity(n=10, many=32, some=8):
 
 @_printed_heterogeneity.beside("corrected", "=")
 def _(n, many):
-    """E Σλζ² = h²(τ² + s²/n)(1-1/N), τ² the variance of centres: it saturates"""
+    """E Σλζ² = h²(τ² + s²/n)(1-1/N) saturates, where τ² is the variance of centres"""
     return (1 + 1 / n) * (1 - 1 / many)

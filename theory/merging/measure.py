@@ -1,7 +1,7 @@
 """Estimates of the constants of the merging bounds, from a real training run.
 
-Every assumption asks for a supremum over all parameters. Here it is the largest value at the points
-visited, so all of these constants err low, whatever their standard errors say.
+Every assumption has a supremum over all parameters. Here it is the largest value at the visited
+points. So all of these constants are too low, independent of their standard errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
     Attributes:
       values: Constants at each point, leading axis P.
       stderr: Their standard errors, with the data taken as samples of their tasks. For `smoothness`
-        it is the distance within which an eigenvalue surely lies.
+        it is a distance within which an eigenvalue must lie.
     """
 
     values: Constants
@@ -58,31 +58,30 @@ def measure_constants(
 ) -> Measured:
     """Estimates L, C, sigma_i^2, zeta_i^2 and the gap at some points of a training run.
 
-    How each constant is estimated, for P points and N tasks:
+    Each constant is estimated as follows, for P points and N tasks:
 
-    * `smoothness` `(P,)`: the largest |eigenvalue| of the Hessian of one example's loss, over a few
-      examples of each task, by Lanczos iterations. It errs low, as the examples are few and Ritz
-      values lie inside the spectrum.
-    * `variance` `(P, N)`: the mean of |grad l(x; z_j) - grad f_i(x)|^2 over the data of the task,
+    * `smoothness` `(P,)` is the largest |eigenvalue| of the Hessian of one example's loss, over a
+      few examples of each task, by Lanczos iterations. It is too low, since the examples are few
+      and Ritz values lie inside the spectrum.
+    * `variance` `(P, N)` is the mean of |grad l(x; z_j) - grad f_i(x)|^2 over the data of the task,
       exactly.
-    * `heterogeneity` `(P, N)`: |grad f_i - grad f|^2, exactly for these data, with f the plain mean
-      of tasks. As an estimate for other data of the tasks, which the bounds ask for, it errs high
-      by the squared mean noise; its error errs high, too.
-    * `pl` `(P,)`: (f - infimum) / |grad f|^2. Assumption 5 holds for all x; as its constant this
-      errs low, since the worst x is not among the points.
-    * `gap` `(P,)`: f~ - infimum. It and `pl` err high where `infimum` errs low, as 0 does for a
-      loss that cannot reach 0.
+    * `heterogeneity` `(P, N)` is |grad f_i - grad f|^2, exactly for these data, with f the plain
+      mean of tasks. The bounds need it for other data of the tasks. For those it is too high by the
+      squared mean noise, and its standard error is too high, too.
+    * `pl` `(P,)` is (f - infimum) / |grad f|^2. Assumption 5 is for all x, and the worst x is not
+      among the points, so this is too low.
+    * `gap` `(P,)` is f~ - infimum. `gap` and `pl` are too high where `infimum` is too low, such as
+      0 for a loss that cannot reach 0.
 
-    `batch_size` gradients are held at once beside one per task, and `iterations` Lanczos vectors.
+    `batch_size` gradients, one gradient per task and `iterations` Lanczos vectors are held at once.
 
     Args:
       loss: loss(params, batch), the mean loss over the leading axis of the batch's leaves.
       tasks: Data of each task, a pytree of leaves `(n_i, ...)` with n_i >= 2.
-      points: Parameters, the start first. C is asked for at the merged model, so that one belongs
-        there.
+      points: Parameters, the start first. The bounds need C at the merged model, so include it.
       key: Random key of the examples and of the Lanczos iterations.
       weights: Merging weights `(N,)` of sum 1; equal if None.
-      infimum: Least value of the losses: one number, or one for f and one for f~.
+      infimum: Least value of the losses, one number, or one for f and one for f~.
       examples: Number of examples of each task for `smoothness`.
       iterations: Number of Lanczos iterations.
       batch_size: Number of examples whose gradients are held at once.
@@ -154,21 +153,22 @@ def _point(
 
     variance = np.array([s.mean() for s in squares])
     variance_error = np.array([s.std(ddof=1) for s in squares]) / np.sqrt(n)
-    # Variances of the mean gradients: along each way, and in total (the trace of their covariance).
+    # Variances of the mean gradients, along each direction and in total (the trace of their
+    # covariance).
     slopes = np.array([a.var(0, ddof=1) for a in along]) / n[:, None]
     traces = variance / (n - 1)
-    # grad f_i - grad f = sum_j (1[i = j] - 1/N) grad f_j, whose noise is independent between tasks.
+    # grad f_i - grad f = sum_j (1[i = j] - 1/N) grad f_j, with independent noise between tasks.
     share = (np.eye(N) - 1 / N) ** 2  # [task i, data j]: of grad f_j in grad f_i - grad f
     zeta2 = np.sum(np.asarray(ways[:-1], float) ** 2, 1)
     # For a Gaussian mean m with covariance S, |m|^2 has the variance 4 m.S m + 2 tr S^2. The first
-    # term is exact; tr S^2 <= (tr S)^2 makes the second err high.
+    # term is exact. The second one is too high, by tr S^2 <= (tr S)^2.
     zeta2_error = np.sqrt(
         4 * np.einsum("ij,ji->i", share, slopes[:, :-1]) + 2 * (share @ traces) ** 2
     )
 
     mean_losses = np.array([values.mean() for values in losses])
     excess, gap = mean_losses.mean() - least[0], w @ mean_losses - least[1]
-    # The loss is a mean of rounded numbers, and may come out just below an infimum that it attains.
+    # The loss is a mean of rounded numbers, and may fall just below an infimum that it attains.
     slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(mean_losses).max())
     if min(excess, gap) < -slack:
         raise ValueError(
@@ -177,8 +177,8 @@ def _point(
     square = float(np.sum(np.asarray(ways[-1], float) ** 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         C = np.divide(max(excess, 0.0), square)
-        # C = excess / |g|^2 to first order in the noise of each sample: it enters through the loss
-        # above the fraction bar and through g below.
+        # C = excess / |g|^2 to first order in the noise of each sample, which enters through the
+        # loss in the numerator and g in the denominator.
         influence = [
             (values - values.mean()) / square - 2 * C / square * a[:, -1]
             for values, a in zip(losses, along, strict=True)
@@ -229,7 +229,7 @@ def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[
     places = jnp.arange(-(-n // size) * size).reshape(-1, size)
 
     def add(total: Any, j: Array) -> tuple[Any, None]:
-        # The last part is filled up with examples that are counted as 0.
+        # The last batch is padded with examples of weight 0.
         def part(flat: Array) -> Array:
             return jnp.sum(jnp.where(j < n, jax.vmap(example_loss, (None, 0))(flat, j % n), 0)) / n
 
@@ -242,7 +242,7 @@ def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[
 def _sides(
     loss: Loss, size: int, x: PyTree, data: PyTree, mean: Array, ways: Float[Array, "ways p"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "n ways"]]:
-    """Computes for every example its loss, |g - mean|^2 and (g - mean).ways, for its gradient g."""
+    """Computes the loss, |g - mean|^2 and (g - mean).ways of every example with gradient g."""
     flat, unravel = ravel_pytree(x)
     example_loss = _one(loss, unravel, data)
 
@@ -273,7 +273,7 @@ def _tops(
             return jax.jvp(lambda p: jax.grad(example_loss)(p, j), (flat,), (v,))[1]
 
         values, _, residuals = ritz(*lanczos(product, first, min(iterations, flat.size), fresh))
-        # The loss of one example need not be convex: the largest curvature may be a negative one.
+        # The loss of one example may be non-convex, and its largest curvature negative.
         best = jnp.argmax(jnp.abs(values))
         return jnp.stack([jnp.abs(values[best]), residuals[best]])
 

@@ -1,4 +1,4 @@
-"""Exact expectations, on `QuadraticTasks`, of the quantities that the merging bounds are about.
+"""Exact expectations of the quantities in the merging bounds, on `QuadraticTasks`.
 
 `simulation.simulate` draws the same quantities.
 """
@@ -14,8 +14,8 @@ from theory.merging.bounds import Constants
 from theory.merging.tasks import QuadraticTasks
 from theory.problems import check, defined, log1p
 
-# f = mean_i f_i: the mean of the tasks' empirical risks, with minimiser x^; F its expectation;
-# f~ = sum_i w_i f_i the surrogate; x the merged model.
+# f = mean_i f_i is the mean of the tasks' empirical risks, with minimiser x^. F is its expectation,
+# f~ = sum_i w_i f_i the surrogate, and x the merged model.
 
 
 class Quantities(NamedTuple):
@@ -33,7 +33,7 @@ class Quantities(NamedTuple):
       gradient: |grad f(x)|^2.
       surrogate_gradient: |grad f~(x)|^2.
       sample_gradient: The mean over tasks and over samples z of D_i of |grad l(x; z)|^2.
-      stability: The mean over tasks of |x - x'|^2, where one sample of that task alone is replaced
+      stability: The mean over tasks of |x - x'|^2, where one sample of this task is replaced
         (Definition 2).
       local_stability: |x_i - x_i'|^2 of each task, where one of its n_i samples is replaced and
         batches have the same places, `(..., N)`.
@@ -79,10 +79,10 @@ class _Moments(NamedTuple):
 def _moments(tasks: QuadraticTasks) -> _Moments:
     u = tasks.rate * tasks.curvature  # in (0, 2)
     k = tasks.steps[:, None]
-    # log |1 - u|, and beside it the sign of (1 - u)^K, which is negative for u > 1 and odd K.
+    # log |1 - u|, and the sign of (1 - u)^K, which is negative for u > 1 and odd K.
     log = jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
     odd = (u > 1) & (k % 2 == 1)
-    # This is 1 - (1 - u)^K without the cancellation that it has for small u.
+    # This is 1 - (1 - u)^K without its cancellation for small u.
     pull = jnp.where(odd, 1 + jnp.exp(k * log), -jnp.expm1(k * log))
     left = jnp.where(odd, -1, 1) * jnp.exp(k * log)
     # u^2 sum_{k<K} (1 - u)^{2k} = u (1 - (1 - u)^{2K}) / (2 - u), as 1 - (1 - u)^2 = u (2 - u).
@@ -112,8 +112,8 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     0.25
     """
     h, w = tasks.curvature, tasks.weights[:, None]
-    # All quantities depend on differences of positions alone. Without this shift, centres and start
-    # that are far from 0 would cancel.
+    # All quantities depend only on differences of positions. Without this shift, centres and start
+    # far from 0 would cancel.
     origin = tasks.centres[0]
     c, start = tasks.centres - origin, tasks.start - origin
     n, s2, N = tasks.samples[:, None], tasks.noise**2, tasks.number
@@ -128,7 +128,7 @@ def exact(tasks: QuadraticTasks) -> Quantities:
         mean = of_start * start + jnp.sum(of_data * c, 0)
         return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
 
-    # Row i stands for the mean of the data of task i.
+    # Row i is the mean of the data of task i.
     units = jnp.eye(N)[:, :, None]
     retained = jnp.sum(w * left, 0)
     # The merged model is retained x start + sum_i w_i (pull_i x data mean_i + noise_i). Each of the
@@ -138,7 +138,7 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     to_surrogate = square(retained, -w * left, w)
     to_task = jax.vmap(lambda e: square(retained, w * pull - e, w))(units)
     between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(units)
-    # Its distance to the centres enters F, which is an expectation over fresh samples.
+    # Its distance to the centres enters F, an expectation over fresh samples.
     to_centre = (retained * start + jnp.sum(w * pull * c, 0) - c) ** 2
     to_centre = to_centre + jnp.sum((w * pull) ** 2 * data + w**2 * noise, 0)
     moved = pull**2 * ((c - start) ** 2 + data) + noise
@@ -148,8 +148,8 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     apart = apart - jnp.sum(w * apart, 0)
     spread = apart**2 + (1 - w) * (pull**2 * data + noise)
     first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
-    # A sample and its replacement differ by 2 s^2. They enter with 1/n on average, and with a share
-    # of each batch whose variance is (1/n) (1 - 1/n) / b.
+    # A sample and its replacement differ by 2 s^2. They enter with 1/n on average. Their share of a
+    # batch has the variance (1/n) (1 - 1/n) / b.
     local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
     risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
     optimisation = jnp.sum(h * to_minimum) / 2
@@ -202,7 +202,7 @@ def constants(tasks: QuadraticTasks) -> Constants:
 
 
 class Dropped(NamedTuple):
-    """What DARE leaves of the merged model, in the mean over its masks.
+    """Excess risk and dispersion after DARE, as means over its masks.
 
     Attributes:
       excess: Excess risk F(x) - f(x^).
@@ -217,8 +217,8 @@ class Dropped(NamedTuple):
 def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
     """Computes the expected effect of DARE, rescaled, on excess risk and dispersion.
 
-    Both grow by p / (1 - p) times a sum: sum_i w_i^2 E|x_i - start|_H^2 / 2 for the excess, and
-    sum_i w_i (1 - w_i) E|x_i - start|^2 for the dispersion.
+    Both grow by p / (1 - p) times a sum. For the excess it is sum_i w_i^2 E|x_i - start|_H^2 / 2,
+    and for the dispersion sum_i w_i (1 - w_i) E|x_i - start|^2.
 
     Args:
       tasks: The testbed.

@@ -1,4 +1,4 @@
-"""How the exact excess risk and its bounds depend on each hyperparameter of training.
+"""The exact excess risk and its bounds as functions of each hyperparameter of training.
 
 Exact values come from `quadratic`, bounds from `bounds`.
 """
@@ -30,7 +30,7 @@ class Laws(NamedTuple):
       values: Values of the hyperparameter.
       exact: Exact expectations.
       bound: Theorem 3 as printed.
-      corrected: The corrected bound; NaN where it claims nothing (rates above 1 / L, single
+      corrected: The corrected bound. It is NaN where it does not apply (rates above 1 / L, single
         samples).
     """
 
@@ -49,10 +49,11 @@ def scaling(
 
     Args:
       tasks: The testbed.
-      law: The hyperparameter. "steps", "batch" and "samples" set those of every task, "rate" the
-        learning rate. "tasks" takes the first N tasks, with their weights in the same proportions.
+      law: The hyperparameter. "steps", "batch" and "samples" are set for every task, and "rate" is
+        the learning rate. "tasks" takes the first N tasks, with their weights in the same
+        proportions.
       values: Its values.
-      coefficient: Coefficient of the term in A_3 of the printed bound, see `excess_risk_bound`.
+      coefficient: Coefficient of the term in A_3 of the printed bound (see `excess_risk_bound`).
 
     Returns:
       Exact quantities and bounds, with a leading axis `values`.
@@ -95,7 +96,7 @@ def _point(tasks: QuadraticTasks, coefficient: float) -> tuple[Quantities, Bound
     quantities, consts = exact(tasks), constants(tasks)
     printed = excess_risk_bound(consts, tasks.training, coefficient=coefficient)
     corrected = excess_risk_bound(consts, tasks.training, form="corrected")
-    # The rounding that `surrogate_gradient` also allows.
+    # The same rounding as in `surrogate_gradient`.
     claimed = (tasks.rate * consts.smoothness <= 1 + 1e-6) & (tasks.samples.min() >= 2)
     corrected = jax.tree.map(lambda x: jnp.where(claimed, x, jnp.nan), corrected)
     return jax.tree.map(lambda x: x.mean(), quantities), printed, corrected

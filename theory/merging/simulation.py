@@ -1,6 +1,6 @@
-"""Simulated training and merging of experts on drawn data, with every quantity measured.
+"""Simulated training and merging of experts on random data, with every quantity measured.
 
-The expectations of these draws are in `quadratic`, in closed form.
+`quadratic` has the expectations of these draws in closed form.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from theory.merging.quadratic import Quantities
 from theory.merging.tasks import QuadraticTasks
 from theory.problems import defined
 
-# Runs that are trained together: their samples stay in the processor's cache.
+# Runs that are trained together. Their samples stay in the processor's cache.
 TOGETHER = 5000
 
 Runs = Float[np.ndarray, "N d r"]  # the runs last, so that every operation runs along them
@@ -26,8 +26,8 @@ def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
 
     Each run draws the data of all tasks and their batches, trains every expert by SGD, and trains
     it again with its first sample replaced by a fresh one and the batches at the same places.
-    Nothing is averaged over runs. Losses and gradients are sums over the drawn samples; F alone is
-    an expectation.
+    Runs are not averaged. Losses and gradients are sums over the drawn samples. Only F is an
+    expectation.
 
     Args:
       key: Random key.
@@ -79,7 +79,7 @@ def _experts(
     start: Float[np.ndarray, " d"],
     runs: int,
 ) -> tuple[np.ndarray, ...]:
-    """Trains the expert of one task, and its twin, whose first sample is another one.
+    """Trains the expert of one task, and its twin with another first sample.
 
     Returns both `(d, r)`, the samples `(n, d, r)` and the other first sample `(d, r)`.
     """
@@ -87,7 +87,7 @@ def _experts(
     z, other = z[:-1], z[-1]
     both = np.broadcast_to(start[:, None], (2, *other.shape)).copy()  # the expert and its twin
     target, flat = np.empty_like(both), z.swapaxes(1, 2).reshape(-1, len(centre))
-    # The twin sees the same batches: its targets differ by `swap` wherever the first sample is
+    # The twin has the same batches. Its targets differ by `swap` wherever the first sample is
     # drawn.
     swap, column = other - z[0], np.arange(runs)
     seen, first = z.mean(0), np.full(runs, 1 / n)
@@ -122,7 +122,7 @@ def _measure(
         return np.tensordot(w, per_task, 1)
 
     def losses(at: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "N r"]:
-        """f_i at one point of each run."""
+        """Computes f_i at one point of each run."""
         return np.stack([(curved * (at - z) ** 2).sum(1).mean(0) / 2 for z, _ in data])
 
     merged = begin + mixed(x - begin)

@@ -1,4 +1,4 @@
-"""Unified merging (arXiv 2601.21690), Corollary 1: what trimming, election and DARE do."""
+"""Unified merging (arXiv 2601.21690), Corollary 1, on trimming, election and DARE."""
 
 from functools import cache
 
@@ -32,21 +32,25 @@ def _vectors(d: Array) -> TaskVectors:
 
 
 def _dispersion(d: np.ndarray, weights: np.ndarray) -> float:
-    """V = Σλ|Δᵢ-Δ̄|²."""
+    """Computes V = Σλ|Δᵢ-Δ̄|²."""
     return float(weights @ np.sum((d - weights @ d) ** 2, 1))
 
 
 @jax.jit
 @jax.vmap
 def _stages(d: Float[Array, "N D"]) -> Float[Array, "stages"]:
-    """V of task vectors, of them trimmed, of these elected; of election alone."""
+    """Computes V of task vectors before and after trimming, after election of the trimmed ones, and
+    after election alone.
+    """
     trimmed = trim(KEPT)(_vectors(d))
     stages = _vectors(d), trimmed, elect()(trimmed), elect()(_vectors(d))
     return jnp.stack([heterogeneity(updates(vectors), WEIGHTS) for vectors in stages])
 
 
 def _normal(rng: np.random.Generator, shared: float) -> np.ndarray:
-    """V by stages of normal task vectors plus `shared` times a normal one, [draws stages]."""
+    """Computes V by stages for normal task vectors plus `shared` times a normal one, [draws
+    stages].
+    """
     x = rng.normal(size=(DRAWS, N + 1, D)).astype(np.float32)
     return np.asarray(_stages(jnp.asarray(x[:, 1:] + shared * x[:, :1])))
 
@@ -57,15 +61,16 @@ def _independent() -> np.ndarray:
 
 
 def _closest(before: int, after: int) -> tuple[float, Simulate]:
-    """V at two stages, in the draw in which the later is the largest part of the earlier."""
+    """Returns V at two stages, in the draw with the largest ratio of later to earlier."""
     stages = _independent()
     worst = stages[(stages[:, after] / stages[:, before]).argmax()]
     return float(worst[before]), measured(lambda: worst[after])
 
 
 def _squares() -> tuple[np.ndarray, np.ndarray]:
-    """The squared distance of each task's entry of `CONFLICT` from their mean, before electing a
-    sign and after."""
+    """Computes the squared distances of the entries of `CONFLICT` from their mean, before and after
+    electing a sign.
+    """
     elected = np.asarray(updates(elect()(_vectors(jnp.asarray(CONFLICT)[:, None])))["a"])[:, 0]
     return (CONFLICT - CONFLICT.mean()) ** 2, (elected - elected.mean()) ** 2
 
@@ -94,7 +99,7 @@ def _dropped(rescale: bool) -> Simulate:
     attack=domains.TRIMMED,
 )
 def _printed_trim():
-    """updates below a threshold set to 0: V = Σλ|Δᵢ-Δ̄|² falls"""
+    """V = Σλ|Δᵢ-Δ̄|² falls if updates below a threshold are set to 0"""
     equal = np.full(2, 0.5)
     kept = updates(trim(0.5)(_vectors(jnp.asarray(CLOSE, np.float32))))["a"]
     return _dispersion(CLOSE, equal), measured(lambda: _dispersion(np.asarray(kept), equal), 1e-7)
@@ -102,9 +107,9 @@ def _printed_trim():
 
 @_printed_trim.beside("corrected", "=")
 def _():
-    """V(mΔ) = Σλᵢ|mᵢΔᵢ|² - |ΣλᵢmᵢΔᵢ|²: it may rise
+    """V(mΔ) = Σλᵢ|mᵢΔᵢ|² - |ΣλᵢmᵢΔᵢ|² may rise
 
-    tolerance: float32
+    The tolerance covers float32 rounding.
     """
     return 1.0 - 0.5
 
@@ -119,7 +124,7 @@ def _():
 def _():
     """TIES reduces V, here from D(1 - Σλ²) in the mean
 
-    what experts share is trimmed from some
+    The shared part of experts is trimmed from some of them.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -137,7 +142,7 @@ def _():
     attack=domains.TIES_ELECTED,
 )
 def _():
-    """the election in TIES does not raise V of what trimming left"""
+    """The election in TIES does not raise V of trimmed updates"""
     return _closest(TRIMMED, TIES)
 
 
@@ -150,9 +155,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """sign consensus reduces V: Δ → max(±Δ, 0) entrywise is a contraction
+    """Sign consensus reduces V, as the entrywise Δ → max(±Δ, 0) is a contraction
 
-    equal where all signs agree, so δᵢ > 0 is not general
+    V is equal where all signs agree, so δᵢ > 0 is not general.
     """
     return _closest(ORIGINAL, ELECTED)
 
@@ -165,9 +170,9 @@ def _():
     attack=domains.CONFLICTING,
 )
 def _():
-    """an entry of conflicting sign comes closer to the mean: (0-Δ̄')² < (Δᵢ-Δ̄)²
+    """An entry of conflicting sign comes closer to the mean, as (0-Δ̄')² < (Δᵢ-Δ̄)²
 
-    the mean moves away
+    The mean moves away.
     """
     before, after = _squares()
     return before[-1], measured(lambda: after[-1])
@@ -182,7 +187,7 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """in the mean over tasks it does: V' ≤ V"""
+    """On average over tasks it comes closer, as V' ≤ V"""
     before, after = _squares()
     return before.mean(), measured(after.mean)
 
@@ -211,7 +216,7 @@ def _():
     f"{NORMAL}, p={RATE}",
 )
 def _():
-    """without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²"""
+    """Without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²"""
     predicted = dare_heterogeneity(_fixed(), WEIGHTS, RATE, rescale=False)
     return predicted, _dropped(rescale=False)
 
@@ -222,8 +227,8 @@ def _():
     f"DARE p={RATE}, 3 converged experts, H=I",
 )
 def _():
-    """the excess itself rises: after DARE by ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H"""
-    # Experts at their centres: no noise, and one full step.
+    """DARE raises the excess itself by ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H"""
+    # Experts are at their centres, after one full step without noise.
     centres = np.random.default_rng(7).normal(size=(3, 2))
     tasks = QuadraticTasks([1.0, 1.0], centres, 0.0, 1, 1, 1, 1.0, (0.5, 0.3, 0.2))
 

@@ -1,4 +1,4 @@
-"""Problems on which Corollary 1 of unified-merging is attacked: three task vectors and weights.
+"""Problems that attack Corollary 1 of unified-merging, three task vectors and weights.
 
 The ratio compares heterogeneities, after a step and before it.
 """
@@ -42,7 +42,7 @@ def _same(d: Any) -> Any:
 
 
 def _applied(transform: Any, d: Any) -> Any:
-    """Which entries a transform keeps is found without slopes."""
+    """Finds the entries that a transform keeps, without derivatives."""
     fixed = jax.lax.stop_gradient(d)
     kept = transform(TaskVectors({"a": fixed}, {"a": jnp.ones((len(d), 1), d.dtype)}))
     return jnp.where(updates(kept)["a"] != 0, d, 0.0)
@@ -58,7 +58,7 @@ def _ratio(before: Step, after: Step, p: Problem) -> Any:
 
 
 def _elected_again(d: np.ndarray) -> np.ndarray:
-    """The part of each entry that has the sign of the sum."""
+    """Returns the part of each entry that has the sign of the sum."""
     sign = np.sign(d.sum(0))
     return np.maximum(sign * d, 0) * sign
 
@@ -111,7 +111,7 @@ TIES_ELECTED = _domain(
 
 
 def _dropped(p: Problem) -> Any:
-    """The mean over all masks of one entry of each task."""
+    """Averages over all masks of one entry of each task."""
     w, d, rate = p["weights"] / p["weights"].sum(), p["entries"], p["rate"]
     masks = jnp.array(list(product((0.0, 1.0), repeat=N)))
     chances = jnp.prod(jnp.where(masks == 1, 1 - rate, rate), 1)
@@ -120,7 +120,7 @@ def _dropped(p: Problem) -> Any:
 
 
 def _dropped_again(p: Problem) -> float:
-    """By the means and mean squares of what is kept of each entry."""
+    """Computes the same by means and mean squares of the kept part of each entry."""
     w, d = np.asarray(p["weights"]) / np.sum(p["weights"]), np.asarray(p["entries"])
     square = w @ (d**2 / (1 - p["rate"]))
     cross = sum(w[i] * w[j] * d[i] * d[j] for i, j in product(range(N), repeat=2) if i != j)
@@ -140,7 +140,9 @@ DROPPED = Domain(
 
 
 def _distances(d: Any) -> tuple[Any, Any]:
-    """Squared distances from the mean, before electing a sign and after; equal weights."""
+    """Computes squared distances from the mean, before and after electing a sign, with equal
+    weights.
+    """
     elected = _elected(d[:, None])[:, 0]
     return (d - d.mean()) ** 2, (elected - elected.mean()) ** 2
 

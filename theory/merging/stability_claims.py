@@ -24,8 +24,8 @@ def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
 
     Args:
       bed: Builds the tasks.
-      gradient: Which squared gradient the bound has: a field of `Quantities`.
-      of_optimisation: Whether to add C|∇f|², as equation 5 does.
+      gradient: The squared gradient in the bound, a field of `Quantities`.
+      of_optimisation: Whether to add C|∇f|², as in equation 5.
 
     Returns:
       The bound.
@@ -55,7 +55,7 @@ for _numbers, _place, _own in (
     def _minimisers(name, left, rest, field, own, sharp, tasks=2, samples=10):
         """{left} ≤ (L+γ)/2 stability + |∇f|²/2γ{rest}, γ > 0
 
-        (1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here
+        (1/N)Σ∇ℓ(x;z̃ᵢ) differs from ∇f(x), which is 0 here.
         """
         bed = partial(minimiser, tasks, samples)
         return lemma_1(bed, "gradient", own), drawn(bed, field, MANY)
@@ -66,7 +66,7 @@ for _numbers, _place, _own in (
     def _(left, rest, own, sharp, tasks, samples):
         """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
 
-        the search finds that (L/2) stability never matters{sharp}
+        The search finds that (L/2) stability never matters{sharp}.
         """
         return lemma_1(partial(minimiser, tasks, samples), "sample_gradient", own)
 
@@ -82,7 +82,7 @@ for _numbers, _place, _own in (
     def _(name, left, rest, field, own, sharp):
         """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
 
-        the search finds that (L/2) stability never matters{sharp}
+        The search finds that (L/2) stability never matters{sharp}.
         """
         simulate = drawn(mixed, field, FEW if own else MANY)
         return lemma_1(mixed, "sample_gradient", own), simulate
@@ -102,13 +102,13 @@ for _numbers, _place, _own in (
 def _(field, statement, excess=EXCESS):
     """{statement}
 
-    seen: 5 % of the excess, {excess}
+    The test detects 5 % of the excess, {excess}.
     """
     return expected(mixed, field), drawn(mixed, field, FEW)
 
 
 class _Step(NamedTuple):
-    """Sizes of one task's step."""
+    """The sizes of one task's step."""
 
     samples: float
     batch: float
@@ -119,15 +119,17 @@ class _Step(NamedTuple):
         return f"n={self.samples:g}, b={self.batch:g}, σ²={self.variance:g}, ζ²={self.zeta2:g}"
 
     def cases(self, apart: bool) -> float:
-        """What a step adds, in units of 4η²: both cases by their probabilities. In the first the
-        batches lack the other sample; they are drawn apart, or at the same places."""
+        """Computes the increase by one step, in units of 4η², as a mean over both cases. In the
+        first case the batches lack the other sample. Batches are drawn separately, or at the same
+        places.
+        """
         first = self.variance / self.batch if apart else 0.0
         second = self.variance / self.batch + 3 * self.zeta2
         share = self.batch / self.samples
         return (1 - share) * first + share * second
 
     def combined(self) -> float:
-        """The sum to which the paper adds up the cases, in the same units."""
+        """Computes the paper's sum of the cases, in the same units."""
         return self.variance / self.samples + 3 * self.batch * self.zeta2 / self.samples
 
 
@@ -147,16 +149,16 @@ def _local(bed: Bed, form: Form) -> float:
     attack=inequality_domains.bernoulli(False),
 )
 def _bernoulli(steps=1000, product=0.5):
-    """η ≤ 1/(8KL): (1 + 4ηL)^K - 1 ≤ 4ηLK
+    """For η ≤ 1/(8KL), (1 + 4ηL)^K - 1 ≤ 4ηLK
 
-    Bernoulli's inequality is the reverse
+    Bernoulli's inequality is the reverse.
     """
     return product, measured(lambda: (1 + product / steps) ** steps - 1)
 
 
 @_bernoulli.beside("corrected", attack=inequality_domains.bernoulli(True))
 def _(product):
-    """(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK, 1.2974 of it: 5.19 in place of 16"""
+    """(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK = 1.2974 · 4ηLK, which gives 5.19 in place of 16"""
     return 2 * (exp(0.5) - 1) * product
 
 
@@ -166,9 +168,9 @@ def _(product):
     "{step}",
 )
 def _(step=STEP):
-    """b/n ≤ ½: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
+    """For b/n ≤ ½, (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
 
-    the left side is 4η²(σ²/b + 3bζ²/n)
+    The left side is 4η²(σ²/b + 3bζ²/n).
     """
     return step.combined(), measured(lambda: step.cases(apart=True))
 
@@ -189,9 +191,7 @@ def _(step=STEP):
     "quadratic, one step from one point, n={n}, b={b}; largest of 1000 draws",
 )
 def _(n=20, b=4):
-    """identity: a batch of the same places without the other sample moves both runs alike,
-    |x - x̃|² = 0
-    """
+    """A batch at the same places without the other sample moves both runs alike, so |x - x̃|² = 0"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng = generator(key)
@@ -211,9 +211,9 @@ def _(n=20, b=4):
     MIXED,
 )
 def _printed_cross():
-    """E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so that E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0
+    """E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0
 
-    x̃ has seen z̃
+    x̃ depends on z̃.
     """
     return 0.0, drawn(mixed, "cross", MANY)
 
@@ -232,9 +232,9 @@ def _():
     attack=stability_domains.STABILITY_PRINTED,
 )
 def _printed_stability(steps=1000):
-    """η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)
+    """For η=Θ(1/KL), E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)
 
-    violated from K ≈ 8n on, by K/8n
+    It is violated from K ≈ 8n on, by a factor of K/8n.
     """
     bed = partial(long, 2, steps)
     return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
@@ -242,13 +242,13 @@ def _printed_stability(steps=1000):
 
 @_printed_stability.beside("corrected", attack=stability_domains.STABILITY, overlooks="tightened")
 def _(steps):
-    """E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex"""
+    """For convex losses E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)]"""
     return _local(partial(long, 2, steps), "corrected")
 
 
 @_printed_stability.beside("ours", "=")
 def _(steps):
-    """E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)], for quadratics"""
+    """For quadratics E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)]"""
     return expected(partial(long, 2, steps), "local_stability")
 
 
@@ -263,14 +263,14 @@ def _(steps):
 def _(steps=20):
     """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)
 
-    n=2, K=8n=16, b=1 break it by 1.2; 3bζ²/n never matters
+    n=2, K=8n=16, b=1 break it by a factor of 1.2. 3bζ²/n never matters.
     """
     bed = partial(long, 2, steps)
     return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
 
 
 class _Tasks(NamedTuple):
-    """Sizes of the tasks that step 2 mixes."""
+    """The sizes of the tasks in the mixture of step 2."""
 
     samples: tuple[float, ...] = (20.0, 60.0)
     steps: tuple[float, ...] = (5.0, 9.0)
@@ -286,7 +286,7 @@ class _Tasks(NamedTuple):
         )
 
     def mixture(self) -> float:
-        """Σλᵢ(nᵢ/n · with the other sample + (1 - nᵢ/n) · without), in units of 16η²."""
+        """Computes Σλᵢ(nᵢ/n · with the other sample + (1 - nᵢ/n) · without), in units of 16η²."""
         total = 0.0
         for n, k, weight in zip(self.samples, self.steps, self.weights, strict=True):
             seen = n / sum(self.samples)
@@ -295,7 +295,7 @@ class _Tasks(NamedTuple):
         return total
 
     def size(self, together: bool) -> float:
-        """ΣλᵢKᵢ(σ²/nᵢ + 3bζ²/n) with all samples for n, or those of the task."""
+        """Computes ΣλᵢKᵢ(σ²/nᵢ + 3bζ²/n), where n is all samples or the samples of the task."""
         n = np.array(self.samples)
         per_task = self.variance / n + 3 * self.batch * self.zeta2 / (n.sum() if together else n)
         return float(np.sum(np.multiply(self.weights, self.steps) * per_task))
@@ -314,7 +314,7 @@ TASKS = _Tasks()
 def _printed_merged(steps=2000):
     """E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
 
-    else loose by N²: one task is perturbed, with weight λᵢ²
+    Elsewhere it is loose by N², since only one task is perturbed, with weight λᵢ².
     """
     bed = partial(long, 2, steps)
     return bound(bed, "stability"), drawn(bed, "stability", SOME)
@@ -358,17 +358,17 @@ def _():
     overlooks="tightened",
 )
 def _mixture(tasks=TASKS):
-    """the mixture over the perturbed task ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
+    """The mixture over the perturbed task is ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
 
-    both sides over 16η²
+    Both sides are divided by 16η².
     """
     return tasks.size(together=False), measured(tasks.mixture)
 
 
 @_mixture.beside("ours", "=")
 def _(tasks):
-    """the mixture over the perturbed task = 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ
+    """The mixture over the perturbed task is 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n) with n = Σnᵢ
 
-    both sides over 16η²
+    Both sides are divided by 16η².
     """
     return tasks.size(together=True)

@@ -1,6 +1,6 @@
-"""Two quadratic tasks, on which Lemmas 1 and 3 and Theorem 1 of unified-merging are attacked.
+"""Two quadratic tasks that attack Lemmas 1 and 3 and Theorem 1 of unified-merging.
 
-Equation (5), which is Lemma 1 with one more term, is here, too.
+Equation (5) is here, too. It is Lemma 1 with one more term.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def _local(form: Form) -> Side:
 
 
 def _local_without(term: str, tasks: QuadraticTasks) -> Any:
-    """The corrected bound of Lemma 3 without a term."""
+    """Computes the corrected bound of Lemma 3 without a term."""
     n, k, b = tasks.samples, tasks.steps, tasks.batch
     each = {"(ηK)²/(n(n-1))": k**2 / (n * (n - 1)), "η²K/(bn)": k / (b * n)}
     variance = constants(tasks).variance
@@ -68,13 +68,13 @@ STABILITY_PRINTED = domain(
 
 
 def _few(p: Problem) -> Any:
-    """Whether K <= (8 - 1/b) (n - 1) for both tasks."""
+    """Checks K <= (8 - 1/b) (n - 1) for both tasks."""
     n, k, b = sizes(p)
     return jnp.min((8 - 1 / b) * (n - 1) - k)
 
 
 def _printed_without(name: str, tasks: QuadraticTasks) -> Any:
-    """The printed bound of Lemma 3 without what a constant stands in."""
+    """Computes the printed bound of Lemma 3 without the terms of a constant."""
     given = constants(tasks)
     given = given._replace(**{name: 0.0 * getattr(given, name)})
     return local_stability(given, tasks.training, form="printed")
@@ -138,7 +138,7 @@ SMALL_BATCHES = replace(
 
 
 def _lemma_1(square: str, of_optimisation: bool, lacking: str, tasks: QuadraticTasks) -> Any:
-    """The right side at the best gamma, at which its two terms in gamma are equal."""
+    """Computes the right side at the best gamma, where its two terms in gamma are equal."""
     found, given = exact(tasks), constants(tasks)
     terms = {
         "L/2 stability": given.smoothness / 2 * found.stability,
@@ -152,7 +152,7 @@ def lemma_1(square: str, *, of_optimisation: bool = False, minimisers: bool = Fa
     """Returns the problems of Lemma 1, or of eq. (5).
 
     Args:
-      square: Which squared gradient the bound has: a field of `Quantities`.
+      square: The squared gradient in the bound, a field of `Quantities`.
       of_optimisation: Whether it is eq. (5), with C|grad f|^2 in the bound.
       minimisers: Whether experts are minimisers of their empirical risks.
 

@@ -1,7 +1,7 @@
-"""Two quadratic tasks, on which the bounds of unified-merging are attacked.
+"""Two quadratic tasks that attack the bounds of unified-merging.
 
-The ratio compares closed forms; `again` follows the steps of the experts one by one
-(`followed`). Sizes are whole numbers, with the slope of real ones.
+The ratio compares closed forms. `again` follows the experts step by step (`followed`). Sizes are
+whole numbers but have the derivatives of real ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -137,16 +137,16 @@ def domain(
     again: Callable[[Followed], Any],
     without: Mapping[str, Side] | None = None,
 ) -> Domain:
-    """Compares two quantities of tasks, the larger of both ratios where there is one per task.
+    """Compares two quantities of tasks. With one ratio per task the larger one counts.
 
     Args:
       words: The problems, in words.
       boxes: The range of each of their parts.
       tasks: Builds the tasks of a problem.
-      left: What is smaller if the bound holds.
+      left: The quantity that is smaller if the bound holds.
       right: The bound.
       again: The ratio of both for experts that are followed step by step.
-      without: By the name of a term of the bound: the bound without it.
+      without: Bounds without a term, by the name of the term.
 
     Returns:
       The domain.
@@ -163,12 +163,12 @@ def domain(
 
 
 def quantity(name: str) -> Side:
-    """Returns what computes a quantity in closed form."""
+    """Returns a function that computes a quantity in closed form."""
     return lambda tasks: getattr(exact(tasks), name)
 
 
 def bound(name: str, form: Form, **options: Any) -> Side:
-    """Returns what computes a part of the bound of the excess risk.
+    """Returns a function that computes a part of the bound of the excess risk.
 
     Args:
       name: A field of `Bound`.

@@ -1,10 +1,10 @@
-"""Tasks with quadratic losses of one curvature, and how experts are trained on them and merged.
+"""Tasks with quadratic losses of one curvature, and the training and merging of experts.
 
 The loss of a sample on task i is (x - z).H(x - z) / 2 with z ~ N(c_i, s^2 I), in the eigenbasis of
-H. The common H is what bounded heterogeneity (Assumption 3 of Li et al., 2026, arXiv 2601.21690)
-requires of quadratics. Expert i makes K_i steps of SGD from the common start, on n_i samples, in
-batches of b_i drawn with replacement. The merged model is start + sum_i w_i (x_i - start).
-`quadratic` has exact expectations on these tasks and `simulation` draws them.
+H. Bounded heterogeneity (Assumption 3 of Li et al., 2026, arXiv 2601.21690) requires a common H.
+Expert i makes K_i steps of SGD from the common start, on n_i samples, in batches of b_i drawn with
+replacement. The merged model is start + sum_i w_i (x_i - start). `quadratic` has exact expectations
+on these tasks and `simulation` draws them.
 """
 
 from dataclasses import dataclass, fields
@@ -25,14 +25,14 @@ PerTask = Numbers  # one number, or one per task
 
 
 class Training(NamedTuple):
-    """How experts were trained and are merged: all that the bounds use besides `Constants`.
+    """The training and merging of experts, as far as the bounds use them besides `Constants`.
 
     `Training.of` checks and broadcasts its arguments.
 
     Attributes:
       samples: Number of samples n_i of each task, `(N,)`.
       steps: Number of SGD steps K_i of each task, `(N,)`.
-      batch: Batch size b_i of each task, `(N,)`; inf means all samples and no noise.
+      batch: Batch size b_i of each task, `(N,)`. inf means all samples, without noise.
       rate: Learning rate, a scalar.
       weights: Merging weights `(N,)` of sum 1.
     """
@@ -53,7 +53,7 @@ class Training(NamedTuple):
         weights: Weights | None = None,
         tasks: int | None = None,
     ) -> "Training":
-        """Checks how experts were trained and broadcasts it to one entry per task.
+        """Checks numbers of training and broadcasts them to one entry per task.
 
         Args:
           samples: Number of samples of each task, or one number for all; whole and >= 1.
@@ -62,7 +62,7 @@ class Training(NamedTuple):
             samples.
           rate: Learning rate, finite and > 0.
           weights: Merging weights `(N,)`, >= 0, of sum 1; equal if None.
-          tasks: Number of tasks N; as many as the longest argument has if None.
+          tasks: Number of tasks N. None takes the length of the longest argument.
 
         Returns:
           The training.
@@ -97,10 +97,10 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, eq=False, init=False)
 class QuadraticTasks:
-    """The testbed: tasks, training and merging in one pytree of arrays.
+    """The testbed, with tasks, training and merging in one pytree of arrays.
 
-    Constructor arguments may be lists, and one number stands for all tasks where there is one per
-    task. `batch` may exceed `samples`, since batches are drawn with replacement; inf is gradient
+    Constructor arguments may be lists. Where there is one number per task, a single number is used
+    for all. `batch` may exceed `samples`, since batches are drawn with replacement. inf is gradient
     descent on all samples. A ValueError is raised for numbers out of range, weights that do not sum
     to 1, and a rate of 2 / L or more, where gradient descent diverges.
 

@@ -1,7 +1,7 @@
 """The tasks that the claims of this package share, and simulators on them.
 
-Tasks are built when called, in the precision of the check. There are few shapes, so that claims
-share their compilations.
+Tasks are built when called, in the precision of the check. There are few shapes, so claims share
+their compilations.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from theory.merging.quadratic import constants, exact
 from theory.merging.simulation import simulate
 from theory.merging.tasks import QuadraticTasks
 
-# Sources name sections: the text that was read is the HTML edition, which has no pages.
+# Sources name sections, since the HTML edition lacks page numbers.
 PAPER = "unified-merging"
 claim = partial(claims.claim, PAPER)
 RUNS = 4000
@@ -27,7 +27,7 @@ Bed = Callable[[], QuadraticTasks]
 
 
 def mixed() -> QuadraticTasks:
-    """Returns three tasks that differ in everything but their curvature; the rate is 0.4 / L.
+    """Returns three tasks that differ in everything but their curvature, with the rate 0.4 / L.
 
     Returns:
       The testbed.
@@ -39,20 +39,20 @@ def mixed() -> QuadraticTasks:
 
 
 def minimiser(tasks: int, samples: int) -> QuadraticTasks:
-    """Returns tasks whose gradient descent ends at the empirical minimiser in one step."""
+    """Returns tasks on which gradient descent reaches the empirical minimiser in one step."""
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, samples, 1, np.inf, 1.0)
 
 
 def long(tasks: int, steps: int) -> QuadraticTasks:
     """Returns tasks of many steps at the rate 1 / (8 K L) of Lemma 3.
 
-    They have ten samples each, batches of one and the same centre.
+    They have ten samples each, batches of one sample, and the same centre.
     """
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, 10, steps, 1, 1 / (8 * steps))
 
 
 def edge() -> QuadraticTasks:
-    """Returns tasks whose rate is Theorem 2's sqrt(N / K) = 0.1 and lies just below 2 / L.
+    """Returns tasks with Theorem 2's rate sqrt(N / K) = 0.1, just below 2 / L.
 
     They have one centre and little noise.
     """
@@ -63,7 +63,7 @@ def edge() -> QuadraticTasks:
 def admissible() -> QuadraticTasks:
     """Returns tasks that meet both conditions of the paper on the step size.
 
-    L sqrt(N K) = 1/8, so that the rate sqrt(N / K) equals 1 / (8 K L).
+    L sqrt(N K) = 1/8, so the rate sqrt(N / K) equals 1 / (8 K L).
 
     Returns:
       The testbed.
@@ -112,10 +112,10 @@ def drawn(bed: Bed, field: str, runs: int = RUNS) -> Simulate:
     Args:
       bed: Returns the testbed.
       field: Name of the quantity, a field of `Quantities`.
-      runs: Number of runs; a tenth of them in quick checks.
+      runs: Number of runs. Quick checks use a tenth of them.
 
     Returns:
-      The simulation; its estimate is a mean over runs.
+      The simulation. Its estimate is a mean over runs.
     """
 
     def run(key: jax.Array, quick: bool) -> Estimate:

@@ -1,14 +1,14 @@
-"""Inner products of ReLU neurons under x ~ N(0, I): the arc-cosine kernels (Cho and Saul 2009).
+"""Inner products of ReLU neurons under x ~ N(0, I), the arc-cosine kernels (Cho and Saul 2009).
 
-Features are fate (arXiv 2410.08194) prints them as eqs. (152), (153), for unit vectors only; here
+Features are fate (arXiv 2410.08194) prints them as eqs. (152), (153), for unit vectors only. Here
 vectors may have any norm.
 
 The computation needs only a matrix product and arrays of the output's shape. The cosine u then
 carries an error of a few eps, and the angle phi one of sqrt(eps) where u is near +-1. But the
 kernel has derivative (pi - phi) / 2 pi in u, and in its gradient the error of the angle is
 multiplied by |w^ cos phi - v^| = sin phi, where w^ and v^ are unit vectors. So both `gram` and its
-gradient stay within a few eps of |w||v|, at coinciding and opposite neurons too. `coactivation` is
-the angle itself and has the error sqrt(eps) there.
+gradient are accurate to a few eps of |w||v|, even for coinciding and opposite neurons.
+`coactivation` is the angle itself and has the error sqrt(eps) there.
 """
 
 import jax
@@ -37,10 +37,10 @@ def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
 
 @defined
 def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
-    """Computes how often two neurons are active together, P(w_i.x > 0 and v_j.x > 0).
+    """Computes the probability that two neurons are both active, P(w_i.x > 0 and v_j.x > 0).
 
-    It is (pi - phi) / 2 pi for neurons at angle phi, and 0 for a zero neuron. Only values are meant
-    to be used: the derivative is infinite where neurons coincide.
+    It is (pi - phi) / 2 pi for neurons at angle phi, and 0 for a zero neuron. Do not differentiate
+    it, since the derivative is infinite where neurons coincide.
 
     Args:
       w: Hidden vectors `(m, d)`.
@@ -67,9 +67,9 @@ def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
 
         |w||v| (sin phi + (pi - phi) cos phi) / 2 pi
 
-    for neurons at angle phi. It can be differentiated everywhere, once. The derivative in w is (|v|
-    sin phi w^ + (pi - phi) v) / 2 pi with the unit vector w^; where w = 0 it is the mean over
-    opposite directions, v / 4.
+    for neurons at angle phi. It has a first derivative everywhere. The derivative in w is (|v| sin
+    phi w^ + (pi - phi) v) / 2 pi with the unit vector w^. At w = 0 it is the mean over opposite
+    directions, v / 4.
 
     Args:
       w: Hidden vectors `(m, d)`.
@@ -92,7 +92,7 @@ def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
 @jax.jit
 def _gram(w: Array, v: Array) -> Array:
     phi, sine, cosine = _angles(w, v)
-    # Near phi = pi the two terms cancel to (pi - phi)^3 / 3: never below zero.
+    # Near phi = pi the two terms cancel to (pi - phi)^3 / 3, which is never below zero.
     unit = jnp.maximum(sine + (jnp.pi - phi) * cosine, 0.0) / (2 * jnp.pi)
     return _norm(w)[:, None] * _norm(v) * unit
 
@@ -105,7 +105,7 @@ def _gram_jvp(primals, tangents):
 @jax.jit
 def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
     phi, sine, _ = _angles(w, v)
-    # The terms in sin phi of the derivative in w and in v; those in (pi - phi) are in `turn`.
+    # The terms in sin phi of the derivatives in w and in v. `turn` has the terms in (pi - phi).
     stretch_w = jnp.sum(_unit(w) * dw, axis=-1)[:, None] * _norm(v)
     stretch_v = jnp.sum(_unit(v) * dv, axis=-1) * _norm(w)[:, None]
     turn = _dot(dw, v) + _dot(w, dv)
@@ -113,16 +113,16 @@ def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
 
 
 def _angles(w: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Returns phi, sin phi and cos phi; a right angle where a neuron is zero."""
+    """Returns phi, sin phi and cos phi. The angle is a right one where a neuron is zero."""
     cosine = jnp.clip(_dot(_unit(w), _unit(v)), -1.0, 1.0)
-    # 1 - cosine^2 would round near 1; each factor is exact there.
+    # 1 - cosine^2 would round near 1, but each factor is exact there.
     sine = jnp.sqrt((1 - cosine) * (1 + cosine))
     return jnp.arctan2(sine, cosine), sine, cosine
 
 
 def _dot(w: Array, v: Array) -> Array:
-    # Accelerators multiply float32 matrices in reduced precision by default, which would cost the
-    # cosine its accuracy of a few eps.
+    # Accelerators multiply float32 matrices in reduced precision by default. The cosine would then
+    # lose its accuracy of a few eps.
     return jnp.matmul(w, v.T, precision="highest")
 
 

@@ -1,7 +1,7 @@
-"""features-are-fate, Section 4 and Appendix C: ReLU features, their projections, their transfer.
+"""features-are-fate, Section 4 and Appendix C, on ReLU features, their projections and transfer.
 
-Sizes are small (d = 10) so that every number comes from a network trained here, or from plain Monte
-Carlo over inputs, which knows nothing of arc-cosine kernels.
+Sizes are small (d = 10). Every number therefore comes from a network trained here, or from plain
+Monte Carlo over inputs, without arc-cosine kernels.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ MODE = f"{AT}, the largest eigenvalue"
 
 @cache
 def _space() -> tuple[Array, networks.Network]:
-    """A few fixed neurons of any length, and a teacher partly outside their span."""
+    """Returns a few fixed neurons of any length, and a teacher partly outside of their span."""
     w = jax.random.normal(jax.random.key(1), (FEATURES, D)) / sqrt(D)
     return w, networks.teacher(jax.random.key(2), TEACHER, D)
 
 
 def _energy(inside: bool) -> Simulate:
-    """E (P f)^2 or E (f - P f)^2, where P f is the least-squares fit to the same inputs."""
+    """Estimates E (P f)^2 or E (f - P f)^2 for the least-squares fit P f to the same inputs."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         x = generator(key).standard_normal((40_000 if quick else 100_000, D))
@@ -49,13 +49,13 @@ def _energy(inside: bool) -> Simulate:
 
 
 def _top_mode() -> tuple[Array, Array]:
-    """The largest Mercer eigenvalue of the neurons, and psi's coefficients."""
+    """Returns the largest Mercer eigenvalue of the neurons, and psi's coefficients."""
     values, psi = projection.mercer(_space()[0])
     return values[-1], psi[:, -1]
 
 
 def _activations(rng: np.random.Generator, quick: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The neurons on many inputs, and psi there."""
+    """Evaluates the neurons and psi on many inputs."""
     w, psi = np.asarray(_space()[0]), np.asarray(_top_mode()[1])
     phi = np.maximum(rng.standard_normal((40_000 if quick else 400_000, D)) @ w.T, 0)
     return phi, phi @ psi
@@ -71,7 +71,7 @@ def _activations(rng: np.random.Generator, quick: bool) -> tuple[np.ndarray, np.
     ),
 )
 def _(name, factor, which, length, degrees=60.0):
-    """E σ(w·x) σ(v·x) = {factor}[√(1-u²) + u(π - arccos u)]/2π, u the cosine"""
+    """E σ(w·x) σ(v·x) = {factor}[√(1-u²) + u(π - arccos u)]/2π, where u is the cosine"""
     other = [cos(pi / 3), sin(pi / 3)]
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -84,22 +84,22 @@ def _(name, factor, which, length, degrees=60.0):
 
 @claim("eq157/reading", "eq. (157), p. 27", MODE)
 def _():
-    """Mercer eigenfunctions ψ = Σ_i z_i σ(w_i·x)/√(mλ²) have norm 1: E ψ²
+    """Mercer eigenfunctions ψ = Σ_i z_i σ(w_i·x)/√(mλ²) have E ψ² = 1
 
-    the printed sum runs over l instead of i
+    The printed sum runs over l instead of i.
     """
     return 1.0, lambda key, quick: Estimate.mean(_activations(generator(key), quick)[1] ** 2)
 
 
 @claim("eq150/printed", "eq. (150), p. 26", MODE)
 def _printed_quotient():
-    """T ψ = λ ψ, with λ² the eigenvalue of K: ⟨ψ, T ψ⟩
+    """T ψ = λ ψ, with λ² the eigenvalue of K. ⟨ψ, T ψ⟩ is compared
 
-    (151) and (157) have λ²
+    (151) and (157) have λ²..
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """E k(x, x') psi(x) psi(x') over independent pairs."""
+        """Estimates E k(x, x') psi(x) psi(x') over independent pairs."""
         rng = generator(key)
         (left, here), (right, there) = (_activations(rng, quick) for _ in range(2))
         return Estimate.mean((left * right).mean(1) * here * there)
@@ -109,7 +109,7 @@ def _printed_quotient():
 
 @_printed_quotient.beside("corrected")
 def _():
-    """T ψ = λ² ψ, with λ² the eigenvalue of K: ⟨ψ, T ψ⟩
+    """T ψ = λ² ψ, with λ² the eigenvalue of K. ⟨ψ, T ψ⟩ is compared
 
     (151) and (157) have λ²
     """
@@ -131,7 +131,7 @@ def _(points=4):
     c = psi.T @ arc_cosine.gram(w, w) @ f  # <psi_l, f>
 
     def norm() -> float:
-        """alpha.k(z, z) alpha, kernel value by kernel value (148)."""
+        """Computes alpha.k(z, z) alpha from single kernel values (148)."""
         phi = [np.maximum(np.asarray(w) @ a, 0) for a in np.asarray(z)]
         kernel = [[np.mean(a * b) for b in phi] for a in phi]
         return float(alpha @ kernel @ alpha)
@@ -153,7 +153,7 @@ TASKS, FEWER = 16, 8  # students that are trained at once
 
 @jax.jit
 def _task(key: Array, mu: float) -> tuple[networks.Network, networks.Network, networks.Network]:
-    """Target, its source and an untrained student."""
+    """Returns a target, its source and an untrained student."""
     key_target, key_source, key_student = jax.random.split(key, 3)
     target = networks.teacher(key_target, TEACHER, D)
     source = networks.ablate(key_source, target, mu)
@@ -164,7 +164,7 @@ class _Pretrained(NamedTuple):
     """Students of several tasks, which are stacked along a leading axis.
 
     Attributes:
-      source: What they are trained on.
+      source: The networks that they are trained on.
       start: Students before training.
       early: At the time EARLY.
       middle: At the time LONG.
@@ -185,7 +185,7 @@ def _train(start: networks.Network, source: networks.Network, steps: int) -> net
     def train(ends: tuple[networks.Network, networks.Network]) -> networks.Network:
         return networks.pretrain(*ends, PACE, steps, 0.0).network
 
-    # float32 takes half the time, and the errors of the students are of the order of 1e-3.
+    # float32 takes half of the time, and the errors of the students are of order 1e-3.
     single = jax.tree.map(lambda v: v.astype(jnp.float32), (start, source))
     return jax.tree.map(lambda v: v.astype(float), jax.lax.map(train, single))
 
@@ -200,7 +200,7 @@ def _further(start: networks.Network, source: networks.Network, time: int) -> ne
 def _tasks(
     key: Array, tasks: int, mus: Array
 ) -> tuple[networks.Network, networks.Network, networks.Network]:
-    """Targets, sources and students of several tasks, for each mu in turn."""
+    """Returns targets, sources and students of several tasks, for each mu in turn."""
     keys = jnp.tile(jax.random.split(key, tasks), mus.size)
     return jax.lax.map(lambda at: _task(*at), (keys, jnp.repeat(mus, tasks)))
 
@@ -218,7 +218,7 @@ def _pretrained(key: Array, quick: bool) -> _Pretrained:
 
 @jax.jit
 def _weighted(network: networks.Network, x: Array) -> Array:
-    """(1/m) sum_i c_i relu(w_i.x) relu(w_i.x')."""
+    """Computes (1/m) sum_i c_i relu(w_i.x) relu(w_i.x')."""
     phi = networks.features(network.w, x)
     return (phi * network.c) @ phi.T / network.c.size
 
@@ -228,13 +228,13 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def _error(run: networks.Network, source: networks.Network, x: Array) -> Array:
-    """E(f - f_s)^2."""
+    """Computes E(f - f_s)^2."""
     del x
     return networks.risk(run, source)
 
 
 def _plain_error(run: networks.Network, source: networks.Network, x: Array) -> Array:
-    """Relative Frobenius distance of the kernel matrices."""
+    """Computes the relative Frobenius distance of the kernel matrices."""
     return _distance(networks.kernel(run.w, x), networks.kernel(source.w, x))
 
 
@@ -253,12 +253,12 @@ def _ratios(
     source: networks.Network,
     x: Array,
 ) -> Array:
-    """An error after training over that before, of each task."""
+    """Divides each task's error after training by its error before."""
     return jax.vmap(error)(after, source, x) / jax.vmap(error)(before, source, x)
 
 
 def _fall(error: Error) -> Simulate:
-    """log10 of the fall of an error from time EARLY to LATE, mean of several tasks."""
+    """Averages log10 of the fall of an error from time EARLY to LATE over several tasks."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run = _pretrained(key, quick)
@@ -272,7 +272,7 @@ def _fall(error: Error) -> Simulate:
 
 
 def _risks(key: Array, n: int, draws: int) -> np.ndarray:
-    """R_lt of independent target sets of n samples, in NumPy."""
+    """Computes R_lt of independent target sets of n samples, in NumPy."""
     w, target = jax.tree.map(np.asarray, _space())
     gram, overlap, norm = map(np.asarray, _second_moments())
     rng, found = generator(key), []
@@ -282,7 +282,7 @@ def _risks(key: Array, n: int, draws: int) -> np.ndarray:
         phi = np.maximum(x @ w.T, 0) / len(w)
         y = np.maximum(x @ target.w.T, 0) @ target.c / target.c.size
         turned = phi.swapaxes(1, 2)
-        # a few samples may leave a neuron without activity: then the fit of least norm
+        # With few samples a neuron may be inactive. The fit of least norm is used then.
         inverse = np.linalg.pinv(turned @ phi, transfer.CUTOFF, hermitian=True)
         c = (inverse @ (turned @ y[..., None]))[..., 0]
         found.append(np.einsum("ri,ij,rj->r", c, gram, c) - 2 * c @ overlap + norm)
@@ -291,7 +291,7 @@ def _risks(key: Array, n: int, draws: int) -> np.ndarray:
 
 @cache
 def _second_moments() -> tuple[Array, Array, Array]:
-    """E phi phi^T / m², E phi f_t / m and E f_t² of the neurons and their teacher."""
+    """Computes E phi phi^T / m², E phi f_t / m and E f_t² of the neurons and their teacher."""
     w, target = _space()
     overlap = arc_cosine.gram(w, target.w) @ target.c / target.c.size
     return arc_cosine.gram(w, w) / len(w) ** 2, overlap / len(w), networks.inner(target, target)
@@ -324,9 +324,10 @@ def _outside() -> Array:
     overlooks="tightened",
 )
 def _():
-    """a wide network learns the source function: E(f - f_s)² falls as 1/t or faster
+    """A wide network learns the source function, as E(f - f_s)² falls as 1/t or faster
 
-    log10 of the fall over a decade of time; seen: .5 of it, from few tasks
+    The value is log10 of the fall over a decade of time. The test detects .5 of it,
+    from few tasks.
     """
     return -1.0, _fall(_error)
 
@@ -342,10 +343,10 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """the distance of Σ σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel does not halve
+    """The distance of Σ σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel does not halve
 
-    log10 of the fall over a decade of time; it stalls: neurons of small or negative c keep other
-    directions; seen: .1
+    The value is log10 of the fall over a decade of time. The fall stalls, since neurons of small or
+    negative c keep other directions. The test detects .1.
     """
     return -log10(2), _fall(_plain_error)
 
@@ -361,10 +362,10 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """the distance of Σ c_i σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel halves
+    """The distance of Σ c_i σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel halves
 
-    log10 of the fall over a decade of time; features count by their output weight; seen: .6 of it,
-    from few tasks
+    The value is log10 of the fall over a decade of time. Features count by their output weight. The
+    test detects .6 of it, from few tasks.
     """
     return -log10(2), _fall(_weighted_error)
 
@@ -380,13 +381,15 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """pretraining brings the kernel to half its initial distance from the source or nearer
+    """Pretraining brings the kernel to at most half of its initial distance from the source
 
-    seen: .2, from few tasks
+    The test detects .2, from few tasks.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Distance of the plain kernels after pretraining over that before, mean of tasks."""
+        """Averages the ratio of distances of the plain kernels, after and before pretraining, over
+        tasks.
+        """
         run = _pretrained(key, quick)
         return Estimate.mean(_ratios(_plain_error, run.start, run.middle, run.source, run.x))
 
@@ -401,15 +404,16 @@ def _():
     attack=domains.NESTED,
 )
 def _():
-    """|P⊥ f_t|²/|f_t|² increases with μ, features of the source teacher: least increment
+    """|P⊥ f_t|²/|f_t|² increases with μ for features of the source teacher. The least increment is
+    compared
 
-    tolerance: rounding
+    The tolerance covers rounding.
     """
 
     @jax.jit
     @partial(jax.vmap, in_axes=(None, 0))
     def share(key: Array, mu: Array) -> Array:
-        """With the source teacher's own neurons."""
+        """Computes the increments with the source teacher's own neurons."""
         target, source, _ = _task(key, mu)
         return projection.project(source.w, target).outside / networks.inner(target, target)
 
@@ -429,12 +433,14 @@ def _():
     attack=MEASURED,
 )
 def _():
-    """|P⊥ f_t|²/|f_t|² increases with μ, pretrained features: mean least increment"""
+    """|P⊥ f_t|²/|f_t|² increases with μ for pretrained features. The mean least increment is
+    compared
+    """
 
     @jax.jit
     @jax.vmap
     def growth(target: networks.Network, *students: networks.Network) -> Array:
-        """Least growth from one student to the next, of each task."""
+        """Computes each task's least increment from one student to the next."""
         outside = [projection.project(student.w, target).outside for student in students]
         return jnp.diff(jnp.stack(outside)).min() / networks.inner(target, target)
 
@@ -459,9 +465,9 @@ def _():
     attack=domains.FLOOR,
 )
 def _(n=12):
-    """|P⊥ f_t|² is irreducible: R_lt ≥ |P⊥ f_t|² for every sample, here the least of 2000
+    """|P⊥ f_t|² is irreducible, as R_lt ≥ |P⊥ f_t|² for every sample, here the least of 2000
 
-    tolerance: rounding
+    The tolerance covers rounding.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -477,10 +483,11 @@ def _(n=12):
     effect=0.12,
 )
 def _(few=300, rows=1200):
-    """E R_lt = |P⊥ f_t|² + C(n), C(n) ~ 1/n as for linear networks: order of C in n
+    """E R_lt = |P⊥ f_t|² + C(n) with C(n) ~ 1/n, as for linear networks. The order of C in n is
+    compared
 
-    the next term of C, of relative size m/n, shifts the order by less than 0.01; seen: .12, which
-    tells 1/n from 1/√n
+    The next term of C, of relative size m/n, shifts the order by less than 0.01. The test detects
+    .12, which separates 1/n from 1/√n.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -1,4 +1,4 @@
-"""Problems on which the bounds of Section 4 of features-are-fate are attacked: inputs in the plane.
+"""Problems that attack the bounds of Section 4 of features-are-fate, with inputs in the plane.
 
 There E f g = 2 mean f g over the circle for sums of ReLU neurons, which `again` uses.
 """
@@ -16,7 +16,7 @@ _CIRCLE = np.stack([np.cos(_PHI), np.sin(_PHI)], 1)
 
 
 def _moments(p: Problem, kept: int) -> tuple[Any, Any, Any]:
-    """E phi phi^T and E phi f of the first neurons, and E f^2."""
+    """Computes E phi phi^T and E phi f of the first neurons, and E f^2."""
     w, target = p["neurons"][:kept], p["target"]
     overlap = arc_cosine.gram(w, target) @ p["output"]
     norm = p["output"] @ arc_cosine.gram(target, target) @ p["output"]
@@ -24,13 +24,13 @@ def _moments(p: Problem, kept: int) -> tuple[Any, Any, Any]:
 
 
 def _outside(p: Problem, kept: int) -> Any:
-    """|P_perp f|^2 off the first neurons, one or two."""
+    """Computes |P_perp f|^2 for the first neuron, or for the first two."""
     gram, overlap, norm = _moments(p, kept)
     return norm - overlap @ _solve(gram, overlap)
 
 
 def _solve(square: Any, right: Any) -> Any:
-    """By Cramer's rule."""
+    """Computes the same by Cramer's rule."""
     if len(right) == 1:
         return right / square[0, 0]
     (a, b), (c, d) = square
@@ -38,7 +38,7 @@ def _solve(square: Any, right: Any) -> Any:
 
 
 def _on_circle(p: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """The neurons and the target there, times the root of the weight of each point."""
+    """Evaluates the neurons and the target, times the root of each point's weight."""
     root = np.sqrt(2 / len(_CIRCLE))
     target = np.maximum(_CIRCLE @ np.asarray(p["target"]).T, 0) @ p["output"]
     return root * np.maximum(_CIRCLE @ np.asarray(p["neurons"]).T, 0), root * target
@@ -51,12 +51,12 @@ def _outside_again(p: Problem, kept: int) -> float:
 
 
 def _own(p: Problem) -> Any:
-    """The neurons are the target's."""
+    """Uses the target's neurons."""
     return {**p, "neurons": p["target"]}
 
 
 def _increase(p: Problem) -> Any:
-    """What is outside of two neurons over what is outside of one of them."""
+    """Divides the part of the target outside of two neurons by the part outside of one of them."""
     return _outside(_own(p), 2) / _outside(_own(p), 1)
 
 
@@ -65,7 +65,7 @@ def _increase_again(p: Problem) -> float:
 
 
 def _learnable(p: Problem) -> Any:
-    """Neurons are no multiples of each other, and leave a part of the target."""
+    """Requires neurons in different directions that leave a part of the target."""
     gram, _, norm = _moments(p, 2)
     apart = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
     return jnp.minimum(apart - 0.01, _outside(p, 2) - 0.01 * norm)
@@ -82,7 +82,7 @@ NESTED = Domain(
 
 
 def _floor(p: Problem) -> Any:
-    """|P_perp f|^2 over the risk of least squares on a sample."""
+    """Divides |P_perp f|^2 by the risk of least squares on a sample."""
     phi = jnp.maximum(p["sample"] @ p["neurons"].T, 0)
     f = jnp.maximum(p["sample"] @ p["target"].T, 0) @ p["output"]
     c = _solve(phi.T @ phi, phi.T @ f)
@@ -101,7 +101,7 @@ def _floor_again(p: Problem) -> float:
 
 
 def _fitted(p: Problem) -> Any:
-    """The sample determines both weights."""
+    """Requires a sample that determines both weights."""
     phi = jnp.maximum(p["sample"] @ p["neurons"].T, 0)
     (a, b), (_, d) = phi.T @ phi
     return jnp.minimum(a * d - b**2 - 0.01, _learnable(p))

@@ -1,14 +1,14 @@
 """Two-layer ReLU networks in the mean-field scaling, and their training by gradient descent.
 
 The network is f(x) = (1/m) sum_i c_i relu(w_i.x) with x ~ N(0, I_d) (Features are fate, arXiv
-2410.08194, Section 4, eq. 18). Hidden vectors stay on the unit sphere by Riemannian gradient
-descent: the gradient loses its radial part, and each step is followed by normalisation. Losses are
-E(f - f*)^2 / 2 and |y - f(X)|^2 / (2n). The learning rate is multiplied by m, so that time does not
-depend on the width. `risk` is the full E(f - f*)^2.
+2410.08194, Section 4, eq. 18). Riemannian gradient descent keeps hidden vectors on the unit sphere.
+The radial part of the gradient is removed, and each step ends with a normalisation. Losses are E(f
+- f*)^2 / 2 and |y - f(X)|^2 / (2n). The learning rate is multiplied by m, so time does not depend
+on the width. `risk` is the full E(f - f*)^2.
 
-A population loss is a difference of numbers of order |f*|^2, which float32 cannot resolve below
-1e-8 or so. Run in float64 (`with jax.enable_x64(True)`) where that matters; the precision of the
-result follows that of the input.
+A population loss is a difference of numbers of order |f*|^2. float32 cannot resolve it below about
+1e-8. Run in float64 (`with jax.enable_x64(True)`) where that matters. The result has the precision
+of the input.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Network(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """The state where gradient descent stopped and from which it can go on.
+    """The state at which gradient descent stopped. Descent can continue from it.
 
     Attributes:
       network: The network.
@@ -78,7 +78,7 @@ def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
 def teacher(key: Array, m: int, d: int) -> Network:
     """Draws a teacher network: m random neurons with output weights c = 1.
 
-    The paper does not give its c*. Of c = 1 and c = +-1, only c = 1 has the |P_perp f|^2 of its
+    The paper does not state its c*. Of c = 1 and c = +-1, only c = 1 gives the |P_perp f|^2 of its
     Fig. 4(d).
 
     Args:
@@ -100,7 +100,7 @@ def teacher(key: Array, m: int, d: int) -> Network:
 
 @problems.defined
 def student(key: Array, m: int, d: int) -> Network:
-    """Draws a student network before training, whose output is 0 up to 1e-7.
+    """Draws a student network before training. Its output is 0 up to 1e-7.
 
     Args:
       key: Random key.
@@ -123,9 +123,9 @@ def student(key: Array, m: int, d: int) -> Network:
 def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
     """Returns a source network: the target without a random fraction of its neurons.
 
-    The output weights of those that stay are multiplied by m / (number that stay). Removed neurons
-    remain as zeros, so that the shape does not depend on mu. One key gives nested sources: what a
-    small mu removes, a larger one removes too.
+    The output weights of the remaining neurons are multiplied by m / (number of remaining neurons).
+    Removed neurons become zeros, so the shape does not depend on mu. One key gives nested sources.
+    A larger mu removes all neurons that a smaller one removes.
 
     Args:
       key: Random key.
@@ -161,7 +161,7 @@ def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
 
 @problems.defined
 def features(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n m"]:
-    """Computes the hidden activations relu(w_i.x), which linear transfer keeps of a network.
+    """Computes the hidden activations relu(w_i.x), the features of linear transfer.
 
     Args:
       w: Hidden vectors `(m, d)`.
@@ -277,13 +277,13 @@ def variance(f: Network) -> Float[Array, ""]:
 def pretrain(
     start: Network | Descent, source: Network, rate: ArrayLike, steps: int, tolerance: ArrayLike
 ) -> Descent:
-    """Trains a network on the population loss E(f - source)^2 / 2, which is known in closed form.
+    """Trains a network on the population loss E(f - source)^2 / 2, which has a closed form.
 
-    Training stops when the loss is at most `tolerance` or `steps` more steps have been taken. The
-    result may be given back as `start` to go on.
+    Training stops when the loss is at most `tolerance` or after `steps` more steps. Pass the result
+    as `start` to continue.
 
     Args:
-      start: Initial network, or where an earlier descent stopped.
+      start: Initial network, or the result of an earlier descent.
       source: The network to fit.
       rate: Learning rate > 0; it is multiplied by the width.
       steps: Largest number of further steps, >= 0.
@@ -308,7 +308,7 @@ def scratch(
     Training stops as in `pretrain`.
 
     Args:
-      start: Initial network, or where an earlier descent stopped.
+      start: Initial network, or the result of an earlier descent.
       x: Inputs `(n, d)`.
       y: Labels `(n,)`.
       rate: Learning rate > 0; it is multiplied by the width.
@@ -364,13 +364,13 @@ def _descend(
     rate, limit = rate * network.c.size, taken + steps
     measure = jax.value_and_grad(loss)
 
-    # One gradient per turn, and none outside the loop: a resumed run repeats the same instructions,
-    # so it ends on the same bits.
+    # One gradient per iteration, and none outside of the loop. A resumed run repeats the same
+    # instructions and ends on the same bits.
     def turn(state):
         (c, w), _, step, _ = state
         value, gradient = measure(Network(c, w), *data)
         going = (value > tolerance) & (step < limit)
-        # The Riemannian gradient on the unit sphere; normalisation then returns to it.
+        # The Riemannian gradient on the unit sphere. Normalisation then returns to the sphere.
         radial = jnp.sum(gradient.w * w, axis=1, keepdims=True)
         ahead = w - rate * (gradient.w - radial * w)
         moved = Network(

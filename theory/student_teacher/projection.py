@@ -1,13 +1,12 @@
-"""What frozen ReLU features can and cannot express of a target network.
+"""The parts of a target network inside and outside of the span of frozen ReLU features.
 
 The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With
 G = E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection of f has |Pf|^2 = h^T G^+ h
-(Features are fate, arXiv 2410.08194, App. C, eqs. 158 and 159, in which K = G / m).
+(Features are fate, arXiv 2410.08194, App. C, eqs. 158 and 159, with K = G / m).
 
-G is numerically singular once training has gathered neurons at the same place. Eigenvalues below
-`cutoff` times the largest are dropped. The choice of this number has consequences: the features
-just above it and just below it differ in what finite data can make of them. The number of
-directions kept is therefore reported.
+G is numerically singular once training has moved neurons to the same place. Eigenvalues below
+`cutoff` times the largest are dropped. This choice matters for finite data, so the number of kept
+directions is reported.
 """
 
 from typing import NamedTuple
@@ -40,11 +39,12 @@ class Projection(NamedTuple):
 class Mercer(NamedTuple):
     """Eigenfunctions of the operator with kernel (1/m) sum_i relu(w_i.x) relu(w_i.x').
 
-    psi_l(x) = sum_i coefficients[i, l] relu(w_i.x); they are orthonormal in L2 of N(0, I).
+    psi_l(x) = sum_i coefficients[i, l] relu(w_i.x). They are orthonormal in L2 of N(0, I).
 
     Attributes:
-      eigenvalues: Eigenvalues `(m,)`, ascending; 0 below the cut-off.
-      coefficients: Coefficients `(m, m)`, one column for each eigenfunction; 0 below the cut-off.
+      eigenvalues: Eigenvalues `(m,)`, ascending, and 0 below the cut-off.
+      coefficients: Coefficients `(m, m)`, one column for each eigenfunction, and 0 below the
+        cut-off.
     """
 
     eigenvalues: Float[Array, " m"]
@@ -56,7 +56,7 @@ def mercer(w: Float[Array, "m d"], cutoff: ArrayLike = CUTOFF) -> Mercer:
     """Computes the eigenfunctions of the kernel operator of a network's features.
 
     With K z_l = lambda_l z_l the coefficients are z_l / sqrt(m lambda_l). lambda_l is the
-    eigenvalue of the operator, which the paper calls lambda_l^2.
+    eigenvalue of the operator. The paper calls it lambda_l^2.
 
     Args:
       w: Hidden vectors `(m, d)`.
@@ -92,10 +92,10 @@ def _mercer(w: Array, cutoff: ArrayLike) -> Mercer:
 def project(
     w: Float[Array, "m d"], target: networks.Network, cutoff: ArrayLike = CUTOFF
 ) -> Projection:
-    """Projects a target network on the span of given neurons, and off it.
+    """Splits a target network into its parts inside and outside of the span of given neurons.
 
-    |P_perp f|^2 is exact to about eps |f|^2. With the neurons of the source teacher for `w`, this
-    is what perfectly learned features give.
+    |P_perp f|^2 is exact to about eps |f|^2. With the source teacher's neurons as `w` this is the
+    result for perfectly learned features.
 
     Args:
       w: Hidden vectors `(m, d)`.

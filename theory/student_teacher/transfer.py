@@ -1,9 +1,9 @@
 """Linear transfer of frozen ReLU features, compared with training from scratch.
 
 The setting is Features are fate (arXiv 2410.08194), Section 4, with noiseless labels. Risks are
-exact for each sample: the mean of a squared difference of two networks is a quadratic form in Gram
-matrices (`networks.risk`), so no test set is drawn. The paper has no theory of the scratch risk
-R_sc. It fits R_sc = A n^-nu and puts the boundary where that equals |P_perp f|^2.
+exact for each sample. The mean of a squared difference of two networks is a quadratic form in Gram
+matrices (`networks.risk`), so test sets are not needed. The paper lacks a theory of the scratch
+risk R_sc. It fits R_sc = A n^-nu and takes the boundary where this equals |P_perp f|^2.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class Interval(NamedTuple):
 
 
 class PowerLaw(NamedTuple):
-    """The fit R = A n^-nu for each of several teachers, and what they have in common.
+    """The fit R = A n^-nu for each of several teachers, and means over them.
 
     Attributes:
       log_scales: log A of each teacher, `(teachers,)`.
       exponents: nu of each teacher, `(teachers,)`.
       exponent: Mean of nu over teachers, with confidence limits.
       curvature: Mean coefficient of (log n)^2 / 2 in a parabola through log R, with confidence
-        limits; 0 if the law is a power.
+        limits. It is 0 for a power law.
     """
 
     log_scales: Float[np.ndarray, " teachers"]
@@ -73,14 +73,14 @@ def linear_transfer(
 ) -> networks.Network:
     """Refits the output weights by least squares of least norm, with the hidden weights frozen.
 
-    For cutoff -> 0 this is the limit of gradient descent from zero.
+    As cutoff -> 0 this is the limit of gradient descent from zero.
 
     Args:
       w: Frozen hidden vectors `(m, d)`.
       x: Inputs `(n, d)`.
       y: Labels `(n,)`.
-      cutoff: Eigenvalues of the kernel matrix below this fraction of the largest are dropped, as in
-        `projection.project`; in [0, 1).
+      cutoff: Fraction in [0, 1). Eigenvalues of the kernel matrix below this fraction of the
+        largest are dropped, as in `projection.project`.
 
     Returns:
       The network with refitted output weights.
@@ -107,8 +107,8 @@ def descended_transfer(
 ) -> tuple[networks.Network, Int[Array, ""]]:
     """Fits the output weights by full-batch descent from zero, with the hidden weights frozen.
 
-    Descent on |y - f(X)|^2 / (2n) is as in `networks.scratch`, and stops as there. Its steps are
-    not taken one by one: in the kernel's eigenvectors each is a power.
+    Descent on |y - f(X)|^2 / (2n) and its end are as in `networks.scratch`. All steps are computed
+    at once, as powers in the kernel's eigenvectors.
 
     Args:
       w: Frozen hidden vectors `(m, d)`.
@@ -138,13 +138,12 @@ def _descended_transfer(
 ) -> tuple[networks.Network, Array]:
     (m, _), n = w.shape, len(y)
     phi = networks.features(w, x) / m
-    # In these coordinates the error of component i shrinks by the factor 1 - rate m s_i^2 / n a
-    # step.
+    # In these coordinates a step multiplies the error of component i by 1 - rate m s_i^2 / n.
     u, s, vt = jnp.linalg.svd(phi, full_matrices=False)
     b = u.T @ y
     # The share of an eigenvector's error that a step takes away.
     shrink = rate * m / n * s**2
-    # What the features cannot fit. With n <= m they fit everything, and this is rounding.
+    # The residual that the features cannot fit. With n <= m it is only rounding.
     rest = jnp.maximum(y @ y - b @ b, 0.0) * (n > m)
 
     def loss(t: Array) -> Array:
@@ -156,12 +155,12 @@ def _descended_transfer(
         enough = loss(middle) <= tolerance
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    # The first number of steps that is enough, or all; 32 halvings are enough for any.
+    # The first number of steps that is enough, or all. 32 halvings suffice.
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5
-    # 1 - (1 - shrink)^t loses its digits where shrink is small, and log1p needs shrink < 1: so slow
-    # components take one form and fast ones the other.
+    # 1 - (1 - shrink)^t loses digits where shrink is small, and log1p needs shrink < 1. So slow
+    # components use one form and fast ones the other.
     small = jnp.expm1(t * problems.log1p(-jnp.where(slow, shrink, 0.0)))
     learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
     coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
@@ -218,7 +217,7 @@ def fit_power_law(
     if not (risks > 0).all() or not np.isfinite(risks).all():
         raise ValueError("risks must be finite and positive: their logarithm is fitted")
     log_n, log_risk = np.log(n), np.log(risks)
-    # One column for each teacher: all are fitted at once.
+    # One column for each teacher, so all are fitted at once.
     slopes, scales = np.polyfit(log_n, log_risk.T, 1)
     # The second derivative in log n, which is 0 for a power law.
     curvature = 2 * np.polyfit(log_n, log_risk.T, 2)[0]
@@ -229,14 +228,14 @@ def fit_power_law(
 def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.ndarray:
     """Computes the number of samples of each teacher at which A n^-nu = |P_perp f|^2.
 
-    Linear transfer helps below it, as far as the part of its risk goes that does not vanish with n.
+    Linear transfer helps below it, as far as the constant part of its risk is concerned.
 
     Args:
       law: Fitted power law.
       outside: |P_perp f|^2 of each teacher `(teachers, ...)`, finite and >= 0.
 
     Returns:
-      The numbers of samples n*, with the shape of `outside`; inf where `outside` is 0.
+      The numbers of samples n*, with the shape of `outside`. They are inf where `outside` is 0.
 
     Raises:
       ValueError: If `outside` is out of range.
@@ -255,7 +254,7 @@ def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.nda
 
 
 def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float:
-    """Finds the size at which a gain turns from positive to negative for the last time.
+    """Finds the last size at which a gain changes from positive to negative.
 
     It interpolates linearly in log n.
 
@@ -264,7 +263,7 @@ def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float
       gain: Gains `(n,)`.
 
     Returns:
-      The size, or nan if the gain never turns.
+      The size, or nan if the gain never changes its sign this way.
 
     Raises:
       ValueError: If there is not one gain for each size.

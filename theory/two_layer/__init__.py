@@ -1,7 +1,7 @@
 """Closed forms for two-layer linear networks that are pre-trained, perturbed and fine-tuned.
 
 The subject is Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv
-2503.19206). Conventions stand in `layers`; `riccati` solves gradient flow from any balanced start.
+2503.19206). `layers` has the conventions. `riccati` solves gradient flow from any balanced start.
 The modules `modes`, `perturbation`, `fine_tuning` and `sharpness` have closed forms for aligned
 tasks, and `networks` trains networks by gradient descent.
 """

@@ -1,4 +1,4 @@
-"""Overtrained, Lemmas A.12 to A.22: finite batches and real starts beside the ideal dynamics.
+"""Overtrained, Lemmas A.12 to A.22, finite batches and real starts against the ideal dynamics.
 
 Simulators are stochastic gradient descent of the network by autodiff.
 """
@@ -30,7 +30,7 @@ from theory.two_layer.tasks import (
     task,
 )
 
-# 16 eta Gamma = .154 and 32 eta Gamma = .307 grow to 17 and to 211 in so many steps.
+# In this many steps 1 + 16 eta Gamma = 1.154 and 1 + 32 eta Gamma = 1.307 grow to 17 and 211.
 SGD = {"rate": 0.003, "steps": 20, "anchor": 0.5}
 BATCH, SMALLER = 1024, 256
 TRAINED = f"{BOTH}, λ={SGD['anchor']}, η={SGD['rate']}"
@@ -41,7 +41,7 @@ GENERAL, SAMPLES = 500, 8  # layers in general position, and their batches
 
 
 def _distance(first: Layers, second: Layers) -> float:
-    """max over layers (and leading axes) of the operator norm of the difference."""
+    """Computes the largest operator norm of the difference over layers and leading axes."""
     return max(
         float(np.linalg.norm(np.asarray(a) - np.asarray(b), 2, axis=(-2, -1)).max())
         for a, b in zip(first, second, strict=True)
@@ -64,7 +64,7 @@ def _infinite_batch(steps: int = SGD["steps"]) -> Layers:
 
 @cache
 def _batches(steps: int = SGD["steps"], off: float = OFF) -> Float[np.ndarray, "steps m i"]:
-    """Batches of d inputs with the covariances I + off S_k, |S_k|_op = 1."""
+    """Returns batches of d inputs with the covariances I + off S_k, |S_k|_op = 1."""
     drawn = fixed(0, steps, D, D)
     drawn = drawn + drawn.swapaxes(1, 2)
     values, vectors = np.linalg.eigh(drawn)
@@ -79,7 +79,7 @@ def _sgd(start: Layers, batches: np.ndarray) -> Layers:
 
 
 def _other(apart: float = APART) -> Layers:
-    """A start near the ideal one."""
+    """Returns a start near the ideal one."""
     noise = fixed(1, 2, D, D)
     return Layers(*(w + apart * z for w, z in zip(ideal(task(), D), noise, strict=True)))
 
@@ -89,7 +89,7 @@ def _growth(constant: float, steps: int = SGD["steps"]) -> float:
 
 
 def _epsilon() -> float:
-    """max_k |Sigma_k - I|, for which Lemmas A.17 and A.19 apply."""
+    """Computes max_k |Sigma_k - I|, and checks that Lemmas A.17 and A.19 apply."""
     covariances = np.einsum("kmi,kmj->kij", _batches(), _batches()) / D
     epsilon = float(np.linalg.norm(covariances - np.eye(D), 2, axis=(1, 2)).max())
     if epsilon >= 1 / (4 * _growth(32)):
@@ -98,7 +98,7 @@ def _epsilon() -> float:
 
 
 def _batch_bound(corrected: bool = False) -> float:
-    """The bound of Lemma A.17, or what its proof gives with the lemmas that hold, A.15 and A.16."""
+    """Computes the bound of Lemma A.17, or its corrected form from the lemmas that hold."""
     if corrected:
         growth = 26 * (1 + SGD["anchor"])
         return 20 / growth * (_growth(growth) - 1) * _epsilon() * sqrt(GAMMA)
@@ -106,8 +106,10 @@ def _batch_bound(corrected: bool = False) -> float:
 
 
 def _start_bound(corrected: bool = False) -> float:
-    """The bound of Lemma A.19, at the distance between these two starts; corrected, it grows as in
-    Lemma A.18, and each step adds 2 eta lambda |theta(0) - theta'(0)| |W| for the two anchors."""
+    """Computes the bound of Lemma A.19 at the distance between these two starts. The corrected
+    bound grows as in Lemma A.18, and each step adds 2 eta lambda |theta(0) - theta'(0)| |W| for the
+    two anchors.
+    """
     apart, anchor = _distance(ideal(task(), D), _other()), SGD["anchor"]
     if corrected:
         growth = 26 * (1 + _epsilon() + anchor)
@@ -116,12 +118,12 @@ def _start_bound(corrected: bool = False) -> float:
     return _growth(32) * apart
 
 
-# Assumption A.21 with its item 3 as printed, which is without 1/eta.
+# Assumption A.21 with its item 3 as printed, without 1/eta.
 RELAXED = 0.6  # lambda_0, above the anchor
 
 
 def _near() -> float:
-    """min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma)."""
+    """Computes min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma)."""
     return float(((np.array(TARGET) - PRE) ** 2).min() / ((1 + RELAXED) ** 2 * GAMMA))
 
 
@@ -130,17 +132,17 @@ def _near() -> float:
 # d, K, delta, epsilon, C_1
 DIMENSION, BATCHES, FAILURE, GAP, CONSTANT = 4, 100, 0.05, 0.5, 6.0
 SETTING = f"d={DIMENSION}, K={BATCHES}, δ={FAILURE}, ε={GAP}, C_1={CONSTANT:g}"
-# Lemma A.12 is for m ≥ d + log(1/δ) = 7: the printed size, 13, is one of those.
+# Lemma A.12 is for m ≥ d + log(1/δ) = 7. The printed size 13 satisfies this.
 PRINTED = ceil(CONSTANT**2 / GAP**2 * (DIMENSION - log(10 * BATCHES * FAILURE)))
 CORRECTED = ceil(CONSTANT**2 / GAP**2 * (DIMENSION + log(2 * BATCHES / FAILURE)))
 
 
 def _failures(batch: int) -> Simulate:
-    """How often the covariance of one of `BATCHES` Gaussian batches is off by more than `GAP`.
+    """Estimates how often a covariance among `BATCHES` Gaussian batches is off by more than `GAP`.
 
-    The covariances are drawn from their law (Wishart), not batch by batch. The standard error is
-    that of the probability that is allowed, since none may fail: of 2,000 draws (of 500, quick)
-    more than 7 % (9 %) have to fail for the claim not to hold.
+    The covariances are drawn from their Wishart law, not batch by batch. The standard error is
+    taken at the allowed probability, since possibly none fails. The claim fails if more than 7 % of
+    2,000 draws fail (9 % of 500 in quick checks).
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -165,9 +167,9 @@ def _failures(batch: int) -> Simulate:
     attack=step_domains.batch_size(False),
 )
 def _():
-    """m ≥ C_1²(d - log(10Kδ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ
+    """For m ≥ C_1²(d - log(10Kδ))/ε², P(max_k |Σ_k - I| > ε) ≤ δ
 
-    the union bound over K steps enters with the wrong sign
+    The union bound over K steps enters with the wrong sign.
     """
     return FAILURE, _failures(PRINTED)
 
@@ -182,9 +184,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """m ≥ C_1²(d + log(2K/δ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ
+    """For m ≥ C_1²(d + log(2K/δ))/ε², P(max_k |Σ_k - I| > ε) ≤ δ
 
-    seen: .04, failures of 9 % in place of 5; the search finds it not sharp
+    The test detects .04, failures of 9 % in place of 5 %. The search finds that it is not sharp.
     """
     return FAILURE, _failures(CORRECTED)
 
@@ -201,13 +203,13 @@ def _():
     overlooks="tightened",
 )
 def _step():
-    """one step with a batch deviates by ≤ 32ηεΓ^(3/2)"""
+    """One step with a batch deviates by ≤ 32ηεΓ^(3/2)"""
     return 32 * _worst_step()[0], deterministic(lambda: _worst_step()[1])
 
 
 @_step.beside("ours", attack=step_domains.batch_step(20), overlooks="tightened")
 def _():
-    """one step with a batch deviates by ≤ 20ηεΓ^(3/2)"""
+    """One step with a batch deviates by ≤ 20ηεΓ^(3/2)"""
     return 20 * _worst_step()[0]
 
 
@@ -225,14 +227,15 @@ for _lemma, _printed in (
         each=(_lemma,),
     )
     def _printed_growth(lemma, place, constant, sharp, anchor, rate, why, near=1e-3):
-        """|W_i| ≤ 2√Γ: ε_{{k+1}} ≤ (1+{constant}ηΓ) ε_k
+        """For |W_i| ≤ 2√Γ, ε_{{k+1}} ≤ (1+{constant}ηΓ) ε_k
 
         {why}
         """
 
         def one_step() -> float:
-            """eps_1 of two one-dimensional networks (w, -w), `near` apart, after a step to
-            A_target, by autodiff; the batch covariance is 1, as it may be."""
+            """Computes eps_1 of two one-dimensional networks (w, -w), `near` apart, after a step to
+            A_target, by autodiff. The batch covariance is 1.
+            """
             one = jnp.ones((1, 1))
             starts = (Layers(w * one, -w * one) for w in (2.0, 2.0 - near))
             how = {"anchor": anchor, "anchored_to": one, "every": 1}
@@ -242,9 +245,9 @@ for _lemma, _printed in (
 
     @_printed_growth.beside("corrected", attack=step_domains.growth(), overlooks="tightened")
     def _(sharp, anchor, rate, near):
-        """|W_i| ≤ 2√Γ: ε_{{k+1}} ≤ (1+26η({sharp})Γ) ε_k
+        """For |W_i| ≤ 2√Γ, ε_{{k+1}} ≤ (1+26η({sharp})Γ) ε_k
 
-        the search finds it not sharp: 26 is at least 1.5 times what it finds
+        The search finds that it is not sharp. 26 is at least 1.5 times the largest value found.
         """
         return (1 + 26 * rate * (1 + anchor)) * near
 
@@ -261,9 +264,9 @@ for _lemma, _printed in (
     overlooks="tightened",
 )
 def _noisy_path():
-    """ϵ < 1/(4(1+16ηΓ)^K): |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ
+    """For ϵ < 1/(4(1+16ηΓ)^K), |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ
 
-    holds here; its proof rests on Lemma A.16, which is wrong
+    It holds here, but its proof rests on Lemma A.16, which is wrong.
     """
     return _batch_bound(), deterministic(
         lambda: _distance(_sgd(ideal(task(), D), _batches()), _infinite_batch())
@@ -272,9 +275,9 @@ def _noisy_path():
 
 @_noisy_path.beside("corrected", attack=batch_domains.batches(True), overlooks="tightened")
 def _():
-    """|Ŵ(k) - W̄(k)|_op ≤ 20((1+g)^k - 1) ηϵΓ^(3/2)/g, g = 26η(1+λ)Γ, where it is ≤ √Γ
+    """|Ŵ(k) - W̄(k)|_op ≤ 20((1+g)^k - 1) ηϵΓ^(3/2)/g with g = 26η(1+λ)Γ, where this is ≤ √Γ
 
-    the search finds it not sharp, 10 times too large; growth never matters
+    The search finds that it is not sharp but 10 times too large. Growth never matters.
     """
     return _batch_bound(corrected=True)
 
@@ -288,9 +291,9 @@ def _():
     overlooks="tightened",
 )
 def _apart():
-    """|W(k) - W̄(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ), e^(-Cτ) the distance of the starts
+    """|W(k) - W̄(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ), where e^(-Cτ) is the distance of the starts
 
-    holds here; its proof rests on Lemma A.18, which is wrong, and on equal anchors
+    It holds here, but its proof rests on Lemma A.18, which is wrong, and on equal anchors.
     """
     return _start_bound(), deterministic(
         lambda: _distance(_sgd(ideal(task(), D), _batches()), _sgd(_other(), _batches()))
@@ -299,9 +302,9 @@ def _apart():
 
 @_apart.beside("corrected", attack=batch_domains.starts(True), overlooks="tightened")
 def _():
-    """|W(k) - W̄(k)|_op ≤ ((1+g)^k (1+h) - h) e^(-Cτ), g = 26η(1+ϵ+λ)Γ, h = 16ηλΓ/g
+    """|W(k) - W̄(k)|_op ≤ ((1+g)^k (1+h) - h) e^(-Cτ) with g = 26η(1+ϵ+λ)Γ and h = 16ηλΓ/g
 
-    the search finds it not sharp, 13 times too large; h (two anchors) never matters
+    The search finds that it is not sharp but 13 times too large. h (two anchors) never matters.
     """
     return _start_bound(corrected=True)
 
@@ -318,7 +321,7 @@ def _():
 def _both():
     """|W(k) - Ŵ(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ) + 2(1+16ηΓ)^k ϵ√Γ
 
-    holds here; its proof rests on Lemma A.16 and on A.18, which is wrong
+    It holds here, but its proof rests on Lemmas A.16 and A.18, which are wrong.
     """
     return _start_bound() + _batch_bound(), deterministic(
         lambda: _distance(_sgd(_other(), _batches()), _infinite_batch())
@@ -332,9 +335,9 @@ def _both():
     overlooks="tightened; without e^(-Cτ); without ϵ",
 )
 def _():
-    """|W(k) - Ŵ(k)|_op ≤ the sum of the corrected bounds of Lemmas A.17 and A.19
+    """|W(k) - Ŵ(k)|_op is at most the sum of the corrected bounds of Lemmas A.17 and A.19
 
-    the search finds it not sharp, 11 times too large
+    The search finds that it is not sharp but 11 times too large.
     """
     return _start_bound(corrected=True) + _batch_bound(corrected=True)
 
@@ -350,11 +353,11 @@ def _():
 def _():
     """|θⁿ(k) - θ̂ⁿ(k)|_F ≤ min|σ_pre-σ_ft|²/(1000(λ_0+1)²Γ)
 
-    holds here; its proof rests on Lemma A.20, which is wrong
+    It holds here, but its proof rests on Lemma A.20, which is wrong.
     """
 
     def real_product() -> float:
-        """With batches and a start as near as Assumption A.21 asks."""
+        """Trains with batches and a start as near as Assumption A.21 requires."""
         epsilon = 0.9 * _near() / (4000 * D * GAMMA)
         least = log(100 * GAMMA / epsilon) / min(*PRE, *TARGET)
         steps = ceil(least / EVERY) * EVERY
@@ -376,14 +379,16 @@ def _():
     effect=0.4,
 )
 def _():
-    """θ of stochastic gradient descent tends to the infinite batch as m^(-1/2): order
+    """θ of stochastic gradient descent tends to the infinite batch as m^(-1/2). The order is
+    compared
 
-    seen: .4, which tells m^(-1/2) from m^(-1/4) and m^(-1)
+    The test detects .4, which separates m^(-1/2) from m^(-1/4) and m^(-1).
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """log2 of the fall of the root mean square distance from the infinite batch as the batch
-        grows, on independent batches."""
+        """Computes log2 of the fall of the root mean square distance from the infinite batch as the
+        batch grows, on independent batches.
+        """
         start, limit, squares = ideal(task(), D), theta(_infinite_batch()), []
         rng = generator(key)
         for batch in (SMALLER, BATCH):
@@ -400,14 +405,15 @@ def _():
 @jax.jit
 @jax.vmap
 def _gradients(layers: Layers, target: Array, x: Array) -> tuple[Layers, Layers]:
-    """The gradients with a batch, and with all data."""
+    """Computes the gradients with a batch and with all data."""
     noisy = jax.grad(networks.batch_objective)(layers, x, target, 0.0, target)
     return noisy, jax.grad(networks.objective)(layers, target, 0.0, target)
 
 
 def _worst_step() -> tuple[float, float]:
-    """epsilon and the deviation of one step of rate 1 from the infinite batch, Gamma = 1, of that
-    network of `GENERAL` drawn ones in which the deviation is the largest part of epsilon."""
+    """Returns epsilon and the deviation of one step of rate 1 from the infinite batch, Gamma = 1,
+    for the network of `GENERAL` random ones with the largest ratio of deviation to epsilon.
+    """
     drawn = fixed(2, 3, GENERAL, D, D)
     w1, w2, target = drawn / np.linalg.norm(drawn, 2, axis=(-2, -1), keepdims=True)
     x = fixed(3, GENERAL, SAMPLES, D)

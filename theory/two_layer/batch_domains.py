@@ -1,7 +1,7 @@
-"""Problems on which Lemmas A.17 to A.22 of overtrained are attacked: runs of several steps.
+"""Problems that attack Lemmas A.17 to A.22 of overtrained, runs of several steps.
 
-Both sides are written out here for small layers, to first order in small differences; `again` takes
-differences of networks that are trained by stochastic gradient descent.
+Both sides are written out here for small layers, to first order in small differences. `again` takes
+differences of networks trained by stochastic gradient descent.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,16 @@ TINY = 1e-6  # |Sigma_k - I|
 
 
 def _run(p: Problem) -> tuple[Any, Any, Any, Any]:
-    """The start, the target and the batches' directions of a run, and Gamma."""
+    """Returns the start, the target and the batches' directions of a run, and Gamma."""
     start, target = jnp.diag(jnp.sqrt(p["pre"])), jnp.diag(p["ft"])
     off = jax.vmap(symmetric)(p["batches"])
     return start, target, off, jnp.maximum(p["pre"].max(), p["ft"].max())
 
 
 def _drift(bound: Callable[[Any, Any], Any], p: Problem) -> Any:
-    """Of the run with batches from that with all data, per unit of eps, to first order."""
+    """Computes the deviation of the run with batches from the run with all data, per unit of eps,
+    to first order.
+    """
     start, target, off, size = _run(p)
 
     def end(eps: Any) -> Layers:
@@ -49,7 +51,7 @@ def _drift(bound: Callable[[Any, Any], Any], p: Problem) -> Any:
 
 
 def _drift_again(bound: Callable[[Any, Any], Any], p: Problem) -> float:
-    """By stochastic gradient descent with two inputs a batch."""
+    """Computes the same by stochastic gradient descent with two inputs per batch."""
     _, target, off, size = _run(p)
     start = ideal(jnp.diag(jnp.asarray(p["pre"])), 2)
     values, vectors = np.linalg.eigh(np.eye(2) + TINY * np.asarray(off))
@@ -73,7 +75,7 @@ def _drift_corrected(p: Problem, size: Any) -> Any:
 
 
 def _drift_linear(p: Problem, size: Any) -> Any:
-    """The corrected bound without the growth of what earlier steps have added."""
+    """Computes the corrected bound without the growth of earlier contributions."""
     return 20 * RUN * p["rate"] * size**1.5
 
 
@@ -117,13 +119,13 @@ _RUNS = {
 
 
 def _way(p: Problem) -> Layers:
-    """The direction of the difference of two starts, of operator norm 1."""
+    """Returns the direction of the difference of two starts, of operator norm 1."""
     size = jnp.maximum(top(p["v1"]), top(p["v2"]))
     return Layers(p["v1"] / size, p["v2"] / size)
 
 
 def _trained(p: Problem, apart: Any, eps: Any) -> Layers:
-    """The end of a run that starts beside the ideal start, anchored to its own start."""
+    """Computes the end of a run near the ideal start, anchored to its own start."""
     start, target, off, _ = _run(p)
     first, second = (start + apart * v for v in _way(p))
     anchored = first @ second
@@ -139,7 +141,7 @@ def _trained(p: Problem, apart: Any, eps: Any) -> Layers:
 
 
 def _trained_again(p: Problem, apart: float, eps: float) -> list[np.ndarray]:
-    """By stochastic gradient descent with two inputs a batch."""
+    """Computes the same by stochastic gradient descent with two inputs per batch."""
     start, target, off, _ = _run(p)
     layers = Layers(*(jnp.asarray(start + apart * v) for v in _way(p)))
     values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
@@ -158,7 +160,7 @@ def _power(constant: Any, p: Problem) -> Any:
 
 
 def _same_eps(p: Problem) -> Any:
-    """The deviation of the batches that both runs see: a share of what the lemma allows."""
+    """Returns the deviation of the common batches, a share of the allowed one."""
     return p["share"] / (4 * _power(32, p))
 
 
@@ -173,7 +175,7 @@ def _start_corrected(p: Problem, eps: Any, anchors: bool = True) -> Any:
 
 
 def _apart(bound: Callable[[Any], Any], p: Problem) -> Any:
-    """The growth of a small difference of starts, less 1, beside its bound less 1."""
+    """Divides growth - 1 of a small difference of starts by its bound - 1."""
     eps = _same_eps(p)
     _, way = jax.jvp(lambda apart: _trained(p, apart, eps), (0.0,), (1.0,))
     return (jnp.maximum(top(way.w1), top(way.w2)) - 1) / (bound(p) - 1)
@@ -209,7 +211,7 @@ def starts(corrected: bool) -> Domain:
 
 
 def _terms(corrected: bool, p: Problem) -> tuple[Any, Any]:
-    """The bounds of Lemmas A.19 and A.17, for a start apart by the share, and the rest for eps."""
+    """Computes the bounds of Lemmas A.19 and A.17, one share for the start, the rest for eps."""
     size, apart, eps = _run(p)[3], p["share"], 1 - p["share"]
     if corrected:
         return apart * _start_corrected(p, 0.0), eps * _drift_corrected(p, size)
@@ -217,7 +219,7 @@ def _terms(corrected: bool, p: Problem) -> tuple[Any, Any]:
 
 
 def _real(p: Problem) -> Any:
-    """The deviation of a real run from the ideal one, to first order."""
+    """Computes the deviation of a real run from the ideal one, to first order."""
     way = p["share"], 1 - p["share"]
     _, change = jax.jvp(lambda apart, eps: _trained(p, apart, eps), (0.0, 0.0), way)
     return jnp.maximum(top(change.w1), top(change.w2))
@@ -259,13 +261,13 @@ def both(corrected: bool) -> Domain:
 
 
 def _precision(p: Problem) -> tuple[Any, Any]:
-    """min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma), and the epsilon below it."""
+    """Computes min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma), and epsilon below it."""
     near = ((p["pre"] - p["ft"]) ** 2).min() / ((1 + p["anchor"]) ** 2 * _run(p)[3])
     return near, near / (4000 * 2 * _run(p)[3])
 
 
 def _product(p: Problem) -> Any:
-    """|theta - theta_ideal|_F beside its bound; both are linear in a small epsilon."""
+    """Divides |theta - theta_ideal|_F by its bound. Both are linear in a small epsilon."""
     size, (near, epsilon) = _run(p)[3], _precision(p)
     shrunk = epsilon / _power(32, p)
     way = jnp.sqrt(size) * shrunk, shrunk
@@ -282,7 +284,7 @@ def _product_again(p: Problem) -> float:
 
 
 def _enough(p: Problem) -> Any:
-    """By how much the steps exceed what item 3 of Assumption A.21 asks for, as printed."""
+    """Computes by how much the steps exceed the printed item 3 of Assumption A.21."""
     least = jnp.minimum(p["pre"].min(), p["ft"].min())
     return RUN - jnp.log(100 * _run(p)[3] / _precision(p)[1]) / least
 

@@ -1,17 +1,17 @@
-"""When pre-training is best if noise follows, as a function of the spectrum's decay.
+"""The best time to stop pre-training before noise, as a function of the spectrum's decay.
 
-Springer et al., 2025 (arXiv 2503.19206), say after Proposition 4.3 that "smaller or more quickly
-decaying features will induce a smaller inflection point". That is true of the number of modes, and
-not of the time. Write c = 2 d gamma^2, and let r be the number of singular values above c. From a
-start e^{-tau} I, with tau -> inf and distinct singular values, the best time is the turning time of
-mode r (`perturbation.turning_times`),
+Springer et al., 2025 (arXiv 2503.19206), write after Proposition 4.3 that "smaller or more quickly
+decaying features will induce a smaller inflection point". This holds for the number of modes, but
+not for the time. Write gamma for the standard deviation of the noise and c = 2 d gamma^2, and let r
+be the number of singular values above c. From a start e^{-tau} I, with tau -> inf and distinct
+singular values, the best time is the turning time of mode r (`perturbation.turning_times`),
 
     log((sigma_r e^{2 tau} - 1) (2 sigma_r/c - 1)) / (4 sigma_r) ~ tau / (2 sigma_r) <= tau / (2 c).
 
-A quicker decay lowers sigma_r for as long as r stays, and the best time then grows. Where many
-modes are learned at once, r is large against tau times the decay, and the best time is
-`noise_time`, for every decay. For U != V each mode is later (`mode_taus`), and `best_time_of` has
-any balanced start at finite tau. `docs/explanation/overtraining_further.md` has the proofs.
+While r stays, a quicker decay lowers sigma_r, and the best time grows. Where many modes are learned
+at once, r is large compared with tau times the decay. The best time is then `noise_time` for every
+decay. For U != V each mode is later (`mode_taus`). `best_time_of` takes any balanced start at
+finite tau. `docs/explanation/overtraining_further.md` has the proofs.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from theory.two_layer.layers import Layers, check_spectrum
 from theory.two_layer.perturbation import check_gamma, perturbed_loss
 from theory.two_layer.riccati import flow
 
-# Log-odds of y / sigma at which each mode is looked at, 4 to a unit.
+# Log-odds of y / sigma in the grid of each mode, 4 per unit.
 _ODDS = np.linspace(-16, 16, 129)
 _TIMES, _ROUNDS = 129, 3  # of the grids of `best_time_of`
 
@@ -42,15 +42,16 @@ def power_law_index(
 
         min(modes, ceil((scale / (2 d gamma^2))^(1/decay)) - 1).
 
-    It falls with the decay, with the noise and with the width, and rises with the scale. It is
-    `perturbation.inflection_index` with `first=0`, but that has None where all modes are worth it.
+    It falls with the decay, the noise and the width, and rises with the scale. It equals
+    `perturbation.inflection_index` with `first=0`, which however returns None where all modes are
+    worth learning.
 
     Args:
       d: Width of the square layers.
       scale: Largest singular value, > 0.
-      decay: Exponent by which they fall, > 0.
+      decay: Exponent of their decay, > 0.
       gamma: Standard deviation of the noise, finite and >= 0.
-      modes: Number of singular values, at most d; d if None.
+      modes: Number of singular values, at most d. None is d.
 
     Returns:
       The number of modes.
@@ -73,7 +74,7 @@ def power_law_index(
     level = 2 * d * float(gamma) ** 2
     if level >= scale:
         return 0
-    # In logarithms: the power overflows where the decay is small.
+    # In logarithms, since the power overflows where the decay is small.
     count = np.log(scale / level) / decay if level > 0 else np.inf
     return modes if count >= np.log(modes + 1) else int(np.ceil(np.exp(count))) - 1
 
@@ -85,25 +86,25 @@ def best_time(
     gamma: float,
     tau: float | Float[ArrayLike, " modes"],
 ) -> float:
-    """Computes the pre-training time at which the mean loss under noise is least, to rounding.
+    """Computes the pre-training time with the least mean loss under noise, to rounding.
 
     The network starts as e^{-tau} I, its target is symmetric, and gradient flow trains it. The mean
     loss under noise is a sum over modes,
 
         sum_i (y_i - sigma_i)^2 + 2 d gamma^2 y_i + constant,
 
-    with y_i of `modes.mode`. The least of it is looked for among the times at which one of the
-    modes is on its way, and refined as a root of the derivative.
+    with y_i of `modes.mode`. The minimum is searched among the times at which one of the modes is
+    being learned, and refined as a root of the derivative.
 
     Args:
       sigma: Singular values of the target, > 0 and descending, at most d of them.
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and >= 0.
-      tau: Negative logarithm of the scale of the start, or one for each mode (`mode_taus`); e^{-2
-        tau} is below all singular values.
+      tau: Negative logarithm of the scale of the start, or one for each mode (`mode_taus`). e^{-2
+        tau} must be below all singular values.
 
     Returns:
-      The time; inf without noise, 0 where pre-training only raises the loss.
+      The time. It is inf without noise, and 0 where pre-training only raises the loss.
 
     Raises:
       ValueError: If an argument is out of range or the singular values are not descending.
@@ -141,19 +142,19 @@ def best_time(
 
 @problems.defined
 def noise_time(d: int, gamma: float, tau: float) -> float:
-    """Computes when a mode as large as the noise's threshold c = 2 d gamma^2 is half learned.
+    """Computes the time at which a mode at the noise threshold c = 2 d gamma^2 is half learned.
 
         log(c e^{2 tau} - 1) / (4 c)
 
-    It is the best time of a dense spectrum, whatever its decay: among the modes that are on their
-    way at a time t, all near tau / (2t), the mean share turns where they are near c. For any
-    spectrum with distinct singular values, one of them above c, the best time is at most this in
-    the limit tau -> inf.
+    It is the best time of a dense spectrum, whatever its decay. The modes that are being learned at
+    a time t are all near tau / (2t). Their mean share turns where they are near c. For any spectrum
+    with distinct singular values, one of them above c, the best time is at most this in the limit
+    tau -> inf.
 
     Args:
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and > 0.
-      tau: Negative logarithm of the scale of the start; e^{-2 tau} is below c.
+      tau: Negative logarithm of the scale of the start. e^{-2 tau} must be below c.
 
     Returns:
       The time.
@@ -176,17 +177,17 @@ def mode_taus(target: Float[ArrayLike, "d d"], tau: float) -> Float[np.ndarray, 
 
         tau_i = tau - log(p_i) / 2
 
-    p_i is the squared norm of (u_i + v_i)/2 less its projections on those of larger modes. In the
-    limit tau -> inf, for distinct singular values, mode i follows the law of an aligned start at
-    e^{-tau_i}: it is late by log(1/p_i) / (4 sigma_i). The product of all p_i is det((U + V)/2)^2,
-    so that U = V is the quickest.
+    p_i is the squared norm of (u_i + v_i)/2 minus its projections on the same vectors of larger
+    modes. In the limit tau -> inf, for distinct singular values, mode i follows the law of an
+    aligned start at e^{-tau_i}. It is late by log(1/p_i) / (4 sigma_i). The product of all p_i is
+    det((U + V)/2)^2, so U = V is the quickest.
 
     Args:
       target: Target map A = U diag(sigma) V^T.
       tau: Negative logarithm of the scale of the start.
 
     Returns:
-      tau_i, the largest singular value first; inf for modes that are never learned
+      tau_i, the largest singular value first. It is inf for modes that are never learned
       (`modes.learned_modes`).
 
     Raises:
@@ -211,13 +212,13 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
     """Computes the best time for any balanced start and any target, at finite tau.
 
     The flow is `riccati.flow`, and the mean loss under noise `perturbation.perturbed_loss`. Both
-    are exact; the time is found by ever finer grids.
+    are exact. The time is found on finer and finer grids.
 
     Args:
       start: Initial weights, balanced.
       target: Target map A `(o, i)`.
       gamma: Standard deviation of the noise, finite and >= 0.
-      end: The last time that is looked at.
+      end: The last time of the search.
 
     Returns:
       The time, to about 1e-5 of `end`.
@@ -229,7 +230,8 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
     problems.check("end", end, lambda t: (t > 0) & (t < np.inf), "finite and > 0")
     low, width = 0.0, float(end)
     for _ in range(_ROUNDS):
-        # Each round goes on from the network at the start of its span: all have one program.
+        # Each round starts from the network at the start of its interval, so all rounds share one
+        # program.
         path = flow(start, target, np.linspace(0.0, width, _TIMES))
         losses = perturbed_loss(*path, target, gamma)
         least = max(int(np.argmin(np.asarray(losses))) - 1, 0)
@@ -239,7 +241,7 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
 
 
 def _log_odds(sigma: np.ndarray | np.floating, tau: ArrayLike) -> np.ndarray | np.floating:
-    """log(y / (sigma - y)) at the start y = e^{-2 tau}."""
+    """Computes log(y / (sigma - y)) at the start y = e^{-2 tau}."""
     log = np.log(sigma) + 2 * np.asarray(tau)
-    # log(e^log - 1) without overflow.
+    # Computes log(e^log - 1) without overflow.
     return -(log + np.log1p(-np.exp(-log)))

@@ -1,12 +1,12 @@
 """Fine-tuning on A_ft with the anchor lambda |theta - theta(0)|_F^2, from n learned modes.
 
-If A_ft = U Sigma_ft V^T shares the singular vectors of A_pre = U Sigma_pre V^T, modes stay apart
+If A_ft = U Sigma_ft V^T shares the singular vectors of A_pre = U Sigma_pre V^T, modes stay separate
 and everything is scalar (Springer et al. 2025, arXiv 2503.19206, Sections 4.3 and A.3 to A.6). For
-any other A_ft the flow is `riccati.flow(..., anchor=lambda)`, and `unaligned_losses` has its end.
-`networks.descend` simulates the same training.
+any other A_ft the flow is `riccati.flow(..., anchor=lambda)`, and `unaligned_losses` computes its
+end. `networks.descend` simulates the same training.
 
-A mode that is not learned stays so in exact arithmetic only. From a real start e^{-tau} it grows as
-e^{4 sigma_ft T}, and the laws below hold while that is small.
+An unlearned mode stays unlearned only in exact arithmetic. From a real start e^{-tau} it grows as
+e^{4 sigma_ft T}. The laws below hold while it is small.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def step(
       x: Roots of modes.
       rate: Learning rate eta.
       anchor: Strength lambda of the anchor.
-      sigma: Root of the singular value of A_ft, so that sigma^2 = sigma_ft.
+      sigma: Root of the singular value of A_ft, sigma^2 = sigma_ft.
       start: Root sigma_0 of the initial mode.
 
     Returns:
@@ -54,8 +54,8 @@ def step(
 def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes an aligned mode during fine-tuning by gradient flow.
 
-    It follows the sigmoid `modes.mode` towards `mode_limit`, 1 + lambda times as fast. Unlike
-    `step` it takes modes y, not their roots.
+    It follows the sigmoid `modes.mode` towards `mode_limit`, 1 + lambda times as fast. It takes
+    modes y, while `step` takes their roots.
 
     Args:
       time: Times >= 0, inf allowed.
@@ -75,7 +75,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
 
 @problems.defined
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
-    """Computes where an aligned mode with y(0) > 0 ends: (sigma_ft + lambda y(0)) / (1 + lambda).
+    """Computes the limit (sigma_ft + lambda y(0)) / (1 + lambda) of an aligned mode with y(0) > 0.
 
     Args:
       start: Initial modes y(0).
@@ -89,12 +89,12 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
       ValueError: If the anchor is out of range.
 
     References:
-      Springer et al., 2025 (arXiv 2503.19206), Lemma A.23. Lemma A.11 prints the two weights the
-      other way round.
+      Springer et al., 2025 (arXiv 2503.19206), Lemma A.23. Lemma A.11 prints the two weights
+      swapped.
     """
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
-    # The weights are formed first, as `anchor * start` can overflow.
+    # The weights are formed first, since `anchor * start` can overflow.
     return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start
 
 
@@ -255,7 +255,7 @@ def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
       ValueError: If `lam` is out of range.
 
     References:
-      Springer et al., 2025 (arXiv 2503.19206), Lemma A.26, asks for 4 at lambda = 0.
+      Springer et al., 2025 (arXiv 2503.19206), Lemma A.26, has 4 at lambda = 0.
 
     >>> float(misalignment_threshold(0.5))
     2.5
@@ -276,7 +276,7 @@ def inflection(
       sigma_pre: Singular values of A_pre `(d,)`.
       sigma_ft: Singular values of A_ft `(d,)`.
       anchor: Strength lambda of the anchor, finite and >= 0.
-      first: The smallest number that counts: 1 as in Definition 4.2, or 0 (see `modes.inflection`).
+      first: The smallest number that counts, 1 as in Definition 4.2, or 0 (see `modes.inflection`).
 
     Returns:
       The number r(lambda), or None if the loss never rises.
@@ -300,24 +300,24 @@ def unaligned_losses(
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:
     """Computes both losses after fine-tuning on a task with singular vectors in general position.
 
-    The losses are those in general position. A mode of the target that is orthogonal to all that
-    the start has learned is never learned: the flow then ends at a saddle, with a larger
-    fine-tuning loss (`modes.learned_modes` has the like for pre-training). Aligned tasks with
-    spectra in another order are such a case. Rounding leaves the saddle after a while.
+    Outside of general position losses may differ. A mode of the target that is orthogonal to
+    everything that the start has learned is never learned. The flow then ends at a saddle with a
+    larger fine-tuning loss (`modes.learned_modes` is the same for pre-training). Aligned tasks with
+    spectra in another order are an example. In practice rounding leaves the saddle after some time.
 
-    The flow conserves the rank n of the start. With [.]_n for the best approximation of rank n, it
-    ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 + lambda
-    |theta - [A_pre]_n|^2 over that rank. At full rank it also conserves the sign of det theta; if
-    that of the target differs, its smallest mode is never learned.
+    The flow conserves the rank n of the start. Let [.]_n be the best approximation of rank n. The
+    flow ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 +
+    lambda |theta - [A_pre]_n|^2 over this rank. At full rank it also conserves the sign of det
+    theta. If the target's determinant has the other sign, its smallest mode is never learned.
 
-    What becomes of the theorems for aligned tasks:
+    The theorems for aligned tasks change as follows:
 
-    * The fine-tuning loss still never falls as lambda grows, as for any penalty.
-    * Delta_pre(n) >= 0 still holds at lambda = 0: by von Neumann's trace inequality it is at least
+    * The fine-tuning loss never falls as lambda grows, as for any penalty.
+    * At lambda = 0 Delta_pre(n) >= 0 still holds. By von Neumann's trace inequality it is at least
       sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2.
-    * Delta_pre need not be monotone in n, nor the inflection point in lambda. At lambda = 0 mode n
+    * Delta_pre may be non-monotone in n, and the inflection point in lambda. At lambda = 0 mode n
       changes the pre-training loss by sigma_ft,n (sigma_ft,n - 2 a_n) with a_n = u_n^T A_pre v_n in
-      the singular vectors of A_ft, so the threshold is sigma_ft,n > 2 a_n.
+      the singular vectors of A_ft. So the threshold is sigma_ft,n > 2 a_n.
 
     Args:
       target_pre: Pre-training target A_pre `(o, i)`.
@@ -336,10 +336,10 @@ def unaligned_losses(
     weight, (o, i) = jnp.asarray(anchor, dtype=float), pre.shape
     ends = []
     for n in range(min(o, i) + 1):
-        # The two quadratic terms are one: |theta - A_ft|^2 + lambda |theta - A_n|^2 is (1 + lambda)
-        # |theta - target|^2 and a constant.
+        # Both quadratic terms combine: |theta - A_ft|^2 + lambda |theta - A_n|^2 is (1 + lambda)
+        # |theta - target|^2 plus a constant.
         target = (ft + weight * _truncate(pre, n)) / (1 + weight)
-        # At full rank det theta cannot change its sign: a target of the other sign loses its
+        # At full rank det theta cannot change its sign, so a target of the other sign loses its
         # smallest mode.
         barred = o == i == n and jnp.linalg.det(pre) * jnp.linalg.det(target) < 0
         ends.append(_truncate(target, jnp.where(barred, n - 1, n)))

@@ -1,6 +1,6 @@
-"""Problems on which overtrained's theorems on the end of fine-tuning are attacked.
+"""Problems that attack overtrained's theorems on the end of fine-tuning.
 
-The ratio compares minima of the objective; `again` trains the network to its end.
+The ratio compares minima of the objective. `again` trains the network to its end.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,21 @@ DESCENT = 4000  # steps at most
 
 
 def _sorted(p: Problem) -> tuple[Any, Any]:
-    """Both spectra, descending."""
+    """Returns both spectra, descending."""
     pre, ft = (-jnp.sort(-jnp.asarray(p[name])) for name in ("pre", "ft"))
     return pre, ft
 
 
 def _ends(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
-    """Both spectra and the minimum of (y - ft)^2 + lambda (y - pre)^2 in each mode."""
+    """Returns both spectra and the minimum of (y - ft)^2 + lambda (y - pre)^2 in each mode."""
     pre, ft = _sorted(p)
     return pre, ft, (ft + anchor * pre) / (1 + anchor)
 
 
 def _minima(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
-    """|theta - A_pre|^2 and |theta - A_ft|^2 from n = 0, ..., d modes, and the first before."""
+    """Computes |theta - A_pre|^2 and |theta - A_ft|^2 from n = 0, ..., d modes, and the first one
+    before fine-tuning.
+    """
     pre, ft, end = _ends(p, anchor)
     lost, left, before = (
         jnp.stack(
@@ -45,7 +47,7 @@ def _minima(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
 
 
 def _descend(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, anchor: float) -> np.ndarray:
-    """The map at the end of gradient descent."""
+    """Computes the map at the end of gradient descent."""
     start = Layers(jnp.asarray(w1), jnp.asarray(w2))
     rate = 0.9 * networks.stable_rate(start, jnp.asarray(target), anchor)
     end = networks.descend(start, jnp.asarray(target), rate, DESCENT, anchor=anchor)
@@ -53,7 +55,7 @@ def _descend(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, anchor: float) 
 
 
 def _trained(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
-    """What `_minima` has, of a trained network with turned singular vectors."""
+    """Computes the same as `_minima` from a trained network with turned singular vectors."""
     pre, ft = (np.asarray(s) for s in _sorted(p))
     d = pre.size
     grid = np.arange(1.0, d + 1)
@@ -63,7 +65,7 @@ def _trained(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
     for n in range(d + 1):
         root = np.sqrt(pre) * (np.arange(d) < n)
         w1, w2 = u * root, root[:, None] * v.T
-        # As many hidden units as modes: what is not learned stays so.
+        # With as many hidden units as modes, unlearned modes stay unlearned.
         end = _descend(w1[:, :n], w2[:n], of_ft, float(anchor)) if n else np.zeros((d, d))
         lost.append(np.sum((end - of_pre) ** 2))
         left.append(np.sum((end - of_ft) ** 2))
@@ -91,7 +93,7 @@ MONOTONE = Domain(
 
 
 def _harm(minima: Minima, n: int, p: Problem) -> Any:
-    """The fall of the loss by mode n before fine-tuning beside the rise of what that adds."""
+    """Divides the fall of the loss by mode n before fine-tuning by the rise of the added term."""
     lost, _, before = minima(p, 0.0)
     degraded = lost - before
     return (before[n - 1] - before[n]) / (degraded[n] - degraded[n - 1])
@@ -119,7 +121,7 @@ def misaligned(n: int) -> Domain:
 
 
 def _inflection(lost: Any) -> int:
-    """After how many modes the loss first rises; all of them if it never does."""
+    """Returns the number of modes after which the loss first rises, or all of them."""
     return next((n for n in range(len(lost) - 1) if lost[n + 1] > lost[n]), len(lost) - 1)
 
 
@@ -154,7 +156,7 @@ def direction(printed: bool) -> Domain:
 
 
 def _minima_again(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
-    """`_minima` in NumPy, which is quick to call."""
+    """Computes `_minima` in NumPy, which is quicker to call."""
     pre, ft = (np.sort(p[name])[::-1] for name in ("pre", "ft"))
     end, n = (ft + anchor * pre) / (1 + anchor), np.arange(pre.size + 1)[:, None]
     learned = np.arange(pre.size) < n
@@ -182,7 +184,7 @@ ANCHORS = Domain(
 
 
 def _rank_1(matrix: Any) -> Any:
-    """The nearest matrix of rank 1."""
+    """Returns the nearest matrix of rank 1."""
     u, s, vt = jnp.linalg.svd(matrix)
     return s[0] * jnp.outer(u[:, 0], vt[0])
 

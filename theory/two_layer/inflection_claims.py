@@ -1,4 +1,4 @@
-"""Overtrained, after Proposition 4.3: how the spectrum's decay moves the inflection point.
+"""Overtrained, after Proposition 4.3, the inflection point as a function of the spectrum's decay.
 
 The simulator trains whole matrices by an adaptive integrator and draws noise (`matrices`).
 """
@@ -26,7 +26,7 @@ def _spectrum(decay: float, d: int = D) -> np.ndarray:
 
 
 def _index(key: Array, sigma: np.ndarray, gamma: float) -> int:
-    """The smallest r after which the loss rises, from 0 on, by noise on ideal networks."""
+    """Finds the smallest r >= 0 after which the loss rises, by noise on ideal networks."""
     target = np.asarray(task(tuple(sigma)))
     run = matrices.pre_train(np.eye(D), np.eye(D), target, 0.0)
     after = matrices.add_noise(generator(key), run, gamma, 4_000)
@@ -37,7 +37,7 @@ def _index(key: Array, sigma: np.ndarray, gamma: float) -> int:
 
 
 def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int = 240) -> Callable:
-    """Looks for the best time of a network with any basis: matrices are trained, noise is drawn."""
+    """Searches the best time of a network in any basis, with trained matrices and random noise."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, d = generator(key), sigma.size
@@ -63,9 +63,9 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int =
     each=((0.6,), (1.0,), (2.0,)),
 )
 def _(decay):
-    """σ_i = s i^-α: r = ⌈(s/(2dγ²))^(1/α)⌉ - 1 falls with α
+    """For σ_i = s i^-α, r = ⌈(s/(2dγ²))^(1/α)⌉ - 1 falls with α (noise γ)
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     predicted = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     return predicted, lambda key, quick: Estimate(
@@ -82,7 +82,7 @@ def _(decay):
     overlooks="tightened",
 )
 def _(decay=0.6, quicker=1.0):
-    """σ'_i ≤ σ_i for all i: r' ≤ r; a quicker decay from the same σ_1 is such a case"""
+    """If σ'_i ≤ σ_i for all i, then r' ≤ r, as for a quicker decay from the same σ_1"""
     predicted = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     return predicted, lambda key, quick: Estimate(
         _index(key, _spectrum(quicker), GAMMA), tolerance=0.25
@@ -96,9 +96,9 @@ def _(decay=0.6, quicker=1.0):
     effect=1.0,
 )
 def _():
-    """at equal |A|_F a quicker decay can raise r: by how much
+    """At equal |A|_F a quicker decay can raise r. The rise is compared
 
-    the leading modes grow as the others fall; seen: 1, an index
+    The leading modes grow as the others fall. The test detects a change of one index.
     """
     after, before = (
         perturbation.inflection_index(sigma, D, STRONG, first=0) for sigma in (STEEP, FLAT)
@@ -120,7 +120,7 @@ TAU, SHARP, BLUNT = 6.0, 1.0, 0.7  # start, and two decays with r = 2
     f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={TAU:g}, γ={GAMMA}",
 )
 def _(decay=BLUNT):
-    """the best time t* solves Σ_i y_i (σ_i - y_i) (y_i - σ_i + dγ²) = 0, at finite τ"""
+    """The best time t* solves Σ_i y_i (σ_i - y_i) (y_i - σ_i + dγ²) = 0, at finite τ and noise γ"""
     sigma = _spectrum(decay)
     return best_time.best_time(sigma, D, GAMMA, TAU), _best(sigma, GAMMA, TAU, 8_000)
 
@@ -131,7 +131,9 @@ def _(decay=BLUNT):
     f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={{tau:g}}, γ={GAMMA}",
 )
 def _(decay=0.8, tau=12.0):
-    """τ → ∞, distinct σ: t* → log((σ_r e^(2τ) - 1)(σ_r/(dγ²) - 1))/(4σ_r), r modes above 2dγ²"""
+    """As τ → ∞ with distinct σ, t* → log((σ_r e^(2τ) - 1)(σ_r/(dγ²) - 1))/(4σ_r), with r modes
+    above 2dγ²
+    """
     sigma = _spectrum(decay)
     r = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     turns = perturbation.turning_times(sigma, GAMMA, np.exp(-2 * tau))
@@ -144,9 +146,10 @@ def _(decay=0.8, tau=12.0):
     f"d={D}, U = V, σ_i={SCALE:g} i^-α, α={BLUNT} and {SHARP:g}, τ={TAU:g}, γ={GAMMA}",
 )
 def _():
-    """features that decay more quickly can move t* to a later time: by how much
+    """Features that decay more quickly can move t* to a later time. The shift is compared
 
-    the sentence holds for the number of modes; while r stays, σ_r falls and t* ~ τ/(2σ_r) grows
+    The printed sentence holds for the number of modes. While r stays, σ_r falls and t* ~ τ/(2σ_r)
+    grows.
     """
     late, early = (_spectrum(decay) for decay in (SHARP, BLUNT))
     predicted = best_time.best_time(late, D, GAMMA, TAU) - best_time.best_time(early, D, GAMMA, TAU)
@@ -165,7 +168,7 @@ def _():
     f"d={WIDE}, U = V, σ_i={SCALE:g} i^-{SLOW}, τ={TAU:g}, 2dγ²={DENSE}",
 )
 def _():
-    """many modes on their way at once: t* → log(2dγ²e^(2τ) - 1)/(8dγ²), for any decay"""
+    """With many modes learned at once, t* → log(2dγ²e^(2τ) - 1)/(8dγ²) for any decay"""
     gamma = sqrt(DENSE / (2 * WIDE))
     return best_time.noise_time(WIDE, gamma, TAU), _best(_spectrum(SLOW, WIDE), gamma, TAU, 48, 120)
 
@@ -174,7 +177,7 @@ def _():
 
 
 def _turned(gamma: float, tau: float, draws: int) -> Callable:
-    """The best time of a network that starts as e^{-tau} I on the target with U != V."""
+    """Computes the best time of a network that starts as e^{-tau} I on the target with U != V."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         start = np.exp(-tau) * np.eye(D)
@@ -192,7 +195,7 @@ TURNED = f"d={D}, U ≠ V, σ={PRE}"
 
 @claim("D4.2-turned/ours", SOURCE, f"{TURNED}, start e^(-τ)I, τ={EARLY:g}, γ={QUIET}")
 def _():
-    """U ≠ V at finite τ: the best time by the Riccati flow and the mean loss under noise"""
+    """For U ≠ V at finite τ the Riccati flow and the mean loss under noise give the best time"""
     start, target = identity_start(D, EARLY), task()
     found = best_time.best_time_of(start, target, QUIET, LAST * EARLY)
     return found, _turned(QUIET, EARLY, 8_000)
@@ -200,8 +203,8 @@ def _():
 
 @claim("D4.2-turned/limit", SOURCE, f"{TURNED}, start e^(-τ)I, τ={{tau:g}}, γ={QUIET}")
 def _(tau=8.0):
-    """U ≠ V, τ → ∞: as for U = V, with τ_i = τ - log(p_i)/2 for mode i, p_i the square of what
-    (u_i + v_i)/2 has beyond those of larger modes
+    """For U ≠ V and τ → ∞ the best time is as for U = V with τ_i = τ - log(p_i)/2 for mode i. p_i
+    is the squared part of (u_i + v_i)/2 outside of the span of larger modes
     """
     taus = best_time.mode_taus(task(), tau)
     return best_time.best_time(PRE, D, QUIET, taus), _turned(QUIET, tau, 8_000)
@@ -214,10 +217,10 @@ def _(tau=8.0):
     each=((1,), (3,)),
 )
 def _(mode, tau=8.0):
-    """U ≠ V, τ → ∞: mode {mode} is half learned at log(σe^(2τ)/p - 1)/(4σ), later by log(1/p)/(4σ):
-    its share then
+    """For U ≠ V and τ → ∞ mode {mode} is half learned at log(σe^(2τ)/p - 1)/(4σ), later by
+    log(1/p)/(4σ). Its share at this time is compared
 
-    tolerance: the next order in e^-τ
+    The tolerance covers the next order in e^-τ.
     """
     sigma, late = PRE[mode - 1], best_time.mode_taus(task(), tau)[mode - 1]
     time = float(np.log(sigma * np.exp(2 * late) - 1) / (4 * sigma))

@@ -1,4 +1,4 @@
-"""Problems on which the order of inflection points by their spectra is attacked."""
+"""Problems that attack the order of inflection points by their spectra."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ THREE = 3
 
 
 def _smaller(p: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """A spectrum, and one that is at most as large in every entry, both descending."""
+    """Returns a spectrum and one with smaller or equal entries, both descending."""
     sigma = np.sort(p["sigma"])[::-1]
     return sigma, np.sort(sigma * p["share"])[::-1]
 
@@ -25,7 +25,7 @@ def _stage(sigma: np.ndarray, n: int) -> np.ndarray:
 
 
 def _by_differences(sigma: np.ndarray, gamma: float) -> list[float]:
-    """The mean losses under noise, but for a constant, by the second difference in each weight."""
+    """Computes mean losses under noise, up to a constant, by second differences in each weight."""
     target, losses = np.diag(sigma), []
     steps = gamma * np.eye(2 * THREE**2).reshape(-1, 2, THREE, THREE)
     for n in range(THREE + 1):
@@ -40,7 +40,7 @@ def _by_differences(sigma: np.ndarray, gamma: float) -> list[float]:
 
 
 def _by_hessians(sigma: np.ndarray, gamma: float) -> list[float]:
-    """The same by the trace of the Hessian, by autodiff."""
+    """Computes the same from the trace of the Hessian, by autodiff."""
     target, losses = jnp.diag(sigma), []
     for n in range(THREE + 1):
         layers = ideal(target, n)
@@ -55,7 +55,7 @@ def _ratio(losses: Callable[[np.ndarray, float], list[float]], p: Problem) -> An
         rises = np.flatnonzero(np.diff(losses(sigma, gamma)) > 0)
         counts.append(rises[0] if rises.size else THREE)
     before, after = counts
-    # 1 more than the inflection points, which may be 0.
+    # The inflection points plus 1, since they may be 0.
     return (1 + after) / (1 + before)
 
 

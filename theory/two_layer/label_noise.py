@@ -1,14 +1,14 @@
-"""Label noise in the descent of aligned networks: a drift towards balance, which a decay stops.
+"""Label noise in the descent of aligned networks, with its drift towards balance.
 
 Each step descends |W_1 W_2 - A - nu Xi|^2 at a rate eta, with new standard normal noise Xi on the
 labels. One step changes the imbalance Delta = W_1^T W_1 - W_2 W_2^T by
 
     4 eta^2 (W_2 E^T E W_2^T - W_1^T E E^T W_1),  E = W_1 W_2 - A - nu Xi,
 
-without any other term. Once the map has reached A this has the mean -4 eta^2 nu^2 d Delta, up to
-higher orders in eta: steps of second order lower the imbalance, and so the trace of the Hessian.
-After rates eta_t it is left with a share of exp(-4 d nu^2 sum eta_t^2). A schedule that decays
-stops that, and ends sharper than a constant rate. `drift` has the next order, too.
+without any other term. Once the map has reached A, the mean of this is -4 eta^2 nu^2 d Delta, up to
+higher orders in eta. So descent with label noise lowers the imbalance, and with it the trace of the
+Hessian. After rates eta_t a share exp(-4 d nu^2 sum eta_t^2) of it remains. A decaying schedule
+stops the drift and ends sharper than a constant rate. `drift` has the next order, too.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ def drift(
 
         D_k <- D_k - 4 eta^2 nu^2 (a_k^2 sum_j g_kj - b_k^2 sum_i g_ik)
 
-    with ab = sigma in each mode. The entries of the error have the variances nu^2 g, g_ij = 1/(1 -
-    eta (a_i^2 + b_j^2)): the noise of the step itself, and what earlier steps have left in the map.
+    with ab = sigma in each mode. The entries of the error have the variances nu^2 g with g_ij =
+    1/(1 - eta (a_i^2 + b_j^2)), from the noise of the step and of earlier steps.
 
     Args:
       imbalance: a^2 - b^2 of each mode at the start `(d,)`.
@@ -70,7 +70,7 @@ def drift(
 
 @problems.defined
 def annealing_rise(rate: float, noise: float, imbalance: float, sigma: float) -> float:
-    """Computes by how much a decay to 0 raises a^2 + b^2 of a single mode, for small noise.
+    """Computes the rise of a^2 + b^2 of a single mode by a decay to 0, for small noise.
 
         eta nu^2 / (1 - eta S) (8 sigma^2 - 2 D^2) / S^2,  S = sqrt(D^2 + 4 sigma^2)
 
@@ -85,7 +85,7 @@ def annealing_rise(rate: float, noise: float, imbalance: float, sigma: float) ->
       sigma: Singular value of the target, > 0.
 
     Returns:
-      The rise of the mean of a^2 + b^2; that of the Hessian's trace is twice as much.
+      The rise of the mean of a^2 + b^2. The trace of the Hessian rises by twice as much.
 
     Raises:
       ValueError: If an argument is out of range.

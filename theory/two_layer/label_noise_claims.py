@@ -1,4 +1,4 @@
-"""Label noise and schedules of the learning rate: modes against descent of whole matrices."""
+"""Label noise and schedules of the learning rate, with modes compared with whole matrices."""
 
 import numpy as np
 from jaxtyping import Array
@@ -32,7 +32,7 @@ def _descend(schedule: str, key: Array, quick: bool) -> matrices.Pair:
     pair = (np.tile(w, (count, 1, 1)) for w in ((u * a) @ turn, turn.T @ (b[:, None] * v.T)))
     first, second = pair
     rng = generator(key)
-    # What the noise has left in the map is removed by steps without it, which move nothing else.
+    # Steps without noise remove the noise in the map and move nothing else.
     last = first, second
     for noise, rates in ((NOISE, _rates(schedule)), (0.0, np.full(CALM, RATE))):
         last = matrices.label_noise(rng, last, (u * SIGMA) @ v.T, noise, rates)
@@ -40,13 +40,13 @@ def _descend(schedule: str, key: Array, quick: bool) -> matrices.Pair:
 
 
 def _traces(pair: matrices.Pair) -> np.ndarray:
-    """The traces of the Hessian, 2d (|W_1|^2 + |W_2|^2): the sum of curvatures of each weight."""
+    """Computes the traces of the Hessian, 2d (|W_1|^2 + |W_2|^2)."""
     first, second = (np.sum(w**2, (1, 2)) for w in pair)
     return matrices.paired(2 * D * (first + second))
 
 
 def _imbalances(pair: matrices.Pair) -> np.ndarray:
-    """|W_1^T u|^2 - |W_2 v|^2 for the first pair of singular vectors."""
+    """Computes |W_1^T u|^2 - |W_2 v|^2 for the first pair of singular vectors."""
     u, v = rotations()
     left, right = pair[0].mT @ u[:, 0], pair[1] @ v[:, 0]
     return matrices.paired(np.sum(left**2, -1) - np.sum(right**2, -1))
@@ -63,9 +63,10 @@ def _after(schedule: str) -> np.ndarray:
     each=(("constant",), ("linear",)),
 )
 def _(schedule):
-    """label noise lowers log(a²-b²) of each mode by about 4dν² Ση²: of the first mode, by how much
+    """Label noise lowers log(a²-b²) of each mode by about 4dν² Ση². The fall of the first mode is
+    compared
 
-    in the limit of small rates; predicted with the next order
+    This is the limit of small rates. The prediction has the next order, too.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -82,7 +83,7 @@ def _(schedule):
     f"{SETTING}, η={RATE}: linear decay to 0 against a constant rate, {CALM} calm steps after both",
 )
 def _():
-    """a decay ends the drift: by how much the trace of the Hessian is higher after it"""
+    """A decay ends the drift. The rise of the trace of the Hessian after it is compared"""
 
     def trace(schedule: str) -> float:
         return 2 * D * float(np.sum(np.hypot(_after(schedule), 2 * SIGMA)))
@@ -100,14 +101,14 @@ def _():
     "d=1, σ={sigma:g}, a=b, ν={noise:g}, η={rate}",
 )
 def _(rate=0.02, noise=1.0, sigma=1.0):
-    """once a mode is balanced, a decay raises a² + b² by ην²/(1-ηS) (8σ²-2D²)/S², D = a²-b²,
+    """Once a mode is balanced, a decay raises a² + b² by ην²/(1-ηS) (8σ²-2D²)/S² with D = a²-b² and
     S² = D² + 4σ²
 
-    the noise holds ab below σ as long as the rate is high
+    The noise holds ab below σ as long as the rate is high.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """2 sigma less the mean of a^2 + b^2 at a constant rate, over networks and steps."""
+        """Computes 2 sigma minus the mean a^2 + b^2 at a constant rate, over networks and steps."""
         start = np.full((100 if quick else 400, 1, 1), np.sqrt(sigma))
         sums, skipped, steps = np.zeros(len(start)), 200, 800
 

@@ -1,14 +1,14 @@
-"""The weights, loss and invariants of two-layer linear networks, and this package's conventions.
+"""The weights, loss and invariants of two-layer linear networks, with the conventions.
 
 The map is theta = W_1 W_2 and the loss is |W_1 W_2 - A|_F^2, without a factor 1/2 (Springer et al.
 2025, arXiv 2503.19206, eqs. 1 and 4). Gradient flow runs at unit rate: dW_1/dt = -2 (theta - A)
 W_2^T, dW_2/dt = -2 W_1^T (theta - A). Shapes are W_1 `(o, h)`, W_2 `(h, i)`, A `(o, i)`. Singular
-values are called sigma; the scales of noise and of the initialisation are gamma and e^{-tau}; the
-strength lambda of the anchor |theta - theta(0)|_F^2 is called `anchor` in code.
+values are called sigma. gamma is the standard deviation of the noise on the weights, and e^{-tau}
+the scale of the initialisation. The strength lambda of the anchor |theta - theta(0)|_F^2 is called
+`anchor` in code.
 
-The hidden space has no preferred axes: (W_1 R, R^T W_2) is the same network for every rotation R.
-All that this module computes of a network is invariant under R, except `imbalance`, which becomes
-R^T (...) R.
+(W_1 R, R^T W_2) is the same network for every rotation R of the hidden space. All functions of this
+module are invariant under R, except `imbalance`, which becomes R^T (...) R.
 """
 
 from collections.abc import Sequence
@@ -174,7 +174,7 @@ def identity_start(d: int, tau: ArrayLike) -> Layers:
 
 @problems.defined
 def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
-    """Returns the balanced network that has learned the first n singular directions and no others.
+    """Returns the balanced network that has learned only the first n singular directions.
 
     W_1 = U (Sigma^n)^{1/2} and W_2 = (Sigma^n)^{1/2} V^T, with the singular values after the n-th
     set to 0. The hidden width is min(o, i).
@@ -204,7 +204,7 @@ def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
 @jax.jit
 def _ideal(target: Array, rank: ArrayLike) -> Layers:
     u, s, vt = jnp.linalg.svd(target, full_matrices=False)
-    # A mask and not a slice: shapes, and what is compiled, do not depend on the rank.
+    # A mask instead of a slice, so shapes and compiled programs do not depend on the rank.
     root = jnp.sqrt(s) * (jnp.arange(s.size) < rank)
     return Layers(u * root, root[:, None] * vt)
 
@@ -213,12 +213,12 @@ def _ideal(target: Array, rank: ArrayLike) -> Layers:
 def thin(layers: Layers, rank: int) -> Layers:
     """Rewrites a network of a given rank on as few hidden units, with the same theta and Grams.
 
-    Gradient flow conserves rank, but in floating point only the width enforces it. Otherwise modes
-    that the start lacks grow as eps e^{2 sigma t}.
+    Gradient flow conserves rank, but in floating point only the width enforces it. Otherwise
+    missing modes grow from rounding as eps e^{2 sigma t}.
 
     Args:
       layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
-      rank: Rank of the network; the new hidden width.
+      rank: Rank of the network, which becomes the hidden width.
 
     Returns:
       W_1 `(o, rank)` and W_2 `(rank, i)`.

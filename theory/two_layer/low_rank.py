@@ -1,26 +1,25 @@
 """Low-rank adapters (LoRA) on a pre-trained two-layer network, solved.
 
 The weights W_1 and W_2 stay as pre-training left them. Fine-tuning on A_ft trains B `(o, r)` and
-A `(r, i)` or `(r, h)` alone, with a fixed scale s. Two places are treated:
+A `(r, i)` or `(r, h)` alone, with a fixed scale s. There are two variants:
 
     on the map      theta = W_1 W_2 + s B A
     on a layer      theta = (W_1 + s B A) W_2
 
-Loss and time are those of `layers`. What B A has to learn is the residual A_ft - W_1 W_2.
+Loss and time are as in `layers`. B A must learn the residual A_ft - W_1 W_2.
 
 If the tasks are aligned, the modes of the residual are rho_i = sigma_ft,i - y_i. An adapter with an
 aligned start has one pair of numbers (b, a) in each of r modes. Each pair obeys
 
     db/dt = 2 g a (rho - z),   da/dt = 2 g b (rho - z),   z = g b a
 
-where z is how far the mode has moved and the gain g is s on the map, and s sqrt(y_i) on a layer,
-since a mode reaches the output through the root that W_2 has of it. `displacement` solves this for
-any b and a at the start.
+where z is the displacement of the mode. The gain g is s on the map. On a layer it is s sqrt(y_i),
+since W_2 has the root of the mode. `displacement` solves this for any initial b and a.
 
-On the map B and A are a two-layer network of their own with the residual as its target. So `flow`
-solves them for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and
-equally long. From a small start in general position they end at the best approximation of rank r,
-for which `losses` has the losses.
+On the map B and A are a two-layer network with the residual as its target. So `flow` solves them
+for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and equally
+long. From a small start in general position they end at the best approximation of rank r. `losses`
+computes its losses.
 """
 
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ Spectra = Sequence[float] | Float[ArrayLike, " d"]
 def displacement(
     time: ArrayLike, residual: ArrayLike, gain: ArrayLike, *, b: ArrayLike, a: ArrayLike
 ) -> Array:
-    """Computes how far an adapter has moved an aligned mode under gradient flow.
+    """Computes the displacement of an aligned mode by an adapter under gradient flow.
 
     With P = g (b + a)^2 / 4 and M = g (b - a)^2 / 4 the displacement is z = P - M, and P M = K^2 is
     conserved. So P obeys dP/dt = 4 g (K^2 + rho P - P^2), and
@@ -50,14 +49,14 @@ def displacement(
         D_P = (R - rho + 2 P_0) S + 2 e,   D_M = (R + rho + 2 M_0) S + 2 e
 
     with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. The code has P - M
-    multiplied out, so that nothing cancels where b a rho >= 0. A balanced start, b = a, has K = 0:
-    then z is the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K =
-    g a^2 / 4.
+    multiplied out, so nothing cancels where b a rho >= 0. A balanced start, b = a, has K = 0. Then
+    z is the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K = g a^2 /
+    4.
 
     Args:
       time: Times >= 0, finite.
-      residual: rho = sigma_ft - y, how far the mode has to move, of either sign.
-      gain: g >= 0: the scale s, times sqrt(y) for an adapter on one layer.
+      residual: rho = sigma_ft - y, the distance that the mode must move, of either sign.
+      gain: g >= 0, the scale s, times sqrt(y) for an adapter on one layer.
       b: The entry of B in this mode at the start.
       a: The entry of A in this mode at the start.
 
@@ -77,7 +76,7 @@ def displacement(
     problems.check("gain", gain, lambda g: (g >= 0) & (g < np.inf), "finite and >= 0")
     for name, value in (("b", b), ("a", a)):
         problems.check_squares(name, value)
-    # b -> -b turns the flow towards rho into that towards -rho.
+    # b -> -b turns the flow towards rho into the flow towards -rho.
     sign = jnp.where(rho < 0, -1.0, 1.0)
     rho, b = abs(rho), sign * b
     plus, minus = gain * (b + a) ** 2 / 4, gain * (b - a) ** 2 / 4
@@ -89,7 +88,7 @@ def displacement(
     mean = jnp.where(x == 0, 1.0, -jnp.expm1(-x) / jnp.where(x == 0, 1.0, x))
     late = -jnp.expm1(-x) / jnp.where(still, 1.0, root)
     share, left = jnp.where(x < 1, 4 * gain * time * mean, late), 2 * jnp.exp(-x)
-    # Without P there is nothing that grows, and D_P = 2 e may be 0.
+    # With P = 0 nothing grows, and D_P = 2 e may be 0.
     none, of_plus = plus == 0, (short + 2 * plus) * share + left
     of_plus, of_minus = jnp.where(none, 1.0, of_plus), (long + 2 * minus) * share + left
     s_plus, e_plus = jnp.where(none, 0.0, share / of_plus), jnp.where(none, 1.0, left / of_plus)
@@ -111,11 +110,11 @@ def degradation(
     b: ArrayLike,
     a: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """Computes by how much an adapter raises the pre-training loss, at any time.
+    """Computes the rise of the pre-training loss by an adapter, at any time.
 
         Delta(t) = sum_i z_i (z_i + 2 (y_i - sigma_pre,i))
 
-    The sum has as many terms as there are modes in which b or a is not 0.
+    Modes in which b and a are 0 do not contribute.
 
     Args:
       time: Times >= 0 of fine-tuning, finite.
@@ -151,8 +150,8 @@ def flow(
     sqrt(s) B and sqrt(s) A follow `riccati.flow` towards the residual, s times as fast.
 
     Args:
-      start: B `(o, r)` and A `(r, i)` at the start, with B^T B - A A^T = c I: balanced, or B = 0
-        and A with orthogonal rows of one length.
+      start: B `(o, r)` and A `(r, i)` at the start, with B^T B - A A^T = c I. They are balanced, or
+        B = 0 and A has orthogonal rows of one length.
       residual: A_ft - theta of the frozen network, `(o, i)`.
       times: Ascending times `(times,)`, >= 0.
       scale: The scale s > 0.
@@ -178,13 +177,15 @@ def flow(
 
 @problems.defined
 def update(frozen: Layers, target: Float[ArrayLike, "o i"], rank: int) -> Float[Array, "o i"]:
-    """Computes how far an adapter on W_1 has moved the map as t -> inf, for any target.
+    """Computes the displacement of the map by an adapter on W_1 as t -> inf, for any target.
 
     It is the best approximation of rank r of (A_ft - W_1 W_2) P, where P projects on the rows of
-    W_2. A start in general position does not stop at another point, which would be a saddle.
+    W_2. A start in general position cannot stop elsewhere, since all other stationary points are
+    saddles.
 
     Args:
-      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`; W_2 = I for one on the map.
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`. W_2 = I for an adapter on the
+        map.
       target: Target map A_ft `(o, i)`.
       rank: Rank r of the adapter, >= 0.
 
@@ -214,10 +215,10 @@ def losses(
 
         Delta(n, r) = sum_{i in S} (sigma_ft,i - sigma_pre,i)^2
 
-    is by how much the pre-training loss rises. Full fine-tuning has the sum over all learned modes
-    (`fine_tuning.degradations`). What the adapter spares pre-training is what it leaves of the
-    fine-tuning loss. Modes that pre-training has not learned do not pass W_2, so that no adapter on
-    W_1 moves them.
+    is the rise of the pre-training loss. Full fine-tuning has the sum over all learned modes
+    (`fine_tuning.degradations`). The modes outside of S add as much to the fine-tuning loss as they
+    save of the pre-training loss. Unlearned modes do not pass W_2, so an adapter on W_1 cannot move
+    them.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`, descending.
@@ -243,14 +244,14 @@ def losses(
 
 @problems.defined
 def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[Array, " d"]:
-    """Computes the ratios sigma_ft,n / sigma_pre,n from which on learning mode n does harm.
+    """Computes the ratios sigma_ft,n / sigma_pre,n above which learning mode n hurts.
 
         1 + sqrt(1 + (rho / sigma_pre,n)^2)
 
-    rho is the r-th largest |sigma_ft,i - sigma_pre,i| of the modes before n, 0 if there are fewer:
-    mode n takes its place in the adapter. Learning mode n raises the pre-training loss of the
-    fine-tuned model if and only if its ratio exceeds this. Full fine-tuning has 2, which is the
-    least that it can be (`fine_tuning.misalignment_threshold`).
+    rho is the r-th largest |sigma_ft,i - sigma_pre,i| of the modes before n, or 0 if there are
+    fewer. Mode n takes its place in the adapter. Learning mode n raises the pre-training loss of
+    the fine-tuned model if and only if its ratio exceeds the threshold. Full fine-tuning has 2, the
+    least possible value (`fine_tuning.misalignment_threshold`).
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`, descending and positive.
@@ -269,7 +270,7 @@ def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[A
     problems.check("rank", rank, lambda r: r >= 1, ">= 1")
     problems.check("sigma_pre", sigma_pre, lambda s: s > 0, "positive")
     moved, pre, _ = _moved(sigma_pre, sigma_ft, rank)
-    # With r modes in the adapter the smallest of them makes room, with fewer none.
+    # With r modes in the adapter the smallest of them drops out, with fewer none.
     ordered = -np.sort(-moved, axis=1)[:-1]
     freed = ordered[:, rank - 1] if rank <= pre.size else np.zeros(pre.size)
     return jnp.asarray(1 + np.sqrt(1 + freed / pre**2))
@@ -278,7 +279,7 @@ def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[A
 def _moved(
     sigma_pre: Spectra, sigma_ft: Spectra, rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sigma_ft - sigma_pre)^2 of the modes in the adapter, [n, mode], and both spectra."""
+    """Computes (sigma_ft - sigma_pre)^2 of the adapter's modes, [n, mode], and both spectra."""
     pre, ft = check_spectrum("sigma_pre", sigma_pre), np.asarray(sigma_ft)
     if ft.shape != pre.shape:
         raise ValueError(f"sigma_ft must have shape {pre.shape}; got {ft.shape}")
@@ -290,23 +291,23 @@ def _moved(
 
 
 def _learned(d: int) -> np.ndarray:
-    """Row n has ones for the first n of d modes."""
+    """Returns a mask. Row n has ones for the first n of d modes."""
     return np.tril(np.ones((d + 1, d)), -1)
 
 
 def _after(squares: np.ndarray) -> np.ndarray:
-    """sum_{i>n} squares_i for n = 0, ..., d."""
+    """Computes sum_{i>n} squares_i for n = 0, ..., d."""
     return np.append(np.cumsum(squares[::-1])[::-1], 0.0)
 
 
 @problems.defined
 def fastest_rate(sigma_ft: ArrayLike, scale: ArrayLike = 1.0) -> Array:
-    """Computes how fast an adapter on a layer can grow in a mode, at the best pre-training.
+    """Computes the fastest growth of an adapter on a layer in a mode, over pre-training.
 
     From a small start the displacement grows as e^{rate t} with rate = 4 s sqrt(y) |sigma_ft - y|.
     While y < sigma_ft, the rate is largest at y = sigma_ft / 3, where it is 8 s (sigma_ft /
-    3)^{3/2}. More pre-training than that makes the search of the adapter longer. Full fine-tuning
-    has the rate 4 sigma_ft at every y.
+    3)^{3/2}. More pre-training slows the adapter down. Full fine-tuning has the rate 4 sigma_ft at
+    every y.
 
     Args:
       sigma_ft: Singular values of A_ft, finite and >= 0.

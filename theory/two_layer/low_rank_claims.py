@@ -1,7 +1,7 @@
-"""Overtrained, Theorems 4.6 and 4.7 for low-rank adapters (LoRA), which the paper leaves out.
+"""Overtrained, Theorems 4.6 and 4.7 for low-rank adapters (LoRA), which are not in the paper.
 
-Simulators train the adapter's factors by autodiff, as `networks` has them: by Runge-Kutta steps, or
-by stochastic gradient descent on random inputs.
+Simulators train the adapter's factors by autodiff (`networks`), by Runge-Kutta steps or by
+stochastic gradient descent on random inputs.
 """
 
 from math import sqrt
@@ -41,35 +41,35 @@ SLOW, QUICK = 0.5, 1.9  # pre-trained modes y < sigma_ft = 2.2
 
 
 def _first(rank: int, b: float, a: float) -> Layers:
-    """B and A in the first modes of an ideal network. Its hidden units are the modes."""
+    """Returns B and A in the first modes of an ideal network. Its hidden units are the modes."""
     left = np.asarray(ideal(task(), D).w1) / np.sqrt(PRE)
     return _aligned(rank, b, a, left, np.eye(D))
 
 
 def _aligned(rank: int, b: float, a: float, left: np.ndarray, right: np.ndarray) -> Layers:
-    """B and A in the first modes, given the left and right vectors of modes in columns."""
+    """Returns B and A in the first modes, given the left and right vectors of modes in columns."""
     return Layers(jnp.asarray(b * left[:, :rank]), jnp.asarray(a * right[:, :rank].T))
 
 
 def _small(rank: int, scale: float = 0.05) -> Layers:
-    """A start in general position, which is not balanced."""
+    """Returns a start in general position, which is not balanced."""
     return Layers(jnp.asarray(scale * fixed(1, D, rank)), jnp.asarray(scale * fixed(2, rank, D)))
 
 
 def _adapted(frozen: Layers, start: Layers, target: Array, time: float) -> np.ndarray:
-    """The map after training an adapter."""
+    """Computes the map after training an adapter."""
     path = networks.adapter_flow(frozen, start, target, jnp.array([time]), STEPS, scale=SCALE)
     return np.asarray(theta(networks.adapted(frozen, at(path, -1), SCALE)))
 
 
 def _raised(frozen: Layers, start: Layers, target: Array, time: float) -> float:
-    """By how much training an adapter raises the pre-training loss."""
+    """Computes the rise of the pre-training loss by training an adapter."""
     after = _adapted(frozen, start, target, time)
     return distance2(after, task()) - distance2(theta(frozen), task())
 
 
 def _on_layer(n: int, rank: int, sigma_ft: tuple[float, ...] = TARGET) -> float:
-    """The degradation at the end of training an adapter on W_1, from n ideal modes."""
+    """Computes the degradation at the end of training an adapter on W_1, from n ideal modes."""
     return _raised(ideal(task(), n), _small(rank), task(sigma_ft), END)
 
 
@@ -80,10 +80,10 @@ def _on_layer(n: int, rank: int, sigma_ft: tuple[float, ...] = TARGET) -> float:
     each=(("balanced", 0.05, 0.05), ("zero", 0.0, 0.1), ("against", -0.08, 0.1)),
 )
 def _(name, b, a, time=0.5):
-    """Δ(n, r, t) = Σ z (z + 2(y-σ_pre)), z = P - K²/P, dP/dt = 4g(K² + ρP - P²), g = s√y,
-    ρ = σ_ft - y, P = g(b+a)²/4 and K = g|b²-a²|/4 at the start
+    """Δ(n, r, t) = Σ z (z + 2(y-σ_pre)) with z = P - K²/P and dP/dt = 4g(K² + ρP - P²). Here g =
+    s√y, ρ = σ_ft - y, and at the start P = g(b+a)²/4 and K = g|b²-a²|/4
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     del name
     first, y = jnp.arange(D) < 2, jnp.array(PRE) * (jnp.arange(D) < 3)
@@ -102,9 +102,9 @@ def _(name, b, a, time=0.5):
     "B=0, A=.1, t={time}",
 )
 def _(pre=1.5, time=0.5):
-    """Δ(t) of a network that pre-training has not finished: y = y(t_pre) in the same formula
+    """After unfinished pre-training Δ(t) has y = y(t_pre) in the same formula
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     y = modes.mode(pre, np.exp(-6.0), np.array(PRE))
     first = jnp.arange(D) < 2
@@ -129,14 +129,14 @@ def _(pre=1.5, time=0.5):
     each=(("balanced", "BᵀB = AAᵀ"), ("zero", "B = 0, AAᵀ = .04 I")),
 )
 def _(name, what, time=0.6):
-    """√s B and √s A follow the exact flow of a two-layer network towards A_ft - θ: Δ(t)
+    """√s B and √s A follow the exact flow of a two-layer network towards A_ft - θ. Δ(t) is compared
 
-    tolerance: of Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     del what
     target = jnp.asarray(fixed(3, D, D))
     q = np.linalg.qr(fixed(4, 2 * D, 2))[0]
-    # B^T B and A A^T are both I for halves that are orthonormal each.
+    # B^T B and A A^T are both I if each half is orthonormal.
     left, right = (0.2 * np.linalg.qr(half)[0] for half in (q[:D], q[D:]))
     start = Layers(jnp.asarray(left * (name == "balanced")), jnp.asarray(right.T))
     frozen = Layers(task(), jnp.eye(D))
@@ -151,9 +151,9 @@ def _(name, what, time=0.6):
     f"{BOTH}, adapter on W_1, small random B and A, n=3, r=2, t → ∞",
 )
 def _():
-    """Δ(n, r) = the r largest (σ_ft-σ_pre)², i ≤ n, summed
+    """Δ(n, r) is the sum of the r largest (σ_ft-σ_pre)² with i ≤ n
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     predicted = low_rank.losses(PRE, TARGET, 2)[0][3]
     return predicted, deterministic(lambda: _on_layer(3, 2), ENOUGH)
@@ -165,10 +165,10 @@ def _():
     f"d={D}, σ_pre={PRE}, r=1, σ_ft,1={TARGET[0]} and σ_ft,2 at the threshold, t → ∞",
 )
 def _():
-    """mode n > r is learned at no cost to the pre-training loss at σ_ft/σ_pre = 1 +
-    √(1 + ρ²/σ_pre²), ρ the r-th largest |σ_ft-σ_pre| before it; full fine-tuning: at 2
+    """Mode n > r is learned at no cost to the pre-training loss at σ_ft/σ_pre = 1 + √(1 +
+    ρ²/σ_pre²), where ρ is the r-th largest |σ_ft-σ_pre| before it. Full fine-tuning has 2
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     ratio = low_rank.harm_thresholds(PRE, TARGET, 1)[1]
     at_threshold = (TARGET[0], float(ratio) * PRE[1], *TARGET[2:])
@@ -185,7 +185,7 @@ def _():
     attack=domains.LESS,
 )
 def _():
-    """aligned tasks: Δ(n, r) ≤ Δ_pre(n) of full fine-tuning"""
+    """For aligned tasks Δ(n, r) ≤ Δ_pre(n) of full fine-tuning"""
     full = fine_tuning.degradations(jnp.array(PRE), jnp.array(CLOSE))[2]
     return full, deterministic(lambda: _on_layer(2, 1, CLOSE), ENOUGH)
 
@@ -196,10 +196,11 @@ def _():
     f"d={D}, σ_pre={PRE}, σ_ft={{sigma}}, right vectors 1, 2 turned by {{degrees}}°, n=1, r=1",
 )
 def _(sigma=(1.0, 2.0, 0.6, 0.3), degrees=60):
-    """other singular vectors: an adapter on W_1 ends at the best approximation of rank r of
-    (A_ft - θ)P, P on the rows of θ. It may do more harm than full fine-tuning: Δ(n, r) - Δ_pre(n)
+    """With other singular vectors an adapter on W_1 ends at the best approximation of rank r of
+    (A_ft - θ)P, where P projects on the rows of θ. It may do more harm than full fine-tuning. Δ(n,
+    r) - Δ_pre(n) is compared
 
-    tolerance: what training leaves
+    The tolerance covers what remains at the end of training.
     """
     u, v = rotations()
     c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
@@ -226,8 +227,8 @@ def _(sigma=(1.0, 2.0, 0.6, 0.3), degrees=60):
     attack=domains.RATE,
 )
 def _(f=2.2, s=SCALE):
-    """an adapter on W_1 grows in a mode y < σ_ft at a rate of at most 8s(σ_ft/3)^{{3/2}}, which it
-    has at y = σ_ft/3: more pre-training slows it down, full fine-tuning has 4σ_ft at every y
+    """An adapter on W_1 grows in a mode y < σ_ft at a rate of at most 8s(σ_ft/3)^{{3/2}}, attained
+    at y = σ_ft/3. More pre-training slows it down. Full fine-tuning has 4σ_ft at every y
     """
 
     def simulate() -> float:
@@ -246,10 +247,10 @@ def _(f=2.2, s=SCALE):
     f"one mode, σ_ft={{f}}, y={SLOW} and {QUICK}, adapter on the map, s={SCALE}, b=a={{small}}",
 )
 def _(f=2.2, small=0.05):
-    """on the map half of the way takes log(ρ/z_0 - 1)/(4sρ), ρ = σ_ft - y: the delay from more
-    pre-training, while full fine-tuning gets faster
+    """On the map half of the way takes log(ρ/z_0 - 1)/(4sρ) with ρ = σ_ft - y. More pre-training
+    delays the adapter, while full fine-tuning gets faster
 
-    tolerance: of the interpolation
+    The tolerance covers the error of the interpolation.
     """
     z0 = SCALE * small**2
 
@@ -277,7 +278,7 @@ def _(f=2.2, small=0.05):
     attack=domains.HALVED,
 )
 def _(rho=0.3, s=SCALE, a=0.2, time=0.005):
-    """the start B = 0 and A = a moves a mode as the balanced start a/2, a/2 does, up to sa²/4"""
+    """The start B = 0, A = a moves a mode like the balanced start a/2, a/2, up to sa²/4"""
 
     def simulate() -> float:
         one, found = jnp.ones((1, 1)), []

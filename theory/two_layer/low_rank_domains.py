@@ -1,4 +1,4 @@
-"""Problems on which the bounds on low-rank adapters are attacked."""
+"""Problems that attack the bounds on low-rank adapters."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _spectra(p: Problem) -> tuple[Any, Any]:
 
 
 def _less(p: Problem) -> Any:
-    """By the end of both: full fine-tuning has moved two modes, an adapter of rank 1 the larger."""
+    """Compares the ends. Full fine-tuning moves two modes, a rank-1 adapter the larger one."""
     pre, ft = _spectra(p)
     moved = (ft - pre) ** 2
     return moved.max() / moved.sum()
@@ -31,7 +31,7 @@ def _less_again(p: Problem) -> float:
     times = jnp.array([40.0])
     tuned = networks.gradient_flow(layers, target, times, STEPS)
     small = Layers(jnp.array([[0.1], [0.07]]), jnp.array([[0.08, -0.11]]))
-    # On either side of 0: an adapter grows from both.
+    # On either side of 0, since an adapter grows from both.
     adapter = networks.adapter_flow(layers, small, target, times, STEPS)
     ends = (
         np.asarray(tuned.w1[0] @ tuned.w2[0]),
@@ -51,7 +51,9 @@ LESS = Domain(
 
 
 def _rate(p: Problem) -> Any:
-    """Of the growth linearised in B and A: twice the largest eigenvalue of what drives them."""
+    """Computes the growth rate linearised in B and A, twice the largest eigenvalue of their driving
+    matrix.
+    """
     f, y, s = p["ft"], p["share"] * p["ft"], p["scale"]
     entry = 2 * s * jnp.sqrt(y) * (f - y)
     rate = 2 * jnp.abs(jnp.linalg.eigvalsh(entry * jnp.array([[0.0, 1.0], [1.0, 0.0]]))[-1])
@@ -82,7 +84,7 @@ def _starts(p: Problem) -> tuple[Any, Any, Any, Any]:
 
 
 def _halved(p: Problem) -> Any:
-    """|z - z'| by the squares of B + A and B - A, each in the form of its own equation."""
+    """Computes |z - z'| from the squares of B + A and B - A, each by its own equation."""
     rho, s, a, time = _starts(p)
     k = s * a**2 / 4
     root = jnp.sqrt(rho**2 + 4 * k**2)

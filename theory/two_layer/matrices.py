@@ -1,6 +1,6 @@
-"""Simulators of pre-training and of what comes after it, in NumPy: whole weight matrices.
+"""Simulators of pre-training and of the steps after it, with whole weight matrices in NumPy.
 
-They share nothing with the closed forms but the loss |W_1 W_2 - A|^2 and its two gradients.
+They share only the loss |W_1 W_2 - A|^2 and its two gradients with the closed forms.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,8 @@ def pre_train(
       w1: Initial W_1 `(o, h)`.
       w2: Initial W_2 `(h, i)`.
       target: Target map A `(o, i)`.
-      end: How long to train, at unit rate.
-      rho: The gradient is taken after an ascent of rho times the gradient, as by SAM without
+      end: The duration of training, at unit rate.
+      rho: The gradient is taken after an ascent of rho times the gradient, as in SAM without
         normalisation.
 
     Returns:
@@ -80,14 +80,14 @@ def pre_train(
 
 @problems.defined
 def sharpness_aware(pair: Pair, target: np.ndarray, rho: float, rate: float, steps: int) -> Pair:
-    """Descends by SAM: the gradient is taken after an ascent of length rho along the gradient.
+    """Descends by SAM, with the gradient after an ascent of length rho along the gradient.
 
     Args:
       pair: Both weight matrices at the start.
       target: The target map.
       rho: The length of the ascent.
       rate: Learning rate.
-      steps: How many steps.
+      steps: The number of steps.
 
     Returns:
       Both weight matrices at the end.
@@ -112,8 +112,8 @@ def label_noise(
 ) -> Pair:
     """Descends with new noise on the labels at every step.
 
-    The second half of the networks has the noise of the first half with the other sign: in the mean
-    of a pair, `paired`, all that is odd in the noise cancels.
+    The second half of the networks has the noise of the first half with the other sign. In the mean
+    of a pair (`paired`) all odd terms in the noise cancel.
 
     Args:
       rng: Random generator.
@@ -122,7 +122,8 @@ def label_noise(
       target: The target map.
       noise: Standard deviation of the noise.
       rates: The learning rate of each step.
-      watch: Is called after each step, with the number of steps and both weight matrices.
+      watch: A function that is called after each step with the number of steps and both weight
+        matrices.
 
     Returns:
       Both weight matrices at the end.
@@ -156,8 +157,8 @@ def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
     Args:
       pair: Both weight matrices.
       target: Target map A `(o, i)`.
-      noise: What is added to each, `(draws, o, h)` and `(draws, h, i)`. The noise is symmetric:
-        a draw's loss is the mean over both signs of either matrix.
+      noise: The noise of each matrix, `(draws, o, h)` and `(draws, h, i)`. A draw's loss is the
+        mean over both signs of either matrix, which makes the noise symmetric.
 
     Returns:
       The losses `(draws,)`.
@@ -173,7 +174,7 @@ def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
 def rounded(
     weights: np.ndarray, bits: float, span: float, shift: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Rounds to the nearest of 2^bits multiples of a step, on a grid shifted by some of a step."""
+    """Rounds to the nearest of 2^bits multiples of a step, on a shifted grid."""
     step, levels = span / 2**bits, 2 ** (bits - 1)
     return step * (np.clip(np.rint(weights / step + shift), -levels, levels - 1) - shift)
 
@@ -184,7 +185,7 @@ def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
 
     Args:
       rng: Random generator.
-      count: How many.
+      count: The number of matrices.
       d: Their size.
 
     Returns:
@@ -197,13 +198,13 @@ def rotations(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
 
 @problems.defined
 def add_noise(rng: np.random.Generator, run: Run, gamma: float, draws: int) -> After:
-    """Draws Gaussian noise that is added to both layers, the same for every network of a run.
+    """Draws Gaussian noise on both layers, the same for every network of a run.
 
     Args:
       rng: Random generator.
       run: The pre-training.
       gamma: Standard deviation of the noise.
-      draws: How many draws.
+      draws: The number of draws.
 
     Returns:
       A function of a network and a slice of the draws, which returns their losses.
@@ -227,15 +228,16 @@ def round_off(
     dither: bool = False,
     mirrored: bool = False,
 ) -> After:
-    """Draws other hidden units of the same network, in which it is rounded.
+    """Draws rotations of the hidden units of a network, in which it is rounded.
 
     Args:
       rng: Random generator.
       run: The pre-training of square layers.
       bits: Bits of a weight.
       span: The range that the steps divide.
-      draws: How many rotations of the hidden units are drawn.
-      dither: Whether every weight's grid is shifted at random; round to nearest if not.
+      draws: The number of rotations of the hidden units.
+      dither: Whether every weight's grid is shifted at random. Otherwise weights are rounded to
+        nearest.
       mirrored: Whether W_1 and the transpose of W_2 have the same shifts.
 
     Returns:
@@ -258,7 +260,7 @@ def round_off(
 
 @problems.defined
 def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate:
-    """Looks for the time of least mean loss, with common random numbers.
+    """Searches the time of least mean loss, with common random numbers.
 
     A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of
     the time: rounded weights jump, so that differences over short times are useless.

@@ -94,17 +94,17 @@ def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
     Returns:
       log(level (sigma - start) / (start lacking)) / (4 sigma); nothing is checked.
     """
-    # The sigmoid solved for t: its odds y / (sigma - y) grow as e^{4 sigma t}.
+    # The sigmoid solved for t. Its odds y / (sigma - y) grow as e^{4 sigma t}.
     return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
 @problems.defined
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:
-    """Computes the times at which a small start has learned the first i modes and no more.
+    """Computes the times at which a small start has learned only the first i modes.
 
     t_i = tau / (sigma_i + sigma_{i+1}), with sigma_{d+1} = 0. From W = e^{-tau} I, theta(t_i) is
     the rank-i truncation of A up to an error of order e^{-C_i tau}, C_i = `plateau_rates`. At this
-    time, what mode i still lacks equals what mode i+1 has already learned. Theorem 4.1 asserts that
+    time the missing part of mode i equals the learned part of mode i+1. Theorem 4.1 asserts that
     such times exist.
 
     Args:
@@ -164,11 +164,11 @@ def _neighbours(sigma: ArrayLike) -> tuple[Array, Array]:
 def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     """Determines which singular modes of A are ever learned from W_1 = W_2 = e^{-tau} I.
 
-    Mode i starts with (u_i + v_i)^T. It is learned if and only if that row is independent of the
-    rows of all larger modes. Otherwise the flow ends at a saddle, whose loss is the sum of
-    sigma_i^2 over the modes left out. If det A < 0, at least one mode (generically the last) is
-    never learned, since det theta keeps its initial sign. Rounding leaves the saddle after a time
-    of order log(1/eps) / (2 sigma_i).
+    Mode i starts with (u_i + v_i)^T. It is learned if and only if this row is independent of the
+    rows of all larger modes. Otherwise the flow ends at a saddle. Its loss is the sum of sigma_i^2
+    over the unlearned modes. If det A < 0, at least one mode (generically the last) is never
+    learned, since det theta keeps its initial sign. Rounding leaves the saddle after a time of
+    order log(1/eps) / (2 sigma_i).
 
     Args:
       target: Target map A `(d, d)`, with known values.
@@ -189,9 +189,9 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     rows, basis, learned = u.T + vt, np.zeros((0, s.size)), []
     tolerance = s.size * 100 * np.finfo(s.dtype).eps
     for row, value in zip(rows, s, strict=True):
-        # Gram-Schmidt: what is left of the row is new, the rest larger modes have learned.
+        # Gram-Schmidt. The residual of the row is new, and larger modes have learned the rest.
         rest = row - (row @ basis.T) @ basis
-        # A second projection removes what rounding left of the first.
+        # A second projection removes the rounding errors of the first.
         rest = rest - (rest @ basis.T) @ basis
         new = np.linalg.norm(rest) > tolerance and value > 0
         learned.append(new)
@@ -204,8 +204,8 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
 def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) -> int | None:
     """Returns the smallest r >= first with L(r) < L(r + 1), where the loss starts to rise.
 
-    Definition 4.2 runs over r = 1, ..., d. With `first=0` the network that has learned nothing
-    counts, too: r = 0 says that already the first mode raises the loss.
+    Definition 4.2 runs over r = 1, ..., d. With `first=0` the untrained network counts, too. r = 0
+    means that already the first mode raises the loss.
 
     Args:
       losses: Losses at 0, 1, ..., d learned modes.

@@ -1,7 +1,7 @@
 """Two-layer linear networks, trained by gradient descent on sampled or population losses.
 
-These are the simulators that the closed forms of this package are compared with. No closed form is
-used here: gradients come from `jax.grad` of the loss. Conventions stand in `layers`.
+The closed forms of this package are compared with these simulators. They use no closed form;
+gradients come from `jax.grad` of the loss. `layers` has the conventions.
 """
 
 from collections.abc import Callable
@@ -59,11 +59,11 @@ def batch_objective(
 
 @problems.defined
 def stable_rate(start: Layers, target: Array, anchor: ArrayLike = 0.0) -> Array:
-    """Computes a learning rate below which gradient descent from a balanced start does not blow up.
+    """Computes a learning rate below which gradient descent from a balanced start is stable.
 
     It is 1 / (2 (1 + anchor) s), where s is the larger of |A|_op and (|W_1|_op^2 + |W_2|_op^2)/2.
-    The largest eigenvalue of the Hessian at the end of training is 4 (1 + anchor) s, and 2 divided
-    by it is the edge of stability.
+    The largest eigenvalue of the Hessian at the end of training is 4 (1 + anchor) s. The edge of
+    stability is 2 divided by it.
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -96,8 +96,8 @@ def descend(
       rate: Learning rate, below `stable_rate` if there is more than one step.
       steps: Number of steps.
       anchor: Strength of the anchor.
-      anchored_to: Anchored map `(o, i)`; theta(start) if None.
-      every: How many steps lie between networks of a path; only the end is returned if None.
+      anchored_to: Anchored map `(o, i)`. None is theta(start).
+      every: The number of steps between networks of a path. None returns only the end.
 
     Returns:
       The trained weights; with `every`, the path with a leading axis `steps // every`.
@@ -116,7 +116,7 @@ def descend(
 
 def _check_rate(start: Layers, target: Array, rate: ArrayLike, anchor: ArrayLike) -> None:
     check_shapes(start, target)
-    # While a value is traced nothing can be compared.
+    # Traced values cannot be compared.
     bound = concrete(stable_rate(start, target, anchor))
     if bound is not None:
         words = f"positive and below 1 / (2 (1 + anchor) sigma_1) = {bound:g} to be stable"
@@ -143,7 +143,7 @@ def _descend(
     if every is None:
         return jax.lax.scan(step, start, length=steps)[0]
 
-    # Only one network of every leg is stored.
+    # Only one network of every interval is stored.
     def leg(layers: Layers, _) -> tuple[Layers, Layers]:
         layers, _ = jax.lax.scan(step, layers, length=every)
         return layers, layers
@@ -195,8 +195,8 @@ def _integrate(
         h = increment / steps
 
         def step(layers: Layers, _) -> tuple[Layers, None]:
-            # Classical Runge-Kutta: slopes at the start, twice in the middle and at the end of the
-            # step.
+            # Classical Runge-Kutta has slopes at the start, twice in the middle and at the end of
+            # the step.
             a = speed(layers)
             b = speed(move(layers, h / 2, a))
             c = speed(move(layers, h / 2, b))
@@ -227,7 +227,7 @@ def sgd(
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
       target: Target map A `(o, i)`.
       batches: Inputs `(steps, m, i)`, one batch for each step.
-      rate: Learning rate, below `stable_rate`; small batches need a smaller one.
+      rate: Learning rate, below `stable_rate`. Small batches need a smaller one.
       anchor: Strength of the anchor.
 
     Returns:
@@ -302,9 +302,9 @@ def hessian(layers: Layers, target: Array) -> Float[Array, "p p"]:
 
 @problems.defined
 def adapted(frozen: Layers, adapter: Layers, scale: ArrayLike = 1.0) -> Layers:
-    """Returns a network with a low-rank adapter on W_1: the layers W_1 + s B A and W_2.
+    """Returns a network with a low-rank adapter on W_1, the layers W_1 + s B A and W_2.
 
-    With W_2 = I the adapter is one on the map W_1.
+    With W_2 = I it is an adapter on the map W_1.
 
     Args:
       frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -328,10 +328,10 @@ def adapter_flow(
     *,
     scale: ArrayLike = 1.0,
 ) -> Layers:
-    """Integrates gradient flow of an adapter as `gradient_flow` does for whole networks.
+    """Integrates gradient flow of an adapter, like `gradient_flow` for whole networks.
 
     Args:
-      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`, which stay.
+      frozen: The pre-trained weights W_1 `(o, h)` and W_2 `(h, i)`, which are not trained.
       start: B `(o, r)` and A `(r, h)` at the start, balanced or not.
       target: Target map A_ft `(o, i)`.
       times: Ascending times `(times,)`, >= 0.

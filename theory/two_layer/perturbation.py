@@ -1,4 +1,4 @@
-"""The mean loss under Gaussian noise on the weights, in closed form at every pre-training time.
+"""The mean loss under Gaussian noise on the weights, in closed form at any time.
 
 The terms of (W_1 + gamma Z_1)(W_2 + gamma Z_2) are uncorrelated, so the mean loss is exact for any
 network and time. The inequality of Proposition 4.3 of Springer et al., 2025 (arXiv 2503.19206), is
@@ -24,7 +24,7 @@ def perturbed_loss(
     target: Float[ArrayLike, "o i"],
     gamma: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """Computes the mean loss of a network whose weights carry Gaussian noise.
+    """Computes the mean loss of a network with Gaussian noise on its weights.
 
         E|(W_1 + gamma Z_1)(W_2 + gamma Z_2) - A|_F^2
         = |theta - A|^2 + gamma^2 (i |W_1|^2 + o |W_2|^2) + gamma^4 o h i
@@ -58,8 +58,8 @@ def perturbed_loss(
     o, h = layers.w1.shape[-2:]
     i = layers.w2.shape[-1]
     gamma2 = jnp.asarray(gamma, dtype=float) ** 2
-    # E|W_1 Z_2|^2 = i |W_1|^2 and E|Z_1 W_2|^2 = o |W_2|^2; E|Z_1 Z_2|^2 = o h i. The cross terms
-    # have mean 0, as Z_1 and Z_2 are independent.
+    # E|W_1 Z_2|^2 = i |W_1|^2, E|Z_1 W_2|^2 = o |W_2|^2 and E|Z_1 Z_2|^2 = o h i. The cross terms
+    # have mean 0, since Z_1 and Z_2 are independent.
     sizes = i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1))
     return loss(layers, target) + gamma2 * sizes + gamma2**2 * (o * h * i)
 
@@ -95,8 +95,8 @@ def perturbed_mode_loss(
 def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Array, " stages"]:
     """Computes the mean loss under noise with exactly the first n modes learned, n = 0, ..., d.
 
-    Its increments are (2 d gamma^2 - sigma_n) sigma_n: eqs. (2) and (14) hold with equality, and
-    for n = 1 too.
+    Its increments are (2 d gamma^2 - sigma_n) sigma_n. So eqs. (2) and (14) hold with equality,
+    even for n = 1.
 
     Args:
       sigma: Singular values of the target, `(d,)`.
@@ -128,16 +128,16 @@ def inflection_index(
     """Returns the number of modes after which more pre-training raises the perturbed loss.
 
     It is r, one less than the smallest n > first with 2 d gamma^2 > sigma_n. (The text after
-    Proposition 4.3 calls that n the inflection point.) The r of `first=0` bounds the best moment of
-    continuous training: with r >= 1 it lies within the stage that learns mode r, when
-    y_r = sigma_r - d gamma^2 (`turning_times`); with r = 0 no stage lowers the loss.
+    Proposition 4.3 calls this n the inflection point.) The r of `first=0` locates the best time of
+    continuous training. For r >= 1 it lies within the stage that learns mode r, when y_r = sigma_r
+    - d gamma^2 (`turning_times`). For r = 0 no stage lowers the loss.
 
     Args:
       singular_values: Singular values of the target, descending, at most d of them.
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and >= 0.
-      first: The smallest r that counts: 1 as in Definition 4.2, or 0, with which the network that
-        has learned nothing counts, too.
+      first: The smallest r that counts, 1 as in Definition 4.2. With 0 the untrained network
+        counts, too.
 
     Returns:
       r, or None if the loss never rises from there on.
@@ -164,7 +164,7 @@ def inflection_index(
 def turning_times(
     sigma: Float[ArrayLike, " d"], gamma: ArrayLike, start: ArrayLike
 ) -> Float[Array, " d"]:
-    """Computes when each mode's share of the perturbed loss turns from falling to rising.
+    """Computes the times at which each mode's share of the perturbed loss starts to rise.
 
     Mode i turns at y_i = sigma_i - d gamma^2. Its share falls by (sigma_i - d gamma^2)^2 before
     (from y_i = 0) and rises by (d gamma^2)^2 after.
@@ -175,7 +175,8 @@ def turning_times(
       start: Initial value of the modes, > 0.
 
     Returns:
-      Times `(d,)` of gradient flow: 0 for modes whose share only rises, inf without noise.
+      Times `(d,)` of gradient flow. They are 0 for modes with a rising share, and inf without
+      noise.
 
     Raises:
       ValueError: If gamma or start are out of range.
@@ -186,7 +187,7 @@ def turning_times(
     lacking = sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
     level = sigma - lacking
     inside = level > start
-    # Any mode that crosses, where none does.
+    # A stand-in mode that crosses, where none does.
     level, start, sigma = (jnp.where(inside, x, 1.0) for x in (level, start, sigma))
     time = modes.crossing(level, lacking, start, sigma)
     return jnp.where(inside, time, 0.0)

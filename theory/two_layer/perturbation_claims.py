@@ -1,7 +1,7 @@
-"""Overtrained, Proposition 4.3, Theorem 4.4, Appendices A.2 and D: as printed, and as true.
+"""Overtrained, Proposition 4.3, Theorem 4.4, Appendices A.2 and D, as printed and corrected.
 
-Simulators are noise drawn and averaged, at networks trained by Runge-Kutta gradient flow, and
-Hessians by autodiff.
+Simulators average over random noise at networks trained by Runge-Kutta gradient flow, and compute
+Hessians by autodiff. γ is the standard deviation of the noise on the weights.
 """
 
 import math
@@ -41,13 +41,13 @@ EDGE = f"d={D}, σ={SMALL}, γ={LOUD:g}, W at the edge of the ball"
 
 
 def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> np.ndarray:
-    """The loss of one network under draws of noise on its weights."""
+    """Computes the loss of one network under draws of noise on its weights."""
     first, second = (w + gamma * z for w, z in zip(layers, normals(key, quick), strict=True))
     return np.sum((first @ second - np.asarray(target)) ** 2, (-2, -1))
 
 
 def _rises(key: Array, quick: bool, n: int, gamma: float) -> np.ndarray:
-    """The noisy loss with n ideal modes less that with n - 1, by common draws."""
+    """Computes the noisy loss with n ideal modes minus the loss with n - 1, by common draws."""
     target = task()
     more, fewer = (_noisy(key, ideal(target, m), gamma, quick, target) for m in (n, n - 1))
     return more - fewer
@@ -60,8 +60,9 @@ def _increment(n: int, gamma: float) -> Simulate:
 def _inflection(
     sigma: tuple[float, ...] = PRE, gamma: float = GAMMA
 ) -> Callable[[Array, bool], Estimate]:
-    """Definition 4.2 on mean losses with common noise; every increment is > 4 s.e. from 0, with the
-    draws of a quick check, too."""
+    """Applies Definition 4.2 to mean losses with common noise. Every increment is > 4 s.e. from 0,
+    even in quick checks.
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
@@ -78,8 +79,10 @@ def _index(sigma: tuple[float, ...] = PRE, gamma: float = GAMMA) -> float:
 
 
 def _real_gap(radius: float) -> float:
-    """|L~(W) - L~(W_ideal)| at distance `radius` per layer, outwards. Mean losses are exact here:
-    for a loss of degree two in each layer, E L(W + gamma Z) = L + gamma^2 tr(H)/2 + constant."""
+    """Computes |L~(W) - L~(W_ideal)| at distance `radius` per layer, outwards. Mean losses are
+    exact, since E L(W + gamma Z) = L + gamma^2 tr(H)/2 + constant for a loss of degree two in each
+    layer.
+    """
     target = task(SMALL)
     start, means = ideal(target, D), []
     real = Layers(*(w * (1 + radius / np.linalg.norm(w)) for w in start))
@@ -121,7 +124,7 @@ def _():
     f"{SIZES}, ideal start, γ={GAMMA}",
 )
 def _():
-    """L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1: the lemma holds for n = 1 too"""
+    """L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1, so the lemma holds for n = 1 too"""
     return _rise(1), _increment(1, GAMMA)
 
 
@@ -149,18 +152,18 @@ def _():
     effect=1.0,
 )
 def _printed_inflection():
-    """the inflection point is the smallest n with 2dγ² > σ_n
+    """The inflection point is the smallest n with 2dγ² > σ_n
 
-    off by one: L̃(n-1) < L̃(n) makes n - 1 the inflection point
+    This is off by one, as L̃(n-1) < L̃(n) makes n - 1 the inflection point.
     """
     return next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2), _inflection()
 
 
 @_printed_inflection.beside("corrected")
 def _():
-    """the inflection point is the smallest n with 2dγ² > σ_n, less 1
+    """The inflection point is the smallest n with 2dγ² > σ_n, minus 1
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     return next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2) - 1
 
@@ -172,9 +175,9 @@ def _():
     effect=1.0,
 )
 def _(strong=0.6):
-    """the inflection point is at least 1, also where the first mode hurts already
+    """The inflection point is at least 1, even where the first mode already hurts
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     return _index(gamma=strong), _inflection(gamma=strong)
 
@@ -191,9 +194,9 @@ def _(strong=0.6):
     ),
 )
 def _(name, which, sigma):
-    """{which} features have a smaller inflection point: its change
+    """{which} features have a smaller inflection point. Its change is compared
 
-    seen: 1, an index
+    The test detects a change of one index.
     """
     del name, which
 
@@ -212,9 +215,9 @@ def _(name, which, sigma):
     attack=domains.HARMFUL,
 )
 def _():
-    """γ² > σ_d/d: L̃(n) ≥ L̃(n-1) at the end of training
+    """For γ² > σ_d/d, L̃(n) ≥ L̃(n-1) at the end of training
 
-    sufficient; half of it is enough
+    It is sufficient. Half of it is enough.
     """
     plateaus = jax.jit(perturbation.plateau_losses)(np.array(PRE), SUFFICIENT)
 
@@ -230,11 +233,12 @@ def _():
     f"{SIZES}, ideal start",
 )
 def _():
-    """the sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)"""
+    """The sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Learning the last mode changes the loss by -sigma_d^2 without noise; linear in gamma^2,
-        the change is 0 at the threshold."""
+        """Computes the threshold. Learning the last mode changes the loss by -sigma_d^2 without
+        noise. The change is linear in gamma^2 and 0 at the threshold.
+        """
         slope = (_rises(key, quick, D, GAMMA) + PRE[-1] ** 2) / GAMMA**2
         mean, free = Estimate.mean(slope), PRE[-1] ** 2
         return Estimate(free / mean.value, stderr=(mean.stderr or 0.0) * free / mean.value**2)
@@ -248,11 +252,12 @@ def _():
     f"{SIZES}, U = V, τ=6, last mode, γ={LATE}",
 )
 def _():
-    """each mode's share falls until y = σ - dγ², then rises by (dγ²)²"""
+    """Each mode's share falls until y = σ - dγ², then rises by (dγ²)²"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """The paired rise of the noisy loss from the turning time of the last mode (found on the
-        path) to the end of training."""
+        """Computes the paired rise of the noisy loss from the turning time of the last mode (found
+        on the path) to the end of training.
+        """
         target = task(symmetric=True)
         level = PRE[-1] - D * LATE**2
         time = float(modes.crossing_time(level, exp(-12.0), PRE[-1]))
@@ -280,9 +285,9 @@ def _product(gamma=0.7):
 
 @_product.beside("printed")
 def _(gamma):
-    """E tr(αMMᵀαᵀ) = E tr(ααᵀ) |M|_F², in the proof
+    """E tr(αMMᵀαᵀ) = E tr(ααᵀ) |M|_F² (in the proof)
 
-    d times too large
+    It is d times too large.
     """
     return D**2 * (gamma**2 * sum(s**2 for s in PRE))
 
@@ -295,9 +300,10 @@ def _(gamma):
     attack=domains.real_starts(False),
 )
 def _():
-    """|W_i - W̄_i| ≤ min{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}: |L̃(real) - L̃(ideal)| ≤ σ_d²/2
+    """If |W_i - W̄_i| ≤ min{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}, then |L̃(real) - L̃(ideal)| ≤
+    σ_d²/2
 
-    the proof takes |W|_F ≤ σ_1 where |W|_F² = Σσ_i
+    The proof uses |W|_F ≤ σ_1, but |W|_F² = Σσ_i.
     """
     first, last = SMALL[0], SMALL[-1]
     radius = min(first / 2, 0.25, last**2 / (16 * D * first * (2 * first + LOUD**2)))
@@ -313,9 +319,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """the same within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, S = Σσ_i, T² = Σσ_i²
+    """It holds within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, with S = Σσ_i and T² = Σσ_i²
 
-    the search finds it not sharp, 1.5 times too large
+    The search finds that it is not sharp but 1.5 times too large.
     """
     size, norm = sqrt(sum(SMALL)), math.hypot(*SMALL)
     bound = SMALL[-1] ** 2 / (size * (18 * norm + 12 * D * LOUD**2))
@@ -332,7 +338,7 @@ def _random_hessian() -> np.ndarray:
 
 
 def _hessian_at(time: float) -> np.ndarray:
-    """The Hessian at a network that was trained for some time, by autodiff."""
+    """Computes the Hessian at a network that was trained for some time, by autodiff."""
     target = task(symmetric=True)
     path = trained(identity_start(D, 2.0), target, [time / 4, time / 2, 3 * time / 4, time])
     return np.asarray(networks.hessian(at(path, -1), target))
@@ -344,7 +350,7 @@ def _hessian_at(time: float) -> np.ndarray:
     f"d={D}, λ={QUADRATIC}",
 )
 def _quadratic_rise():
-    """quadratic loss: E[L(θ+λε) - L(θ)] = ½ λ² tr(H)"""
+    """For a quadratic loss E[L(θ+λε) - L(θ)] = ½ λ² tr(H)"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         H, x = _random_hessian(), np.full(D, 0.2)
@@ -356,9 +362,9 @@ def _quadratic_rise():
 
 @_quadratic_rise.beside("printed")
 def _():
-    """E[L(θ) - L(θ+λε)] = ½ λ² tr(H): eqs. (19), (20), in the proof
+    """E[L(θ) - L(θ+λε)] = ½ λ² tr(H) (eqs. (19), (20), in the proof)
 
-    the sign of the left side is reversed
+    The sign of the left side is reversed.
     """
     return -(QUADRATIC**2) / 2 * np.trace(_random_hessian())
 
@@ -369,7 +375,7 @@ def _():
     f"{SIZES}, three modes learned, γ={{gamma}}",
 )
 def _(gamma=0.5):
-    """for the network the quadratic prediction is too low by d³γ⁴, wherever it is"""
+    """For the network the quadratic prediction is too low by d³γ⁴, everywhere"""
     target = task()
     layers = ideal(target, 3)
     trace = np.trace(np.asarray(networks.hessian(layers, target)))
@@ -387,9 +393,9 @@ def _(gamma=0.5):
     f"{SIZES}, U = V, τ=2, t=1",
 )
 def _():
-    """the top Hessian eigenvalue along training, from the modes
+    """The modes give the top Hessian eigenvalue along training
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     predicted = jax.jit(sharpness.mode_sharpness)(mode_path([1.0])[0], jnp.array(PRE))
     return predicted, deterministic(lambda: np.linalg.eigvalsh(_hessian_at(1.0))[-1], 1e-8)
@@ -404,9 +410,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """U = V, σ_d ≥ e^(-2τ): tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training
+    """For U = V and σ_d ≥ e^(-2τ), tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training
 
-    for U ≠ V it may fall, at first where tr A < d e^(-2τ), and later, too
+    For U ≠ V it may fall, at first where tr A < d e^(-2τ), and later, too.
     """
     before = 4 * D * float(mode_path([0.5])[0].sum())
     return before, deterministic(lambda: np.trace(_hessian_at(1.0)), 1e-8)

@@ -12,7 +12,7 @@ def turn(angle: Any) -> Any:
 
 
 def top(matrix: Any) -> Any:
-    """Computes the operator norm of a matrix, smooth but where its singular values meet.
+    """Computes the operator norm of a matrix. It is smooth except where singular values meet.
 
     Args:
       matrix: The matrix.

@@ -1,4 +1,4 @@
-"""Overtrained, Theorems 4.1 and A.1: pre-training, as printed, and as true.
+"""Overtrained, Theorems 4.1 and A.1 on pre-training, as printed and corrected.
 
 The simulator is Runge-Kutta gradient flow of the network by autodiff (`networks`).
 """
@@ -39,7 +39,7 @@ def _quarters(time: float) -> list[float]:
 
 
 def _rate(of: Callable[[float], float], *taus: float) -> Simulate:
-    """The rate at which a distance falls with tau."""
+    """Computes the rate at which a distance falls with tau."""
 
     def rate() -> float:
         first, second = map(of, taus)
@@ -49,7 +49,7 @@ def _rate(of: Callable[[float], float], *taus: float) -> Simulate:
 
 
 def _from_plateau(of: Callable[[Layers], Array]) -> Callable[[float], float]:
-    """The distance to the rank-2 plateau, of what is computed of networks."""
+    """Computes the distance of a function of networks to its value at the rank-2 plateau."""
 
     def distance(tau: float) -> float:
         times = _quarters(tau / (PRE[1] + PRE[2]))
@@ -61,9 +61,10 @@ def _from_plateau(of: Callable[[Layers], Array]) -> Callable[[float], float]:
 
 @claim("A.1-plateau/printed", "Theorem A.1 (Appendix A.1)", PLATEAU)
 def _():
-    """W_i(0)=e^(-τ)I: |W_1(t_i) - U(Σ^i)^½|_F ≤ e^(-Cτ) for some C > 0: decay in τ
+    """For W_i(0)=e^(-τ)I, |W_1(t_i) - U(Σ^i)^½|_F ≤ e^(-Cτ) for some C > 0. The decay in τ is
+    compared
 
-    W_1 tends to U(Σ^i)^½ R with a rotation R; predicted: the product's C
+    W_1 tends to U(Σ^i)^½ R with a rotation R. The prediction is the product's C.
     """
     return RATE, _rate(_from_plateau(lambda layers: layers.w1), 8.0, 12.0)
 
@@ -74,9 +75,9 @@ def _():
     PLATEAU,
 )
 def _():
-    """|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ), t_i = τ/(σ_i+σ_{i+1}), C = 2(σ_i-σ_{i+1}) t_i/τ
+    """|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ) with t_i = τ/(σ_i+σ_{i+1}) and C = 2(σ_i-σ_{i+1}) t_i/τ
 
-    the product, not the layers; tolerance: next order in e^(-Cτ)
+    It is about the product, not the layers. The tolerance covers the next order in e^(-Cτ).
     """
     return RATE, _rate(_from_plateau(theta), 8.0, 12.0)
 
@@ -87,9 +88,9 @@ def _():
     f"d={D}, σ={{sigma}}, U ≠ V, τ={{early:g}} and {{late:g}}",
 )
 def _(sigma=(*PRE[:2], 0, 0), early=5.0, late=7.0):
-    """A of rank R < d: |θ(t_R) - A|_F ~ e^(-Cτ), t_R = τ/σ_R, C = 2
+    """For A of rank R < d, |θ(t_R) - A|_F ~ e^(-Cτ) with t_R = τ/σ_R and C = 2
 
-    the product, not the layers; tolerance: next order in e^(-τ)
+    It is about the product, not the layers. The tolerance covers the next order in e^(-τ).
     """
     target = task(sigma)
 
@@ -101,14 +102,14 @@ def _(sigma=(*PRE[:2], 0, 0), early=5.0, late=7.0):
 
 
 def _unbalanced() -> Layers:
-    """A start with W_1^T W_1 - W_2 W_2^T = `IMBALANCE` I."""
+    """Returns a start with W_1^T W_1 - W_2 W_2^T = `IMBALANCE` I."""
     a, b, c = np.linalg.qr(fixed(3, 3, D, D))[0]
     s = np.array([0.5, 0.4, 0.2, 0.0])
     return Layers(jnp.asarray((a * np.sqrt(s**2 + IMBALANCE)) @ c.T), jnp.asarray((c * s) @ b.T))
 
 
 def _last_entry(exact: bool) -> float:
-    """theta_11 after three chained tasks, by the Riccati flow or by Runge-Kutta."""
+    """Computes theta_11 after three chained tasks, by the Riccati flow or by Runge-Kutta."""
     layers = _unbalanced()
     for seed, anchor in LEGS:
         target = fixed(seed, D, D) / 2
@@ -128,9 +129,9 @@ def _last_entry(exact: bool) -> float:
     f" λ = {', '.join(f'{anchor:g}' for _, anchor in LEGS)}",
 )
 def _():
-    """θ_11 at the end, by the square-root Riccati flow
+    """The square-root Riccati flow gives θ_11 at the end
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     return _last_entry(exact=True), deterministic(lambda: _last_entry(exact=False), 1e-8)
 
@@ -141,9 +142,9 @@ def _():
     f"{SIZES}, τ=2, i=2, t=1",
 )
 def _():
-    """U = V: θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t))
+    """For U = V, θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t))
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
 
     def mode() -> float:
@@ -160,9 +161,9 @@ def _():
     f"{SIZES}, det A < 0, τ={{tau:g}}, t = 2τ/σ_d",
 )
 def _printed_saddle(tau=4.0):
-    """W_i(0)=e^(-τ)I, A of rank d: θ(t_d) → A with τ: loss
+    """For W_i(0)=e^(-τ)I and A of rank d, θ(t_d) → A with τ. The loss is compared
 
-    det θ keeps the sign it starts with, at every time and for every τ
+    det θ keeps its initial sign, at every time and for every τ.
     """
     u, v = rotations()
     target = jnp.asarray((u * PRE) @ (v * [-1, 1, 1, 1]).T)
@@ -174,5 +175,5 @@ def _printed_saddle(tau=4.0):
 
 @_printed_saddle.beside("corrected")
 def _():
-    """the flow stops at a saddle with loss σ_d²"""
+    """The flow stops at a saddle with loss σ_d²"""
     return PRE[-1] ** 2

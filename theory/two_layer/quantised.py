@@ -2,16 +2,16 @@
 
 A weight that is rounded to multiples of a step is off by less than half a step. If the errors of
 all weights are independent and uniform, their standard deviation is step / sqrt(12). The loss is of
-degree two in each weight, so nothing else of their law counts: `perturbation.perturbed_loss` and
-`best_time` hold for them exactly, with `rounding_noise` for gamma. A random shift of the grid for
-each weight (dither) makes errors such.
+degree two in each weight, so only this matters. `perturbation.perturbed_loss` and `best_time` then
+hold exactly, with `rounding_noise` for gamma. A random shift of the grid for each weight (dither)
+gives such errors.
 
 Rounding to nearest is deterministic. It acts as uniform noise once entries spread over several
-steps, at the end of training. While few modes are learned it does not: entries are products of few
-numbers then, and their errors depend on one another. Where W_2 = W_1^T, as for a start e^{-tau} I
+steps, at the end of training. It does not while few modes are learned. Entries are then products of
+few numbers, and their errors depend on one another. Where W_2 = W_1^T, as for a start e^{-tau} I
 and a symmetric target, both layers have the same errors. `mirrored_loss` has the mean there.
 
-`docs/explanation/overtraining_further.md` has what was measured.
+`docs/explanation/overtraining_further.md` has measurements.
 """
 
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ from theory.two_layer.perturbation import check_gamma
 
 @problems.in_float64
 def rounding_noise(bits: ArrayLike, span: ArrayLike) -> Array:
-    """Computes the standard deviation of what rounding to b bits adds, span 2^-b / sqrt(12).
+    """Computes the standard deviation of the error of rounding to b bits, span 2^-b / sqrt(12).
 
     Args:
       bits: Bits of a weight, finite and >= 0.
-      span: The range that 2^b steps divide, > 0. No weight exceeds sqrt(sigma_1) in an aligned
-        network, so 2 sqrt(sigma_1) holds them all.
+      span: The range that 2^b steps divide, > 0. Weights of an aligned network are at most
+        sqrt(sigma_1), so 2 sqrt(sigma_1) is enough.
 
     Returns:
       The standard deviation, with the broadcast shape of the arguments.
@@ -48,10 +48,10 @@ def rounding_noise(bits: ArrayLike, span: ArrayLike) -> Array:
 
 @problems.in_float64
 def worthwhile_bits(sigma: ArrayLike, d: ArrayLike, span: ArrayLike) -> Array:
-    """Computes from how many bits on it pays to learn a mode, log2(d span^2 / (6 sigma)) / 2.
+    """Computes the number of bits above which a mode is worth learning.
 
-    With fewer bits, rounding adds more to the loss once the mode is learned than learning it
-    removes. Every bit divides the smallest mode worth learning by 4.
+    It is log2(d span^2 / (6 sigma)) / 2. With fewer bits, rounding of the learned mode adds more to
+    the loss than learning it removes. Every bit divides the smallest mode worth learning by 4.
 
     Args:
       sigma: Singular value of the mode, > 0.
@@ -78,16 +78,16 @@ def worthwhile_bits(sigma: ArrayLike, d: ArrayLike, span: ArrayLike) -> Array:
 def mirrored_loss(
     w1: Float[Array, "o h"], target: Float[ArrayLike, "o o"], gamma: ArrayLike
 ) -> Array:
-    """Computes the mean loss where W_2 = W_1^T, and both layers have the same uniform errors E.
+    """Computes the mean loss for W_2 = W_1^T with the same uniform errors E in both layers.
 
         E|(W + E)(W + E)^T - A|^2 = |W W^T - A|^2 + 2 (o + 1) gamma^2 |W|^2
             + 2 h gamma^2 tr(W W^T - A) + gamma^4 o h (o + h - 1/5)
 
-    The errors move the map by h gamma^2 I in the mean. With o = h = d a learned mode so adds
-    (4d + 2) gamma^2 sigma, and not 2d gamma^2 sigma: the smallest mode worth learning doubles.
+    The errors move the map by h gamma^2 I in the mean. With o = h = d a learned mode then adds (4d
+    + 2) gamma^2 sigma instead of 2d gamma^2 sigma. The smallest mode worth learning doubles.
 
     Args:
-      w1: Weights W_1 `(o, h)`; W_2 is their transpose.
+      w1: Weights W_1 `(o, h)`. W_2 is their transpose.
       target: Target map A `(o, o)`.
       gamma: Standard deviation of an error, finite and >= 0.
 

@@ -23,7 +23,7 @@ SETTING = f"d={D}, σ=(2, 1, 1/4, 1/8, 1/12, ...), τ={TAU:g}, range 2√σ_1"
 
 
 def _run(mirrored: bool = False, end: float = 6.0) -> matrices.Run:
-    """An aligned start, with the singular vectors of a target with or without U = V."""
+    """Returns an aligned start, with the singular vectors of a target with or without U = V."""
     u, v = matrices.rotations(np.random.default_rng(2), 2, D)
     v = u if mirrored else v
     start = np.exp(-TAU)
@@ -33,7 +33,7 @@ def _run(mirrored: bool = False, end: float = 6.0) -> matrices.Run:
 def _rise(
     time: float, bits: float, dither: bool, mirrored: bool = False
 ) -> Callable[[Array, bool], Estimate]:
-    """By how much rounding raises the loss of a trained network."""
+    """Computes the rise of the loss of a trained network by rounding."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run = _run(mirrored, time)
@@ -48,7 +48,7 @@ def _rise(
 
 
 def _predicted(time: float, bits: float) -> float:
-    """The rise by noise, from the modes alone."""
+    """Computes the rise by noise, from the modes alone."""
     gamma = quantised.rounding_noise(bits, SPAN)
     y = SIGMA / (1 + (SIGMA * np.exp(2 * TAU) - 1) * np.exp(-4 * SIGMA * time))
     noisy, calm = (perturbation.perturbed_mode_loss(y, SIGMA, g) for g in (gamma, 0.0))
@@ -62,8 +62,8 @@ def _predicted(time: float, bits: float) -> float:
     each=((3,), (5,)),
 )
 def _(bits):
-    """with a random shift of each weight's grid, rounding raises the loss as noise of variance
-    step²/12 does, exactly, at every time
+    """With a random shift of each weight's grid, rounding raises the loss exactly as noise of
+    variance step²/12 does, at every time
     """
     return _predicted(MIDWAY, bits), _rise(MIDWAY, bits, dither=True)
 
@@ -75,9 +75,9 @@ def _(bits):
     each=((4,), (6,)),
 )
 def _(bits):
-    """rounding to nearest does the same at the end of training, as entries spread over many steps
+    """Rounding to nearest does the same at the end of training, as entries spread over many steps
 
-    midway, with few modes learned, it raises the loss by a third more at 4 bits
+    Midway, with few modes learned, it raises the loss by a third more at 4 bits.
     """
     return _predicted(LATE, bits), _rise(LATE, bits, dither=False)
 
@@ -89,10 +89,10 @@ def _(bits):
     without={"2dγ² tr(θ-A)": lambda: _mirrored(MIDWAY, 3, shift=False)},
 )
 def _(time=MIDWAY, bits=3):
-    """W_2 = W_1ᵀ: rounding raises the loss by 2(d+1)γ²|W|² + 2dγ² tr(θ-A) + γ⁴(2d³-d²/5),
-    γ² = step²/12
+    """For W_2 = W_1ᵀ rounding raises the loss by 2(d+1)γ²|W|² + 2dγ² tr(θ-A) + γ⁴(2d³-d²/5) with γ²
+    = step²/12
 
-    both layers have the same errors, whose square moves the map by dγ² I
+    Both layers have the same errors. Their square moves the map by dγ² I.
     """
     return _mirrored(time, bits), _rise(time, bits, dither=True, mirrored=True)
 
@@ -103,7 +103,7 @@ def _(time=MIDWAY, bits=3):
     f"{SETTING}, U = V, t={LATE:g}, {{bits}} bits",
 )
 def _(bits=5):
-    """rounding to nearest does the same at the end of training"""
+    """Rounding to nearest does the same at the end of training"""
     return _mirrored(LATE, bits), _rise(LATE, bits, dither=False, mirrored=True)
 
 
@@ -122,14 +122,15 @@ def _mirrored(time: float, bits: float, shift: bool = True) -> float:
     effect=0.1,
 )
 def _(bits=3, n=2):
-    """below log_2(d range²/(6σ_n))/2 bits mode {n} is not worth learning
+    """Below log_2(d range²/(6σ_n))/2 bits mode {n} is not worth learning
 
-    seen: a tenth of a bit
+    The test detects a tenth of a bit.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """By how much the mode raises the loss of rounded networks, but for -σ_n²; it falls with
-        the bits as 4^-b, and is σ_n² at the threshold."""
+        """Computes the mode's contribution to the loss of rounded networks, apart from -σ_n². It
+        falls with the bits as 4^-b and is σ_n² at the threshold.
+        """
         draws = 500 if quick else 2_000
         after = matrices.round_off(generator(key), _run(end=0.0), bits, SPAN, draws, dither=True)
         u, v = matrices.rotations(np.random.default_rng(2), 2, D)
@@ -150,7 +151,7 @@ def _(bits=3, n=2):
     each=((2, 4.0), (3, 8.0)),
 )
 def _(bits, end):
-    """the best time to stop pre-training, if b bits follow, is the one for γ² = step²/12"""
+    """The best time to stop pre-training before rounding to b bits is the one for γ² = step²/12"""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run, draws = _run(end=end), 1_000 if quick else 3_000

@@ -1,4 +1,4 @@
-"""Overtrained, eqs. (9) to (18) and Lemmas A.7 to A.11, A.23 and A.28: fine-tuning mode by mode.
+"""Overtrained, eqs. (9) to (18) and Lemmas A.7 to A.11, A.23 and A.28 on fine-tuning by modes.
 
 Simulators are gradient descent of the network by autodiff, with infinite batches.
 """
@@ -41,7 +41,7 @@ CORNER = f"d={D}, a batch of {BATCH}; the first entry"
 
 
 def _gradient(layer: int) -> float:
-    """The corner of dL/dW of a batch, by autodiff."""
+    """Computes the corner of dL/dW of a batch, by autodiff."""
     layers, x = ideal(task(), D), jnp.asarray(fixed(0, BATCH, D))
     slope = jax.jit(jax.grad(networks.batch_objective))
     gradient = slope(layers, x, task(TARGET), 0.0, np.zeros((D, D)))
@@ -49,7 +49,9 @@ def _gradient(layer: int) -> float:
 
 
 def _formula(layer: int, printed: bool = False) -> float:
-    """The corner of eqs. (10) and (11), with Sigma_k before theta - A as printed, or behind."""
+    """Computes the corner of eqs. (10) and (11), with Sigma_k before theta - A as printed, or
+    after.
+    """
     x = fixed(0, BATCH, D)
     w1, w2 = (np.asarray(w) for w in ideal(task(), D))
     sigma_k, error = x.T @ x / BATCH, w1 @ w2 - np.asarray(task(TARGET))
@@ -58,14 +60,17 @@ def _formula(layer: int, printed: bool = False) -> float:
 
 
 def _anchored(anchored_to: Array | None = None) -> float:
-    """Root of the second mode after `EVERY` steps from two ideal modes, anchored to the ideal start
-    or to another map."""
+    """Computes the root of the second mode after `EVERY` steps from two ideal modes, anchored to
+    the ideal start or to another map.
+    """
     end = theta(at(tuned(2, anchor=1.0, anchored_to=anchored_to), 0))
     return sqrt(float(diagonal(end)[MODE]))
 
 
 def _iterates(printed: bool = False) -> np.ndarray:
-    """f^(k)(sigma_0) of eq. (18) after `EVERY` steps, lambda = 1, with or without the missing x."""
+    """Computes f^(k)(sigma_0) of eq. (18) after `EVERY` steps, lambda = 1, with or without the
+    missing x.
+    """
     x = start = np.sqrt(PRE)
     square = np.array(TARGET)
     for _ in range(EVERY):
@@ -75,12 +80,14 @@ def _iterates(printed: bool = False) -> np.ndarray:
 
 
 def _layer_mode(anchor: float, k: int) -> float:
-    """Root of the second mode along the path of gradient descent."""
+    """Computes the root of the second mode along the path of gradient descent."""
     return sqrt(float(diagonal(theta(at(tuned(D, anchor=anchor), k)))[MODE]))
 
 
 def _limit(anchor: float, swapped: bool = False) -> float:
-    """(sigma_ft + lambda sigma_pre) / (1 + lambda) of the second mode, or with swapped weights."""
+    """Computes (sigma_ft + lambda sigma_pre) / (1 + lambda) of the second mode, or with swapped
+    weights.
+    """
     pre, ft = PRE[MODE], TARGET[MODE]
     return ((pre + anchor * ft) if swapped else (ft + anchor * pre)) / (1 + anchor)
 
@@ -99,7 +106,7 @@ def _():
 def _printed_gradient():
     """∂L/∂W_2 = 2 W_1ᵀ Σ_k (θ - A)
 
-    Σ_k stands on the wrong side
+    Σ_k is on the wrong side.
     """
     return _formula(2, printed=True), deterministic(lambda: _gradient(2))
 
@@ -116,9 +123,9 @@ def _():
     f"{AT_ONE}, n=2, τ={{tau:g}}, mode 2",
 )
 def _(tau=6.0):
-    """anchored to the real θⁿ(0), the ideal modes follow f
+    """Anchored to the real θⁿ(0), the ideal modes follow f
 
-    Lemma A.7 needs the ideal anchor
+    Lemma A.7 needs the ideal anchor.
     """
     times = tau / (PRE[1] + PRE[2]) * np.arange(1, 5) / 4
     real = theta(at(trained(identity_start(D, tau), task(), list(times)), -1))
@@ -131,7 +138,7 @@ def _(tau=6.0):
     f"{AT_ONE}, n=2, mode 2",
 )
 def _():
-    """anchored to the ideal θ̄ⁿ(0), the ideal modes follow f"""
+    """Anchored to the ideal θ̄ⁿ(0), the ideal modes follow f"""
     return _iterates()[MODE], deterministic(_anchored)
 
 
@@ -141,22 +148,22 @@ def _():
     f"{AT_ONE}, mode 2",
 )
 def _printed_map():
-    """the layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλ(σ_0²-x²)
+    """The layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλ(σ_0²-x²)
 
-    an x is missing; Appendix A.6 restores it
+    An x is missing. Appendix A.6 restores it.
     """
     return _iterates(printed=True)[MODE], deterministic(lambda: _layer_mode(1.0, 0))
 
 
 @_printed_map.beside("corrected")
 def _():
-    """the layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλx(σ_0²-x²)"""
+    """The layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλx(σ_0²-x²)"""
     return _iterates()[MODE]
 
 
 @claim("A.7/exact", "Lemma A.7 (Appendix A.3.1)", f"{AT_ONE}, n=3")
 def _():
-    """UᵀθⁿV is diagonal with (f^(k))² for i ≤ n, 0 for i > n: Σ_ij |UᵀθⁿV|_ij"""
+    """UᵀθⁿV is diagonal with (f^(k))² for i ≤ n and 0 for i > n. Σ_ij |UᵀθⁿV|_ij is compared"""
     u, v = rotations()
     return (_iterates()[:3] ** 2).sum(), deterministic(
         lambda: np.abs(u.T @ np.asarray(theta(at(tuned(3, anchor=1.0), 0))) @ v).sum()
@@ -169,9 +176,9 @@ def _():
     f"{BOTH}, λ={HALF}, T=.2, mode 2",
 )
 def _():
-    """y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)), s = (σ_ft+λy(0))/(1+λ)
+    """y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)) with s = (σ_ft+λy(0))/(1+λ)
 
-    tolerance: Runge-Kutta
+    The tolerance covers the error of the Runge-Kutta scheme.
     """
     times = [0.1, 0.2, 0.4, 0.8]
     predicted = fine_tuning.mode(times[1], PRE[MODE], TARGET[MODE], HALF)
@@ -189,7 +196,7 @@ def _():
     overlooks="tightened",
 )
 def _(steep=(5.0, 4.0, 2.5, 1.5)):
-    """4η(λ+2)Γ < 1: |Ŵ|_op ≤ √Γ"""
+    """For 4η(λ+2)Γ < 1, |Ŵ|_op ≤ √Γ"""
 
     def largest() -> float:
         path = tuned(D, steep, 1.0)
@@ -202,7 +209,7 @@ def _(steep=(5.0, 4.0, 2.5, 1.5)):
 def _printed_limit():
     """f^(k)(σ_0) → σ* = √((σ_0² + λσ²)/(1+λ)), small η
 
-    the weights are swapped
+    The weights are swapped.
     """
     return sqrt(_limit(HALF, swapped=True)), deterministic(lambda: _layer_mode(HALF, -1))
 
@@ -222,7 +229,7 @@ def _printed_factor(x=1.3):
     """g(x) = x(x-σ*)(x+(λ+1)σ*)"""
 
     def half_gradient() -> float:
-        """With respect to the layer-mode, by autodiff."""
+        """Differentiates with respect to the layer-mode, by autodiff."""
         layers = Layers(jnp.asarray([[x]]), jnp.asarray([[x]]))
         slope = jax.jit(jax.grad(networks.objective))
         found = slope(layers, np.array([[TARGET[MODE]]]), HALF, np.array([[PRE[MODE]]]))
@@ -250,7 +257,7 @@ def _(x):
 def _rate():
     """|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*
 
-    the printed rate; the search finds it not sharp, half the true one at most
+    This is the printed rate. The search finds that it is not sharp, at most half of the true one.
     """
     left = _contracted(2 * RATE * min(PRE[MODE], TARGET[MODE]))
     return left, deterministic(lambda: abs(_layer_mode(1.0, 0) - sqrt(_limit(1.0))))
@@ -272,14 +279,15 @@ FREE = f"{BOTH}, n={LEARNED}, λ=0, λ_0={BOUND}, ε={PRECISION:g}"
 
 
 def _precision(learned: int, anchor: float) -> float:
-    """min_{i<=n} |sigma_pre - sigma_ft|^2 / (500 (lambda_0 + 1)^2 Gamma), of Lemma A.23."""
+    """Computes min_{i<=n} |sigma_pre - sigma_ft|^2 / (500 (lambda_0 + 1)^2 Gamma) of Lemma A.23."""
     gaps = (np.array(TARGET) - PRE)[:learned] ** 2
     return float(gaps.min() / (500 * (1 + anchor) ** 2 * GAMMA))
 
 
 def _distance(learned: int, anchor: float, rate: float = RATE, steps: float | None = None) -> float:
-    """|U^T theta^n V - (Sigma_ft + lambda Sigma_pre)/(1 + lambda)|_F after all steps, or after at
-    least so many."""
+    """Computes |U^T theta^n V - (Sigma_ft + lambda Sigma_pre)/(1 + lambda)|_F after all steps, or
+    after at least a given number.
+    """
     u, v = rotations()
     k = -1 if steps is None else ceil(steps / EVERY) - 1
     end = u.T @ np.asarray(theta(at(tuned(learned, anchor=anchor, rate=rate), k))) @ v
@@ -288,7 +296,7 @@ def _distance(learned: int, anchor: float, rate: float = RATE, steps: float | No
 
 
 def _enough(rate: float) -> float:
-    """log(100 Gamma/epsilon) / (rate min{sigma_pre, sigma_ft}) of the learned modes."""
+    """Computes log(100 Gamma/epsilon) / (rate min{sigma_pre, sigma_ft}) of the learned modes."""
     return log(100 * GAMMA / PRECISION) / (rate * min(PRE[LEARNED - 1], TARGET[LEARNED - 1]))
 
 
@@ -298,16 +306,16 @@ def _enough(rate: float) -> float:
     f"{BOTH}, λ={HALF}, mode 2",
 )
 def _printed_weights():
-    """4η(λ+2)Γ < 1, large K: |(Uᵀθ̂ⁿ(K)V)_ii - (σ_pre + λσ_ft)/(1+λ)| ≤ ε, i ≤ n
+    """For 4η(λ+2)Γ < 1 and large K, |(Uᵀθ̂ⁿ(K)V)_ii - (σ_pre + λσ_ft)/(1+λ)| ≤ ε for i ≤ n
 
-    the weights are swapped; Lemma A.23 has them right
+    The weights are swapped. Lemma A.23 has them right.
     """
     return _limit(HALF, swapped=True), deterministic(lambda: _layer_mode(HALF, -1) ** 2)
 
 
 @_printed_weights.beside("corrected")
 def _():
-    """4η(λ+2)Γ < 1, large K: |(Uᵀθ̂ⁿ(K)V)_ii - (σ_ft + λσ_pre)/(1+λ)| ≤ ε, i ≤ n"""
+    """For 4η(λ+2)Γ < 1 and large K, |(Uᵀθ̂ⁿ(K)V)_ii - (σ_ft + λσ_pre)/(1+λ)| ≤ ε for i ≤ n"""
     return _limit(HALF)
 
 
@@ -322,7 +330,7 @@ def _():
 def _():
     """K ≥ log(100Γ/ε)/(η min{σ_pre,σ_ft}) steps leave an error ≤ ε, with the true limit
 
-    the search finds it not sharp: a quarter of the steps is enough, see A.21-steps
+    The search finds that it is not sharp. A quarter of the steps is enough, see A.21-steps.
     """
     return PRECISION, deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(FAST)))
 
@@ -335,9 +343,9 @@ def _():
     attack=domains.STEPS_PRINTED,
 )
 def _():
-    """K ≥ log(100Γ/ε)/min{σ_pre,σ_ft}: error ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
+    """For K ≥ log(100Γ/ε)/min{σ_pre,σ_ft}, the error is ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
 
-    1/η is missing
+    1/η is missing.
     """
     left = deterministic(lambda: _distance(LEARNED, 0.0, RATE, _enough(1.0)))
     return _precision(LEARNED, BOUND), left
@@ -352,9 +360,9 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}): the same bound
+    """For K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}) the same bound holds
 
-    the search finds it not sharp: the error is 1/280 of the bound at most
+    The search finds that it is not sharp. The error is at most 1/280 of the bound.
     """
     left = deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(4 * FAST)))
     return _precision(LEARNED, BOUND), left
@@ -371,6 +379,6 @@ def _():
 def _():
     """|UᵀθⁿV - (Σ_ft+λΣ_pre)/(1+λ)|_F ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
 
-    the batch size that the lemma asks for grows like (1+32ηΓ)^(2K)
+    The lemma's batch size grows like (1+32ηΓ)^(2K).
     """
     return _precision(D, 0.6), deterministic(lambda: _distance(D, HALF))

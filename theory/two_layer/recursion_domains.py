@@ -1,6 +1,6 @@
-"""Problems on which Lemmas A.9 to A.11, A.23 and A.28 of overtrained are attacked: modes apart.
+"""Problems that attack Lemmas A.9 to A.11, A.23 and A.28 of overtrained, mode by mode.
 
-The ratio follows the recursion of the modes; `again` trains the layers.
+The ratio follows the recursion of the modes. `again` trains the layers.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ FEW = 5  # steps
 
 
 def _end(p: Problem, steps: int) -> tuple[Any, Any]:
-    """The layers' mode after some steps, and its limit."""
+    """Computes the layers' mode after some steps, and its limit."""
     pre, ft, rate, anchor = (p[name] for name in ("pre", "ft", "rate", "anchor"))
     x = pre**0.5
     for _ in range(steps):
@@ -29,7 +29,7 @@ def _end(p: Problem, steps: int) -> tuple[Any, Any]:
 
 
 def _contracted(factor: Callable[[Any], Any], p: Problem) -> Any:
-    """The share by which a step must bring the mode nearer beside that by which steps do."""
+    """Divides the guaranteed relative progress per step by the actual one."""
     x, limit = _end(p, FEW)
     left = jnp.abs(x - limit) / jnp.abs(p["pre"] ** 0.5 - limit)
     least = factor(p) * p["rate"] * jnp.minimum(p["pre"], p["ft"])
@@ -37,7 +37,7 @@ def _contracted(factor: Callable[[Any], Any], p: Problem) -> Any:
 
 
 def _contracted_again(factor: Callable[[Any], Any], p: Problem) -> float:
-    """By gradient descent of a network of one unit."""
+    """Computes the same by gradient descent of a network of one unit."""
     one = jnp.ones((1, 1))
     start = Layers(*(float(p["pre"]) ** 0.5 * one for _ in range(2)))
     options = {"anchor": float(p["anchor"]), "anchored_to": float(p["pre"]) * one, "every": FEW}
@@ -82,7 +82,7 @@ Pace = Callable[[Any], float]
 
 
 def _pace_printed(p: Problem) -> float:
-    """As printed in Assumption A.21, without the rate."""
+    """Computes the steps as printed in Assumption A.21, without the rate."""
     return min(p["pre"], p["ft"])
 
 
@@ -95,14 +95,16 @@ def _pace_corrected(p: Problem) -> float:
 
 
 def _near(p: Problem) -> tuple[float, float]:
-    """The bound of Lemma A.23, lambda_0 = lambda, and a share of the largest epsilon of A.21."""
+    """Returns the bound of Lemma A.23, lambda_0 = lambda, and a share of the largest epsilon of
+    A.21.
+    """
     size = max(p["pre"], p["ft"])
     near = (p["pre"] - p["ft"]) ** 2 / ((1 + p["anchor"]) ** 2 * size)
     return near / 500, p["share"] * near / (4000 * size)
 
 
 def _any(p: Problem) -> tuple[float, float]:
-    """The bound of Lemma A.11 is epsilon, which may be anything: here up to Gamma."""
+    """Returns the bound of Lemma A.11, any epsilon, here up to Gamma."""
     epsilon = p["share"] * max(p["pre"], p["ft"])
     return epsilon, epsilon
 
@@ -117,14 +119,14 @@ def _enough(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem
 
 
 def _left(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> float:
-    """The distance that is left after as many steps as asked for, beside its bound."""
+    """Divides the remaining distance after the required steps by its bound."""
     p = _floats(p)
     x, limit = _end(p, _enough(pace, bounds, p))
     return abs(x**2 - limit**2) / bounds(p)[0]
 
 
 def _left_again(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> float:
-    """By descent on both layers of a network of one unit."""
+    """Computes the same by descent on both layers of a network of one unit."""
     p = _floats(p)
     first, second = p["pre"] ** 0.5, -(p["pre"] ** 0.5)
     target, anchored = -p["ft"], first * second
@@ -168,7 +170,7 @@ PATH = 12  # steps
 
 
 def _largest(p: Problem) -> Any:
-    """The largest mode after a step beside Gamma, as roots."""
+    """Divides the largest mode after a step by Gamma, as roots."""
     x, found = jnp.sqrt(p["pre"]), []
     for _ in range(PATH):
         pull = p["ft"] - x**2 + p["anchor"] * (p["pre"] - x**2)
@@ -179,7 +181,7 @@ def _largest(p: Problem) -> Any:
 
 
 def _largest_again(p: Problem) -> float:
-    """By gradient descent of layers with turned singular vectors."""
+    """Computes the same by gradient descent of layers with turned singular vectors."""
     u, v = (
         np.linalg.qr(np.array(m))[0] for m in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 1.0], [1.0, 3.0]])
     )

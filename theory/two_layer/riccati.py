@@ -1,6 +1,6 @@
 """Exact gradient flow of a balanced two-layer linear network, at any time and for any shapes.
 
-If W_1^T W_1 - W_2 W_2^T = c I at the start (and then always), Q = [W_1; W_2^T] obeys
+If W_1^T W_1 - W_2 W_2^T = c I at the start, and therefore always, Q = [W_1; W_2^T] obeys
 
     dQ/dt = F Q - Q Q^T Q,   F = [[c I, 2A], [2A^T, -c I]].
 
@@ -9,37 +9,36 @@ P = Q Q^T contains W_1 W_1^T, W_2^T W_2 and theta. It solves a matrix Riccati eq
 
     P(t) = e^{Ft} Q_0 [I + 2 Q_0^T Phi(t) Q_0]^{-1} Q_0^T e^{Ft},   Phi(t) = int_0^t e^{2Fs} ds.
 
-Why it can be solved. P = Y N^{-1} Y^T solves its equation, dP/dt = F P + P F - 2 P^2, where
-dY/dt = F Y and dN/dt = 2 Y^T Y. The first of these is linear, so Y = e^{Ft} Q_0. The second is an
-integral of it: N is the bracket, which holds the growth of Y back at the size of A.
+Why it can be solved. P = Y N^{-1} Y^T solves its equation dP/dt = F P + P F - 2 P^2 with dY/dt = F
+Y and dN/dt = 2 Y^T Y. The equation for Y is linear, so Y = e^{Ft} Q_0. N is an integral of Y^T Y
+and equals the bracket above. It limits the growth of Y to the size of A.
 
-Why it is not used as it stands. Bracket and e^{Ft} both grow as e^{2 sigma_1 t}, or its square, and
-what is left of them is of order one. So the bracket loses all digits once
-4 sigma_1 t > log(1/eps), and e^{Ft} overflows later. For a 4 x 4 target of sigma_1 = 2 and the
-start e^{-3} I, the error of theta by the formula above in float64, and by `flow`, is
+Why it is not used in this form. Bracket and e^{Ft} both grow as e^{2 sigma_1 t} or its square, and
+their quotient is of order one. So the bracket loses all digits once 4 sigma_1 t > log(1/eps), and
+e^{Ft} overflows later. For a 4 x 4 target of sigma_1 = 2 and the start e^{-3} I, the errors of
+theta in float64 are, by the formula above and by `flow`,
 
     t             2        3        4        5       6       100
     as above    2e-15    1e-11    7e-8     1e-4     0.2      NaN
     `flow`      1e-15    2e-15    1e-15    7e-16   2e-15    2e-15
 
-(the reference has 400 digits; where U = V the modes do not mix, and digits are lost only with the
-overflow). An integrator has the opposite trouble: it needs small steps for as long as the modes
-grow, and errs by their truncation.
+The reference has 400 digits. For U = V the modes do not mix, and digits are lost only by overflow.
+An integrator has the opposite problem. It needs small steps while modes grow, and has truncation
+errors.
 
 Here the formula is applied over substeps h with |F| h <= 1, in square-root form:
 
     M = I + 2 Q^T Phi(h) Q = L L^T,   Q <- e^{Fh} Q L^{-T}.
 
-Every substep is exact, so that their number has no influence on the result but by rounding. The
-square root matters: P = Q Q^T carried along would square the condition number, and would cease to
-be positive semidefinite by rounding. M is well conditioned, unless |Q_0|^2 is 10^4 times |A| or
-more. F may be singular, A rectangular, and the width may be too small for A or larger than it
-needs.
+Every substep is exact, so their number affects the result only by rounding. The square root
+matters. An iteration of P = Q Q^T would square the condition number, and rounding would make it
+indefinite. M is well conditioned, unless |Q_0|^2 is 10^4 times |A| or more. F may be singular and A
+rectangular, and the width may be too small for A or larger than needed.
 
-P is exact, and with it every function in `layers`. Q is one representative: the true W_1 and W_2
-are those returned up to a common rotation, (W_1 R, R^T W_2), and R depends on the whole path. A
-start that lacks modes of A is a saddle. Rounding leaves it as eps e^{2 sigma t}, as it would under
-any integrator; for a rank-deficient start `thin` avoids this.
+P is exact, and with it every function in `layers`. Q is one representative. The true W_1 and W_2
+equal the returned ones up to a common rotation, (W_1 R, R^T W_2), where R depends on the whole
+path. A start that lacks modes of A is a saddle. Rounding errors grow there as eps e^{2 sigma t}, as
+with any integrator. For a rank-deficient start `thin` avoids this.
 """
 
 from collections.abc import Sequence
@@ -66,7 +65,7 @@ from theory.two_layer.layers import (
     theta,
 )
 
-# Terms of the series of (e^z - 1)/z: 1/20! is below the float64 unit for |z| <= 1.
+# Terms of the series of (e^z - 1)/z. 1/20! is below the float64 unit for |z| <= 1.
 TERMS = 19
 
 
@@ -82,18 +81,18 @@ def flow(
     """Solves gradient flow of a balanced network and returns the network at given times.
 
     It minimises |theta - A|^2 + anchor |theta - theta(0)|^2. This is the flow towards (A + anchor
-    theta(0)) / (1 + anchor), 1 + anchor times as fast. Any network that is returned may start the
-    next flow: pre-train, fine-tune, fine-tune again. Derivatives in all arguments exist, forward
-    and backward, also where singular values coincide.
+    theta(0)) / (1 + anchor), 1 + anchor times as fast. Any returned network may start the next
+    flow, for example to fine-tune after pre-training. Derivatives in all arguments exist, forward
+    and backward, even where singular values coincide.
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`, with W_1^T W_1 - W_2 W_2^T = c I.
       target: Target map A `(o, i)`.
       times: Ascending times `(times,)`, >= 0, of gradient flow at unit rate (see `layers`).
       anchor: Strength of the penalty on the distance from the initial map, >= 0.
-      steps: Largest number of substeps between neighbouring times; the number from `substeps` if
-        None. It must be given when an argument is traced. The result is NaN if it turns out too
-        small by more than a factor of 2.
+      steps: Largest number of substeps between neighbouring times. None uses `substeps`. It is
+        required when an argument is traced. The result is NaN if it is too small by more than a
+        factor of 2.
 
     Returns:
       The weights with a leading axis `times`, up to a common rotation (W_1 R, R^T W_2).

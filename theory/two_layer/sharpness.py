@@ -32,8 +32,8 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
     (o, h), i = layers.w1.shape, layers.w2.shape[1]
     residual = theta(layers) - target
     eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
-    # The two diagonal blocks come from |V_1 W_2|^2 and |W_1 V_2|^2 alone: the loss is quadratic in
-    # each layer.
+    # The two diagonal blocks come only from |V_1 W_2|^2 and |W_1 V_2|^2, since the loss is
+    # quadratic in each layer.
     first = jnp.einsum("ac,kl->akcl", eye[0], layers.w2 @ layers.w2.T)
     second = jnp.einsum("kl,bc->kblc", layers.w1.T @ layers.w1, eye[2])
     # Indices: W_1 [a, k], W_2 [l, b]. The block of W_1 against W_2 has one part from the product of
@@ -49,7 +49,7 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
 def trace(layers: Layers) -> Float[Array, "*b"]:
     """Computes the trace of the Hessian, tr H = 2 (i |W_1|^2 + o |W_2|^2).
 
-    It does not depend on the target and grows as the weights do.
+    It does not depend on the target and grows with the weights.
 
     Args:
       layers: The weights.
@@ -101,8 +101,8 @@ def mode_sharpness(
         p = y[..., None, :] + sign * r[..., :, None]
         q = p.mT
         cross = y[..., None, :] * y[..., :, None]
-        # Twice the larger eigenvalue of [[p, g], [g, q]]; a mode paired with itself has only one of
-        # them for each sign, `own`.
+        # Twice the larger eigenvalue of [[p, g], [g, q]]. A mode paired with itself has only one
+        # eigenvalue for each sign, `own`.
         pair = p + q + jnp.sqrt((p - q) ** 2 + 4 * cross)
         same = jnp.eye(y.shape[-1], dtype=bool)
         own = 2 * (2 * y + r) if sign > 0 else -2 * r
@@ -114,8 +114,8 @@ def mode_sharpness(
 def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
     """Computes E L(W + gamma Z) - L(W), the mean rise of the loss by weight noise, exactly.
 
-    It is gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the quadratic prediction; the second
-    exceeds it from gamma^2 = (|W_1|^2/o + |W_2|^2/i)/h on.
+    It is gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the quadratic prediction. The second
+    one exceeds it for gamma^2 > (|W_1|^2/o + |W_2|^2/i)/h.
 
     Args:
       layers: The weights.

@@ -2,15 +2,16 @@
 
 SAM takes the gradient at W + rho grad L(W), or at W + rho grad L(W) / |grad L(W)| if normalised
 (Foret et al., 2020, arXiv 2010.01412). With W_1 = U diag(a) R and W_2 = R^T diag(b) V^T both stay
-aligned with A. Without normalisation every mode has its own two equations: with r = ab - sigma,
+aligned with A. Without normalisation every mode has its own two equations. With r = ab - sigma they
+are
 
     a' = a + 2 rho r b,  b' = b + 2 rho r a,  r' = a'b' - sigma,
     da/dt = -2 r' b',  db/dt = -2 r' a'.
 
-Gradient flow conserves the imbalance D = a^2 - b^2 of a mode. SAM does not: dD/dt = -8 rho r r' D.
-It is what SAM can lower: at a minimum a^2 + b^2 = sqrt(D^2 + 4 sigma^2), and noise on the weights
-adds d gamma^2 times the sum of these to the loss. A balanced start has D = 0 at every time, and
-there SAM only changes when modes are learned. `docs/explanation/overtraining_further.md` has the
+Gradient flow conserves the imbalance D = a^2 - b^2 of a mode. Under SAM dD/dt = -8 rho r r' D. SAM
+can lower only D. At a minimum a^2 + b^2 = sqrt(D^2 + 4 sigma^2), and noise on the weights adds d
+gamma^2 times the sum of these to the loss. A balanced start has D = 0 at all times. There SAM only
+changes the times at which modes are learned. `docs/explanation/overtraining_further.md` has the
 derivations.
 """
 
@@ -38,7 +39,7 @@ def flow(
       a: Diagonal of W_1 at the start `(d,)`.
       b: Diagonal of W_2 at the start `(d,)`.
       sigma: Singular values of the target `(d,)`.
-      rho: How far SAM ascends, in units of the gradient, finite and >= 0.
+      rho: The ascent of SAM in units of the gradient, finite and >= 0.
       times: Ascending times >= 0 of the flow at unit rate.
 
     Returns:
@@ -68,14 +69,14 @@ def flow(
 
 @problems.defined
 def learning_time(level: float, start: float, sigma: float, rho: float) -> float:
-    """Computes when a balanced mode y = a^2 = b^2 reaches a level under SAM, by quadrature.
+    """Computes the time at which a balanced mode y = a^2 = b^2 reaches a level under SAM.
 
         dy/dt = 4 y k (sigma - y k^2),  k = 1 + 2 rho (y - sigma)
 
-    While y is small it grows as e^{4 sigma (1 - 2 rho sigma) t}: SAM slows large modes down, and
-    the mode with sigma = 1/(4 rho) is learned first. A mode that starts below sigma - 1/(2 rho)
-    is pulled to 0 instead. Normalised SAM, with its small steps where gradients are large, has no
-    such trap.
+    The time is computed by quadrature. While y is small it grows as e^{4 sigma (1 - 2 rho sigma)
+    t}. So SAM slows large modes down, and the mode with sigma = 1/(4 rho) is learned first. A mode
+    that starts below sigma - 1/(2 rho) is pulled to 0 instead. Normalised SAM avoids this by small
+    steps where gradients are large.
 
     Args:
       level: The level, in [start, sigma).
@@ -84,7 +85,7 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
       rho: How far SAM ascends, in units of the gradient, finite and >= 0.
 
     Returns:
-      The time; inf if the mode is never learned.
+      The time. It is inf if the mode is never learned.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -101,7 +102,7 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
     def pace(log: float) -> float:
         y = np.exp(log)
         k = 1 + 2 * rho * (y - sigma)
-        # sigma - y k^2 without the difference of near numbers at y = sigma.
+        # sigma - y k^2 without cancellation at y = sigma.
         off = y - sigma
         rest = 1 + 4 * rho * sigma + 4 * rho * (1 + rho * sigma) * off + (2 * rho * off) ** 2
         return 1 / (4 * k * -off * rest)
@@ -111,12 +112,12 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
 
 @problems.defined
 def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
-    """Computes by how much SAM lowers log |D| of a mode until it is learned, per unit of rho.
+    """Computes the fall of log |D| of a mode by SAM until it is learned, per unit of rho.
 
         4 int (sigma - y) / sqrt(D^2 + 4 y^2) dy from y = start to sigma
 
-    It is the limit of small rho: to first order r' is r, and gradient flow has dy = 2 (sigma - y)
-    sqrt(D^2 + 4 y^2) dt with D constant.
+    It is the limit of small rho. To first order r' is r, and gradient flow has dy = 2 (sigma - y)
+    sqrt(D^2 + 4 y^2) dt with constant D.
 
     Args:
       start: The mode y = ab at the start, in [0, sigma].
@@ -124,7 +125,7 @@ def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
       sigma: Singular value of the target, > 0.
 
     Returns:
-      The loss of log |D| divided by rho.
+      The fall of log |D| divided by rho.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -151,20 +152,20 @@ def bouncing_drift(
 ) -> Float[np.ndarray, " d"]:
     """Follows the imbalances of all modes under normalised SAM at a minimum.
 
-    Let (i, j) be the pair with the largest a_i^2 + b_j^2. The iterates bounce along the entry (i,
-    j) of the map, and SAM shrinks what makes it sharp, a_i and b_j, at the pace 2 rho^2. Descent
-    then restores ab = sigma, which keeps D. So
+    Let (i, j) be the pair with the largest a_i^2 + b_j^2. The iterates oscillate along the entry
+    (i, j) of the map. SAM shrinks its factors a_i and b_j at the rate 2 rho^2. Descent then
+    restores ab = sigma, which keeps D. So
 
         dD_i/dt = -4 rho^2 a_i^2,  dD_j/dt = 4 rho^2 b_j^2,
 
-    and for i = j both: log D falls at the pace 4 rho^2 (`sharpest_decay`). It is the limit of small
-    rho and rates, as long as one pair is the sharpest.
+    For i = j both hold, and log D falls at the rate 4 rho^2 (`sharpest_decay`). This is the limit
+    of small rho and rates, as long as one pair is the sharpest.
 
     Args:
       imbalance: D = a^2 - b^2 of each mode at the start `(d,)`.
       sigma: Singular values of the target `(d,)`, > 0.
       rho: The length of SAM's ascent, finite and >= 0.
-      time: For how long, steps times learning rate; finite and >= 0.
+      time: The duration, steps times learning rate, finite and >= 0.
 
     Returns:
       The imbalances at the end `(d,)`, by small steps.
@@ -179,7 +180,7 @@ def bouncing_drift(
     problems.check("time", time, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
     problems.check("sigma", sigma, lambda s: (s > 0) & (s < np.inf), "finite and > 0")
     now, sigma = np.array(imbalance, float), np.asarray(sigma, float)
-    # The share of D that a step moves is below 1 in a thousand.
+    # A step moves less than a thousandth of D.
     steps = int(np.ceil(4e3 * rho**2 * time)) or 1
     for _ in range(steps):
         size = np.hypot(now, 2 * sigma)
@@ -194,14 +195,14 @@ def bouncing_drift(
 
 @problems.defined
 def sharpest_decay(rho: float, rate: float = 0.0, size: float = 0.0) -> float:
-    """Computes how fast normalised SAM lowers log |D| of the sharpest mode at a minimum.
+    """Computes the rate at which normalised SAM lowers log |D| of the sharpest mode at a minimum.
 
         4 rho^2 (1 + 2 rate size)
 
     per unit of time (steps times rate), up to terms of fourth order in rho and of second in the
-    rate. The iterates bounce along the sharpest direction. There r has either sign in turn, and
-    SAM's step, of length rho, adds rho sqrt(size) to |r|. Other modes are still, and keep their D.
-    The mode is the sharpest as long as no a_i^2 + b_j^2 exceeds its size.
+    rate. The iterates oscillate along the sharpest direction. There r alternates its sign, and
+    SAM's ascent of length rho adds rho sqrt(size) to |r|. Other modes do not move and keep their D.
+    The mode is the sharpest as long as its size is the largest a_i^2 + b_j^2.
 
     Args:
       rho: The length of SAM's ascent, finite and >= 0.

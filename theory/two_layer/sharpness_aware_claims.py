@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation of two-layer linear networks: modes against whole matrices.
+"""Sharpness-aware minimisation of two-layer linear networks, modes against whole matrices.
 
 The simulator integrates the flow of whole matrices, or descends step by step (`matrices`).
 """
@@ -21,14 +21,14 @@ INTEGRATED = 1e-7  # errors of the integrators
 
 
 def _unbalanced(y: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
-    """a and b with ab = y and given imbalances."""
+    """Returns a and b with ab = y and given imbalances."""
     size = np.hypot(IMBALANCE, 2 * y)
     a = np.sqrt((size + IMBALANCE) / 2)
     return a, y / a
 
 
 def _whole(a: np.ndarray, b: np.ndarray) -> matrices.Pair:
-    """Matrices with these diagonals, in general position."""
+    """Returns matrices with these diagonals, in general position."""
     u, v = rotations()
     turn = np.linalg.qr(np.cos(np.outer(np.arange(D), np.arange(D)) + 1.0))[0]
     return (u * a) @ turn, turn.T @ (b[:, None] * v.T)
@@ -40,13 +40,15 @@ def _target() -> np.ndarray:
 
 
 def _imbalances(pair: matrices.Pair) -> np.ndarray:
-    """|W_1^T u|^2 - |W_2 v|^2 for each pair of singular vectors."""
+    """Computes |W_1^T u|^2 - |W_2 v|^2 for each pair of singular vectors."""
     u, v = rotations()
     return np.sum((pair[0].T @ u) ** 2, 0) - np.sum((pair[1] @ v) ** 2, 0)
 
 
 def _sharpness(time: float, rho: float) -> float:
-    """The trace of the Hessian, by second differences: the loss is quadratic in each weight."""
+    """Computes the trace of the Hessian by second differences. The loss is quadratic in each
+    weight.
+    """
     pair = matrices.pre_train(*_whole(*_unbalanced()), _target(), time, rho=rho).at(time)
     flat = np.concatenate([w.ravel() for w in pair])
 
@@ -60,7 +62,7 @@ def _sharpness(time: float, rho: float) -> float:
 
 @claim("SAM-trace/ours", SOURCE, f"{UNBALANCED}, ρ={RHO}, t={{time:g}}")
 def _(time=20.0):
-    """the trace of the Hessian is 2d Σ(a² + b²), with two equations for each mode: da/dt = -2r'b',
+    """The trace of the Hessian is 2d Σ(a² + b²). Each mode has two equations, da/dt = -2r'b' and
     db/dt = -2r'a' at a' = a + 2ρrb, b' = b + 2ρra
     """
     a, b = sharpness_aware.flow(*_unbalanced(), SIGMA, RHO, [0.0, time])
@@ -72,7 +74,7 @@ def _(time=20.0):
 def _(rho=1e-4, mode=1, time=20.0):
     """SAM lowers log|a²-b²| by 4ρ∫(σ-y)/√((a²-b²)²+4y²) dy until a mode is learned, as ρ → 0
 
-    gradient flow conserves it; tolerance: the next order in ρ
+    Gradient flow conserves it. The tolerance covers the next order in ρ.
     """
     start, size = _imbalances(_whole(*_unbalanced())), IMBALANCE[mode - 1]
 
@@ -84,7 +86,7 @@ def _(rho=1e-4, mode=1, time=20.0):
 
 
 def _balanced(time: float, rho: float) -> np.ndarray:
-    """The modes after training from a small aligned start."""
+    """Computes the modes after training from a small aligned start."""
     start = np.full(D, np.exp(-TAU))
     u, v = rotations()
     pair = matrices.pre_train(*_whole(start, start), _target(), time, rho=rho).at(time)
@@ -98,9 +100,10 @@ def _balanced(time: float, rho: float) -> np.ndarray:
     each=((1, 0.06), (2, 0.15)),
 )
 def _(mode, rho):
-    """from a balanced start a mode is at y after the time ∫dy/(4yk(σ-yk²)), k = 1 + 2ρ(y-σ): at σ/2
+    """From a balanced start a mode reaches y after the time ∫dy/(4yk(σ-yk²)) with k = 1 + 2ρ(y-σ),
+    here σ/2
 
-    SAM slows large modes down, to (1-2ρσ) of their pace at first
+    SAM slows large modes down, at first by the factor (1-2ρσ).
     """
     sigma = float(SIGMA[mode - 1])
     time = sharpness_aware.learning_time(sigma / 2, exp(-2 * TAU), sigma, rho)
@@ -109,9 +112,10 @@ def _(mode, rho):
 
 @claim("SAM-trap/ours", SOURCE, f"{SETTING}, τ={TAU:g}, ρ={{rho}}, t={{time:g}}, loss")
 def _(rho=0.3, time=20.0):
-    """without normalisation an aligned mode with σ - e^(-2τ) > 1/(2ρ) is not learned: σ² is left
+    """Without normalisation an aligned mode with σ - e^(-2τ) > 1/(2ρ) is not learned. A loss of σ²
+    remains
 
-    rounding leaves this saddle later, along hidden units that have learned another mode
+    Rounding leaves this saddle later, along hidden units that have learned another mode.
     """
     start = exp(-2 * TAU)
     times = [sharpness_aware.learning_time(s / 2, start, s, rho) for s in SIGMA.tolist()]
@@ -124,7 +128,7 @@ BOUNCING = f"{SETTING}, a minimum, a²-b²={tuple(IMBALANCE.tolist())}, ρ={LENG
 
 
 def _bounced(mode: int) -> Simulate:
-    """How fast log|D| of a mode falls at a minimum, by descent of whole matrices."""
+    """Measures the fall of log|D| of a mode at a minimum, by descent of whole matrices."""
     size = np.hypot(IMBALANCE, 2 * SIGMA)
     a = np.sqrt((size + IMBALANCE) / 2)
 
@@ -145,10 +149,10 @@ def _bounced(mode: int) -> Simulate:
     BOUNCING,
 )
 def _():
-    """normalised SAM bounces along the sharpest mode, and lowers its log|a²-b²| at the rate
+    """Normalised SAM oscillates along the sharpest mode, and lowers its log|a²-b²| at the rate
     4ρ²(1 + 2η(a²+b²))
 
-    tolerance: the next order in ρ
+    The tolerance covers the next order in ρ.
     """
     size = float(np.hypot(IMBALANCE[0], 2 * SIGMA[0]))
     return sharpness_aware.sharpest_decay(LENGTH, RATE, size), _bounced(1)
@@ -161,9 +165,9 @@ def _():
     effect=0.05 * 4 * LENGTH**2,
 )
 def _(mode=2):
-    """the other modes keep their imbalance meanwhile
+    """Meanwhile the other modes keep their imbalance
 
-    seen: 5 % of the rate of the sharpest mode
+    The test detects 5 % of the rate of the sharpest mode.
     """
     return 0.0, _bounced(mode)
 
@@ -178,10 +182,10 @@ MIXED, SHORT, FINE, UNTIL = np.array([0.2, 3.0, -2.5, 0.1]), 0.05, 0.001, 6.0
     each=((2,), (3,)),
 )
 def _(mode):
-    """normalised SAM lowers the largest a_i² + b_j²: d(a_i²-b_i²)/dt = -4ρ²a_i², and 4ρ²b_j² for
-    mode j: the change of mode {mode}
+    """Normalised SAM lowers the largest a_i² + b_j², with d(a_i²-b_i²)/dt = -4ρ²a_i², and 4ρ²b_j²
+    for mode j. The change of mode {mode} is compared
 
-    tolerance: the next orders in ρ and η
+    The tolerance covers the next orders in ρ and η.
     """
     predicted = sharpness_aware.bouncing_drift(MIXED, SIGMA, SHORT, UNTIL) - MIXED
 

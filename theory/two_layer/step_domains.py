@@ -1,6 +1,6 @@
-"""Problems on which Lemmas A.13 to A.18 of overtrained are attacked: batches, and one step.
+"""Problems that attack Lemmas A.13 to A.18 of overtrained, on batches and single steps.
 
-Both sides are written out here for small layers; `again` uses the networks of the claims.
+Both sides are written out here for small layers. `again` uses the networks of the claims.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,22 @@ from theory.two_layer.planes import symmetric, top, within
 
 
 def _deviating(p: Problem) -> tuple[Any, Any, Any, Any]:
-    """Layers of norm <= 2, a target of norm <= 1 and the direction in which a batch is off."""
+    """Returns layers of norm <= 2, a target of norm <= 1 and the direction of a batch's error."""
     first, second = within(p["w1"], 2.0), within(p["w2"], 2.0)
     return first, second, within(p["target"], 1.0), symmetric(p["batch"])
 
 
 def _deviation(constant: float, p: Problem) -> Any:
-    """Of one step of rate 1 with the batch from that with all data, eps = Gamma = 1."""
+    """Computes the deviation of one step of rate 1 with a batch from the step with all data, eps =
+    Gamma = 1.
+    """
     w1, w2, target, off = _deviating(p)
     wrong = (w1 @ w2 - target) @ off
     return 2 * jnp.maximum(top(wrong @ w2.T), top(w1.T @ wrong)) / constant
 
 
 def _deviation_again(constant: float, p: Problem, eps: float = 0.5) -> float:
-    """By autodiff of the loss of a batch with that covariance."""
+    """Computes the same by autodiff of the loss of a batch with this covariance."""
     w1, w2, target, off = _deviating(p)
     values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
     x = sqrt(2) * np.sqrt(values)[:, None] * vectors.T
@@ -66,7 +68,9 @@ def batch_step(constant: float) -> Domain:
 
 
 def _moved(p: Problem) -> tuple[Layers, Layers, Any, Any]:
-    """Layers of norm <= 2, the direction of their difference, the target and the anchored map."""
+    """Returns layers of norm <= 2, the direction of their difference, the target and the anchored
+    map.
+    """
     layers = Layers(within(p["w1"], 2.0), within(p["w2"], 2.0))
     way = Layers(p["v1"], p["v2"])
     size = jnp.maximum(top(way.w1), top(way.w2))
@@ -75,7 +79,7 @@ def _moved(p: Problem) -> tuple[Layers, Layers, Any, Any]:
 
 
 def _stepped(layers: Layers, target: Any, anchored: Any, p: Problem) -> Layers:
-    """One step, Sigma_k = I, written out."""
+    """Makes one step with Sigma_k = I, written out."""
     rate, anchor = p["rate"], p["anchor"]
     pull = layers.w1 @ layers.w2 - target + anchor * (layers.w1 @ layers.w2 - anchored)
     first = layers.w1 - 2 * rate * pull @ layers.w2.T
@@ -83,15 +87,16 @@ def _stepped(layers: Layers, target: Any, anchored: Any, p: Problem) -> Layers:
 
 
 def _growth(bound: Callable[[Any], Any], p: Problem) -> Any:
-    """Of a small difference of two networks in one step, less 1, beside a bound of it: without
-    the 1 the bound would be attained by steps that are small."""
+    """Divides growth - 1 of a small difference of two networks in one step by its bound - 1.
+    Without the 1 small steps would attain the bound.
+    """
     layers, way, target, anchored = _moved(p)
     _, change = jax.jvp(lambda at: _stepped(at, target, anchored, p), (layers,), (way,))
     return (jnp.maximum(top(change.w1), top(change.w2)) - 1) / bound(p)
 
 
 def _growth_again(bound: Callable[[Any], Any], p: Problem, apart: float = 1e-6) -> float:
-    """By gradient descent of two networks that are apart, both inside of the ball."""
+    """Computes the same by gradient descent of two different networks inside of the ball."""
     layers, way, target, anchored = _moved(p)
     shrunk = Layers(*((1 - apart) * w for w in layers))
     ends = []
@@ -136,7 +141,7 @@ CONSTANT = 6.0  # C_1
 
 
 def _batch_size(corrected: bool, p: Problem) -> int:
-    """As few samples as the lemma allows, and Lemma A.12."""
+    """Returns the fewest samples that this lemma and Lemma A.12 allow."""
     steps, delta = int(p["steps"]), float(p["delta"])
     log = np.log(2 * steps / delta) if corrected else -np.log(10 * steps * delta)
     asked = CONSTANT**2 * (1 + log) / float(p["eps"]) ** 2
@@ -144,7 +149,7 @@ def _batch_size(corrected: bool, p: Problem) -> int:
 
 
 def _chance(single: float, p: Problem) -> float:
-    """Of one of all batches to be off, beside what is allowed."""
+    """Divides the probability that some batch is off by the allowed one."""
     return float(-np.expm1(int(p["steps"]) * np.log1p(-single)) / p["delta"])
 
 
@@ -157,7 +162,7 @@ def _failing(corrected: bool, p: Problem) -> float:
 
 
 def _failing_again(corrected: bool, p: Problem) -> float:
-    """By quadrature of the density of the mean square of normal numbers."""
+    """Computes the same by quadrature of the density of the mean square of normal numbers."""
     from scipy.integrate import quad
     from scipy.special import gammaln
 

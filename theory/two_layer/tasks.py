@@ -1,7 +1,7 @@
 """Tasks, training runs and random numbers that the claims of this package share.
 
-There is one size, so that all claims share their compilations. What is done to results afterwards
-is done in NumPy, which compiles nothing.
+There is one size, so all claims share their compilations. Results are processed in NumPy, which
+compiles nothing.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from theory.claims import Simulate, generator, measured
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
-# Sources name sections: the text that was read is the HTML edition, which has no pages.
+# Sources name sections, since the HTML edition lacks page numbers.
 PAPER = "overtrained"
 claim = partial(claims.claim, PAPER)
 
@@ -95,11 +95,11 @@ def tuned(
 
     Args:
       n: Number of learned modes of the pre-training task at the start.
-      sigma_ft: Singular values of the fine-tuning task; without effect if `target` is given.
+      sigma_ft: Singular values of the fine-tuning task. `target` overrides them.
       anchor: Strength of the anchor.
       rate: Learning rate.
-      anchored_to: Anchored map `(D, D)`; that of the start if None.
-      target: Fine-tuning target `(D, D)`; the task with `sigma_ft` if None.
+      anchored_to: Anchored map `(D, D)`. None is the map of the start.
+      target: Fine-tuning target `(D, D)`. None is the task with `sigma_ft`.
 
     Returns:
       The path of the weights, one network after every 20 steps.
@@ -117,7 +117,7 @@ def tuned(
 
 
 def _product(layers: Layers) -> np.ndarray:
-    """The map of a network, in NumPy."""
+    """Returns the map of a network, in NumPy."""
     return np.asarray(layers.w1) @ np.asarray(layers.w2)
 
 
@@ -143,7 +143,7 @@ def distance2(one: Array | np.ndarray, other: Array | np.ndarray) -> float:
 
 
 def deterministic(value: Callable[[], float], tolerance: float = ROUNDING) -> Simulate:
-    """Makes a simulation of a computation without randomness; keys and sizes do not matter."""
+    """Makes a simulator of a deterministic computation, which ignores the key and `quick`."""
     return measured(value, tolerance)
 
 

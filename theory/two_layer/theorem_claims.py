@@ -1,4 +1,4 @@
-"""Overtrained, Theorems 4.6 and 4.7 (A.24, A.25) and Lemmas A.26 and A.27: as printed, and as true.
+"""Overtrained, Theorems 4.6, 4.7 (A.24, A.25), Lemmas A.26, A.27, as printed and corrected.
 
 Simulators are gradient descent of the network by autodiff, with infinite batches from ideal starts.
 """
@@ -45,7 +45,7 @@ def _closed(
 
 
 def _degradations(anchor: float, sigma_ft: tuple[float, ...] = TARGET) -> np.ndarray:
-    """Delta_pre(n), n = 0, ..., d, by training."""
+    """Measures Delta_pre(n), n = 0, ..., d, by training."""
     before = [distance2(theta(ideal(task(), n)), task()) for n in range(D + 1)]
     return losses(task(), sigma_ft, anchor) - before
 
@@ -62,7 +62,7 @@ def _inflection(anchor: float) -> float:
 
 
 def _turned_target() -> Array:
-    """A_ft whose first two singular pairs are those of A_pre turned by `DEGREES`."""
+    """Returns A_ft with the first two singular pairs of A_pre turned by `DEGREES`."""
     u, v = rotations()
     turn = np.eye(D)
     turn[:2, :2] = [[0.5, -sqrt(0.75)], [sqrt(0.75), 0.5]]
@@ -70,7 +70,7 @@ def _turned_target() -> Array:
 
 
 def _turned_step(lost: Array | np.ndarray) -> float:
-    """Delta_pre(2) - Delta_pre(1) from the losses after fine-tuning."""
+    """Computes Delta_pre(2) - Delta_pre(1) from the losses after fine-tuning."""
     return float(lost[2] - lost[1]) + PRE[1] ** 2
 
 
@@ -95,7 +95,7 @@ def _():
 def _(mixed=(2.5, 1.4, 0.9, 0.2)):
     """Δ_pre(n) ≥ Δ_pre(n-1)
 
-    needs no misalignment, which Theorem 4.6 asks for
+    It holds without the misalignment that Theorem 4.6 requires.
     """
     before = _closed(fine_tuning.degradations, 1, 1.0, mixed)
     return before, deterministic(lambda: _degradations(1.0, mixed)[2])
@@ -109,7 +109,7 @@ def _(mixed=(2.5, 1.4, 0.9, 0.2)):
 def _printed_sketch():
     """Δ_pre(n) - Δ_pre(n-1) ≈ (σ_ft-σ_pre)²
 
-    right for λ = 0 only; the proof of Theorem A.24 has the factor
+    It is right for λ = 0 only. The proof of Theorem A.24 has the factor.
     """
     return (TARGET[2] - PRE[2]) ** 2, deterministic(lambda: np.diff(_degradations(1.0))[2])
 
@@ -128,9 +128,9 @@ def _():
     attack=domains.misaligned(1),
 )
 def _(n=2):
-    """(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n ≤ r
+    """For (4,r)-misaligned tasks and λ = 0, L_pre(n) > L_pre(n-1) for n ≤ r
 
-    Definition 4.5 speaks of n > r
+    Definition 4.5 is about n > r.
     """
     before = _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
     return before, deterministic(lambda: losses(task(), TARGET, 0.0)[n])
@@ -145,9 +145,9 @@ def _(n=2):
     overlooks="tightened",
 )
 def _(n=D):
-    """(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n > r
+    """For (4,r)-misaligned tasks and λ = 0, L_pre(n) > L_pre(n-1) for n > r
 
-    the search finds it not sharp: 2 in place of 4 is enough, see T4.7-threshold
+    The search finds that it is not sharp. 2 in place of 4 is enough, see T4.7-threshold.
     """
     before = _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
     return before, deterministic(lambda: losses(task(), TARGET, 0.0)[n])
@@ -170,8 +170,8 @@ def _():
     f"d={D}, σ_pre={PRE}, σ_ft=3σ_pre, λ=1",
 )
 def _():
-    """the sharp threshold is σ_ft/σ_pre = 2+λ (printed: 4 at λ = 0), where learning leaves the loss
-    as it was: L_pre(d) = L_pre(0) = Σσ_pre²
+    """The sharp threshold is σ_ft/σ_pre = 2+λ (printed: 4 at λ = 0). There learning does not change
+    the loss, L_pre(d) = L_pre(0) = Σσ_pre²
     """
     threshold = float(fine_tuning.misalignment_threshold(1.0))
     at_threshold = tuple(threshold * s for s in PRE)
@@ -183,7 +183,7 @@ def _():
     "T4.7-inflection/ours", "Theorem 4.7, item 2 (Section 4.3), solved", f"{SPECTRUM}, λ={TIGHT}"
 )
 def _():
-    """r(λ) = number of leading modes with σ_ft ≤ (2+λ) σ_pre"""
+    """r(λ) is the number of leading modes with σ_ft ≤ (2+λ) σ_pre"""
     return _inflection(TIGHT), deterministic(lambda: _trained_inflection(TIGHT))
 
 
@@ -197,7 +197,7 @@ def _():
 def _printed_direction():
     """r(λ_1) ≤ r(λ_2) for λ_1 > λ_2 > 0
 
-    reversed; Theorem 4.7 has it right
+    It is reversed. Theorem 4.7 has it right.
     """
     return _inflection(LOOSE), deterministic(lambda: _trained_inflection(TIGHT))
 
@@ -239,7 +239,7 @@ def _():
     overlooks="tightened",
 )
 def _():
-    """other singular vectors: |θⁿ - A_ft|² still grows with λ"""
+    """With other singular vectors |θⁿ - A_ft|² still grows with λ"""
     target = _turned_target()
     found = deterministic(lambda: losses(target, anchor=0.5, target=target)[2])
     return fine_tuning.unaligned_losses(task(), target)[1][2], found
@@ -251,10 +251,10 @@ def _():
     f"{TURNED}, λ=0, n=2",
 )
 def _():
-    """other singular vectors: Δ_pre(n) - Δ_pre(n-1) = σ_ft² + σ_pre² - 2σ_ft u_ftᵀA_pre v_ft, which
-    may be negative
+    """With other singular vectors Δ_pre(n) - Δ_pre(n-1) = σ_ft² + σ_pre² - 2σ_ft u_ftᵀA_pre v_ft,
+    which may be negative
 
-    tolerance: what gradient descent leaves after 1000 steps
+    The tolerance covers what gradient descent leaves after 1000 steps.
     """
     target = _turned_target()
     found = deterministic(lambda: _turned_step(losses(task(), target=target)), 1e-6)
@@ -267,11 +267,11 @@ def _():
     f"d={D}, σ_pre={PRE}, σ_ft={{exchanged}}, U = V = I, λ=0, n=1",
 )
 def _(exchanged=(0.5, 2.5, 0.4, 0.3)):
-    """a mode orthogonal to the start is never learned: |θ¹ - A_ft|² = Σ_{{i>1}} σ_ft,i²
+    """A mode orthogonal to the start is never learned, as |θ¹ - A_ft|² = Σ_{{i>1}} σ_ft,i²
 
-    a saddle, which `unaligned_losses`, for general position, does not have
+    This is a saddle, which `unaligned_losses` excludes by general position.
     """
-    # The singular vectors are the axes: zeros that are not exact would leave the saddle.
+    # The singular vectors are the axes, since inexact zeros would leave the saddle.
     start, target = ideal(jnp.diag(jnp.array(PRE)), 1), jnp.diag(jnp.array(exchanged))
 
     def left() -> float:

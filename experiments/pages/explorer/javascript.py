@@ -360,7 +360,9 @@ class _Code:
             if needed.intersection(eqn.outvars):
                 steps.append(eqn)
                 needed.update(v for v in eqn.invars if not isinstance(v, core.Literal))
-        done: dict[Any, list[_View]] = {}  # what is computed twice, as both sides of a difference
+        done: dict[
+            Any, list[_View]
+        ] = {}  # values that are computed twice, as both sides of a difference
         for eqn in reversed(steps):
             views = [read(v) for v in eqn.invars]
             key = eqn.primitive.name, str(eqn.params), *(v.key for v in views)

@@ -31,17 +31,17 @@ def r_squared(
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
     """Regresses the gap of the loss on each predictor and bootstraps the R^2.
 
-    The bootstrap resamples checkpoints, not pairs, because the pairs of one checkpoint share their
+    The bootstrap resamples checkpoints, not pairs, because all pairs of a checkpoint use the same
     Hessian.
 
     - `found`: the arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each
-      `(checkpoint, pair)`. The checkpoints of all replicates stand along one axis.
+      `(checkpoint, pair)`. One axis has the checkpoints of all repetitions.
     - `seed`: seed of the bootstrap, >= 0.
 
     It returns variables of the dataset, as (names of dimensions, values):
     - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
-      `r_squared_high`; and that of the main term's R^2 less this one, `ahead_low` to
-      `ahead_high`;
+      `r_squared_high`; and the interval of the main term's R^2 minus this one, `ahead_low` to
+      `ahead_high`.
     - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
       distance and direction were independent.
 
@@ -63,7 +63,7 @@ def r_squared(
     value, draws = fit(x, y), fit(x[:, drawn], y[drawn])
     low, high = np.nanquantile(draws, (0.025, 0.975), axis=1)
     less = np.nanquantile(draws[0] - draws, (0.025, 0.975), axis=1)
-    # gap = curvature x distance x direction, up to a constant, which leaves cv2 as it is.
+    # gap = curvature x distance x direction, up to a constant, which does not change cv2.
     direction = y / found["main_term"]
     cv2 = [float(np.var(v) / np.mean(v) ** 2) for v in (found["norm"], x[1], direction)]
     independent = correlation.r_squared(*cv2)
@@ -85,9 +85,9 @@ def per_replicate(values: "xr.DataArray") -> "xr.DataArray":
 
 
 def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
-    """Computes the mean over replicates and its standard error.
+    """Computes the mean over repetitions and its standard error.
 
-    Pairs and tasks are averaged first, because those of one replicate are not independent.
+    Pairs and tasks are averaged first, because they are not independent within a repetition.
     """
     values = per_replicate(values)
     n = values.sizes["replicate"]
@@ -95,34 +95,34 @@ def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
 
 
 def pm(values: "xr.DataArray", digits: int = 2) -> str:
-    """Formats the mean over replicates, pairs and tasks with its standard error."""
+    """Formats the mean over repetitions, pairs and tasks with its standard error."""
     mean, error = (float(x) for x in mean_error(values))
     return f"{mean:.{digits}g} ± {error:.1g}"
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Describes what each part of a run measured, in a sentence or more each.
+    """Describes the measurements of each part of a run, in one or more sentences.
 
-    It returns text of several lines: what the numbers are, then those of each part that was run.
+    It returns text of several lines: a line on the numbers, then lines for each part of the run.
     """
     parts = dataset.attrs["parts"].split()
-    # Each part is described by the function of its name.
+    # The function with a part's name describes it.
     lines = [line for part in parts for line in globals()[f"_{part}"](dataset)]
     head = f"Means ± standard errors over {dataset.sizes['replicate']} repetitions."
     return "\n".join([head, *lines])
 
 
 def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
-    """Describes how linear a network is half way between two models.
+    """Describes the linearity of a network half way between two models.
 
-    The sentence has 1 - cosine at the output and in the worst layer, both beside that of the two
-    models, then the coefficient and the relative gap.
+    The text has 1 - cosine at the output and in the worst layer, each compared with its value
+    between the two models, then the coefficient and the relative gap.
     """
     half = dataset.sel(alpha=0.5)
     turn, base = half[f"{name}_turn"], half[f"{name}_baseline"]
     out, worst = {layer: "output"}, worst_ratio(dataset, name, layer)
     return (
-        f"1 - cosine {pm(turn.sel(out))} at the output beside {pm(base.sel(out))} between the "
+        f"1 - cosine {pm(turn.sel(out))} at the output, {pm(base.sel(out))} between the "
         f"models ({pm(worst)} of it in the worst layer, {worst[layer].item()}); "
         f"coefficient {pm(half[f'{name}_coefficient'].sel(out), 3)} at the output, "
         f"{pm(half[f'{name}_coefficient'].isel({layer: -2}), 3)} in the last layer before; "
@@ -131,14 +131,14 @@ def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
 
 
 def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
-    """Computes the ratio of 1 - cosine to that between the two models, in the worst layer.
+    """Computes 1 - cosine divided by its value between the two models, in the worst layer.
 
-    Both are taken half way between the models and averaged over pairs before they are divided. The
-    worst layer is the one with the largest ratio in the mean over replicates.
+    Both are taken half way between the models and averaged over pairs before the division. The
+    worst layer has the largest mean ratio over repetitions.
 
-    It returns the ratio of each replicate, with the coordinate `layer`. Below 1, features of
-    interpolated weights are nearer to interpolated features than the two models' features are to
-    each other.
+    It returns the ratio of each repetition, with the coordinate `layer`. A ratio below 1 means that
+    features of interpolated weights are closer to interpolated features than the two models'
+    features are to each other.
     """
     half = dataset.sel(alpha=0.5)
     ratio = per_replicate(half[f"{name}_turn"]) / per_replicate(half[f"{name}_baseline"])
@@ -146,22 +146,23 @@ def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
 
 
 def _rotated(dataset: "xr.Dataset") -> list[str]:
-    """Describes linearity and linear mode connectivity of the MLPs tuned on rotated images."""
+    """Describes linearity and mode connectivity of the MLPs fine-tuned on rotated images."""
     own, other = dataset["rotated_own_loss"], dataset["rotated_other_loss"]
     return [
         f"CTL, rotated images, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
         (
-            f"On a task the loss is {pm(own)} of its own model, {pm(other)} of another, and the "
-            f"barrier above the straight line between them {pm(dataset['rotated_barrier'])} nats."
+            f"On a task the loss is {pm(own)} for its own model and {pm(other)} for another. The "
+            f"barrier above the straight line between them is {pm(dataset['rotated_barrier'])} "
+            "nats."
         ),
     ]
 
 
 def _split_classes(dataset: "xr.Dataset") -> list[str]:
-    """Describes the linearity of the ResNets tuned on different classes."""
+    """Describes the linearity of the ResNets fine-tuned on different classes."""
     how = {
         "interpolated": "running statistics interpolated",
-        "batch": "statistics of the images probed",
+        "batch": "statistics of the probed images",
     }
     return [
         f"CTL, split classes, ResNet, {words}: {_ctl(dataset, f'split_{name}', 'block')}."
@@ -170,7 +171,8 @@ def _split_classes(dataset: "xr.Dataset") -> list[str]:
 
 
 def _scratch(dataset: "xr.Dataset") -> list[str]:
-    """Describes pairs of models that share no base, as they are and aligned, and pairs that do."""
+    """Describes pairs of models without a common base, unaligned and aligned, and pairs with
+    one."""
     lines = []
     for setting in dataset["setting"].values.astype(str):
         at = dataset.sel(setting=setting)
@@ -188,12 +190,12 @@ def _scratch(dataset: "xr.Dataset") -> list[str]:
 
 
 def _random_labels(dataset: "xr.Dataset") -> list[str]:
-    """Describes the gaps of networks that were pre-trained on true labels, random ones or none."""
+    """Describes the gaps of networks pre-trained on true labels, on random ones or not at all."""
     lines = []
     for name, words in (
         ("mlp_interpolated", "MLP"),
         ("resnet_interpolated", "ResNet, running statistics interpolated"),
-        ("resnet_batch", "ResNet, statistics of the images probed"),
+        ("resnet_batch", "ResNet, statistics of the probed images"),
     ):
         layer = "layer" if name.startswith("mlp") else "block"
         gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
@@ -202,9 +204,9 @@ def _random_labels(dataset: "xr.Dataset") -> list[str]:
         for target in gap["target"].values.astype(str):
             out = gap.sel(target=target)
             by_labels = ", ".join(f"{k} {pm(out.sel(labels=k))}" for k in out["labels"].values)
-            told.append(f"tuned on {target} {by_labels}")
+            told.append(f"fine-tuned on {target} {by_labels}")
         lines.append(
-            f"Random labels, {words} (accuracy on the labels pre-trained on: true "
+            f"Random labels, {words} (accuracy on the labels of pre-training: true "
             f"{pm(learned.sel(learned='true'))}, random {pm(learned.sel(learned='random'))}), "
             f"relative gap at the output by labels of pre-training: {'; '.join(told)}."
         )
@@ -212,7 +214,7 @@ def _random_labels(dataset: "xr.Dataset") -> list[str]:
 
 
 def average_lead(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes by how much the average of all models is more accurate than they are in the mean."""
+    """Computes the accuracy of the average of all models minus their mean accuracy."""
     all_of_them = dataset["size"].values == dataset["size"].values.max()
     average = dataset["averaging_average"].isel(subset=all_of_them).mean("subset")
     return average - dataset["averaging_members"].mean("member")
@@ -223,7 +225,7 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
     average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
     three = dataset["size"].values == 3
     a, e = (v.values[:, three] for v in (average, ensemble))
-    # A correlation is undefined where there is no spread.
+    # A correlation is undefined without spread.
     varies = (a.std(1) > 0) & (e.std(1) > 0)
     r = [np.corrcoef(x, y)[0, 1] for x, y in zip(a[varies], e[varies], strict=True)]
     if len(r) > 1:
@@ -243,30 +245,30 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
     agree = dataset["averaging_agreement"].mean("subset")
     return [
         (
-            f"Averaged weights beside averaged logits, one task: accuracies differ by "
+            f"Averaged weights and averaged logits, one task: accuracies differ by "
             f"{pm((average - ensemble).mean('subset'))}, classes agree for {pm(agree, 3)} of the "
-            f"images, and {linked}. Averaging all {k} is ahead of their mean by {pm(lead)}."
+            f"images, and {linked}. Averaging all {k} models exceeds their mean by {pm(lead)}."
         ),
         (
             f"From 2 to {k} models the relative gap at the output grows by the factor "
-            f"{pm(full / two)}; that of a quadratic function whose pairs have equal gaps grows by "
+            f"{pm(full / two)}. For a quadratic function with equal gaps of pairs it grows by "
             f"2 (k - 1) / k = {2 * (k - 1) / k:.2f}."
         ),
         (
             "Along the line between models of two tasks, interpolated logits predict the accuracy "
-            f"of interpolated weights to {pm(error)} (r.m.s.), interpolated accuracies to "
-            f"{pm((chord**2).mean(['pair', 'weight']) ** 0.5)}."
+            f"of interpolated weights with an r.m.s. error of {pm(error)}, interpolated accuracies "
+            f"with {pm((chord**2).mean(['pair', 'weight']) ** 0.5)}."
         ),
     ]
 
 
 def middle_scale(dataset: "xr.Dataset") -> float:
-    """Finds the scale of task vectors that is nearest to the paper's 0.4."""
+    """Finds the scale of task vectors that is closest to the paper's 0.4."""
     return float(dataset["scale"].values[np.abs(dataset["scale"].values - 0.4).argmin()])
 
 
 def _arithmetic(dataset: "xr.Dataset") -> list[str]:
-    """Describes how near both sides of equations 2 to 4 are, and the order of their gap."""
+    """Describes how close both sides of equations 2 to 4 are, and the order of their gap."""
     scale, lines = middle_scale(dataset), []
     for name, words in (
         ("addition", "Equation 2, addition"),
@@ -281,10 +283,10 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         # The exponent between the smallest and the largest scale.
         order = np.log(ends.sel(scale=last) / ends.sel(scale=first)) / np.log(last / first)
         lines.append(
-            f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "
+            f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)}, {pm(base)} between "
             "the models, coefficient "
             f"{pm(at[f'{name}_coefficient'], 3)}, relative gap {pm(at[f'{name}_gap'])}, which "
-            f"grows as the scale to the power {pm(order)} (2 to second order)."
+            f"grows as the scale to the power {pm(order)} (a second-order gap has power 2)."
         )
     return lines
 
@@ -306,19 +308,21 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
     apart = abs(task - at["stitched_negation_weights_task"])
     return [
         (
-            f"Stitching after {middle}: features of one model in the upper layers of another keep "
-            f"an accuracy of {pm(plain)} on the first's task, which itself has "
-            f"{pm(at['stitched_own'])} and the other {pm(at['stitched_upper'])}."
+            f"Stitching after {middle}: features of one model in the upper layers of another have "
+            f"an accuracy of {pm(plain)} on the first's task. The first model alone has "
+            f"{pm(at['stitched_own'])}, the other {pm(at['stitched_upper'])}."
         ),
         (
             f"Added features in the base (scale {s:g}) have {pm(added)} on both tasks, added "
-            f"weights {pm(at['stitched_addition_weights'])} (apart by {pm(gap)}), one model's "
+            f"weights {pm(at['stitched_addition_weights'])} (difference {pm(gap)}), one model's "
             f"features {pm(at['stitched_addition_single'])}."
         ),
         (
-            f"Features less what fine-tuning adds leave {pm(task)} on the task and {pm(upright)} "
-            f"on the pre-training task (weights: {pm(at['stitched_negation_weights_task'])} and "
-            f"{pm(at['stitched_negation_weights_upright'])}, apart by {pm(apart)}); of the base's "
+            f"Subtracting the change by fine-tuning from features leaves {pm(task)} on the task "
+            "and "
+            f"{pm(upright)} on the pre-training task (subtracting weights: "
+            f"{pm(at['stitched_negation_weights_task'])} and "
+            f"{pm(at['stitched_negation_weights_upright'])}, difference {pm(apart)}). The base has "
             f"{pm(at['stitched_base_task'])} and {pm(at['stitched_base_upright'])}."
         ),
     ]
@@ -348,7 +352,8 @@ def _theorem(dataset: "xr.Dataset") -> list[str]:
         (
             f"With the largest norm of three on the segment {told('norm_on_segment')}; along the "
             f"line itself, at the checkpoint {told('along_at_base')}, in the middle "
-            f"{told('along_in_middle')}. The main term is {looser:.2g} times the gap (median) and "
-            f"below it in {above:.0%} of pairs; with the largest norm, in {segment:.0%}."
+            f"{told('along_in_middle')}. The main term is {looser:.2g} times the gap (median). "
+            "It is "
+            f"below the gap in {above:.0%} of pairs, and with the largest norm in {segment:.0%}."
         ),
     ]

@@ -1,4 +1,4 @@
-"""The paper's claims about cross-task linearity, judged from the stored dataset alone."""
+"""Verdicts on the paper's claims about cross-task linearity, from the stored dataset alone."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,25 +22,25 @@ PAPER = "cross-task linearity"
 NETWORKS = {
     "mlp_interpolated": "an MLP",
     "resnet_interpolated": "a ResNet with running statistics interpolated",
-    "resnet_batch": "a ResNet with statistics of the images probed",
+    "resnet_batch": "a ResNet with statistics of the probed images",
 }
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges each claim of the paper that the parts of a run put to the test.
+    """Judges each claim of the paper that the parts of a run test.
 
     It returns the findings, part by part in the order of the run. Verdicts are not yet corrected
     for their number.
     """
     parts = dataset.attrs["parts"].split()
-    # Each part is judged by the function of its name.
+    # The function with a part's name judges it.
     return [finding for part in parts for finding in globals()[f"_{part}"](dataset)]
 
 
 def _larger(
     where: str, claim: str, paper: str, more: "xr.DataArray", less: "xr.DataArray"
 ) -> Finding:
-    """Judges the claim that one measurement is larger than another, paired by replicate."""
+    """Judges the claim that one measurement is larger than another, paired by repetition."""
     margins = per_replicate(more) - per_replicate(less)
     return judged(
         f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values
@@ -48,14 +48,14 @@ def _larger(
 
 
 def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
-    """Judges cross-task linearity: 1 - cosine is below that between the two models in every layer.
+    """Judges cross-task linearity: 1 - cosine is below its value between the models in every layer.
 
-    The layer where the two are nearest decides.
+    The layer with the smallest difference decides.
     """
     worst = worst_ratio(dataset, name, layer)
     return judged(
         f"{PAPER}, {where}",
-        f"half way between {words}, features of interpolated weights are nearer to interpolated "
+        f"half way between {words}, features of interpolated weights are closer to interpolated "
         "features than the two models' features are to each other, in every layer",
         "1 - cosine near 0 in all layers (curves without figures)",
         f"{pm(worst)} of 1 - cosine between the models in the worst layer, {worst[layer].item()}",
@@ -64,22 +64,24 @@ def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str
 
 
 def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """Judges the claims on models tuned on rotated images."""
-    yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated images", "Fig. 2")
+    """Judges the claims on models fine-tuned on rotated images."""
+    yield _linear(dataset, "rotated", "layer", "MLPs fine-tuned on rotated images", "Fig. 2")
     yield _larger(
         "Sec. 4.1",
-        "models tuned on different rotations are not linearly mode connected: on a task another's "
-        "model has a higher loss than its own",
-        "said in words",
+        "models fine-tuned on different rotations are not linearly mode connected: on a task, "
+        "another task's model has a higher loss than its own",
+        "stated without figures",
         dataset["rotated_other_loss"],
         dataset["rotated_own_loss"],
     )
 
 
 def _split_classes(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """Judges linearity of the ResNets, for both ways of normalising."""
+    """Judges linearity of the ResNets, for both kinds of normalisation."""
     for name in ("interpolated", "batch"):
-        words = NETWORKS[f"resnet_{name}"].replace("a ResNet", "ResNets tuned on other classes")
+        words = NETWORKS[f"resnet_{name}"].replace(
+            "a ResNet", "ResNets fine-tuned on other classes"
+        )
         yield _linear(dataset, f"split_{name}", "block", words, "Fig. 2")
 
 
@@ -87,20 +89,21 @@ def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
     """Judges whether alignment helps without pre-training, and whether pre-training helps more."""
     for setting in dataset["setting"].values.astype(str):
         gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
-        # The smaller gap of each pair of models; the claims say whom that favours.
+        # The smaller gap of each pair of models. The claims state which side this favours.
         best = gap.sel(way=["weight matching", "activation matching"]).min("way")
         yield _larger(
             "Fig. 11",
-            f"without pre-training ({setting}) alignment lowers the gap at the output (the better "
-            "of two ways, pair by pair, which favours the claim)",
+            f"without pre-training ({setting}), alignment lowers the gap at the output (the better "
+            "of two kinds of alignment for each pair, which favours the claim)",
             "curves without figures",
             gap.sel(way="none"),
             best,
         )
         yield _larger(
             "Fig. 11",
-            f"pre-training ({setting}) lowers the gap at the output below that of aligned models "
-            "(the better of two ways, pair by pair, which is against the claim)",
+            f"pre-training ({setting}) lowers the gap at the output below the gap of aligned "
+            "models "
+            "(the better of two kinds of alignment for each pair, which is against the claim)",
             "curves without figures",
             best,
             gap.sel(way="pre-trained"),
@@ -115,8 +118,8 @@ def _random_labels(dataset: "xr.Dataset") -> Iterator[Finding]:
         for target in gap["target"].values.astype(str):
             yield _larger(
                 "Fig. 12",
-                f"pre-training on random labels leaves a larger gap than on true ones, of "
-                f"{network} tuned on {target}",
+                f"pre-training on random labels leaves a larger gap than on true ones, for "
+                f"{network} fine-tuned on {target}",
                 "curves without figures",
                 gap.sel(target=target, labels="random"),
                 gap.sel(target=target, labels="true"),
@@ -128,7 +131,7 @@ def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
     lead = average_lead(dataset)
     yield judged(
         f"{PAPER}, Fig. 4",
-        "the average of all models of one task is more accurate than they are in the mean",
+        "the average of all models of one task is more accurate than the models are on average",
         "points without figures",
         f"by {pm(lead)}",
         lead.values,
@@ -146,7 +149,7 @@ def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
         at = dataset.sel(scale=scale, layer="output")
         yield _larger(
             where,
-            f"features {words} at scale {scale:g} are nearer to the sum of features than the "
+            f"features {words} at scale {scale:g} are closer to the sum of features than the "
             "models' are to each other (1 - cosine)",
             "curves without figures",
             at[f"{name}_baseline"],
@@ -155,7 +158,7 @@ def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """Judges the claims on features put into the upper layers of other models."""
+    """Judges the claims on features as input of other models' upper layers."""
     at = stitched(dataset)
     task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
     lost, lost_elsewhere = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright
@@ -163,7 +166,7 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
         "Sec. 4.3",
         "features of one model in the upper layers of another are more accurate on the first's "
         "task than the other model is",
-        "said in words",
+        "stated without figures",
         at["stitched_stitched"],
         at["stitched_upper"],
     )
@@ -176,14 +179,14 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
     )
     yield _larger(
         "Fig. 10",
-        "features less what fine-tuning adds lose accuracy on the task",
+        "subtracting the change by fine-tuning from features lowers accuracy on the task",
         "points without figures",
         at["stitched_base_task"],
         task,
     )
     yield _larger(
         "Fig. 10",
-        "features less what fine-tuning adds lose more on the task than on that of pre-training",
+        "this subtraction lowers accuracy more on the task than on the pre-training task",
         "points without figures",
         lost,
         lost_elsewhere,
@@ -191,9 +194,9 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """Judges by the bootstrap's intervals whether the main term predicts the gap best.
+    """Judges by bootstrap intervals whether the main term predicts the gap best.
 
-    R^2 is one number for all checkpoints, so there are no replicates for Student's test.
+    R^2 is one number for all checkpoints, so there are no repetitions for Student's test.
     """
     by_predictor = dataset.set_index(predictor="predictor")
     words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}

@@ -1,8 +1,8 @@
 """The images, networks and training of `cross_task_linearity`.
 
-All tasks draw the same number of images from each class, so that their test sets have one shape and
-can be joined. To the probes BatchNorm's running statistics are parameters like all others, which
-are interpolated. The alternative is to ignore them and to normalise by the images being probed.
+All tasks draw the same number of images from each class, so their test sets have one shape and can
+be joined. For the probes, BatchNorm's running statistics are parameters like all others, and are
+interpolated. The alternative ignores them and normalises by the probed images.
 """
 
 import functools
@@ -29,14 +29,14 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
 Model = MLP | ResNet
-# The data of a random key. Unlike keys, arrays can be stacked by NumPy.
+# The data of a random key. NumPy can stack arrays, but not keys.
 Key = UInt32[Array, "2"]
 
 
 class Batch(NamedTuple):
     """Images with labels.
 
-    Other axes may stand before those given here, such as replicates and tasks.
+    Other axes, such as replicates and tasks, may come before the axes given here.
 
     Attributes:
       images: Pixels in [0, 1], `(..., n, height, width, channel)`.
@@ -48,11 +48,11 @@ class Batch(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Which images of the pool to learn from and to test on.
+    """The images of the pool that are used for training and for testing.
 
     Attributes:
-      learn: Indices of the images to learn from, `(replicate, n)`.
-      test: Indices of the images to test on, `(replicate, m)`.
+      learn: Indices of the training images, `(replicate, n)`.
+      test: Indices of the test images, `(replicate, m)`.
     """
 
     learn: Int[np.ndarray, "replicate n"]
@@ -63,8 +63,8 @@ class Examples(NamedTuple):
     """The images of one or more tasks.
 
     Attributes:
-      learn: Images to learn from; all leaves are `(replicate, task, ...)`.
-      test: Images to test on; all leaves are `(replicate, task, ...)`.
+      learn: Training images; all leaves are `(replicate, task, ...)`.
+      test: Test images; all leaves are `(replicate, task, ...)`.
     """
 
     learn: Batch
@@ -75,9 +75,9 @@ def split(
     labels: Int[np.ndarray, " n"], classes: int, seed: int, replicates: int, *, learn: int,
     test: int,
 ) -> Index:  # fmt: skip
-    """Draws images to learn from and to test on, the same number from each class.
+    """Draws training and test images, the same number from each class.
 
-    Draws are independent between replicates. No image is in both sets of one replicate.
+    Draws are independent between repetitions. Within one repetition no image is in both sets.
 
     - `labels`: the class of every image of the pool, `(n,)`.
     - `classes`: number of classes. Each needs at least `learn` + `test` images.
@@ -95,10 +95,10 @@ def split(
 def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
     """Gathers the images of a task.
 
-    - `index`: images to take those of the task from, `(replicate, n)`.
+    - `index`: images from which the task's images are taken, `(replicate, n)`.
 
-    It returns the images, rotated as the task says, and their labels: `(replicate, m, ...)`, as
-    many in each replicate.
+    It returns the images, rotated by the task's angle, and their labels: `(replicate, m, ...)`,
+    equally many in each repetition.
 
     It raises `ValueError` if the task's name is unknown.
     """
@@ -109,7 +109,7 @@ def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
-    """Permutes the labels of each replicate, so that they can only be memorised."""
+    """Permutes the labels of each repetition. They can then only be memorised."""
     rng = np.random.default_rng(seed)
     return batch._replace(labels=rng.permuted(batch.labels, axis=-1))
 
@@ -120,12 +120,12 @@ def union(one: Batch, two: Batch) -> Batch:
 
 
 def weights_alone(variables: PyTree) -> PyTree:
-    """Drops running statistics, for a network that normalises by the images it sees."""
+    """Drops running statistics, for a network that normalises by its input images."""
     return {"params": variables["params"]}
 
 
 def _seen(model: Model, images: Array | np.ndarray) -> Array | np.ndarray:
-    """Reshapes images to what the model takes: a ResNet as they are, an MLP as rows."""
+    """Reshapes images for the model: a ResNet needs them as they are, an MLP as rows."""
     return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
 
@@ -140,8 +140,8 @@ def _mlp(
 ) -> tuple[Array, dict[str, Array]]:
     """Applies an `MLP` and returns its features: the units of each hidden layer after their ReLU.
 
-    It can put given features in place of its own, as stitching needs. Of the Flax module only the
-    units before their ReLU could be seen and replaced.
+    It can replace its own features by given ones, as stitching needs. The Flax module only gives
+    access to the units before their ReLU.
     """
 
     def layer(name: str) -> Callable[[PyTree, Any], Array]:
@@ -158,21 +158,21 @@ def _mlp(
 
 
 def network(model: Model, normalise: str = "interpolated") -> Apply:
-    """Makes the function that the probes call in place of a model.
+    """Creates the function that the probes call in place of a model.
 
-    The features of an MLP are the units of each hidden layer after their ReLU. Those of a ResNet
-    are the outputs of its blocks. Equal arguments give the same function object, so that the probes
-    compile once for each.
+    The features of an MLP are the units of each hidden layer after their ReLU. The features of a
+    ResNet are the outputs of its blocks. Equal arguments give the same function object, so the
+    probes compile once for each.
     """
     return _mlp if isinstance(model, MLP) else _resnet(model, normalise)  # type: ignore[arg-type]
 
 
-# Cached, as the probes are compiled anew for each function object.
+# Cached, because the probes compile again for each function object.
 @functools.cache
 def _resnet(model: Any, normalise: str) -> Apply:
-    """Makes `network` of a ResNet."""
+    """Creates `network` for a ResNet."""
 
-    # `train=True` normalises by the batch; the running statistics that it returns are dropped
+    # `train=True` normalises by the batch. The returned running statistics are dropped
     def by_batch(variables: PyTree, x: Array, mutable: list[str], **options: Any) -> Any:
         return model.apply(variables, x, True, mutable=[*mutable, "batch_stats"], **options)
 
@@ -186,13 +186,13 @@ def _resnet(model: Any, normalise: str) -> Apply:
 def loss(
     model: Model, normalise: str = "interpolated"
 ) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Makes the mean cross-entropy of a network, in nats."""
+    """Creates the mean cross-entropy of a network, in nats."""
     return _loss(network(model, normalise))
 
 
 @functools.cache
 def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Makes `loss` of a network in the form that the probes take."""
+    """Creates `loss` of a network in the form that the probes need."""
 
     def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
         logits = net(params, batch)[0]
@@ -202,9 +202,9 @@ def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
 
 def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]:
-    """Marks the images whose class has the largest logit.
+    """Marks the images for which the label has the largest logit.
 
-    This is the metric that the probes average.
+    The probes average this metric.
     """
     return (logits.argmax(-1) == batch.labels).astype(logits.dtype)
 
@@ -229,10 +229,10 @@ def train(
 ) -> PyTree:
     """Trains a network by stochastic gradient descent at a constant rate on the cross-entropy.
 
-    A ResNet normalises by each minibatch, and its running statistics follow those of the
-    minibatches. The rate is traced; that of `how` is not read.
+    A ResNet normalises by each minibatch, and its running statistics follow the minibatches'. The
+    rate is traced; the field `how.rate` is not read.
 
-    - `count`: number of images that minibatches are drawn from. It is not static: tasks of
+    - `count`: number of images from which minibatches are drawn. It is not static: tasks of
       different sizes share one compiled program if they are padded to one length.
     """
 
@@ -246,11 +246,11 @@ def train(
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
-        # Below `count`, so that padding is never drawn.
+        # Below `count`, so padding is never drawn.
         drawn = jax.random.randint(key, (how.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
-    # What gradients do not change: the running statistics of a ResNet, nothing of an MLP.
+    # Values that gradients do not change: the running statistics of a ResNet; none for an MLP.
     rest = {name: x for name, x in start.items() if name != "params"}
     keys = jax.random.split(jax.random.wrap_key_data(key), how.steps)
     direction, params = optax.trace(how.momentum), start["params"]
@@ -261,8 +261,8 @@ def train(
 def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     """Applies a function to every entry of the leading axis, one after the other.
 
-    Whatever the function compiles is compiled once for all entries. On a CPU networks this small
-    gain nothing from running side by side.
+    The function's programs are compiled once for all entries. On a CPU, networks this small gain
+    nothing from running side by side.
     """
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
@@ -281,9 +281,9 @@ def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
 
 
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
-    """Permutes the hidden units of an MLP to match those of a reference network.
+    """Permutes the hidden units of an MLP to match a reference network.
 
-    It returns `params` with its hidden units in another order, which computes the same function.
+    It returns `params` with its hidden units in another order, without changing its function.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
@@ -299,6 +299,6 @@ def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batc
 
 
 def _by_space(params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Computes the activations of an MLP by the names that the spec gives to its hidden spaces."""
+    """Computes the activations of an MLP by the spec's names of its hidden spaces."""
     by_layer = features(_mlp, params, batch)  # the hidden layers, and the output
     return {f"hidden.{i}": by_layer[f"hidden_{i}"] for i in range(len(by_layer) - 1)}

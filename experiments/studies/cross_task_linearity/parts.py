@@ -1,8 +1,8 @@
-"""What each part of `cross_task_linearity` measures of trained networks, with `sail_jax.probe`.
+"""The measurements of each part of `cross_task_linearity`, with `sail_jax.probe`.
 
-`runs` trains the networks and calls these functions. Models come stacked,
-`(replicate, model, ...)`, and so do their test sets. Results are dictionaries of arrays
-`(replicate, ...)`. Where two models are interpolated, alpha is the weight of the first.
+`runs` trains the networks and calls these functions. Models are stacked, `(replicate, model, ...)`,
+and so are their test sets. Results are dictionaries of arrays `(replicate, ...)`. In interpolations
+of two models, alpha is the weight of the first.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from theory.linearity import gap, main_term, second_order_gap
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HALF = (0.5, 0.5)
-FEW = 10  # models, all sets of which can be averaged
+FEW = 10  # the largest number of models for which all sets are averaged
 Arrays = dict[str, Any]
 Weights = Sequence[float] | None
 
@@ -49,8 +49,9 @@ def subsets(models: int) -> Float[np.ndarray, "subset model"]:
 
     - `models`: number of models, >= 2.
 
-    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All
-    sets of two or more models; of more than `FEW` models the sets of two, of three and of all.
+    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. It has
+    all sets of two or more models. For more than `FEW` models it has the sets of two, of three and
+    of all.
     """
     if models <= FEW:
         members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
@@ -82,14 +83,13 @@ def moved(base: PyTree, params: PyTree, scale: ArrayLike) -> PyTree:
 
 
 def angles(found: probe.Linearity) -> Arrays:
-    """Renames the results of a probe, with 1 - cosine in place of each cosine.
+    """Renames the results of a probe, and replaces each cosine by 1 - cosine.
 
-    The distance from 1 can be drawn on a logarithmic axis, where cosines of nearly 1 can be told
-    apart.
+    On a logarithmic axis the distance from 1 separates cosines of nearly 1.
 
-    It returns "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
-    "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
-    `(layer, point)` where these models differ from point to point.
+    It returns "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`. It
+    also returns "baseline", 1 - the cosine between the features of the first two models:
+    `(layer,)`, or `(layer, point)` if these models differ between points.
     """
     return {
         "turn": 1 - found.cosine.value,
@@ -124,7 +124,7 @@ def distribution(
 
     It returns `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between
     features of interpolated weights and interpolated features), "coefficient", and "baseline" (1 -
-    the cosine between the features of the two models). Where a vector is 0, its cosine and
+    the cosine between the features of the two models). For vectors that are 0, cosine and
     coefficient count as 0.
     """
     # Not by the probe, which returns means over images: quantiles need each image's values.
@@ -147,24 +147,24 @@ def distribution(
 
 
 def _cosine(x: Array, y: Array) -> Array:
-    """Computes the cosine of each row of x and that of y; 0 where either is 0."""
+    """Computes the cosine between corresponding rows of x and y; 0 if either row is 0."""
     norms = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(y, axis=1)
     return jnp.where(norms > 0, jnp.sum(x * y, 1) / jnp.where(norms > 0, norms, 1), 0)
 
 
 def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
-    """Measures linearity and linear mode connectivity between MLPs tuned on rotated images.
+    """Measures linearity and linear mode connectivity between MLPs fine-tuned on rotated images.
 
-    Linearity is measured on the union of the test sets of both tasks, the losses on that of the
-    first.
+    Linearity is measured on the union of the test sets of both tasks, the losses on the test set of
+    the first.
 
     - `experts`: variables of one model per rotation, `(replicate, task, ...)`.
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns measurements of each pair, `(replicate, pair, ...)`:
-    - "line": the arrays of `linearity`;
-    - "spread": the arrays of `distribution` at 0.5;
-    - "barrier": the height of the loss barrier on the line, in nats;
+    - "line": the arrays of `linearity`.
+    - "spread": the arrays of `distribution` at 0.5.
+    - "barrier": the height of the loss barrier on the line, in nats.
     - "own_loss" and "other_loss": the losses of the first and of the second model.
 
     References:
@@ -184,10 +184,10 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
 
 
 def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
-    """Measures linearity between ResNets tuned on different classes.
+    """Measures linearity between ResNets fine-tuned on different classes.
 
-    BatchNorm's running statistics are either interpolated with the weights, or replaced by those of
-    the images being probed.
+    BatchNorm's running statistics are either interpolated with the weights, or replaced by the
+    statistics of the probed images.
 
     - `experts`: variables of one model per task, `(replicate, task, ...)`.
     - `tests`: their test sets, `(replicate, task, ...)`.
@@ -211,9 +211,9 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
     The parts "scratch" and "random_labels" use it, for one pair of models at a time.
 
     It returns measurements of the pair:
-    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
-    - "barrier": the height of the loss barrier on the line, in nats;
-    - "middle": the accuracy half way;
+    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`.
+    - "barrier": the height of the loss barrier on the line, in nats.
+    - "middle": the accuracy half way.
     - "ends": the mean accuracy of the two models.
     """
     line = linearity(model, normalise, (0.5,), a, b, batch)
@@ -228,16 +228,16 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 
 
 def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
-    """Compares averaged weights with averaged logits, on all sets of models tuned on one task.
+    """Compares averaged weights with averaged logits, on all sets of models for one task.
 
     - `tuned`: variables of the models, `(replicate, model, ...)`.
     - `tests`: the test set of their task, `(replicate, ...)`.
 
     It returns measurements of each set, in the order of `subsets`, and of each model:
-    - "average": the accuracy of averaged weights, `(replicate, subset)`;
-    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
-    - "agreement": how often both predict the same class, `(replicate, subset)`;
-    - "gap": the relative gap of features, `(replicate, layer, subset)`;
+    - "average": the accuracy of averaged weights, `(replicate, subset)`.
+    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`.
+    - "agreement": the share of images for which both predict the same class, `(replicate, subset)`.
+    - "gap": the relative gap of features, `(replicate, layer, subset)`.
     - "members": the accuracy of each model, `(replicate, model)`.
 
     References:
@@ -269,8 +269,8 @@ def along_the_line(
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns accuracies `(replicate, pair, alpha)`:
-    - "average": of interpolated weights;
-    - "ensemble": of interpolated logits;
+    - "average": of interpolated weights.
+    - "ensemble": of interpolated logits.
     - "chord": the interpolated accuracies of the two models.
     """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
@@ -297,7 +297,7 @@ def arithmetic(
     - `tests`: their test sets, `(replicate, task, ...)`.
 
     It returns the arrays of `angles` with a point for each scale:
-    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`.
     - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
       `(replicate, task, ...)`.
 
@@ -321,27 +321,26 @@ def arithmetic(
 def stitching(
     model: MLP, base: PyTree, experts: PyTree, tests: Batch, upright: Batch, scales: Sequence[float]
 ) -> Arrays:
-    """Measures accuracies of features that are put into the upper layers of a model.
+    """Measures accuracies of features that replace the input of a model's upper layers.
 
-    Features are put in after each hidden layer. All task vectors start at the pre-trained model,
-    the base.
+    Features are inserted after each hidden layer. All task vectors are relative to the base, the
+    pre-trained model.
 
     - `base`: variables of the base, `(replicate, ...)`.
     - `experts`: variables of one model per task, `(replicate, task, ...)`.
     - `tests`: their test sets, `(replicate, task, ...)`.
     - `upright`: the test set of the base's own task, `(replicate, ...)`.
 
-    It returns four groups of accuracies, where layers are those after which features are put in:
+    It returns four groups of accuracies. Layers are those after which features are inserted:
     - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
-      in the second model, by layer; "own" and "upper", the first and the second model as they
-      are;
+      in the second model, by layer; "own" and "upper", the unchanged first and second model.
     - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
       the mean of both models' features; "weights", the features of their mean weights; "single",
-      the features of one model, mean of both;
-    - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
-      base's features less those of base + s tau, on the task; "weights_task", the features of
-      base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
-    - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
+      the features of one model, mean of both.
+    - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the base's
+      features minus the features of base + s tau, on the task; "weights_task", the features of base
+      - s tau; and the same on the base's own task, "features_upright" and "weights_upright".
+    - "base", `(replicate, task)`: the unchanged base, on the "task" and on its own, "upright".
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 9 and 10.
@@ -365,7 +364,7 @@ def stitching(
             def on_both(lower: list[PyTree]) -> Array:
                 return (stitched(lower, base, own) + stitched(lower, base, other)) / 2
 
-            # Several lower models: the mean of their features is put in.
+            # With several lower models, the mean of their features is inserted.
             accuracies = {"features": on_both([moved_a, moved_b]), "weights": on_both([mean])}
             return accuracies | {"single": (on_both([moved_a]) + on_both([moved_b])) / 2}
 
@@ -407,7 +406,7 @@ def spectral_norm(
 
     - `steps`: steps of the iteration, at most the number of parameters.
     """
-    # Two starting vectors (probes), the least that the estimate takes.
+    # Two initial vectors (probes), the minimum for the estimate.
     spectrum = probe.hessian_spectrum(
         loss(model, "batch"), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
@@ -417,21 +416,21 @@ def spectral_norm(
 def theorem(
     model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: np.ndarray, steps: int
 ) -> Arrays:
-    """Measures the gap of the loss half way between models, and what is to predict it.
+    """Measures the gap of the loss half way between models, and its predictors.
 
         gap = |L((a + b) / 2) - (L(a) + L(b)) / 2|
 
     - `base`: variables of the checkpoints, `(checkpoint, ...)`.
-    - `tuned`: variables of the models tuned from each, `(checkpoint, model, ...)`.
-    - `tests`: images of the loss, `(checkpoint, ...)`.
+    - `tuned`: variables of the models fine-tuned from each, `(checkpoint, model, ...)`.
+    - `tests`: images for the loss, `(checkpoint, ...)`.
     - `keys`: data of random keys, `(checkpoint, 2)`.
 
     It returns arrays `(checkpoint, pair)`:
-    - "gap": as above, in nats;
-    - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
+    - "gap": as above, in nats.
+    - "main_term": the main term of Theorem 1, norm |a - b|^2 / 8.
     - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
-      checkpoint;
-    - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+      checkpoint.
+    - "norm_on_segment": the main term with the largest norm at a, b and their mean.
     - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
       a - b at the checkpoint and half way.
 
@@ -444,7 +443,7 @@ def theorem(
     middles = jax.tree.map(lambda x, y: (x + y) / 2, first, second)
     ends = of_each(at, tuned, repeated(tests, tuned), repeated(keys, tuned))
     middle = of_each(at, middles, repeated(tests, first), repeated(keys, first))
-    # The largest norm of three points stands for the largest on the segment.
+    # The largest norm of three points approximates the largest on the segment.
     largest = np.maximum(middle, np.maximum(*paired(ends)))
     at_checkpoint = (repeated(x, first) for x in (base, tests, norm))
     return of_each(partial(_theorem, model), first, second, *at_checkpoint, largest)
@@ -456,7 +455,7 @@ def _theorem(
 ) -> Arrays:
     """Computes the gap and its predictors for one pair of models.
 
-    `norm` is the Hessian's at the checkpoint, `most` the largest of those on the segment.
+    `norm` is the Hessian's at the checkpoint, `most` the largest one on the segment.
     """
     thetas = jax.tree.map(lambda x, y: jnp.stack([x, y]), a, b)
     f, w = loss(model, "batch"), jnp.asarray(HALF)

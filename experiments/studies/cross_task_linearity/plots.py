@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 TURN = "1 − cosine"
 MARKERS = "oDs^v"
-# Below this, 1 - cosine and gaps are rounding.
+# Smaller values of 1 - cosine and gaps are rounding.
 EPS = float(np.finfo(np.float32).eps)
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws a figure for each part that was run."""
-    # Each part is drawn by the function of its name.
+    # The function with a part's name draws it.
     return {part: globals()[f"_{part}"](dataset) for part in dataset.attrs["parts"].split()}
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
-    """Says how many replicates there are."""
+    """Returns the number of repetitions as text."""
     return f"{dataset.sizes['replicate']} repetitions"
 
 
 def _steps(ax: "Axes", labels: np.ndarray) -> np.ndarray:
-    """Layers along the x axis, the numbers of blocks where these are many."""
+    """Puts layers along the x axis; many blocks get numbers only."""
     x, told = np.arange(len(labels), dtype=float), [str(label) for label in labels]
     if len(told) > 5:
         told = [*(label.split()[-1] for label in told[:-1]), "out"]
@@ -44,7 +44,7 @@ def _steps(ax: "Axes", labels: np.ndarray) -> np.ndarray:
 
 
 def _points(ax: "Axes", x: Any, values: "xr.DataArray", i: int, label: str, **look: Any) -> None:
-    """Draws the means over replicates with their standard errors, in the i-th colour and marker."""
+    """Draws the means over repetitions with standard errors, in the i-th colour and marker."""
     mean, error = mean_error(values)
     look = {"color": style.PALETTE[i], "ls": "-", "capsize": 2, "ms": 4.5, "lw": 1.2} | look
     ax.errorbar(x, mean, yerr=error, marker=MARKERS[i % len(MARKERS)], label=label, **look)
@@ -53,7 +53,7 @@ def _points(ax: "Axes", x: Any, values: "xr.DataArray", i: int, label: str, **lo
 def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, way: str) -> None:
     """Draws a median, quartiles and the range from 5 to 95 % for each layer.
 
-    Quantiles are over images; what is drawn are their means over pairs and replicates.
+    Quantiles are over images. The figure shows their means over pairs and repetitions.
     """
     low, first, middle, third, high = mean_error(quantiles)[0].T
     ax.vlines(x, low, high, color=color, lw=1)
@@ -62,12 +62,12 @@ def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, 
 
 
 def _rotated(dataset: "xr.Dataset") -> "Figure":
-    """Draws the linearity of the MLPs tuned on rotated images."""
+    """Draws the linearity of the MLPs fine-tuned on rotated images."""
     return _line(dataset, {"rotated": "rotated images, MLP"}, "layer")
 
 
 def _split_classes(dataset: "xr.Dataset") -> "Figure":
-    """Draws the linearity of the ResNets tuned on different classes."""
+    """Draws the linearity of the ResNets fine-tuned on different classes."""
     rows = {
         "split_interpolated": "ResNet, statistics interpolated",
         "split_batch": "ResNet, statistics of the images",
@@ -78,8 +78,8 @@ def _split_classes(dataset: "xr.Dataset") -> "Figure":
 def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
     """Draws linearity by layer, a column for each prefix of variables in `rows`.
 
-    From top to bottom: 1 - cosine at each alpha below that of the two models, its spread over
-    images, and the spread of coefficients.
+    From top to bottom: 1 - cosine at each alpha, with its value between the two models; its spread
+    over images; and the spread of coefficients.
     """
     fig, axes = style.figure(3, len(rows), width=4.8, height=2.4, sharex="col")
     alphas = dataset["alpha"].values
@@ -144,12 +144,12 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
 
 
 def _unaligned(way: str) -> str:
-    """Spells one of the ways of the part "scratch" for the legend."""
+    """Formats a kind of the part "scratch" for the legend."""
     return "from scratch" if way == "none" else f"from scratch, {way}" if "match" in way else way
 
 
 def _random_labels(dataset: "xr.Dataset") -> "Figure":
-    """Draws linearity by layer half way between models, by what they were trained on."""
+    """Draws linearity by layer half way between models, by the labels of their training."""
     rows = {
         "mlp_interpolated": ("MLP", "layer"),
         "resnet_interpolated": ("ResNet, statistics interpolated", "block"),
@@ -171,7 +171,7 @@ def _random_labels(dataset: "xr.Dataset") -> "Figure":
             ax.set_title(words)
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
-    told = "labels of pre-training, and what two models are tuned on (from rounding, ε)"
+    told = "labels of pre-training, and fine-tuning images of two models (from rounding, ε)"
     legend(fig, axes[0, 0], title=f"{told}, {_seeds(dataset)}", ncols=3)
     return fig
 
@@ -179,7 +179,7 @@ def _random_labels(dataset: "xr.Dataset") -> "Figure":
 def _averaging(dataset: "xr.Dataset") -> "Figure":
     """Draws three panels about averaged weights and averaged logits.
 
-    They are the accuracies of both on sets of three models, the gap by the number of models, and
+    They show the accuracies of both on sets of three models, the gap by the number of models, and
     the accuracies on the line between two tasks.
     """
     fig, axes = style.figure(1, 3, width=4.0, height=3.4)
@@ -203,7 +203,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     for i, layer in enumerate(dataset["layer"].values.astype(str)):
         _points(by_size, sizes, gap.sel(layer=layer), i, layer)
     pair = float(gap.sel(layer="output", size=2).mean())
-    # Of a quadratic function whose pairs of models have equal gaps.
+    # For a quadratic function with equal gaps of all pairs of models.
     theory = pair * 2 * (sizes - 1) / sizes
     look = {"color": style.INK, "ls": "--", "lw": 1}
     by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
@@ -232,7 +232,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
 
 
 def _arithmetic(dataset: "xr.Dataset") -> "Figure":
-    """Draws how near both sides of equations 2 to 4 are, by layer and by scale."""
+    """Draws how close both sides of equations 2 to 4 are, by layer and by scale."""
     rows = {
         "addition": "equation 2, addition",
         "midpoint": "equation 3, negation",

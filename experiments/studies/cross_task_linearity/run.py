@@ -1,4 +1,4 @@
-"""The run of `cross_task_linearity`: its stages, and the dataset that is made of their results.
+"""The run of `cross_task_linearity`: its stages, and the dataset of their results.
 
 `runs` does the work of a stage.
 """
@@ -39,9 +39,9 @@ _NAMES = {
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains and measures, part by part.
 
-    It returns the dataset. Names of variables begin with those of their parts, and every
-    measurement has the dimension "replicate", but for the regressions of the part "theorem". The
-    attributes are `parts`, separated by spaces, and `seed`.
+    It returns the dataset. Names of variables begin with their part's name. Every measurement has
+    the dimension "replicate", except the regressions of the part "theorem". The attributes are
+    `parts`, separated by spaces, and `seed`.
 
     It raises `DataError` if the data are missing or have too few images of a class.
     """
@@ -56,11 +56,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
-    """Names what the parts returned and gives each array its dimensions."""
+    """Builds the dataset: names and dimensions for the arrays of all parts."""
     variables: dict[str, tuple[tuple[str, ...], Any]] = {}
 
     def put(name: str, tree: dict[str, Any], dims: str, **others: str) -> None:
-        """Adds variables `name_key` with the dimensions `dims`, or with those in `others`."""
+        """Adds variables `name_key` with the dimensions `dims`, or with dimensions in `others`."""
         for key, value in tree.items():
             variables[f"{name}_{key}"] = (
                 tuple(others.get(key, dims).split()), np.asarray(value, float)
@@ -75,7 +75,7 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
         put(f"{name}_spread", part["spread"], f"{own} quantile")
 
     def half(name: str, part: dict[str, Any], axes: str, layer: str) -> None:
-        """Adds the measurements half way between two models, of which some have no layers."""
+        """Adds the measurements half way between two models. Some of them have no layer axis."""
         small = dict.fromkeys(("barrier", "middle", "ends"), axes)
         put(name, part, f"{axes} {layer}", **small)
 

@@ -27,18 +27,18 @@ STATISTICS = ("interpolated", "batch")
 
 
 class Runs:
-    """The data of a config, and a method for each part that trains networks and measures them.
+    """The data of a config, and for each part a method that trains networks and measures them.
 
     It raises `DataError`, a ValueError, if data are missing or have too few images of a class.
 
     Attributes:
-      config: What to run.
+      config: The config of the run.
       pool: All images and their labels.
-      index: Which of them to learn from and to test on, by replicate and class.
+      index: The training and test images, by repetition and class.
       mlp: The architecture of the MLP.
       resnet: The architecture of the ResNet, one block per stage.
       tasks: Names of the MLP's fine-tuning tasks, one for each angle.
-      middle: The one in the middle of them.
+      middle: The middle one of these.
     """
 
     def __init__(self, config: Config) -> None:
@@ -63,7 +63,7 @@ class Runs:
         self.middle = self.tasks[len(self.tasks) // 2 - 1]
 
     def keys(self, part: str, count: int) -> np.ndarray:
-        """Makes random keys that no other part shares.
+        """Creates random keys that no other part uses.
 
         It returns data of the keys, `(replicate, count, 2)`.
 
@@ -74,17 +74,18 @@ class Runs:
         return np.asarray(jax.random.key_data(keys))
 
     def data(self, *tasks: str) -> Examples:
-        """Gathers the images of tasks that have equally many.
+        """Gathers the images of tasks with equally many images.
 
-        It returns images to learn from and to test on, `(replicate, task, ...)`.
+        It returns training and test images, `(replicate, task, ...)`.
         """
         picked = [[models.pick(self.pool, t, part) for t in tasks] for part in self.index]
         for of_part in picked:
             for task, batch in zip(tasks, of_part, strict=True):
                 if (n := batch.labels.shape[1]) != (first := of_part[0].labels.shape[1]):
                     raise DataError(
-                        f"splits must have as many images each; {task!r} has {n} and {tasks[0]!r} "
-                        f"{first} of the publisher's, learn and test draw as many of each class"
+                        f"splits must have equally many images; {task!r} has {n} and {tasks[0]!r} "
+                        f"{first} of the publisher's; learn and test draw equally many of each "
+                        "class"
                     )
         return Examples(*(models.stack(of_part, 1) for of_part in picked))
 
@@ -98,25 +99,25 @@ class Runs:
         times: int = 1,
         steps: int | None = None,
     ) -> PyTree:
-        """Trains every model of a stack as the config says for its architecture.
+        """Trains every model of a stack with the config's settings for its architecture.
 
         - `start`: variables before the first step, `(replicate, model, ...)`.
-        - `learn`: images to learn from, `(replicate, model, n, ...)`.
+        - `learn`: training images, `(replicate, model, n, ...)`.
         - `keys`: data of random keys, `(replicate, model, 2)`.
         - `rate`: learning rate; an array broadcasts to `(replicate, model)`.
-        - `times`: how many times the steps are taken. Momentum starts anew each time.
-        - `steps`: the number of steps; None for that of the config.
+        - `times`: factor on the number of steps. Momentum is reset each time.
+        - `steps`: the number of steps; None for the config's.
         """
         how = self.how(model) if steps is None else varied(self.how(model), steps=steps)
         count = learn.labels.shape[-1]
-        # Images are padded to one length, so that training is compiled once.
+        # Images are padded to one length, so training is compiled once.
         rest = self.index.learn.shape[1] - count
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: ArrayLike) -> PyTree:
             padded = jax.tree.map(
                 lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
             )
-            # A loop outside of the compiled program, whose number of steps is static.
+            # A loop outside the compiled program, in which the number of steps is static.
             rounds = np.asarray(key)[None]
             if times > 1:
                 split = jax.random.split(jax.random.wrap_key_data(key), times)
@@ -129,7 +130,7 @@ class Runs:
         return measure.of_each(fit, start, learn, keys, rates)
 
     def how(self, model: models.Model) -> Network:
-        """Says how an architecture is trained."""
+        """Returns the training settings of an architecture."""
         return self.config.resnet if isinstance(model, ResNet) else self.config.mlp
 
     def init(self, model: models.Model, keys: np.ndarray) -> PyTree:
@@ -139,8 +140,8 @@ class Runs:
     def rotations(self) -> dict[str, Any]:
         """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
 
-        It returns the models that the parts on rotations take as `kept`:
-        - "base": the pre-trained one, `(replicate, 1, ...)`;
+        It returns the models that the parts on rotations receive as `kept`:
+        - "base": the pre-trained one, `(replicate, 1, ...)`.
         - "experts": one for each angle, `(replicate, task, ...)`.
         """
         k, rate = len(self.tasks), self.config.mlp.rate
@@ -153,16 +154,16 @@ class Runs:
         return {"base": base, "experts": tuned}
 
     def rotated(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "rotated": MLPs tuned on rotated images."""
+        """Runs the part "rotated": MLPs fine-tuned on rotated images."""
         tests = self.data(*self.tasks).test
         return measure.rotated(self.mlp, kept["experts"], tests, self.config.alphas)
 
     def scratch(self, kept: dict[str, Any]) -> dict[str, Any]:
         """Runs the part "scratch": pairs of MLPs with and without pre-training.
 
-        In the first setting both models learn upright images, in the second each learns a rotation
-        of its own. Each pair is measured as it is, after the second model was aligned to the first
-        by weights or by activations, and after both were tuned from the base instead.
+        In the first setting both models learn upright images. In the second each learns its own
+        rotation. Each pair is measured unaligned, after the second model was aligned to the first
+        by weights or by activations, and after both were fine-tuned from the base instead.
 
         It returns the results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
         `SETTINGS` and `WAYS`.
@@ -171,7 +172,7 @@ class Runs:
         # Keys of each model: its initial weights, its own training, its training from the base.
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
-        # Unlike `rotations`, every model has initial weights of its own.
+        # Unlike in `rotations`, every model has its own initial weights.
         starts = self.init(self.mlp, first)
         own = self.train(self.mlp, starts, data.learn, second, self.config.mlp.rate)
         base = repeated(kept["base"], len(tasks))
@@ -181,7 +182,7 @@ class Runs:
             for i in (0, 2):
                 at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
                 left, right = at(own, i), at(own, i + 1)
-                # Aligned on images to learn from, measured on those to test on.
+                # Aligned on training images, measured on test images.
                 seen = models.union(at(data.learn, i), at(data.learn, i + 1))
                 matched = [
                     models.aligned(self.mlp, how, left, right, seen)
@@ -197,9 +198,9 @@ class Runs:
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), measured)
 
     def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "averaging": models tuned on one rotation at different learning rates.
+        """Runs the part "averaging": models fine-tuned on one rotation at different learning rates.
 
-        It returns "sets", the results of `parts.averaging`; and "line", those of
+        It returns "sets", the results of `parts.averaging`; and "line", the results of
         `parts.along_the_line` for the experts of `kept`.
         """
         c, data = self.config, self.data(self.middle)
@@ -227,7 +228,8 @@ class Runs:
         return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "split_classes": ResNets pre-trained on some classes, tuned on others."""
+        """Runs the part "split_classes": ResNets pre-trained on some classes, fine-tuned on
+        others."""
         first, *others = self.config.splits
         keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])
@@ -240,16 +242,16 @@ class Runs:
     def random_labels(self, _: dict[str, Any]) -> dict[str, Any]:
         """Runs the part "random_labels": networks pre-trained on true labels, random ones or none.
 
-        Two models are tuned from each base, one at the full and one at half the learning rate. They
-        are tuned on the images of pre-training, or on rotated ones; always with true labels. "None"
-        stands for initial weights.
+        Two models are fine-tuned from each base, one at the full and one at half the learning rate.
+        They are fine-tuned on the images of pre-training, or on rotated ones, always with true
+        labels. "None" means initial weights.
 
         It returns measurements of "mlp" and of "resnet":
         - "learned": the accuracy of the bases on the labels of pre-training,
-          `(replicate, labels)`;
-        - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
-          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
-          `LABELS`.
+          `(replicate, labels)`.
+        - "interpolated" and, for the ResNet, "batch": the results of `parts.halfway` by how
+          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS`
+          and `LABELS`.
         """
         c = self.config
         kinds, upright = len(LABELS), self.data("upright")
@@ -263,7 +265,7 @@ class Runs:
             rate = self.how(model).rate
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
-            # Both bases see the same minibatches: they differ by their labels alone.
+            # Both bases use the same minibatches, so they differ only by their labels.
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
             starts = joined(bases, start)
@@ -289,10 +291,10 @@ class Runs:
         return results
 
     def theorem(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "theorem": models tuned from checkpoints along pre-training.
+        """Runs the part "theorem": models fine-tuned from checkpoints along pre-training.
 
         Checkpoints are taken after 1, 2, 4, ... times `config.theorem.steps`. From each, several
-        models are tuned on one rotation at different learning rates.
+        models are fine-tuned on one rotation at different learning rates.
 
         It returns the results of `parts.theorem`, `(replicate x checkpoint, pair)`.
         """

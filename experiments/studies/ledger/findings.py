@@ -272,7 +272,7 @@ def statuses(dataset: xr.Dataset) -> str:
     """
     counts = Counter(dataset["status"].values.astype(str).tolist())
     named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
-    return ", ".join(named) + "."
+    return "Claims by status: " + ", ".join(named) + "."
 
 
 def sharpness(dataset: xr.Dataset) -> str:

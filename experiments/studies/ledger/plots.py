@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from sail_jax.drawing import style
 from theory import claims
 
-# For each kind of score: its name on an axis, and how far from 0 it may lie.
+# For each kind of score: its name on an axis, and the allowed distance from 0.
 SCORES = {
     "z": ("z = (simulated - predicted) / s.e.", claims.Z_MAX),
     "err/tol": ("(simulated - predicted) / tolerance", 1.0),
@@ -21,7 +21,7 @@ SCORES = {
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws every claim's score beside the band in which it has to lie.
+    """Draws every claim's score, with the band in which it must lie.
 
     Args:
       dataset: The dataset of `run`.
@@ -45,14 +45,14 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         dot(color=style.PALETTE[1], label="wrong as printed: should fail"),
     ]
     if (dataset["relation"] != "=").any():
-        bound = "bound: allowed further on this side"
+        bound = "bound: allowed beyond on this side"
         handles.append(dot(color=style.FAINT, marker="<", label=bound))
     fig.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return {"ledger": fig}
 
 
 def _dots(ax: Axes, dataset: xr.Dataset, label: str, limit: float) -> None:
-    """One row for each claim, on an axis that is linear near the band and logarithmic outside."""
+    """Draws one row for each claim; the axis is linear near the band and logarithmic outside."""
     score = np.clip(dataset["score"].values, -1e6 * limit, 1e6 * limit)
     ax.axvspan(-limit, limit, color=style.PALETTE[2], alpha=0.15, lw=0)
     for y, (x, relation, expected) in enumerate(

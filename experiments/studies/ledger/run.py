@@ -16,16 +16,16 @@ from theory import claims
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Checks each selected claim, in a stage of its own.
+    """Checks each selected claim, in its own stage.
 
     Args:
       config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+      stage: The stage function, which runs and stores a stage. The default stores nothing.
 
     Returns:
       The fields of `theory.claims.Verdict` and of its power over `claim`, and `ok`, whether the
-      verdict is the expected one. `unnoticed` is one text. `sharpness` is what the last search for
-      problems that break the bound found, and `nearest` the problem at which it came nearest. The
+      verdict is as expected. `unnoticed` is one text. `sharpness` describes how close the last
+      search came to breaking the bound, and `nearest` the problem at which it came closest. The
       attribute `quick` is 1 for smaller simulations.
     """
 
@@ -38,7 +38,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return {**record, **power, "stderr": stderr, "ok": checked.ok, "unnoticed": unnoticed}
 
     rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
-    # Not in a stage: what is resumed shows what this version knows.
+    # Not in a stage, so a resumed run shows this version's data.
     known = [_sharpness(row) for row in rows]
     rows = [{**row, **found} for row, found in zip(rows, known, strict=True)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
@@ -48,7 +48,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _sharpness(row: dict[str, Any]) -> dict[str, str]:
-    """Takes the reason why there is no search out of a row, in which all values are arrays."""
+    """Removes the reason for a missing search from a row, in which all values are arrays."""
     name, bound = str(row["id"]), bool(row["expected"]) and str(row["relation"]) != "="
     found = attacks.read().get(name)
     return {

@@ -71,8 +71,8 @@ def summary(dataset: xr.Dataset) -> str:
         lines.append(f"{scope} ({int(scores['within'].sum())} merges): {', '.join(said)}")
     sample = dataset.sel(scope=_ordinary(dataset), outcome="averaging", predictor="sample")
     return (
-        f"{n} merges were made. Numbers are Spearman's correlations with the loss that averaging adds "
-        f"to the experts' own, with 95 % intervals over base models. Best predictors for "
+        f"{n} merges were made. Numbers are Spearman's correlations with the loss that averaging "
+        f"adds to the experts' own, with 95 % intervals over base models. Best predictors for "
         f"{', then for '.join(lines)}. "
         f"Running the merge itself on {probes.PROBED} examples of each task gives "
         f"{float(sample['rho']):.2f} [{float(sample['low']):.2f}, {float(sample['high']):.2f}]."

@@ -203,7 +203,7 @@ def network_of(family: Family) -> Callable[..., Any]:
 def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
     """Trains a base model with Adam.
 
-    - `family`: the family; static.
+    - `family`: the family (static).
     """
     first, rest = jax.random.split(key)
     params, adam = family.net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
@@ -216,7 +216,7 @@ def tune(
 ) -> PyTree:
     """Fine-tunes experts from a base model with plain SGD, one for each task.
 
-    - `family`: the family; static.
+    - `family`: the family (static).
     - `learn`: the examples of every task, in arrays of shape (task, n, ...).
     - `steps`: the steps at which experts are kept, ascending, of shape (kept,).
 

@@ -28,18 +28,18 @@ LAWS: tuple[Law, ...] = get_args(Law)
 
 @config
 class Swept:
-    """What is swept, one at a time; the middle value of each is the centre for the others."""
+    """The values to vary, one at a time; the middle value of each is the centre for the others."""
 
     steps: Increasing[Natural] = (10, 30, 100, 300, 1000)
     """Steps K of fine-tuning."""
     batch: Increasing[Natural] = (1, 4, 16, 64, 128)
     """Samples b per step, drawn with replacement."""
     rate: Increasing[Annotated[Positive, Lt(2)]] = (0.02, 0.06, 0.2, 0.5, 1.0)
-    """Learning rates of fine-tuning; from 2 on the quadratics, of largest curvature 1, diverge."""
+    """Learning rates of fine-tuning. From 2 on the quadratics diverge (largest curvature 1)."""
     samples: Increasing[Annotated[int, Ge(2)]] = (10, 30, 100, 200, 350)
     """Samples n per task."""
     tasks: Increasing[Natural] = (1, 2, 4, 6, 8)
-    """How many experts N are merged."""
+    """Numbers N of merged experts."""
 
     def __post_init__(self) -> None:
         for law, values in dataclasses.asdict(self).items():
@@ -49,10 +49,11 @@ class Swept:
 
 @config
 class Pretraining:
-    """How the network that all experts start from is trained, in steps of 64 upright images."""
+    """The pre-training of the network from which all experts start, in steps of 64 upright
+    images."""
 
     images: Natural = 500
-    """Upright images to pre-train on."""
+    """Number of upright images to pre-train on."""
     steps: Natural = 600
     """Steps of pre-training."""
     rate: Positive = 0.2
@@ -61,7 +62,7 @@ class Pretraining:
 
 @config
 class Merging:
-    """The ways to merge."""
+    """The merging methods."""
 
     density: Annotated[float, Interval(gt=0, le=1)] = 0.2
     """Fraction of each task vector that TIES keeps."""
@@ -75,18 +76,19 @@ class Merging:
 
 @config
 class Quadratics:
-    """The testbed: quadratic losses, of which excess risk and stability are known exactly."""
+    """The testbed of quadratic losses, with exact excess risk and stability."""
 
     dimensions: Natural = 8
     """Dimensions of the quadratics."""
     condition: Annotated[Finite, Ge(1)] = 100.0
     """Ratio of the largest to the smallest curvature."""
     spread: NotNegative = 0.5
-    """Standard deviation of the tasks' centres about a point at distance 1 from the start."""
+    """Standard deviation of the tasks' centres around a point at distance 1 from the initial
+    one."""
     noise: NotNegative = 1.0
-    """Standard deviation of a sample about its task's centre."""
+    """Standard deviation of a sample around its task's centre."""
     runs: Count = 400
-    """Simulations of the quadratics at each value; 0 draws none, and leaves the closed forms."""
+    """Number of simulations of the quadratics at each value; 0 leaves only the closed forms."""
 
     def __post_init__(self) -> None:
         must(self, "runs", self.runs != 1, "be 0, or at least 2 for their spread")
@@ -94,8 +96,8 @@ class Quadratics:
 
 Network = Literal["none", "resnet-18", "resnet-50", "resnet-152", "vit"]
 Merge = Literal["average", "TIES", "DARE", "AdaMerging"]
-# where the paper's checkpoints are from, Hugging Face; it does not say which ViT, and this is that
-# of the 8 tasks that it takes from AdaMerging's authors
+# the source of the paper's checkpoints, Hugging Face. The paper does not specify the ViT; this one
+# belongs to the 8 tasks that it takes from AdaMerging's authors
 CHECKPOINTS: dict[Network, str] = {
     "resnet-18": "microsoft/resnet-18",
     "resnet-50": "microsoft/resnet-50",
@@ -106,7 +108,7 @@ CHECKPOINTS: dict[Network, str] = {
 
 @config
 class Settings:
-    """What is swept for pre-trained networks, one at a time."""
+    """The values to vary for pre-trained networks, one at a time."""
 
     steps: Increasing[Natural] = (1000, 2000, 3000, 4000)
     """Steps K of fine-tuning."""
@@ -117,12 +119,12 @@ class Settings:
     ratio: Increasing[Annotated[float, Interval(gt=0, le=1)]] = (0.5, 0.8, 1.0)
     """Shares of each task's training images."""
     tasks: Increasing[Natural] = (6, 8, 10, 12)
-    """How many experts N are merged."""
+    """Numbers N of merged experts."""
 
 
 @config
 class Centre:
-    """The values of what is not swept; each is one of the values swept."""
+    """The values of the other hyperparameters; each is one of the values to vary."""
 
     steps: Natural = 4000
     """Steps of fine-tuning."""
@@ -133,41 +135,40 @@ class Centre:
     ratio: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the training images."""
     tasks: Natural = 8
-    """How many experts are merged."""
+    """Number of merged experts."""
 
 
 @config
 class Experts:
-    """Pre-trained networks, fine-tuned on tasks of images in folders, each with a head of its own.
+    """Pre-trained networks, fine-tuned on tasks of images in folders, each with its own head.
 
-    With them the sweep, tasks, network and pre-training of the other fields are not used.
+    With them the other fields' sweep, tasks, network and pre-training are not used.
     """
 
     network: Network = "none"
-    """What is fine-tuned; 'none' for the MLP of the other fields."""
+    """The pre-trained network; 'none' for the MLP of the other fields."""
     checkpoint: str | None = None
-    """The folder of the checkpoint: config.json and the weights, as Hugging Face has them."""
+    """The folder of the checkpoint: config.json and the weights, in Hugging Face's format."""
     data: ImageTasks = ImageTasks()
     """The images."""
     groups: Natural = 15
-    """Groups of tasks that are merged, drawn at random, all different; fewer where there are no
+    """Number of groups of tasks to merge, drawn at random, all different; fewer if there are no
     more."""
     group: tuple[str, ...] = ()
-    """Tasks that are the one group wherever the number of tasks is not swept; none for random
-    groups there, too."""
+    """The tasks of the only group, unless the number of tasks varies; empty for random groups."""
     pooled: bool = True
-    """Whether all test images of a group count alike, as in the paper's joint test set, or all its
-    tasks do."""
+    """Whether all test images of a group have equal weight, as in the paper's joint test set, or
+    all its tasks do."""
     swept: Settings = Settings()
     """The values of each hyperparameter."""
     centre: Centre = Centre()
-    """The setting around which they are swept."""
+    """The setting around which they vary."""
     rule: Literal["sgd", "adam"] = "sgd"
     """The optimiser."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """SGD's."""
     merges: Different[Merge] = ("average",)
-    """How experts are merged."""
+    """The merging methods for experts."""
 
     def __post_init__(self) -> None:
         for name, values in dataclasses.asdict(self.swept).items():
@@ -184,12 +185,12 @@ class Experts:
 
 @config
 class Config:
-    """Merge fine-tuned networks, and quadratics, under every setting of the sweep."""
+    """Merge fine-tuned networks, and quadratics, at every value of every hyperparameter."""
 
     seed: Seed = 0
     """Seed of the splits, weights, minibatches and centres."""
     replicates: Annotated[int, Ge(2)] = 8
-    """Independent repetitions, each with its own split and order of tasks; at least 2."""
+    """Number of independent repetitions, each with its own split and order of tasks; at least 2."""
     swept: Swept = Swept()
     """The values of each hyperparameter."""
     data: ImagePool = ImagePool()
@@ -199,19 +200,20 @@ class Config:
         "classes 0-4",
         "classes 5-9",
     )
-    """What experts learn: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
+    """The experts' tasks: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
     widths: Some[Natural] = (64,)
     """Units of each hidden layer."""
     pool: Natural = 800
-    """Images to fine-tune on, none of them seen before; the rest are the test set."""
+    """Number of images to fine-tune on, without those of pre-training; the rest are the test
+    set."""
     pretraining: Pretraining = Pretraining()
-    """How the network that experts start from is trained."""
+    """The pre-training of the network from which experts start."""
     merging: Merging = Merging()
-    """How experts are merged."""
+    """The settings of the merging methods."""
     quadratics: Quadratics = Quadratics()
     """The testbed of quadratic losses."""
     experts: Experts = Experts()
-    """Pre-trained networks in place of the MLP."""
+    """Pre-trained networks instead of the MLP."""
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("tasks", self.tasks, self.data.classes)
@@ -262,14 +264,14 @@ EIGHT = (
     "sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"
 )  # fmt: skip
 DEFAULT = Config()
-# Sec. V-A and V-B; around Fig. 4's setting. Momentum, the heads, and N where others are swept are
-# not printed for ResNets (chosen: .9, learned from 0 with the network, 8). All test images count
-# alike, those of "the joint test set - the union of all task test sets", under the head of their
-# task: a merge is tested on the tasks that it is made of
+# Sec. V-A and V-B; around Fig. 4's setting. Momentum, the heads, and N where others vary are not
+# printed for ResNets (our choice: .9, trained from 0 with the network, 8). All test images have
+# equal weight, as in "the joint test set - the union of all task test sets", under the head of
+# their task. A merge is tested on its own tasks
 _RESNET = varied(DEFAULT, experts={"network": "resnet-18", "data": {"names": tuple(TABLE_2)}})
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # as many task groups as the paper's, and wider networks
+    # as many task groups as in the paper, and wider networks
     "many": varied(
         DEFAULT,
         replicates=15,
@@ -277,13 +279,13 @@ PRESETS: dict[str, Config] = {
         merging={"ada_steps": 500},
         quadratics={"runs": 4000},
     ),
-    # The paper's networks, hours on a large accelerator for each
+    # The paper's networks; hours on a large accelerator for each
     "paper_resnet18": _RESNET,
     "paper_resnet50": varied(_RESNET, experts={"network": "resnet-50"}),
     "paper_resnet152": varied(_RESNET, experts={"network": "resnet-152"}),
     # By Adam on 8 tasks, "except those that explicitly study the effect of task count". There N is
-    # 6 to 12 for ViTs, too: of random groups of all 20 (our reading). The merges' settings are not
-    # printed: those of `Merging`, and AdaMerging's authors' number of steps
+    # 6 to 12 for ViTs, too: random groups of all 20 (our interpretation). The merges' settings are
+    # not printed: here they are `Merging`'s, and AdaMerging's authors' number of steps
     "paper_vit": varied(
         DEFAULT,
         experts={

@@ -1,8 +1,8 @@
 """Pre-trained networks of `merging_scaling`: experts on tasks of images in folders, and merges.
 
-An expert is a backbone and a head. Backbones are merged, BatchNorm's running statistics like
-weights, and a merge is tested on each task under the head of the task's own expert. `run` calls
-`measured`; the counterpart with an MLP on one set of images is `networks`.
+An expert is a backbone and a head. Backbones are merged, and BatchNorm's running statistics count
+as weights. A merge is tested on each task under the head of the task's own expert. `run` calls
+`measured`. `networks` is the counterpart with an MLP on one set of images.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from sail_jax import methods
 
 SETTINGS = tuple(Settings.__dataclass_fields__)
 CHUNK = 128  # images that are evaluated at once
-CLIP_SCALE = 100.0  # of the features of CLIP, whose norm is 1: what its logits are multiplied by
+CLIP_SCALE = 100.0  # the factor on the normalised features of CLIP in its logits
 
 
 class Task(NamedTuple):
@@ -42,8 +42,8 @@ class Task(NamedTuple):
 
     Attributes:
       name: The name of its folder.
-      learn: The images to learn from, in an order of their own.
-      test: A function from indices to the images to test on.
+      learn: The training images, in an order of their own.
+      test: A function from indices to the test images.
       labels: The labels of these, `(n,)`.
       classes: The number of classes.
     """
@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 
 def load(config: Config) -> tuple[Backbone, list[Task]]:
-    """Reads the checkpoint, lists images, and decodes those to test on where they are few."""
+    """Reads the checkpoint, lists images, and decodes the test images if they are few."""
     how = config.experts
     with refused():
         if how.checkpoint is None:
@@ -84,7 +84,7 @@ def load(config: Config) -> tuple[Backbone, list[Task]]:
 
 
 def groups(config: Config, count: int) -> list[tuple[int, ...]]:
-    """Draws different groups of tasks, or lists all where there are no more than asked for.
+    """Draws different groups of tasks, or lists all if there are not enough.
 
     It returns the groups, each of increasing numbers.
 
@@ -162,22 +162,22 @@ def tuned(
 
 
 def _head(backbone: Backbone, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel and bias of a head, all 0."""
+    """Returns kernel and bias of a head, all 0."""
     run = partial(encode, backbone, backbone.params, backbone.statistics)
     width = jax.eval_shape(run, task.test(np.arange(1)))[0].shape[1]
     return np.zeros((width, task.classes), np.float32), np.zeros(task.classes, np.float32)
 
 
 class Judge:
-    """Merges experts, and measures how well networks do on tasks.
+    """Merges experts, and measures the accuracy and loss of networks on tasks.
 
     Args:
       config: The config.
-      backbone: The network that was tuned.
+      backbone: The fine-tuned network.
       tasks: The tasks.
 
     Attributes:
-      base: The parameters and statistics of the backbone before tuning.
+      base: The parameters and statistics of the backbone before fine-tuning.
       unravel: Turns the vector of an expert's backbone into such a tree.
       heads: Turns the vector of a head into a tree, for each task.
     """
@@ -193,7 +193,7 @@ class Judge:
     def _grade(
         self, body: PyTree, head: PyTree, images: Array, labels: Array, counted: Array
     ) -> Array:
-        """The sum of losses and the number of right answers, over the images that are counted."""
+        """Computes the sum of losses and the number of right answers, over the counted images."""
         out = logits(self.backbone, {**body, "head": head}, images)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(out, labels)
         right = out.argmax(-1) == labels
@@ -208,7 +208,7 @@ class Judge:
         n, sums = len(of.labels), []
         size = min(CHUNK, n)
         for start in range(0, n, size):
-            # the last part is filled up, so that all have one shape, which is compiled once
+            # the last part is padded, so all have one shape, which is compiled once
             at = np.arange(start, start + size)
             which = np.minimum(at, n - 1)
             found = self._graded(body, head, of.test(which), of.labels[which], at < n)
@@ -245,18 +245,19 @@ class Judge:
         return methods.linear()(models, weights=weights)
 
     def _unlabelled(self, task: int) -> np.ndarray:
-        """Sixteen batches of 16 test images, of which some may be drawn twice."""
+        """Draws sixteen batches of 16 test images. Some images may be drawn twice."""
         rng = np.random.default_rng((self.config.seed, 3, task))
         of = self.tasks[task]
         return of.test(rng.integers(0, len(of.labels), (16, 16)))
 
 
 def measured(config: Config, stage: Stage) -> xr.Dataset:
-    """Tunes experts, merges groups of them, and measures the merges.
+    """Fine-tunes experts, merges groups of them, and measures the merges.
 
-    It returns over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the
-    test images of the group or over its tasks, NaN where a law has fewer points or there are fewer
-    groups; the `value` by law and point; and `expert_accuracy` by task at the centre.
+    It returns a dataset over law, point, replicate (a group) and merge: `loss` and `accuracy`,
+    means over the test images of the group or over its tasks. They are NaN if a law has fewer
+    points or there are fewer groups. It also has the `value` by law and point, and
+    `expert_accuracy` by task at the centre.
     """
     how = config.experts
     backbone, tasks = load(config)
@@ -276,7 +277,7 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
         }
 
     def merges(of: Mapping[int, dict[str, Any]], drawn: Sequence[tuple[int, ...]]) -> Any:
-        """Loss and accuracy of the merges of all groups, each [group, merge]."""
+        """Computes loss and accuracy of the merges of all groups, each [group, merge]."""
         found = np.full((2, how.groups, len(how.merges)), np.nan)
         for g, group in enumerate(drawn):
             chosen = [of[t] for t in group]

@@ -1,4 +1,4 @@
-"""Tests the laws of unified merging on a finished run of `merging_scaling`, and sums it up."""
+"""Tests the laws of unified merging on a finished run of `merging_scaling`, and summarises it."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,11 +22,11 @@ NAMES = {
     "ratio": "data ratio α",
 }
 CONSTANTS = {"smoothness": "L", "pl": "C", "variance": "σ²", "heterogeneity": "ζ²"}
-# What the paper says of the excess (Section V-B): which way it goes from the first value to the
-# last; steps may do either, or fall and then rise.
+# The paper's direction of the excess (Section V-B), from the first value to the last. With steps
+# the excess may rise, fall, or fall and then rise.
 SAYS = {"steps": 0, "batch": -1, "rate": 1, "samples": -1, "tasks": 1, "ratio": -1}
 RESNETS = ("resnet-18", "resnet-50", "resnet-152")  # in the order of Table II
-CLOSE = 0.1  # of exponents that are both exact
+CLOSE = 0.1  # the allowed difference of two exact exponents
 
 
 def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -59,15 +59,14 @@ def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]
 def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
     """Summarises how stability, loss and accuracy change along each law.
 
-    Changes run from the first value to the last. Those of the excess and of losses are in the
-    logarithm, those of accuracy are differences. "Network" means networks that are merged by
-    averaging.
+    Changes run from the first value to the last. For the excess and for losses they are changes of
+    the logarithm; for accuracy they are differences. "Network" means networks merged by averaging.
 
     It returns for each law, by name: the exponents of stability (`testbed_bound`, `testbed_exact`,
     `network_bound`, and `network` with `network_error`); the changes of excess and loss
-    (`testbed_change`, `network_change`) and of accuracy (`accuracy_change`); `least`, the values at
-    which the testbed's excess and the networks' loss are lowest; and `network_rise`, the change of
-    the loss from there on.
+    (`testbed_change`, `network_change`) and of accuracy (`accuracy_change`); `least`, the values
+    with the lowest excess of the testbed and loss of the networks; and `network_rise`, the change
+    of the loss from there on.
     """
     rows = []
     for law in dataset["law"].values.astype(str):
@@ -98,19 +97,19 @@ def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
 
 
 def _power(symbol: str, exponent: float) -> str:
-    """A symbol with an exponent, in text."""
+    """Formats a symbol with an exponent."""
     return f"{symbol}^{round(exponent, 2) + 0.0:.2f}"  # + 0.0: no -0.00
 
 
 def _stability(row: dict[str, Any]) -> str:
-    """A law's exponents of stability, in words."""
+    """Formats a law's exponents of stability."""
     power = partial(_power, SYMBOLS[row["law"]])
     text = (
         f"stability: bound {power(row['testbed_bound'])}, exact {power(row['testbed_exact'])} in "
         "the testbed"
     )
     if not np.isfinite(row["network_error"]):
-        return f"{text}; networks: the replaced sample was drawn too rarely to tell"
+        return f"{text}; networks: the replaced sample was drawn too rarely for an estimate"
     return (
         f"{text}; networks: bound {power(row['network_bound'])}, measured {power(row['network'])}"
         f" ± {row['network_error']:.2f}"
@@ -118,7 +117,7 @@ def _stability(row: dict[str, Any]) -> str:
 
 
 def _excess(row: dict[str, Any], first: float, last: float) -> str:
-    """How a law changes the excess, in words."""
+    """Describes how a law changes the excess."""
     s = SYMBOLS[row["law"]]
     factors = np.exp([row["testbed_change"], row["network_change"]])
     text = (
@@ -129,7 +128,7 @@ def _excess(row: dict[str, Any], first: float, last: float) -> str:
     )
     if row["least"][1] != last:
         text += f", after which networks' loss rises by {np.expm1(row['network_rise']):.0%}"
-        text += " (the place chosen after the fact)"
+        text += " (a minimum chosen after the fact)"
     if SAYS[row["law"]]:
         return text
     turns = [first < least < last for least in row["least"]]
@@ -140,9 +139,9 @@ def _excess(row: dict[str, Any], first: float, last: float) -> str:
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Tests the laws of unified merging.
 
-    For each law: whether stability follows the bound of Theorem 1 in quadratics; and, where the
-    paper names a direction, whether the excess follows it in quadratics and the test loss in
-    networks. The former are exact and have no p value.
+    For each law it tests whether stability follows the bound of Theorem 1 in quadratics. If the
+    paper gives a direction, it also tests whether the excess follows it in quadratics, and the test
+    loss in networks. Findings on quadratics are exact and have no p value.
     """
     if "network" in dataset.attrs:
         return list(_of_experts(dataset))
@@ -152,8 +151,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def ends(dataset: "xr.Dataset", law: str, merge: str) -> tuple[float, float, np.ndarray]:
     """Compares the first and the last value of a law for pre-trained networks.
 
-    It returns the values, and the change of the logarithm of the test loss for each group, which
-    for the law of tasks compares different groups.
+    It returns the values, and the change of the logarithm of the test loss for each group. For the
+    law of tasks it compares different groups.
     """
     at = dataset.sel(law=law, merge=merge)
     x = at["value"].values
@@ -164,7 +163,7 @@ def ends(dataset: "xr.Dataset", law: str, merge: str) -> tuple[float, float, np.
 
 
 def _of_experts(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """The findings on pre-trained networks."""
+    """Yields the findings on pre-trained networks."""
     for law in dataset["law"].values.astype(str):
         first, last, change = ends(dataset, law, "average")
         if not (says := SAYS[law]):
@@ -173,24 +172,23 @@ def _of_experts(dataset: "xr.Dataset") -> Iterator[Finding]:
             "unified merging, Sec. V-B",
             f"the test loss of averaged networks {'grows' if says > 0 else 'falls'} with "
             f"{NAMES[law]}, {dataset.attrs['network']}",
-            "said of networks, Figs. 2 and 3",
+            "stated for networks, Figs. 2 and 3",
             f"from {first:g} to {last:g} its logarithm changes by {_pm(change)} over groups",
             says * change,
         )
 
 
 def _pm(values: np.ndarray) -> str:
-    """Mean ± standard error."""
+    """Formats mean ± standard error."""
     if values.size < 2:
         return f"{values.mean():+.2g} (one)" if values.size else "undefined"
     return f"{values.mean():+.2g} ± {values.std(ddof=1) / values.size**0.5:.1g}"
 
 
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]] | None:
-    """Tabulates the accuracy of pre-trained networks' experts beside the paper's Table II.
+    """Tabulates the accuracy of pre-trained networks' experts, with the paper's Table II.
 
-    It returns a row of column names and a row for each task, or None for networks that are not
-    pre-trained.
+    It returns a row of column names and a row for each task, or None without pre-trained networks.
     """
     if "network" not in dataset.attrs:
         return None
@@ -206,7 +204,7 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]] | None:
 
 
 def _summary_of_experts(dataset: "xr.Dataset") -> str:
-    """A line for each law, and one on the experts."""
+    """Returns a line for each law, and one on the experts."""
     lines = []
     for law in dataset["law"].values.astype(str):
         told = []
@@ -221,19 +219,19 @@ def _summary_of_experts(dataset: "xr.Dataset") -> str:
             f"average {shown}."
         )
     mean = float(dataset["expert_accuracy"].mean())
-    lines.append(f"Experts alone, {dataset.attrs['network']}: accuracy {mean:.3f} in the mean.")
+    lines.append(f"Experts alone, {dataset.attrs['network']}: mean accuracy {mean:.3f}.")
     return "\n".join(lines)
 
 
 def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
-    """The findings for one law."""
+    """Yields the findings for one law."""
     law, says = row["law"], SAYS[row["law"]]
     at, name, power = dataset.sel(law=law), NAMES[law], partial(_power, SYMBOLS[law])
     if says:
         goes = {1: "grows", -1: "falls"}[says]
         loss = np.log(at["loss"].sel(merge="average").values)
         change = loss[-1] - loss[0]
-        where, paper = "unified merging, Sec. V-B", "said of the bound of Theorem 3"
+        where, paper = "unified merging, Sec. V-B", "stated for the bound of Theorem 3"
         yield Finding(
             where,
             f"the excess {goes} with {name}, in quadratics",
@@ -251,7 +249,8 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
     near = abs(row["testbed_exact"] - row["testbed_bound"]) < CLOSE
     yield Finding(
         "unified merging, Theorem 1",
-        f"stability of quadratics goes with {name} as its bound does, to {CLOSE:g} in the exponent",
+        f"stability of quadratics depends on {name} as its bound does, up to {CLOSE:g} in the "
+        "exponent",
         power(row["testbed_bound"]),
         f"{power(row['testbed_exact'])}, exactly",
         "holds" if near else "fails",
@@ -261,7 +260,7 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
 def summary(dataset: "xr.Dataset") -> str:
     """Describes every law in the testbed and in networks.
 
-    It returns a line for each law, one about how loose the bounds are, and one with the accuracy of
+    It returns a line for each law, one on how loose the bounds are, and one with the accuracy of
     each merge.
     """
     if "network" in dataset.attrs:

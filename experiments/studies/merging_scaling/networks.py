@@ -1,6 +1,6 @@
 """The networks of `merging_scaling`: data for the tasks, experts with their twins, and merges.
 
-`run` calls these functions, each for all replicates at once; `testbed` is their counterpart with
+`run` calls these functions, each for all repetitions at once. `testbed` is their counterpart with
 quadratic losses.
 """
 
@@ -25,12 +25,12 @@ MERGES = ("average", "TIES", "DARE", "AdaMerging")
 
 
 class Exam(NamedTuple):
-    """The data of every replicate and task; each replicate has its own order of tasks.
+    """The data of every repetition and task; each repetition has its own order of tasks.
 
     Attributes:
-      images: What experts learn from. An expert that is tuned on s samples uses the first s of the
-        n images. n is one more than the largest number of samples: the last image is the one that
-        twins see in the place of another.
+      images: Training images of experts. An expert that is fine-tuned on s samples uses the first s
+        of the n images. n is one more than the largest number of samples: twins use the last image
+        to replace another.
       labels: Their classes, of shape (R, T, n).
       unlabelled: Test images for AdaMerging, in batches.
       test: The test images, in arrays of shape (R, T, ...).
@@ -43,10 +43,10 @@ class Exam(NamedTuple):
 
 
 def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
-    """Measures the constants of the bounds on the networks of the first replicate, at the centre.
+    """Measures the constants of the bounds on the networks of the first repetition, at the centre.
 
     They are measured at the pre-trained network and at the average of the experts. The infimum of
-    each loss is taken to be 0.
+    each loss is assumed to be 0.
 
     - `base`: the pre-trained networks, in leaves of shape (replicate, ...).
     - `merged`: the averages of the experts, in leaves of shape (replicate, ...).
@@ -64,23 +64,23 @@ def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[
 
 
 def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Array:
-    """The mean cross-entropy on a batch."""
+    """Computes the mean cross-entropy on a batch."""
     return _losses(config, params, *batch).mean()
 
 
 def _losses(config: Config, params: PyTree, images: ArrayLike, labels: ArrayLike) -> Array:
-    """The cross-entropy of each image."""
+    """Computes the cross-entropy of each image."""
     outputs = _logits(config, params, images)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
 def _logits(config: Config, params: PyTree, images: ArrayLike) -> Array:
-    """The logits of a network."""
+    """Computes the logits of a network."""
     return jnp.asarray(MLP(config.widths, config.data.classes).apply(params, images))
 
 
 def examine(config: Config, pool: Pool, split: Split) -> Exam:
-    """Divides the images among the tasks of every replicate."""
+    """Divides the images among the tasks of every repetition."""
     rng = np.random.default_rng(config.seed)
     most = max(config.swept.samples) + 1
     tasks = [image_tasks.of(pool, task) for task in config.tasks]
@@ -91,8 +91,9 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
             own, seen = tuning[member[tuning]][:most], test[member[test]]
             if len(own) < most or not len(seen):
                 raise ValueError(
-                    f"swept.samples must be at most {len(own) - 1}, which is what "
-                    f"{config.tasks[i]!r} has of {config.pool} images; got {most - 1}"
+                    f"swept.samples must be at most {len(own) - 1}, because {config.tasks[i]!r} "
+                    "has "
+                    f"only {len(own)} of {config.pool} images; got {most - 1}"
                 )
             drawn = rng.choice(seen, (16, 32))
             part = images[test], labels[test], member[test]
@@ -107,10 +108,10 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0))
 def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
-    """Trains the networks that experts start from, with SGD, one for each replicate.
+    """Trains the networks from which experts start, with SGD, one for each repetition.
 
-    - `config`: the config; static.
-    - `exam`: the images to learn from, in arrays of shape (replicate, n, ...).
+    - `config`: the config (static).
+    - `exam`: the training images, in arrays of shape (replicate, n, ...).
 
     It returns the variables, in leaves of shape (replicate, ...).
     """
@@ -126,7 +127,7 @@ def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
 
 
 def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: ArrayLike) -> PyTree:
-    """One step of SGD."""
+    """Takes one step of SGD."""
     gradient = jax.grad(partial(_mean_loss, config))(params, batch)
     return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
 
@@ -143,20 +144,20 @@ def finetune(
     rate: ArrayLike,
     keys: Array,
 ) -> tuple[PyTree, PyTree]:
-    """Tunes an expert for each task with SGD, and beside it a twin with one sample replaced.
+    """Fine-tunes an expert for each task with SGD, and its twin with one sample replaced.
 
-    In every step an expert and its twin draw samples of the same indices. Where the index is 0, the
-    twin sees a sample that no expert has.
+    In every step an expert and its twin draw samples with the same indices. At index 0 the twin
+    uses a sample that no expert has.
 
-    - `config`: the config; static.
-    - `batch`: samples per step; static.
+    - `config`: the config (static).
+    - `batch`: samples per step (static).
     - `marks`: the numbers of steps after which networks are kept, increasing.
-    - `base`: the networks to start from, in leaves of shape (replicate, ...).
+    - `base`: the initial networks, in leaves of shape (replicate, ...).
     - `samples`: number of samples of each task, at most n - 1.
 
     It returns the experts and their twins, each in leaves of shape (replicate, task, m, ...).
     """
-    # Training goes on from each mark to the next, so that longer runs contain shorter ones.
+    # Training continues from each mark to the next, so longer runs contain shorter ones.
     spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
 
     def of_task(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
@@ -197,22 +198,22 @@ def measure(
     count: ArrayLike,
     key: Array,
 ) -> dict[str, Any]:
-    """Merges the first experts of each replicate in every way of `MERGES`, and measures the merges.
+    """Merges the first experts of each repetition by every method of `MERGES`, and measures them.
 
-    It is mapped over replicates; shapes below are those after that.
+    It is mapped over repetitions; shapes below include that axis.
 
-    - `config`: the config; static.
-    - `base`: the networks that experts started from, in leaves of shape (replicate, ...).
+    - `config`: the config (static).
+    - `base`: the experts' initial networks, in leaves of shape (replicate, ...).
     - `experts`: the experts, in leaves of shape (replicate, task, ...).
 
     It returns means over the tasks of the merged experts, of shape (replicate, merge): `loss` and
-    `accuracy` on the test, and `train_loss` on the experts' samples. Also `stability`, the mean
-    squared change of the average when one expert has its sample replaced, of shape (replicate,);
-    and `merged`, the averages.
+    `accuracy` on the test, and `train_loss` on the experts' samples. It also returns `stability`,
+    of shape (replicate,), the mean squared change of the average after replacing one expert's
+    sample; and `merged`, the averages.
     """
     tasks = range(len(exam.labels))
     merged = jnp.arange(len(tasks)) < count
-    # the others are the base, of which no merge takes anything: one compilation for all counts
+    # the others are the base, which contributes nothing: one compilation for all counts
     models = [
         jax.tree.map(lambda b, x, i=i: jnp.where(merged[i], x[i], b), base, experts) for i in tasks
     ]
@@ -256,7 +257,7 @@ def measure(
     squares = jax.tree.map(
         lambda a, b: jnp.sum((a - b).reshape(len(a), -1) ** 2, 1), experts, twins
     )
-    # Definition 2: the mean over which expert is perturbed, and the average moves by its share
+    # Definition 2: the mean over the perturbed expert; the average moves by that expert's share
     stability = (weights / count**2) @ sum(jax.tree.leaves(squares))
     names = ("loss", "accuracy", "train_loss")
     return {**dict(zip(names, graded, strict=True)), "stability": stability, "merged": ways[0]}

@@ -28,7 +28,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _experts_figure(dataset: "xr.Dataset") -> "Figure":
-    """Accuracy and loss of merges of pre-trained networks by law (Figs. 2 and 3)."""
+    """Draws accuracy and loss of merges of pre-trained networks by law (Figs. 2 and 3)."""
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(2, len(laws), width=2.9, height=2.5)
     for column, law in zip(axes.T, laws, strict=True):
@@ -48,7 +48,7 @@ def _experts_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _excess_figure(dataset: "xr.Dataset") -> "Figure":
-    """Excess of the testbed, loss and accuracy of networks, by law."""
+    """Draws the excess of the testbed, and loss and accuracy of networks, by law."""
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 3, width=3.7, height=2.5)
     for (bed, loss, accuracy), law in zip(axes, laws, strict=True):
@@ -77,7 +77,7 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _stability_figure(dataset: "xr.Dataset") -> "Figure":
-    """Stability of the testbed and of networks beside the bound of Theorem 1, by law."""
+    """Draws stability of the testbed and of networks, with the bound of Theorem 1, by law."""
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 2, width=4.2, height=2.5)
     for (bed, network), law in zip(axes, laws, strict=True):
@@ -98,7 +98,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
-    """Exact values, both bounds and simulations of the testbed."""
+    """Draws exact values, both bounds and simulations of the testbed."""
     x = at["value"].values
     printed = "Theorem 3" if name == "excess" else "Theorem 1"
     ax.plot(x, at[f"testbed_exact_{name}"], color=style.PALETTE[0], label="exact, average")
@@ -113,14 +113,14 @@ def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
 
 
 def _bars(ax: "Axes", x: np.ndarray, values: "xr.DataArray", color: str, label: str) -> None:
-    """Means over replicates with their standard errors."""
+    """Draws means over repetitions with their standard errors."""
     mean, error = mean_and_error(values, "replicate")
     line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": color}
     ax.errorbar(x, mean, np.nan_to_num(error), label=label, **line)
 
 
 def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
-    """The logarithmic axis of a law, with a tick at each value."""
+    """Sets a law's logarithmic axis, with a tick at each value."""
     ax.set_xscale("log")
     ax.set_xticks(x, [f"{v:g}" for v in x])
     ax.minorticks_off()

@@ -26,10 +26,11 @@ from theory.merging.scaling import Law
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Measures the networks and the testbed at every value of every law.
 
-    It returns over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by
-    replicate and merge, and `stability` by replicate; their bounds `network_bound_*`; and
-    `testbed_*`, exact, bounded and simulated. The measured constants and the centre are attributes.
-    With pre-trained networks in place of the MLP, what `experts.measured` returns.
+    It returns a dataset over law and point: the `value`; `loss`, `accuracy` and `train_loss` of
+    networks by replicate and merge, and `stability` by replicate; their bounds `network_bound_*`;
+    and `testbed_*`, exact, bounded and simulated. The measured constants and the centre are
+    attributes. With pre-trained networks instead of the MLP, it returns the dataset of
+    `experts.measured`.
 
     It raises `DataError` if the data cannot be read or do not suffice.
     """
@@ -66,7 +67,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def centre() -> dict[str, Any]:
         """Measures the laws of steps and of tasks on one set of trainings.
 
-        Fewer steps are earlier networks of a training, and fewer tasks are some of its experts.
+        Fewer steps correspond to earlier networks of a training, and fewer tasks to a part of its
+        experts.
         """
         setting, marks = config.at(), config.swept.steps
         pairs = trained(setting, marks)
@@ -106,7 +108,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _dataset(
     config: Config, nets: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
 ) -> xr.Dataset:
-    """The labelled dataset of all results; `run` says what is in it."""
+    """Builds the labelled dataset of all results; `run` describes its content."""
     at = ("law", "point")
     dims: dict[str, tuple[str, ...]] = dict.fromkeys(
         ("loss", "accuracy", "train_loss"), (*at, "replicate", "merge")
@@ -124,7 +126,7 @@ def _dataset(
 
 
 def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The printed bounds of Theorems 3 and 1 along every law, with the measured constants."""
+    """Computes the printed bounds of Theorems 3 and 1 along every law, with measured constants."""
     measured = Constants(**{name: constants[name] for name in Constants._fields})
     rows = []
     for law in LAWS:

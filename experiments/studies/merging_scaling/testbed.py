@@ -1,6 +1,6 @@
 """The quadratics of `merging_scaling`: excess, stability and bounds, exact and simulated.
 
-The closed forms are those of `theory.merging`; `networks` measures the same quantities on networks.
+The closed forms come from `theory.merging`; `networks` measures the same quantities on networks.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ def quadratics(
 ) -> QuadraticTasks:
     """Builds the testbed at one setting.
 
-    All settings of a config share the centres of the tasks. A setting with fewer tasks takes the
-    first of them.
+    All settings of a config share the centres of the tasks. A setting with fewer tasks uses the
+    first ones.
 
     - `law`: the hyperparameter to change from the centre; None changes none.
 
@@ -45,8 +45,7 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
     rows = []
     for i, law in enumerate(LAWS):
         values = config.values(law)
-        # `scaling` takes the first N of the tasks that it is given: it needs the largest number of
-        # them.
+        # `scaling` uses the first N of its tasks, so it needs the largest number of them.
         widest = quadratics(config, law, values[-1])
         predicted = scaling(widest, law, values)
         row = {

@@ -1,6 +1,6 @@
 """Adapters of low rank (LoRA) for the matrices of transformer blocks.
 
-`measure.fine_tune` trains them in place of all weights if a rank is given.
+If a rank is given, `measure.fine_tune` trains them instead of all weights.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ _MATRIX = re.compile(r"block_\d+/\w+/kernel")
 class LoRA:
     """Adds a trainable product of low rank to every matrix of a network's blocks.
 
-    A matrix W becomes W + (alpha / rank) A B. At first A is random and B is 0, so the network
-    starts unchanged. An instance is hashable and serves as the `join` of `training.together`.
+    A matrix W becomes W + (alpha / rank) A B. Initially A is random and B is 0, so the network is
+    unchanged. An instance is hashable and serves as the `join` of `training.together`.
 
     Attributes:
       rank: The number of columns of A and of rows of B, at least 1.
@@ -36,18 +36,18 @@ class LoRA:
     alpha: float
 
     def start(self, params: PyTree, key: Array) -> dict[str, dict[str, Array]]:
-        """Draws the factors that training begins with.
+        """Draws the initial factors of training.
 
         Args:
           params: The network's parameters. Kernels of blocks get factors; other parameters do not.
           key: A random key.
 
         Returns:
-          For each matrix, named by its path with dots for slashes: "A" `(inputs, rank)`, normal
+          For each matrix, by its path with dots instead of slashes: "A" `(inputs, rank)`, normal
           with variance 1 / inputs, and "B" `(rank, outputs)`, which is 0. Both are float32.
 
         Raises:
-          ValueError: If the rank exceeds the smaller side of a matrix. The message names it.
+          ValueError: If the rank exceeds the smaller side of a matrix. The message has its name.
         """
         own = {}
         for path, leaf in jax.tree.leaves_with_path(params):
@@ -57,7 +57,7 @@ class LoRA:
             rows, columns = _sizes(name, leaf.shape)
             if self.rank > min(rows, columns):
                 raise ValueError(
-                    f"tune.rank must be at most {min(rows, columns)}, as {name} is {rows} x "
+                    f"tune.rank must be at most {min(rows, columns)}, because {name} is {rows} x "
                     f"{columns}; got {self.rank}"
                 )
             draw = jax.random.normal(jax.random.fold_in(key, len(own)), (rows, self.rank))
@@ -77,7 +77,7 @@ class LoRA:
         Returns:
           The parameters of the adapted network, all cast to the dtype of the factors.
         """
-        # A step casts what it trains to the dtype it computes in, but not what stays as it is.
+        # A step casts the trained values to its dtype, but not the constant ones.
         dtype = jax.tree.leaves(own)[0].dtype
 
         def leaf(path: tuple, x: Array) -> Array:
@@ -95,8 +95,8 @@ class LoRA:
 def _sizes(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns the numbers of rows and columns of a kernel as a matrix [in, out].
 
-    Heads have an axis of their own: an input axis of attention's output projection, and an output
-    axis of queries, keys and values.
+    Heads have their own axis: an input axis of attention's output projection, and an output axis of
+    queries, keys and values.
     """
     reads = len(shape) - 1 if name.endswith("o/kernel") else 1
     return math.prod(shape[:reads]), math.prod(shape[reads:])

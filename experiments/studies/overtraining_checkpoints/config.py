@@ -12,15 +12,15 @@ from experiments.training.groups import Epochs
 from experiments.training.sharding import Several
 from experiments.training.step import Compute
 
-QUESTIONS = "questions"  # the task that is generated, as `Tuning.tasks` names it
+QUESTIONS = "questions"  # the generated task, by its name in `Tuning.tasks`
 Deviation = Literal["module", "stated"]
 
 
 @config
 class Series:
-    """How a series of checkpoints is trained if none are given.
+    """The training of a series of checkpoints if none are given.
 
-    They are of one training, whose learning rate falls to 0 at the largest budget.
+    They belong to one training. Its learning rate falls to 0 at the largest budget.
     """
 
     budgets: Rising[Natural] = tuple(2**k for k in range(16, 22))
@@ -28,31 +28,31 @@ class Series:
     batch: Natural = 16
     """Sequences per step."""
     rate: Positive = 0.02
-    """Highest learning rate."""
+    """The highest learning rate."""
     folder: str | None = None
-    """Folder to keep the checkpoints in; None for a temporary one."""
+    """Folder for the checkpoints; None for a temporary one."""
 
 
 @config
 class Tuning(Epochs):
-    """How checkpoints are fine-tuned on instructions."""
+    """The fine-tuning of checkpoints on instructions."""
 
     tasks: Different[str] = (QUESTIONS,)
-    """What to fine-tune on: files of instructions in JSON lines (Anthropic-HH, TULU, Alpaca and
-    their like), or 'questions', which are generated for networks of characters."""
+    """The tasks: files of instructions in JSON lines (such as Anthropic-HH, TULU or Alpaca), or
+    'questions', which are generated for networks of characters."""
     tokenizer: str | None = None
-    """The tokenizer.json that encodes text in files, of byte-level BPE as GPT-2's and OLMo's; None
-    for examples that are tokens already, and for networks of characters."""
+    """The tokenizer.json that encodes text in files, a byte-level BPE as for GPT-2 and OLMo; None
+    if examples are tokens already, and for networks of characters."""
     rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     warmup: Count = 6
-    """Steps before the learning rate is at its highest."""
+    """Steps before the learning rate reaches its highest value."""
     held_out: Annotated[int, Ge(2)] = 128
-    """Examples of a task to tune the rate by, and as many others to report."""
+    """Number of a task's examples to tune the rate with, and of as many others for the results."""
     rank: Natural | None = None
-    """Rank of adapters (LoRA) of the blocks' matrices; None trains all weights."""
+    """Rank of adapters (LoRA) for the blocks' matrices; None trains all weights."""
     alpha: Positive = 16.0
-    """Adapters are multiplied by alpha / rank; without a rank it has no effect."""
+    """The scale of adapters is alpha / rank. Without a rank, alpha has no effect."""
 
     def __post_init__(self) -> None:
         for name in self.tasks:
@@ -75,50 +75,50 @@ class Benchmarks:
     """
 
     files: tuple[str, ...] = ()
-    """Files of questions in JSON lines: ARC, PIQA, HellaSwag and their like."""
+    """Files of questions in JSON lines, such as ARC, PIQA or HellaSwag."""
     items: Natural = 500
-    """Largest number of questions to ask from a file."""
+    """Largest number of questions from a file."""
     shots: Count = 0
-    """Solved questions that stand before each one asked: the first of the file, which are not asked
-    themselves."""
+    """Number of solved examples before each question. They are the file's first questions, which
+    do not count as questions."""
 
 
 @config
 class Config:
-    """How a series of checkpoints is perturbed and fine-tuned, and what they forget is measured."""
+    """Perturb and fine-tune a series of checkpoints, and measure how much they forget."""
 
     checkpoints: tuple[str, ...] | None = None
     """Folders of checkpoints (GPT-2, Llama, OLMo of Hugging Face), from the first of a training to
     the last; None trains a series of tiny ones."""
     tokens: Rising[Natural] | None = None
-    """Tokens that each checkpoint was trained on, ascending; None reads them from the names of the
-    folders ('tokens41B'), or takes the order of the folders if a name does not say."""
+    """Tokens that each checkpoint was trained on, ascending. None reads them from the folders'
+    names ('tokens41B'), or uses the order of the folders if a name lacks them."""
     data: TextData = TextData()
     seed: Seed = 0
-    """Seed of everything."""
+    """Seed of all randomness."""
     replicates: Annotated[int, Ge(3)] = 5
-    """Repetitions, each with noise, minibatches and held-out text and examples of its own."""
+    """Number of repetitions, each with its own noise, minibatches, held-out text and examples."""
     model: Model = Model()
     series: Series = Series()
     gammas: Rising[Positive] = (0.02, 0.05, 0.1, 0.2, 0.5)
     """Sizes of Gaussian noise, ascending, in standard deviations of the initial weights."""
     draws: Natural = 4
-    """Draws of noise in each repetition; the same for all checkpoints and sizes."""
+    """Number of draws of noise in each repetition; the same for all checkpoints and sizes."""
     deviation: Deviation = "module"
-    """Which standard deviations the noise has: those of this library's initial weights ('module'),
-    or the initializer_range that config.json states ('stated')."""
+    """The standard deviations of the noise: from this library's initial weights ('module'), or
+    the initializer_range in config.json ('stated')."""
     held_out: Natural = 128
-    """Sequences on which the pre-training loss is measured."""
+    """Number of sequences on which the pre-training loss is measured."""
     tune: Tuning = Tuning()
     benchmarks: Benchmarks = Benchmarks()
     memory: Memory = Memory()
     compute: Compute = "float32"
-    """Floating-point type that training computes with."""
+    """Floating-point type of the training's computation."""
     save_every: Natural = 1000
-    """Steps between two states of fine-tuning that are stored, from which a killed one goes on."""
+    """Steps between two stored states of fine-tuning, from which a killed one continues."""
     shard: Several = "members"
-    """What several devices share: the networks that are trained side by side ('members'), the
-    examples ('data'), these and the parameters ('full'), or nothing ('no')."""
+    """The work that several devices share: the networks trained side by side ('members'), the
+    examples ('data'), examples and parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
         if self.model.mup is not None:
@@ -127,7 +127,7 @@ class Config:
                 f"got {self.model.mup}"
             )
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
-        # Presets have an empty tuple, for the user to fill; `run` refuses it with an explanation.
+        # Presets have an empty tuple, for the user to fill. `run` refuses it with an explanation.
         if self.checkpoints is not None and 0 < count < 3:
             raise ValueError(f"checkpoints must be 3 or more folders; got {count}")
         if self.tokens is not None and count and len(self.tokens) != count:
@@ -148,9 +148,9 @@ class Config:
 
 
 DEFAULT = Config()
-# Table 2. Not printed, and chosen here: one epoch (of about 160 thousand pairs that Anthropic-HH
-# has, less what is held out), examples of 512 tokens (most are shorter), the sizes of the noise
-# (Fig. 65 shows colours only), its draws, and how much text is held out
+# Table 2. Not printed, and chosen here: one epoch (of about 160 thousand pairs in Anthropic-HH,
+# minus the held-out ones), examples of 512 tokens (most are shorter), the sizes of the noise (Fig.
+# 65 shows only colours), its draws, and the amount of held-out text
 PAPER = varied(
     DEFAULT,
     checkpoints=(),
@@ -177,8 +177,8 @@ PAPER = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # Checkpoints on disk: give them, a text that is tokenised for them, instructions and their
-    # tokenizer; sizes for a few minutes of an accelerator and 100 million weights.
+    # Checkpoints on disk. They need a text with their tokens, instructions and their tokenizer. The
+    # sizes suit a few minutes of an accelerator and 100 million weights.
     "checkpoints": varied(
         PAPER,
         data={"name": "tokens"},
@@ -195,9 +195,9 @@ PRESETS: dict[str, Config] = {
         benchmarks={"items": 200},
     ),
     "paper": PAPER,
-    # 7 billion weights (Amber): adapters, since all weights and Adam's moments are 112 GB. The
-    # paper trains all weights; rank and alpha are chosen here. Its tokenizer is not of byte pairs:
-    # examples are to be lists of tokens
+    # 7 billion weights (Amber). Adapters, because all weights with Adam's moments need 112 GB. The
+    # paper trains all weights; rank and alpha are our choice. Its tokenizer is not a byte-level
+    # BPE, so examples must be lists of tokens
     "paper_7b": varied(PAPER, tune={"rank": 64, "alpha": 128.0, "tokenizer": None}),
     # Seconds, for tests.
     "tiny": varied(

@@ -1,7 +1,7 @@
-"""What `overtraining_checkpoints` reads before it measures anything.
+"""The data that `overtraining_checkpoints` reads before any measurement.
 
-This is the checkpoints' configurations, held-out text of pre-training, instructions, and
-multiple-choice questions. The weights are read by `measure`, one checkpoint at a time.
+These are the checkpoints' configurations, held-out text of pre-training, instructions, and
+multiple-choice questions. `measure` reads the weights, one checkpoint at a time.
 """
 
 import re
@@ -21,16 +21,16 @@ from experiments.studies.overtraining_checkpoints.config import QUESTIONS, Confi
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared.language_tasks import Batch
 
-UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}  # of tokens, in the names of folders
+UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}  # units of tokens in folders' names
 
 
 class Part(NamedTuple):
-    """Which examples of a task one repetition uses; no example is in two of the sets.
+    """The examples of a task in one repetition; no example is in two of the sets.
 
     Attributes:
       learn: Indices of the examples to fine-tune on, `(n,)`.
-      validation: Indices of those to tune the learning rate by, `(m,)`.
-      test: Indices of those to report, `(m,)`.
+      validation: Indices of the examples to tune the learning rate with, `(m,)`.
+      test: Indices of the examples for the results, `(m,)`.
     """
 
     learn: Int[np.ndarray, " n"]
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The examples of a task, and how each repetition divides them.
+    """The examples of a task, and their division in each repetition.
 
     Attributes:
       examples: All examples: tokens `(example, context + 1)`, scored `(example, context)`.
@@ -55,13 +55,13 @@ class Task(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The data that all checkpoints are trained and measured on.
+    """The data for training and measuring all checkpoints.
 
     Attributes:
       held_out: Text held out from pre-training, for each repetition: tokens `(n, context + 1)`.
-      tasks: The tasks, as `Tuning.tasks` orders them.
+      tasks: The tasks, in the order of `Tuning.tasks`.
       benchmarks: Multiple-choice questions by the names of their files, without suffix.
-      unigram: The loss of predicting each token by its frequency alone, in nats per token, on the
+      unigram: The loss of predicting each token from its frequency alone, in nats per token, on the
         held-out text of the first repetition.
     """
 
@@ -77,7 +77,7 @@ def seeded(config: Config, *what: int) -> int:
 
 
 def network(config: Config, paths: Sequence[str]) -> nn.Module:
-    """Makes the network that all checkpoints are parameters of.
+    """Builds the network of the checkpoints, without their parameters.
 
     Args:
       config: The settings.
@@ -87,14 +87,14 @@ def network(config: Config, paths: Sequence[str]) -> nn.Module:
       The module, without parameters.
 
     Raises:
-      ValueError: If a folder has no readable config.json or describes a model that our modules do
+      ValueError: If a folder lacks a readable config.json or describes a model that our modules do
         not compute, if two checkpoints differ in more than their weights, or if the first has fewer
         positions than `config.model.context`.
     """
     modules = [module_of(read_config(path)) for path in paths]
     for path, module in zip(paths, modules, strict=True):
         if describe(module) != describe(modules[0]):
-            raise ValueError(f"checkpoints must be of one shape; {path} is not of {paths[0]}'s")
+            raise ValueError(f"checkpoints must have one shape; {path} differs from {paths[0]}")
     most = modules[0].context
     if config.model.context > most:
         raise ValueError(
@@ -105,10 +105,10 @@ def network(config: Config, paths: Sequence[str]) -> nn.Module:
 
 
 def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Finds out how long each checkpoint was trained.
+    """Determines how long each checkpoint was trained.
 
-    The config's numbers come first, then those in the folders' names, such as "tokens41B" with one
-    of the units K, M, B and T. If a name says none, the checkpoints are numbered from 1.
+    The config's numbers come first, then numbers in the folders' names, such as "tokens41B" with
+    one of the units K, M, B and T. If a name has no number, the checkpoints are numbered from 1.
 
     Args:
       config: The settings.
@@ -128,7 +128,7 @@ def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
         return np.arange(1.0, len(paths) + 1), "order"
     told = np.array([float(m[1]) * UNITS[m[2].upper()] for m in found if m])
     if not (np.diff(told) > 0).all():
-        raise ValueError(f"checkpoints must be given from the first to the last; got {told}")
+        raise ValueError(f"checkpoints must be ordered from the first to the last; got {told}")
     return told, "tokens"
 
 
@@ -138,16 +138,16 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
     Args:
       config: The settings.
       vocab: Size of the network's vocabulary.
-      end: Tokens that end a response. If there are none, a new line does for the offline text, and
-        nothing does for others.
+      end: Tokens that end a response. If there are none, a new line ends the offline text, and
+        nothing ends others.
 
     Returns:
       The data.
 
     Raises:
-      ValueError: If text is to be encoded without a tokenizer, a token is not in the vocabulary,
-        the text has another vocabulary, there are too few examples or blocks of held-out text, or
-        a benchmark has no questions left to ask, or one whose answers leave no room for it.
+      ValueError: If text needs a tokenizer and there is none, a token is not in the vocabulary, the
+        text has another vocabulary, there are too few examples or blocks of held-out text, or a
+        benchmark has no questions left, or one with answers that leave no place for the question.
       DataError: If files are missing or damaged. It is a `ValueError`.
     """
     tune, context = config.tune, config.model.context
@@ -162,7 +162,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
     held_out = tuple(
         corpus.held_out(config.held_out, seeded(config, 0, k)) for k in range(config.replicates)
     )
-    # A network of characters has no other end than a new line.
+    # A network of characters only has a new line as an end.
     end = end or (tuple(text.encode(b"\n")) if encode is text.encode else ())
     taught = tuple(_task(config, name, encode, end) for name in tune.tasks)
     asked = {Path(name).stem: _benchmark(config, name, encode) for name in config.benchmarks.files}
@@ -175,7 +175,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
 
 
 def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequence[int]) -> Task:
-    """Reads or generates the examples of a task, and divides them anew for each repetition."""
+    """Reads or generates the examples of a task, and divides them for each repetition."""
     tune = config.tune
     sizes = (tune.examples, tune.held_out, tune.held_out)
     if name == QUESTIONS:
@@ -188,7 +188,7 @@ def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequen
     if count < sum(sizes):
         raise ValueError(
             f"tune.examples: {name} has {count} examples that fit model.context = "
-            f"{config.model.context}; {sum(sizes)} are asked for"
+            f"{config.model.context}; {sum(sizes)} are needed"
         )
     parts = []
     for k in range(config.replicates):
@@ -198,11 +198,11 @@ def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequen
 
 
 def _benchmark(config: Config, name: str, encode: Callable[[bytes], Any]) -> choices.Packed:
-    """Reads the questions of a file, with solved ones before each if they are asked for."""
+    """Reads the questions of a file, with solved ones before each if requested."""
     how, items = config.benchmarks, choices.read(name)
     shots, asked = items[: how.shots], items[how.shots :][: how.items]
     if not asked:
-        raise ValueError(f"benchmarks.shots: {name} has {len(items)} questions, none is left")
+        raise ValueError(f"benchmarks.shots: {name} has {len(items)} questions, so none is left")
     before = "".join(f"{item.context}{item.choices[item.answer]}\n\n" for item in shots)
     asked = [item._replace(context=before + item.context) for item in asked]
     return choices.pack(asked, encode, config.model.context)

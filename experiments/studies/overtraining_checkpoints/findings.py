@@ -1,4 +1,4 @@
-"""The paper's claims about checkpoints of one training, judged from the stored dataset alone."""
+"""Verdicts on the paper's claims about checkpoints of one training, from the dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -23,23 +23,23 @@ SCALE = "OLMo-1B, 0.04T to 3.1T tokens; curves, no printed numbers"
 
 
 def increase(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes the rise of the pre-training loss under noise."""
+    """Computes the increase of the pre-training loss under noise."""
     return dataset["noisy"] - dataset["base"]
 
 
 def forgotten(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes the rise of the pre-training loss by fine-tuning."""
+    """Computes the increase of the pre-training loss by fine-tuning."""
     return dataset["tuned_base"] - dataset["base"]
 
 
 def named(dataset: xr.Dataset) -> list[str]:
-    """Names the checkpoints by their tokens, or by their order."""
+    """Returns names of the checkpoints, by their tokens or by their order."""
     values = dataset["budget"].values
     return [f"{v:g}" if dataset.attrs["unit"] == "order" else count(v) for v in values]
 
 
 def _steps(dataset: xr.Dataset) -> str:
-    """Says what slopes are per: a doubling of the tokens, or of the number in the series."""
+    """Returns the unit of slopes: a doubling of the tokens, or of the number in the series."""
     return "doubling of the tokens" if dataset.attrs["unit"] == "tokens" else "doubling in order"
 
 
@@ -73,23 +73,25 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
         ),
         judged(
             f"{PAPER}, Figs. 3 left, 65",
-            "Noise of any fixed size raises the loss more the longer pre-training was",
+            "Noise of any fixed size raises the loss more, the longer pre-training was",
             f"at every size; {SCALE}",
-            f"at the size where it grows least by {stated(100 * grows, 1)} % of its mean per {by}",
+            f"at the size with the least growth, by {stated(100 * grows, 1)} % of its mean per "
+            f"{by}",
             grows.values,
         ),
         judged(
             f"{PAPER}, Fig. 65",
-            f"Under large noise (gamma = {large:g}) the last checkpoint is above the best before",
+            f"Under large noise (gamma = {large:g}) the last checkpoint is worse than the best "
+            "before",
             f"U-shapes; {SCALE}",
-            f"loss at the last less the least before {stated(high, 3)} nats",
+            f"loss at the last minus the least before: {stated(high, 3)} nats",
             high.values,
         ),
         judged(
             f"{PAPER}, Fig. 65",
             f"Under small noise (gamma = {small:g}) more pre-training still helps",
             f"lowest curves fall throughout; {SCALE}",
-            f"loss at the last less the least before {stated(low, 3)} nats",
+            f"loss at the last minus the least before: {stated(low, 3)} nats",
             -low.values,
         ),
     ]
@@ -102,7 +104,7 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     top, by = rates_by_others(dataset, choose).isel(task=0, drop=True), _steps(dataset)
     grows = at_chosen(forgotten(one), top, slope)
     best = best_rate(dataset).isel(task=0, drop=True)
-    # The tuned rate is chosen on validation examples, and judged on others.
+    # The tuned rate is chosen on validation examples and judged on others.
     lost, own = (
         last_costs(at_best(dataset, dataset[name]).isel(task=0, drop=True))
         for name in ("tuned_base", "tuned_test")
@@ -111,15 +113,16 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     declared = [
         judged(
             f"{PAPER}, Sec. 2.2; Figs. 4, 12",
-            f"Teaching {task} at the largest rate that keeps the text ({chosen(top)}) makes a "
-            "model forget more the longer pre-training was",
+            f"Teaching {task} at the largest rate that preserves the text ({chosen(top)}) makes a "
+            "model forget more, the longer pre-training was",
             f"at sufficiently large rates; {SCALE}",
-            f"the rise of the loss on pre-training text grows by {stated(grows, 3)} nats per {by}",
+            f"the increase of the loss on pre-training text grows by {stated(grows, 3)} nats "
+            f"per {by}",
             grows.values,
         ),
         judged(
             f"{PAPER}, Sec. 2.2; Fig. 2 (OOD)",
-            f"At the tuned rate on {task} the loss on pre-training text at the last checkpoint "
+            f"At the tuned rate on {task}, the loss on pre-training text at the last checkpoint "
             "exceeds the least before",
             f"of benchmarks, beyond 2.5T tokens; {SCALE}",
             f"{stated(lost, 3)} nats",
@@ -127,7 +130,8 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
         ),
         judged(
             f"{PAPER}, Sec. 2.2; Fig. 2 (ID)",
-            f"At the tuned rate the loss on {task} itself at the last checkpoint exceeds the least "
+            f"At the tuned rate, the loss on {task} itself at the last checkpoint exceeds the "
+            "least "
             "before",
             f"up to 3 % fewer wins in AlpacaEval, beyond 2.3T tokens; {SCALE}",
             f"{stated(own, 3)} nats",
@@ -147,7 +151,7 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
         declared.append(
             judged(
                 f"{PAPER}, Fig. 2 (OOD)",
-                f"At the tuned rate on {task} answers to benchmarks are worse at the last "
+                f"At the tuned rate on {task}, answers to benchmarks are worse at the last "
                 "checkpoint than at the best before",
                 f"about 2 % on ARC, PIQA and HellaSwag; {SCALE}",
                 f"by {stated(100 * worse, 1)} % of the questions",
@@ -160,8 +164,8 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     """Makes a table with a row for each checkpoint.
 
-    Its columns are perplexities on held-out text, without change, under noise and after fine-tuning
-    at the tuned rate, the tasks' losses in nats per token, and the tuned rates.
+    Its columns are perplexities on held-out text (unchanged, under noise, and after fine-tuning at
+    the tuned rate), the tasks' losses in nats per token, and the tuned rates.
 
     Returns rows of text, the header first. Tuned rates are geometric means over repetitions.
     """
@@ -189,7 +193,7 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 def _perplexity(loss: xr.DataArray) -> str:
     """Formats the perplexity of a mean loss over repetitions, with its standard error.
 
-    The error is that of the loss times the perplexity, its derivative.
+    The error is the loss's error times the perplexity, its derivative.
     """
     mean, error = (float(x) for x in mean_and_error(loss))
     # exp(710) is beyond the largest float
@@ -198,7 +202,7 @@ def _perplexity(loss: xr.DataArray) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the checkpoints and what noise and fine-tuning do to them."""
+    """Describes the checkpoints and how noise and fine-tuning change them."""
     names, rank = named(dataset), dataset.attrs["rank"]
     ends = [_perplexity(dataset["base"].isel(budget=k)) for k in (0, -1)]
     how = f"adapters of rank {rank}" if rank else "all weights"
@@ -214,7 +218,7 @@ def summary(dataset: xr.Dataset) -> str:
     for gamma in dataset["gamma"].values:
         least = int(mean_and_error(dataset["noisy"].sel(gamma=gamma))[0].argmin())
         sizes.append(f"{gamma:g}: {names[least]}")
-    lines.append(f"The checkpoint of least perplexity by size of the noise, {', '.join(sizes)}.")
+    lines.append(f"The checkpoint with the least perplexity by size of noise: {', '.join(sizes)}.")
     if lacking := left_out(dataset, names):
         lines.append(lacking)
     for task in dataset["task"].values:
@@ -223,11 +227,13 @@ def summary(dataset: xr.Dataset) -> str:
         own = at_best(dataset, dataset["tuned_test"]).sel(task=task)
         first = int(mean_and_error(own)[0].argmin())
         lines.append(
-            f"Taught {task} ({how}) at the tuned rate, text of pre-training is known best by the "
-            f"checkpoint at {names[least]}, the task by that at {names[first]}."
+            f"Taught {task} ({how}) at the tuned rate, the checkpoint at {names[least]} has the "
+            f"least loss on pre-training text, and the one at {names[first]} on the task."
         )
     claims = corrected(findings(dataset))
     held = sum(f.verdict == "holds" for f in claims)
     failed = sum(f.verdict == "fails" for f in claims)
-    lines.append(f"Of {len(claims)} claims {held} hold here, {failed} fail, others are undecided.")
+    lines.append(
+        f"Of {len(claims)} claims, {held} hold here, {failed} fail, and others are undecided."
+    )
     return "\n".join(lines)

@@ -30,17 +30,16 @@ from sail_jax.trees import path_str
 
 
 def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, Any]:
-    """Measures a checkpoint as it is, and its pre-training loss under Gaussian noise.
+    """Measures a checkpoint without change, and its pre-training loss under Gaussian noise.
 
-    The noise is theta + gamma epsilon, where epsilon is normal with the standard deviations of
-    `deviations`.
+    The perturbed parameters are theta + gamma epsilon, where epsilon is normal with the standard
+    deviations of `deviations`.
 
     Returns losses in nats per token, and answers:
-    - "base": the loss on held-out text without noise, `(seed,)`;
-    - "noisy": its mean over draws of noise, `(seed, gamma)`;
-    - "before": the loss on each task's test examples without noise, `(task, seed)`;
-    - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
-      benchmarks.
+    - "base": the loss on held-out text without noise, `(seed,)`.
+    - "noisy": its mean over draws of noise, `(seed, gamma)`.
+    - "before": the loss on each task's test examples without noise, `(task, seed)`.
+    - "answers": the share of right answers without noise, `(benchmark,)`; only with benchmarks.
 
     Raises `ValueError` if the weights are missing, damaged or do not fit config.json, or as
     `deviations`.
@@ -55,7 +54,7 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     noisy = np.zeros((config.replicates, len(config.gammas)))
     for k, held in enumerate(data.held_out):
         for draw in range(config.draws):
-            # One epsilon for all sizes and checkpoints: their differences are not of the draw.
+            # One epsilon for all sizes and checkpoints, so differences do not come from the draw.
             key = jax.random.key(seeded(config, 3, k, draw))
             for i, gamma in enumerate(config.gammas):
                 moved = _noisy(params, deviation, key, gamma)
@@ -67,9 +66,9 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
 
 
 def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
-    """Computes the standard deviations of the initial weights, which the noise is to have.
+    """Computes the standard deviations of the noise, those of the initial weights.
 
-    By `config.deviation` they are measured on initial weights of our module ("module"), or are the
+    `config.deviation` selects them: measured on initial weights of our module ("module"), or the
     initializer_range of the checkpoint's config.json ("stated"). As stated, GPT-2's output
     projections of attention and MLP have 1 / sqrt(2 layers) of it.
 
@@ -82,7 +81,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
       A float32 scalar for each array of parameters; 0 for biases and the scales of norms.
 
     Raises:
-      ValueError: If config.json is to state initializer_range and has no positive finite number.
+      ValueError: If config.json must have initializer_range and lacks a positive finite number.
     """
     if config.deviation == "module":
         spread = jax.jit(
@@ -91,13 +90,12 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
         return spread(jax.random.key(seeded(config, 4)))
     told = read_config(path).get("initializer_range")
     if not isinstance(told, int | float) or not 0 < told < math.inf:
-        raise ValueError(
-            f"{path}: config.json states no initializer_range; give --deviation module"
-        )
+        raise ValueError(f"{path}: config.json lacks initializer_range; give --deviation module")
     shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
     def leaf(where: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> Array:
-        """Returns the stated deviation of one array; vectors begin constant, so theirs is 0."""
+        """Returns the stated deviation of one array; vectors are initially constant, so theirs is
+        0."""
         name = path_str(where)
         matrix = name.endswith(("kernel", "embedding", "position_embed"))
         # GPT-2 divides what adds to the stream by the root of how often that happens
@@ -126,7 +124,7 @@ def _losses(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> Array
 
 
 def _mean_loss(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> float:
-    """Computes `_losses` as a number, of at most as many sequences at once as there are."""
+    """Computes `_losses` as a number, with at most as many sequences at once as there are."""
     return float(_losses(net, min(at_once, len(batch.tokens)), params, batch))
 
 
@@ -147,7 +145,7 @@ def _answers(
 
 @jax.jit
 def _distance(a: PyTree, b: PyTree) -> Array:
-    """Computes the Euclidean distance of two sets of parameters."""
+    """Computes the Euclidean distance between two sets of parameters."""
     squares = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), a, b)
     return jnp.sqrt(sum(jax.tree.leaves(squares)))
 
@@ -167,21 +165,21 @@ def fine_tune(
     Args:
       config: The settings.
       net: The network.
-      where: How devices share the work.
-      data: What to measure on.
-      task: What to fine-tune on.
+      where: The layout of the work on devices.
+      data: The data of the measurements.
+      task: The task of the fine-tuning.
       path: Folder of the checkpoint.
-      some: The fine-tunings: the number of the repetition, and the place of the learning rate in
+      some: The fine-tunings: the number of the repetition, and the index of the learning rate in
         `config.tune.rates`.
-      folder: Directory for states of the training, from which a killed one goes on; None stores
-        none.
+      folder: Directory for states of the training, from which a killed one continues. None stores
+        no states.
 
     Returns:
       Measurements of each fine-tuning. Losses are in nats per token:
-      - "base": the loss on held-out text of pre-training, `(run,)`;
-      - "validation" and "test": the loss on these examples of the task, `(run,)`;
-      - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`;
-      - "answers": the share of right answers, `(run, benchmark)`; only if there are benchmarks.
+      - "base": the loss on held-out text of pre-training, `(run,)`.
+    - "validation" and "test": the loss on these examples of the task, `(run,)`.
+    - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`.
+    - "answers": the share of right answers, `(run, benchmark)`; only with benchmarks.
 
     Raises:
       ValueError: If the weights are missing, damaged or do not fit config.json, or the rank of
@@ -192,13 +190,14 @@ def fine_tune(
     """
     tune, params = config.tune, load_pretrained(path).variables["params"]
     top, steps = tune.rates[-1], tune.steps()
-    # AdamW's decays are PyTorch's, and there is no weight decay (Table 2); a member's rate is a
-    # share of the highest one
+    # AdamW's decays are PyTorch's, without weight decay (Table 2); a member's rate is a share of
+    # the highest one
     optimizer = Optimizer(
         Schedule(top, steps, tune.warmup), members=tuple(tune.rates[i] / top for _, i in some)
     )
     how = Training(optimizer, config.memory.micro_batches, config.compute)
-    # Examples come in one order at all rates and checkpoints: only repetitions differ in it.
+    # All rates and checkpoints use examples in the same order, which only differs between
+    # repetitions.
     orders = {k: seeded(config, 5, k) for k, _ in some}
 
     def batch(step: int) -> Batch:

@@ -23,7 +23,7 @@ LEGEND: dict[str, Any] = {
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws what noise and fine-tuning do to each checkpoint."""
+    """Draws the effects of noise and fine-tuning on each checkpoint."""
     figures = {"noise": _noise(dataset), "fine_tuning": _fine_tuning(dataset)}
     return figures | ({"benchmarks": _benchmarks(dataset)} if "answers" in dataset else {})
 
@@ -34,11 +34,11 @@ def _shades(count: int) -> list[Any]:
 
 
 def _checkpoints(ax: Axes, dataset: xr.Dataset) -> None:
-    """Marks the checkpoints along x; a few have labels, the last one among them."""
+    """Marks the checkpoints along x; a few have labels, including the last one."""
     values, labels = dataset["budget"].values, named(dataset)
     if dataset.attrs["unit"] == "tokens":
         ax.set_xscale("log")
-        # Of labels nearer to one another than a quarter of the axis, one is enough.
+        # Of labels closer than a quarter of the axis, one is enough.
         place, least = np.log(values), np.log(values[-1] / values[0]) / 4
     else:
         place, least = values, (values[-1] - values[0]) / 4
@@ -75,7 +75,8 @@ def _log_y(ax: Axes) -> None:
 
 
 def _noise(dataset: xr.Dataset) -> Figure:
-    """Draws the perplexity under noise (Figure 65), and the rise of the loss (as in Figure 3)."""
+    """Draws the perplexity under noise (Figure 65), and the increase of the loss (as in Figure
+    3)."""
     figure, axes = style.figure(1, 2, width=4.0, height=3.2)
     left, right = axes[0]
     gammas = dataset["gamma"].values
@@ -84,7 +85,7 @@ def _noise(dataset: xr.Dataset) -> Figure:
         _curve(left, increase(dataset).sel(gamma=gamma), color=color)
         _perplexity(right, dataset["noisy"].sel(gamma=gamma), color=color, label=label)
     _perplexity(right, dataset["base"], color=style.INK, fmt="s--", label="none")
-    left.set(ylabel="rise of the loss (nats)", title="progressive sensitivity")
+    left.set(ylabel="increase of the loss (nats)", title="progressive sensitivity")
     right.set(ylabel="perplexity", title="under noise (Fig. 65)")
     _log_y(right)
     for ax in (left, right):
@@ -94,7 +95,8 @@ def _noise(dataset: xr.Dataset) -> Figure:
 
 
 def _fine_tuning(dataset: xr.Dataset) -> Figure:
-    """Draws for each task the rise of the pre-training loss, the perplexity and the task's loss.
+    """Draws for each task the increase of the pre-training loss, the perplexity and the task's
+    loss.
 
     Each has a line for every learning rate. The last two also show the checkpoints before
     fine-tuning and at the tuned rate.
@@ -114,7 +116,9 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
         tuned = {"color": style.PALETTE[1], "fmt": "D-", "lw": 1.8, "label": "tuned"}
         _perplexity(row[1], at_best(dataset, dataset["tuned_base"]).sel(task=task), **tuned)
         _curve(row[2], at_best(dataset, dataset["tuned_test"]).sel(task=task), **tuned)
-        row[0].set(ylabel=f"{style.literal(task)}: rise of the loss\non pre-training text (nats)")
+        row[0].set(
+            ylabel=f"{style.literal(task)}: increase of the loss\non pre-training text (nats)"
+        )
         row[1].set(ylabel="perplexity afterwards")
         row[2].set(ylabel="the task's loss (nats)")
         _log_y(row[1])

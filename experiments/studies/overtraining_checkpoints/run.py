@@ -36,17 +36,17 @@ FOUND = ("base", "validation", "test", "distance")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Perturbs and fine-tunes every checkpoint of a series.
 
-    There is one stage for the noise on each checkpoint, and one for each of its tasks. With
-    `memory.together` the latter is divided into several of fewer fine-tunings.
+    There is one stage for the noise on each checkpoint, and one for each of its tasks.
+    `memory.together` splits these into several stages of fewer fine-tunings.
 
     Returns the dataset, with losses in nats per token:
-    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-    - `noisy`, `(budget, seed, gamma)`: the same under noise;
-    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
-    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
-    - `unigram`: the loss of predicting each token by its frequency alone;
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training.
+    - `noisy`, `(budget, seed, gamma)`: the same under noise.
+    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning.
+    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`.
+    - `unigram`: the loss of predicting each token from its frequency alone.
     - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
-      benchmark)`: the shares of right answers, if there are benchmarks.
+      benchmark)`: the shares of right answers, only with benchmarks.
     The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
     `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
     """
@@ -83,7 +83,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
-    """Wraps a stage's computation so that its ValueErrors, about checkpoints, become DataErrors."""
+    """Wraps a stage's computation: its ValueErrors, about checkpoints, become DataErrors."""
 
     def computed(*arguments: object) -> T:
         """Computes the stage."""
@@ -94,7 +94,7 @@ def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
 
 
 def _given(config: Config) -> Sequence[str]:
-    """Returns the folders of the config; an empty list, as presets have it, is refused."""
+    """Returns the config's folders; an empty list, as in presets, is refused."""
     if not config.checkpoints:
         with refused():
             raise ValueError(
@@ -108,7 +108,7 @@ def _given(config: Config) -> Sequence[str]:
 def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
     """Trains a series of checkpoints and returns their folders, which `stack` may remove."""
     with refused():
-        # Without dropout, which a config.json as `export` writes it does not state.
+        # Without dropout, because a config.json of `export` lacks it.
         shape = config.model.network(dropout=0.0)
         where, net = sharding.layout(config.shard), presets.build(shape)
         corpus = tasks.load(config.data, shape["vocab"], config.model.context, ())
@@ -119,13 +119,13 @@ def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Seque
 
 
 def _end(config: Config, path: str) -> tuple[int, ...]:
-    """Returns the token that ends a text, if config.json states one; none for the offline text."""
+    """Returns the token that ends a text, if config.json has one; none for the offline text."""
     end = read_config(path).get("eos_token_id")
     return (end,) if isinstance(end, int) and config.data.name != OFFLINE_TEXT else ()
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Divides members into those trained side by side, each with its suffix of the stage's name."""
+    """Divides members into parts trained side by side, each with its suffix of the stage's name."""
     size = config.memory.together or len(members)
     parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
     names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]

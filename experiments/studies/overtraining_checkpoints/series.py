@@ -1,7 +1,7 @@
 """The series of tiny checkpoints that `overtraining_checkpoints` trains if none are given.
 
-`train` trains it and `write` saves it in the layout of Hugging Face, so that it is then read as
-given checkpoints are.
+`train` trains the series and `write` saves it in the layout of Hugging Face. The study then reads
+it like given checkpoints.
 """
 
 import json
@@ -23,7 +23,7 @@ from experiments.training import Optimizer, Schedule, Training, sharding
 from experiments.training.fit import Fit
 from sail_jax.checkpoint import save_checkpoint
 
-# As `overtraining_language` has them (overtrained, Table 3).
+# As in `overtraining_language` (overtrained, Table 3).
 WARMUP, B2, WEIGHT_DECAY = 0.1, 0.95, 0.1
 
 
@@ -35,15 +35,15 @@ def train(
 ) -> PyTree:
     """Trains a network once and keeps its parameters after each budget of tokens.
 
-    There is one schedule, which rises over the first tenth of the steps to the last budget and then
-    falls to 0. So only the last checkpoint has seen the end of it. A budget is rounded down to
-    whole steps.
+    There is one schedule. It rises over the first tenth of the steps to the last budget and then
+    falls to 0, so only the last checkpoint has reached its end. A budget is rounded down to whole
+    steps.
 
     Args:
       config: The settings; `config.series` has the budgets and the learning rate.
       net: The network.
-      corpus: The text to learn from.
-      where: How devices share the work; a single training has no members to share.
+      corpus: The training text.
+      where: The layout of the work on devices; a single training has no members to share.
 
     Returns:
       The parameters as NumPy arrays `(budget, ...)`.
@@ -58,7 +58,7 @@ def train(
     )
 
     def loss(params: PyTree, mutable: PyTree, batch: tasks.Batch, key: Array) -> Any:
-        """Computes the mean loss of a minibatch; nothing is carried between steps."""
+        """Computes the mean loss of a minibatch. No value is carried between steps."""
         return training.nll(net, params, batch, key).mean(), {}, mutable
 
     fit = Fit(loss, how, where.one)
@@ -77,20 +77,20 @@ def write(
 ) -> list[str]:
     """Writes checkpoints as folders in the layout of Hugging Face.
 
-    Each is named by its tokens, such as "tokens-65536". A folder that holds the same network
-    already is left as it is.
+    The names contain the tokens, such as "tokens-65536". A folder that already holds the same
+    network is not changed.
 
     Args:
       net: The network, a GPT or a Llama of our modules.
       budgets: Tokens that each checkpoint was trained on.
-      stacked: The parameters `(budget, ...)`, as `train` returns them.
-      folder: Where the folders go.
+      stacked: The parameters `(budget, ...)`, from `train`.
+      folder: The parent of the folders.
 
     Returns:
       The paths of the checkpoints' folders, in the order of the budgets.
 
     Raises:
-      ValueError: If a folder of the name holds another network or something else, or as `export`.
+      ValueError: If a folder with the name holds another network or something else, or as `export`.
       CheckpointError: If a checkpoint cannot be written. It is a `ValueError`.
     """
     paths = []

@@ -26,9 +26,9 @@ class Decay:
     d: Annotated[int, Ge(2)] = 8
     """Width of all layers."""
     threshold: Positive = 0.5
-    """2 d gamma^2: noise makes it not worth while to learn modes that are smaller."""
+    """2 d gamma^2; smaller modes are not worth learning under the noise."""
     decays: Rising[Positive] = (0.4, 0.5, 0.6, 0.75, 0.9, 1.05, 1.2, 1.35, 1.5, 1.7, 1.9, 2.2, 2.5)
-    """Decays at which networks are trained; theory's line goes from the first to the last."""
+    """Decays of the trained networks. Theory's line goes from the first to the last."""
     draws: Annotated[int, Ge(2)] = 1000
     """Draws of noise."""
 
@@ -42,7 +42,7 @@ class Turned:
     gamma: Positive = 0.25
     """Standard deviation of the noise."""
     taus: Rising[Positive] = (1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 8.0)
-    """Logarithms of the initial weights, negated."""
+    """tau for the initial weights e^-tau I."""
     draws: Annotated[int, Ge(2)] = 1000
     """Draws of noise."""
 
@@ -56,13 +56,13 @@ class Bits:
     decay: Positive = 1.0
     """Exponent by which the singular values fall."""
     bits: Rising[Natural] = (2, 3, 4, 5)
-    """Bits at which the best time is looked for."""
+    """Numbers of bits for the best time."""
     shown: Increasing[Natural] = (3, 4, 6)
-    """Bits at which the rise of the loss is shown along pre-training."""
+    """Numbers of bits for the increase of the loss along pre-training."""
     times: Annotated[int, Ge(2)] = 14
-    """Times at which the rise is measured."""
+    """Number of times at which the increase is measured."""
     draws: Annotated[int, Ge(2)] = 600
-    """Rotations of the hidden units in which a network is rounded."""
+    """Number of rotations of the hidden units in which a network is rounded."""
 
 
 @config
@@ -72,11 +72,11 @@ class Sam:
     sigma: Different[Positive] = (2.0, 1.0, 0.5)
     """Singular values, descending."""
     tau: Positive = 3.0
-    """Logarithm of the initial weights, negated, where times are measured."""
+    """tau for the initial weights e^-tau I, where times are measured."""
     rhos: Rising[NotNegative] = (0.0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.22, 0.24)
-    """Ascents at which networks are trained, in units of the gradient."""
+    """Ascents of the trained networks, in units of the gradient."""
     imbalance: Some[Positive] = (1.5, 1.0, 0.5)
-    """a^2 - b^2 of each mode at a minimum, with which normalised descent starts."""
+    """a^2 - b^2 of each mode at a minimum, the initial values of normalised descent."""
     length: Positive = 0.1
     """Length of the normalised ascent."""
     rate: Positive = 0.01
@@ -84,7 +84,7 @@ class Sam:
     steps: Natural = 3000
     """Its steps."""
     every: Natural = 300
-    """How many steps lie between points."""
+    """Number of steps between points."""
 
 
 @config
@@ -94,33 +94,33 @@ class Labels:
     sigma: Different[Positive] = (2.0, 1.0, 0.6, 0.3)
     """Singular values, descending."""
     imbalance: Some[Positive] = (1.5, 1.0, 0.5, 0.8)
-    """a^2 - b^2 of each mode at first."""
+    """Initial a^2 - b^2 of each mode."""
     noise: Positive = 0.5
     """Standard deviation of the noise."""
     rate: Positive = 0.01
-    """Learning rate, at first or all the time."""
+    """Learning rate, initial or constant."""
     steps: Natural = 3000
     """Steps of descent."""
     every: Natural = 250
-    """How many steps lie between points."""
+    """Number of steps between points."""
     networks: Annotated[int, Ge(4), MultipleOf(2)] = 60
-    """Networks, in pairs with opposite noise."""
+    """Number of networks, in pairs with opposite noise."""
     rates: Rising[Positive] = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05)
     """Learning rates before the decay, for one balanced mode of size 1 with noise 1."""
     singles: Annotated[int, Ge(4), MultipleOf(2)] = 1000
-    """Networks of one mode."""
+    """Number of networks of one mode."""
     averaged: Natural = 600
     """Steps over which their curvature is averaged."""
 
 
 @config
 class Config:
-    """The parts, and what they share."""
+    """The parts, and their common settings."""
 
     scale: Positive = 2.0
     """Largest singular value."""
     tau: Positive = 6.0
-    """Logarithm of the initial weights, negated."""
+    """tau for the initial weights e^-tau I."""
     points: Annotated[int, Ge(2)] = 400
     """Points of theory's lines."""
     decay: Decay = Decay()

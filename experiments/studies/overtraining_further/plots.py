@@ -21,7 +21,7 @@ TIME = "pre-training time"
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws a figure for each message, with panels one above the other.
 
-    Dashed lines are theory. Points are whole matrices, and bars two standard errors.
+    Dashed lines are theory. Points are simulations of whole matrices. Bars are two standard errors.
     """
     return {
         "best_time": _best_time(dataset),
@@ -34,7 +34,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _figure(rows: int, height: float = 2.7, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Makes a column of panels, which can be read on a phone."""
+    """Makes a column of panels that is legible on a phone."""
     figure, axes = style.figure(rows, 1, width=4.8, height=height, **options)
     return figure, list(axes[:, 0])
 
@@ -72,7 +72,7 @@ def _best_time(dataset: xr.Dataset) -> Figure:
 
 
 def _turned(dataset: xr.Dataset) -> Figure:
-    """Draws when to stop if the target turns what it maps."""
+    """Draws when to stop for a target with U != V."""
     figure, (ax,) = _figure(1, 3.2)
     for start, line, color, words in (
         ("exact", "--", style.PALETTE[0], "theory, $U ≠ V$"),
@@ -85,7 +85,7 @@ def _turned(dataset: xr.Dataset) -> Figure:
     _points(ax, dataset.tau, *networks, label="networks, $U ≠ V$")
     ax.set(
         xlabel=dataset.tau.attrs["long_name"], ylabel=TIME, ylim=(0, None),
-        title="best time to stop, by the start",
+        title="best time to stop, by the initial scale",
     )  # fmt: skip
     _legend(ax)
     return figure
@@ -111,7 +111,7 @@ def _rounding(dataset: xr.Dataset) -> Figure:
 
 
 def _rise(dataset: xr.Dataset) -> Figure:
-    """Draws what rounding to nearest adds to the loss, a panel for each number of bits."""
+    """Draws how much rounding to nearest adds to the loss, a panel for each number of bits."""
     bits = dataset.shown_bits.values
     figure, axes = _figure(len(bits), 1.9, sharex=True)
     for ax, shown in zip(axes, bits, strict=True):
@@ -131,7 +131,8 @@ def _rise(dataset: xr.Dataset) -> Figure:
 
 
 def _sam(dataset: xr.Dataset) -> Figure:
-    """Draws what SAM does to modes: when they are learned, and how their layers are balanced."""
+    """Draws the effect of SAM on modes: when they are learned, and how their layers are
+    balanced."""
     figure, (times, balance) = _figure(2, 3.0)
     for i, sigma in enumerate(dataset.mode.values):
         at, color = dataset.sel(mode=sigma), style.PALETTE[i % len(style.PALETTE)]
@@ -157,7 +158,7 @@ def _sam(dataset: xr.Dataset) -> Figure:
 
 
 def _label_noise(dataset: xr.Dataset) -> Figure:
-    """Draws what label noise does to the trace of the Hessian, and what a decay adds."""
+    """Draws the effect of label noise on the trace of the Hessian, and the effect of a decay."""
     figure, (trace, anneal) = _figure(2, 3.0)
     for i, schedule in enumerate(dataset.schedule.values.astype(str)):
         color, at = style.PALETTE[i], dataset.sel(schedule=schedule)
@@ -166,13 +167,13 @@ def _label_noise(dataset: xr.Dataset) -> Figure:
         _points(trace, dataset.step, at.trace, at.trace_error, **look)
     trace.set(
         xlabel=dataset.step.attrs["long_name"], ylabel="trace of the Hessian",
-        title="label noise flattens, and a decay ends that",
+        title="label noise flattens, and a decay ends the flattening",
     )  # fmt: skip
     anneal.plot(dataset.rate, dataset.anneal_theory, "--", color=style.PALETTE[0], label="theory")
     _points(anneal, dataset.cell_rate, dataset.anneal, dataset.anneal_error, label="networks")
     anneal.set(
         xlabel=dataset.rate.attrs["long_name"], ylabel="rise of $a^2 + b^2$", ylim=(0, None),
-        title="what a decay adds at one balanced mode",
+        title="increase by a decay, for one balanced mode",
     )  # fmt: skip
     trace.plot([], [], "--", color=style.INK, label="theory, at the minimum")
     _legend(trace)

@@ -23,12 +23,12 @@ from theory.two_layer import (
 )
 from theory.two_layer.layers import identity_start
 
-# The learning rate in units of the first one, by the share of all steps.
+# The learning rate in units of the initial one, by the share of all steps.
 SCHEDULES = {
     "constant rate": np.ones_like,
     "linear decay": lambda share: 1 - share,
 }
-# How weights are rounded, and whether the layers share their singular vectors.
+# The kinds of rounding, and whether the layers share their singular vectors.
 WAYS = {"shifted": (True, False), "nearest": (False, False), "mirrored": (False, True)}
 
 
@@ -44,15 +44,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       simulation.
     - `bits_time_theory`, `(law, real_bits)`: the best time for independent and for mirrored errors.
       `bits_time` and `bits_time_error`, `(way, bits)`: by simulation.
-    - `rise` and `rise_error`, `(way, shown_bits, time)`: by how much rounding raises the loss, in
-      units of what independent uniform errors would.
+    - `rise` and `rise_error`, `(way, shown_bits, time)`: the increase of the loss by rounding, in
+      units of the increase by independent uniform errors.
     - `sam_time_theory`, `(rho, mode)`, and `sam_time`, `(cell_rho, mode)`: when half of each mode
-      is learned by SAM, inf if it is not by the last time that was looked at.
+      is learned by SAM; inf if this does not happen by the last time.
     - `sam_imbalance_theory` and `sam_imbalance`, `(sam_step, mode)`: a^2 - b^2 under normalised
       SAM.
     - `trace_theory`, `trace` and `trace_error`, `(schedule, step)`: the trace of the Hessian under
-      label noise; theory's is that of the minimum near which the networks are.
-    - `anneal_theory`, `(rate,)`, `anneal` and `anneal_error`, `(cell_rate,)`: by how much a decay
+      label noise; theory's is for the minimum near the networks.
+    - `anneal_theory`, `(rate,)`, `anneal` and `anneal_error`, `(cell_rate,)`: the increase of
+      a^2 + b^2 by a decay.
       raises a^2 + b^2.
     """
     data = {
@@ -96,7 +97,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "decay": ("decay", _decays(config), {"long_name": "decay of the spectrum"}),
         "cell_decay": ("cell_decay", np.array(config.decay.decays)),
         "start": ("start", ["aligned", "limit", "exact"]),
-        "tau": ("tau", np.array(config.turned.taus), {"long_name": "$τ$ of the start $e^{-τ} I$"}),
+        "tau": ("tau", np.array(config.turned.taus), {"long_name": "$τ$ of initial $e^{-τ} I$"}),
         "law": ("law", ["independent", "mirrored"]),
         "way": ("way", list(WAYS)),
         "bits": ("bits", np.array(config.bits.bits)),
@@ -141,7 +142,7 @@ def _real_bits(config: Config) -> np.ndarray:
 
 
 def _span(config: Config) -> float:
-    """The range of the weights: none exceeds sqrt(sigma_1)."""
+    """Returns the range of the weights: none exceeds sqrt(sigma_1)."""
     return 2 * sqrt(config.scale)
 
 
@@ -150,7 +151,7 @@ def _generator(config: Config, *salts: int) -> np.random.Generator:
 
 
 def _trained(config: Config, d: int, decay: float, end: float, mirrored: bool) -> matrices.Run:
-    """Pre-trains from an aligned start, on a target with random singular vectors."""
+    """Pre-trains from aligned initial weights, on a target with random singular vectors."""
     sigma = _spectrum(config, d, decay)
     u, v = matrices.rotations(_generator(config, 0, d), 2, d)
     v = u if mirrored else v
@@ -172,7 +173,7 @@ def _decay_theory(config: Config) -> dict[str, np.ndarray]:
 
 
 def _decay(config: Config) -> dict[str, np.ndarray]:
-    """Looks for the best times of networks, and counts modes on networks that have learned some."""
+    """Finds the best times of networks, and counts modes on networks that have learned some."""
     d, gamma, times, counts = config.decay.d, _gamma(config), [], []
     for i, decay in enumerate(config.decay.decays):
         sigma = _spectrum(config, d, decay)
@@ -195,16 +196,17 @@ def _estimates(name: str, found: list[Estimate]) -> dict[str, np.ndarray]:
 
 
 def _turned(config: Config) -> dict[str, np.ndarray]:
-    """Looks for the best times of networks that start as e^{-tau} I, for a target with U != V."""
+    """Finds the best times of networks with initial weights e^{-tau} I, for a target with U !=
+    V."""
     part = config.turned
     sigma, d = np.array(part.sigma), len(part.sigma)
     u, v = matrices.rotations(_generator(config, 7), 2, d)
-    # Else the smallest mode would not be learned.
+    # Otherwise the smallest mode would not be learned.
     v[:, -1] *= np.linalg.det(u) * np.linalg.det(v)
     target, theory, found = (u * sigma) @ v.T, [], []
     for i, tau in enumerate(part.taus):
         late = best_time.mode_taus(target, tau)
-        # Until the last mode is learned, however late.
+        # Until the last mode is learned, even if late.
         end = float(np.max(1.2 * late / (2 * sigma))) + 1 / sigma[-1]
         with jax.enable_x64(True):
             start = identity_start(d, tau)
@@ -223,14 +225,14 @@ def _bits_theory(config: Config) -> dict[str, np.ndarray]:
     sigma, rows = _spectrum(config, d, decay), []
     with jax.enable_x64(True):
         noise = np.asarray(quantised.rounding_noise(_real_bits(config), _span(config)))
-    # Mirrored errors count as independent ones of 4d + 2 in place of 2d times their variance.
+    # Mirrored errors count as independent ones with 4d + 2 instead of 2d times their variance.
     for factor in (1.0, sqrt(2 + 1 / d)):
         rows.append([best_time.best_time(sigma, d, float(factor * g), config.tau) for g in noise])
     return {"bits_time_theory": np.array(rows)}
 
 
 def _bits(config: Config) -> dict[str, np.ndarray]:
-    """Looks for the best times of networks that are rounded."""
+    """Finds the best times of rounded networks."""
     d, found = config.bits.d, []
     for j, (dither, mirrored) in enumerate(WAYS.values()):
         for bits in config.bits.bits:
@@ -281,27 +283,28 @@ def _rhos(config: Config) -> np.ndarray:
 
 
 def _points(part: Sam | Labels) -> np.ndarray:
-    """The steps after which something is measured, the start among them."""
+    """Returns the steps after which measurements are made, including 0."""
     return np.arange(0, part.steps + 1, part.every)
 
 
 def _aligned(
     config: Config, sigma: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[matrices.Pair, np.ndarray, np.ndarray, np.ndarray]:
-    """Matrices with these singular values in a random basis, the target, and its vectors."""
+    """Returns matrices with these singular values in a random basis, the target, and its
+    vectors."""
     u, v, turn = matrices.rotations(_generator(config, 4, sigma.size), 3, sigma.size)
     pair = (u * a) @ turn, turn.T @ (b[:, None] * v.T)
     return pair, (u * sigma) @ v.T, u, v
 
 
 def _minimum(sigma: np.ndarray, imbalance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a and b with ab = sigma and a^2 - b^2 as given."""
+    """Returns a and b with ab = sigma and the given a^2 - b^2."""
     a = np.sqrt((np.hypot(imbalance, 2 * sigma) + imbalance) / 2)
     return a, sigma / a
 
 
 def _sam(config: Config) -> dict[str, np.ndarray]:
-    """Times when half of each mode is learned: by quadrature, and of whole matrices."""
+    """Computes times when half of each mode is learned: by quadrature, and for whole matrices."""
     sigma = np.array(config.sam.sigma)
     start = np.exp(-config.sam.tau)
     theory = [
@@ -321,11 +324,11 @@ def _sam(config: Config) -> dict[str, np.ndarray]:
 
 
 def _bouncing(config: Config) -> dict[str, np.ndarray]:
-    """Imbalances under normalised SAM at a minimum."""
+    """Simulates imbalances under normalised SAM at a minimum."""
     part = config.sam
     sigma, imbalance = np.array(part.sigma), np.array(part.imbalance)
     a, b = _minimum(sigma, imbalance)
-    # Off the minimum by a little: on it there is no gradient.
+    # Slightly off the minimum, because the gradient vanishes on it.
     pair, target, u, v = _aligned(config, sigma, a * (1 + 1e-3), b)
     found, theory, now = [], [], imbalance.copy()
     for k in range(len(_points(part))):
@@ -342,7 +345,7 @@ def _bouncing(config: Config) -> dict[str, np.ndarray]:
 
 
 def _labels(config: Config) -> dict[str, np.ndarray]:
-    """Traces of the Hessian under label noise, by the schedule."""
+    """Simulates traces of the Hessian under label noise, by the schedule."""
     part = config.labels
     sigma, imbalance = np.array(part.sigma), np.array(part.imbalance)
     d, at = sigma.size, _points(part)
@@ -373,12 +376,12 @@ def _anneal_rates(config: Config) -> np.ndarray:
 
 
 def _anneal(config: Config) -> dict[str, np.ndarray]:
-    """How far label noise holds a^2 + b^2 of a balanced mode of size 1 below 2."""
+    """Simulates how far label noise holds a^2 + b^2 of a balanced mode of size 1 below 2."""
     part = config.labels
     theory = [label_noise.annealing_rise(float(r), 1.0, 0.0, 1.0) for r in _anneal_rates(config)]
     found, one = [], np.ones((part.singles, 1, 1))
     for i, rate in enumerate(part.rates):
-        # Twenty times what the fluctuations, of pace 4 rate, need to forget the start.
+        # Twenty times what the fluctuations, of pace 4 rate, need to forget the initial state.
         skipped = int(np.ceil(5 / rate))
         rates = np.full(skipped + part.averaged, rate)
         sums = np.zeros(part.singles)

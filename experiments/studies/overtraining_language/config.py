@@ -15,56 +15,58 @@ from experiments.training.sharding import Several
 from experiments.training.step import Compute
 
 Warmup = Annotated[float, Interval(ge=0, lt=1)]
-"""Share of the steps before the learning rate is at its highest."""
+"""Share of the steps before the learning rate reaches its highest value."""
 Cooldown = Annotated[float, Gt(0), Le(1)]
-"""Share of the steps over which the learning rate falls at last."""
+"""Share of the steps over which the learning rate falls at the end."""
 
 
 @config
 class Pretraining:
-    """How models are trained before they are perturbed."""
+    """The training of models before they are perturbed."""
 
     budgets: Rising[Natural] = tuple(2**k for k in range(17, 23))
-    """Tokens to pre-train on, ascending; each budget is a training of its own."""
+    """Tokens to pre-train on, ascending; each budget has its own training."""
     batch: Natural = 16
     """Sequences per step."""
     rate: Positive = 0.02
     """Highest learning rate."""
     decay: Decay = "cosine"
-    """How it falls: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then linear)."""
+    """The decay of the rate: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then
+    linear)."""
     warmup: Warmup = 0.1
-    """Share of the steps before the learning rate is at its highest."""
+    """Share of the steps before the learning rate reaches its highest value."""
     cooldown: Cooldown = 0.1
     """Share of the steps over which 'wsd' falls; other decays ignore it."""
 
 
 @config
 class Tuning(Epochs):
-    """How models are fine-tuned."""
+    """The fine-tuning of models."""
 
     tasks: Different[str] = tasks.TASKS
-    """What to fine-tune on: 'shifted', 'rotated', 'questions', the path of a tokenised text (.bin,
-    .npy), or of texts in JSON lines, with or without classes (.jsonl)."""
+    """The tasks: 'shifted', 'rotated', 'questions', the path of a tokenised text (.bin, .npy), or
+    of texts in JSON lines, with or without classes (.jsonl)."""
     tokenizer: str | None = None
-    """The tokenizer.json that encodes texts in JSON lines, of byte-level BPE as GPT-2's and OLMo's;
+    """The tokenizer.json that encodes texts in JSON lines, a byte-level BPE as for GPT-2 and OLMo;
     None for networks of characters."""
     rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128
-    """Examples to fine-tune on; of a file in JSON lines at most as many."""
+    """Number of examples to fine-tune on; for a file in JSON lines the maximum."""
     decay: Decay = "cosine"
-    """How the rate falls: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then
+    """The decay of the rate: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then
     linear)."""
     warmup: Warmup = 0.1
-    """Share of the steps before the learning rate is at its highest."""
+    """Share of the steps before the learning rate reaches its highest value."""
     cooldown: Cooldown = 0.1
     """Share of the steps over which 'wsd' falls; other decays ignore it."""
     early_stopping: bool = False
-    """Whether a model is taken after the epoch of least validation loss, not after the last."""
+    """Whether the model after the epoch of least validation loss is used, instead of the last
+    one."""
     held_out: Natural = 128
-    """Examples of a task to tune the rate by, and as many others to report."""
+    """Number of a task's examples to tune the rate with, and of as many others for the results."""
     scales: Different[Positive] = (0.1, 0.25, 0.5, 0.75, 1.0)
-    """Shares of the way to the fine-tuned model (Fig. 10), ascending; 1, its end, among them."""
+    """Shares of the path to the fine-tuned model (Fig. 10), ascending. They include 1, its end."""
 
     def __post_init__(self) -> None:
         tasks.check(self.tasks)
@@ -76,10 +78,11 @@ class Tuning(Epochs):
         self.check_steps()
 
     def check_steps(self, examples: int | None = None) -> None:
-        """Checks that training is long enough, and an epoch if it may stop after one.
+        """Checks that training is long enough, and that an epoch has a step if training may stop
+        early.
 
         Args:
-          examples: The examples that there are, used instead of the field if they are given.
+          examples: The number of available examples, which replaces the field if given.
 
         Raises:
           ValueError: If there are fewer steps than 10, or the first epoch has none.
@@ -98,34 +101,35 @@ class Tuning(Epochs):
 
 @config
 class Config:
-    """How models are pre-trained for several budgets, perturbed and fine-tuned, and measured."""
+    """Pre-train models for several budgets, perturb and fine-tune them, and measure the losses."""
 
     data: TextData = TextData()
     seed: Seed = 0
-    """Seed of initial weights, minibatches, noise and of the choice of held-out sequences."""
+    """Seed of initial weights, minibatches, noise and the choice of held-out sequences."""
     replicates: Annotated[int, Ge(3)] = 5
-    """Repetitions, each with initial weights, minibatches and noise of its own; at least 3."""
+    """Number of repetitions, each with its own initial weights, minibatches and noise; at least
+    3."""
     model: Model = Model()
     pretrain: Pretraining = Pretraining()
     noise: Rising[Positive] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
     """Sizes lambda of Gaussian noise, ascending, in standard deviations of the initial weights."""
     draws: Annotated[int, Ge(2)] = 4
-    """Pairs +epsilon and -epsilon of noise; the same for all budgets and sizes."""
+    """Number of pairs +epsilon and -epsilon of noise; the same for all budgets and sizes."""
     held_out: Natural = 128
-    """Sequences on which the pre-training loss is measured."""
+    """Number of sequences on which the pre-training loss is measured."""
     tune: Tuning = Tuning()
     kept_perplexity: Annotated[float, Gt(1), AllowInfNan(False)] | None = None
-    """Perplexity of pre-training text below which a fine-tuned model counts as retaining it, after
-    every budget: claims are judged at the largest rate that does so. None takes the perplexity of
-    predicting each token by its frequency."""
+    """Perplexity of pre-training text below which a fine-tuned model counts as retaining it. Claims
+    are judged at the largest rate that retains the text after every budget. None uses the
+    perplexity of predicting each token from its frequency."""
     memory: Memory = Memory()
     compute: Compute = "float32"
-    """Floating-point type that training computes with."""
+    """Floating-point type of the training's computation."""
     save_every: Natural = 1000
-    """Steps between two checkpoints of a training, from which a killed one goes on."""
+    """Steps between two checkpoints of a training, from which a killed one continues."""
     shard: Several = "members"
-    """What several devices share: the networks that are trained side by side ('members'), the
-    examples ('data'), these and the parameters ('full'), or nothing ('no')."""
+    """The work that several devices share: the networks trained side by side ('members'), the
+    examples ('data'), examples and parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
         least = self.pretrain.budgets[0]
@@ -143,7 +147,7 @@ class Config:
 
     @property
     def network(self) -> dict[str, Any]:
-        """The configuration of the network, as `experiments.models.presets.build` takes it."""
+        """The configuration of the network for `experiments.models.presets.build`."""
         return self.model.network()
 
     def steps(self, budget: int) -> int:
@@ -152,7 +156,7 @@ class Config:
 
 
 DEFAULT = Config()
-# App. C.1: two sets that are learnt as text, and eight with classes
+# App. C.1: two sets that are learned as text, and eight with classes
 _TASKS = tuple(
     f"{name}.jsonl"
     for name in (
@@ -160,11 +164,11 @@ _TASKS = tuple(
         *("siqa", "mr", "rte", "trec", "subj", "boolq", "cr", "tweet"),
     )
 )
-# Tables 3 and 4. The tokens of C4, the tasks and the tokenizer are to be given by path. Not
-# printed, and chosen here: how many examples of a task are learnt at most (5000, printed for
-# Starcoder alone), how many are held out, prompts and words of classes, that one training is
-# stopped early in place of one for each number of epochs, and the width at which muP is the
-# standard parametrisation: that of OLMo-15M, the smallest
+# Tables 3 and 4. The tokens of C4, the tasks and the tokenizer must be given by path. Not printed,
+# and our choice: the largest number of a task's examples (5000, printed only for Starcoder), the
+# number of held-out ones, prompts and words of classes, early stopping within one training instead
+# of one training for each number of epochs, and the width at which muP is the standard
+# parametrisation: OLMo-15M's, the smallest
 PAPER = varied(
     DEFAULT,
     data={"name": "c4"},
@@ -191,15 +195,15 @@ PAPER = varied(
     },
     memory={"together": 1, "micro_batches": 8},
     # App. C.1, "where the maximum pre-training perplexity, over all token budgets, is less than 6".
-    # Nothing else in the paper says whether 6 is exp of the loss in nats, as here, or the loss
-    # itself; for that give 403, exp(6)
+    # Nothing else in the paper shows whether 6 is exp of the loss in nats, as here, or the loss
+    # itself; for the loss, give 403, exp(6)
     kept_perplexity=6.0,
     compute="bfloat16",
     shard="data",
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # The better part of an hour: 8 times the tokens, twice the examples to tune on.
+    # Almost an hour: 8 times the tokens, twice the examples to tune on.
     "longer": varied(
         DEFAULT,
         pretrain={"budgets": tuple(2**k for k in range(17, 26))},
@@ -225,8 +229,9 @@ PRESETS: dict[str, Config] = {
     "paper": PAPER,
     "paper_15m": varied(PAPER, model={"preset": "olmo-15m"}),
     "paper_90m": varied(PAPER, model={"preset": "olmo-90m"}),
-    # Fig. 10: from a model to what AG News makes of it and beyond, "extremely close to zero" and
-    # "with a wider range"; scales, rates and the share of AG News are not printed, and chosen here
+    # Fig. 10: from a model to the one fine-tuned on AG News and beyond, "extremely close to zero"
+    # and "with a wider range"; scales, rates and the share of AG News are not printed, and our
+    # choice
     "paper_figure_10": varied(
         PAPER,
         pretrain={"budgets": tuple(k * 10**9 for k in (32, 64, 128))},

@@ -1,4 +1,4 @@
-"""The paper's claims about overtrained language models, judged from the stored dataset alone."""
+"""Verdicts on the paper's claims about overtrained language models, from the dataset alone."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ from experiments.studies.shared.language_rates import (
 
 PAPER = "overtrained"
 SCALE = "OLMo-30M, 4B to 128B tokens of C4; curves, no printed numbers"
-# What "approximately proportional" allows the exponent to be off.
+# The difference of the exponent that "approximately proportional" allows.
 NEAR = 0.1
-# What "independent" allows as a ratio.
+# The ratio that "independent" allows.
 SAME = 1.25
 
 
@@ -40,7 +40,7 @@ def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
 
 
 def _judged(where: str, claim: str, paper: str, ours: str, margins: xr.DataArray) -> Finding:
-    """Judges the claim that the margins, one for each seed, are positive in the mean."""
+    """Judges the claim that the margins, one for each seed, are positive on average."""
     return judged(where, claim, paper, ours, margins.values)
 
 
@@ -52,7 +52,7 @@ def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges the paper's claims on noise, fine-tuning and the Hessian.
 
-    There is one margin per seed. Claims on fine-tuning in general are averaged over tasks.
+    There is one margin for each seed. General claims on fine-tuning are averaged over tasks.
     """
     return [*_noise(dataset), *_fixed(dataset), *_tuned_rate(dataset), *_hessian(dataset)]
 
@@ -71,9 +71,10 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
     return [
         _judged(
             f"{where} left",
-            "Noise of any fixed size raises the loss more the longer pre-training was",
+            "Noise of any fixed size raises the loss more, the longer pre-training was",
             f"at every size; {SCALE}",
-            f"at the size where it grows least the increase grows by {_spelt(100 * least, '%', 1)} "
+            "at the size with the least growth, the increase grows by "
+            f"{_spelt(100 * least, '%', 1)} "
             f"{doubling}",
             least,
         ),
@@ -89,7 +90,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
             f"Under large noise (lambda = {large:g}) the longest pre-training ends above the best "
             "budget before it",
             f"U-shapes; {SCALE}",
-            f"loss at the last budget less the least before {_spelt(high, 'nats')}",
+            f"loss at the last budget minus the least before: {_spelt(high, 'nats')}",
             high,
         ),
         _judged(
@@ -97,7 +98,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
             f"Under small noise (lambda = {small:g}) more pre-training still helps: there is a "
             "threshold, as in two-layer networks",
             f"lowest curves fall throughout; {SCALE}",
-            f"loss at the last budget less the least before {_spelt(low, 'nats')}",
+            f"loss at the last budget minus the least before: {_spelt(low, 'nats')}",
             -low,
         ),
         _judged(
@@ -116,36 +117,36 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
     distance, declared = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
         top = rates_by_others(dataset).sel(task=task)
-        of = f"on {task} at the largest rate that keeps the text ({chosen(top)})"
-        last = f"{task}: loss at the last budget less the least"
+        of = f"on {task} at the largest rate that retains the text ({chosen(top)})"
+        last = f"{task}: loss at the last budget minus the least"
         here = lambda x: x.sel(task=task, drop=True)  # noqa: B023, E731
         grows = at_chosen(here(increase), top, slope)
         cost, own = (at_chosen(here(x), top, last_costs) for x in (loss, dataset["tuned_test"]))
-        # Among rates that keep the text by every seed's account; NaN if one finds none.
+        # Only rates that retain the text for every seed; NaN without such a rate.
         kept = here(loss).sel(rate=slice(None, float(top.fillna(float(dataset["rate"][0])).min())))
         falls = falls_with(kept, "rate").where(top.notnull().all())
         declared += [
             _judged(
                 f"{PAPER}, Fig. 4",
-                f"Fine-tuning {of} raises the pre-training loss more the longer pre-training was",
+                f"Fine-tuning {of} raises the pre-training loss more, the longer pre-training was",
                 f"on GSM8k, Starcoder-Python and SIQA; {SCALE}",
                 _spelt(grows, "nats per doubling of the budget"),
                 grows,
             ),
             _judged(
                 f"{PAPER}, Fig. 5 top",
-                f"After fine-tuning {of} the pre-training loss at the last budget exceeds the "
+                f"After fine-tuning {of}, the pre-training loss at the last budget exceeds the "
                 "least before",
                 f"U-shapes at large rates; {SCALE}",
-                f"{last} before {_spelt(cost, 'nats')}",
+                f"{last} before: {_spelt(cost, 'nats')}",
                 cost,
             ),
             _judged(
                 f"{PAPER}, Fig. 5 bottom",
-                f"After fine-tuning {of} the task's own loss at the last budget exceeds the least "
+                f"After fine-tuning {of}, the task's own loss at the last budget exceeds the least "
                 "before",
                 f"at sufficiently large rates; {SCALE}",
-                f"{last} before {_spelt(own, 'nats')}",
+                f"{last} before: {_spelt(own, 'nats')}",
                 own,
             ),
             _judged(
@@ -182,7 +183,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
-    """Judges the claims on fine-tuning at the learning rate that is best for each budget."""
+    """Judges the claims on fine-tuning at the best learning rate for each budget."""
     declared = []
     rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
     loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
@@ -199,7 +200,8 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
             ),
             _judged(
                 f"{where} top",
-                f"At the tuned rate on {task} the pre-training loss at the last budget exceeds the "
+                f"At the tuned rate on {task}, the pre-training loss at the last budget exceeds "
+                "the "
                 "least before",
                 f"on GSM8k, Starcoder-Python, MR and RTE; {SCALE}",
                 _spelt(cost, "nats"),
@@ -207,7 +209,7 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
             ),
             _judged(
                 f"{where} bottom",
-                f"At the tuned rate on {task} the task's own loss at the last budget exceeds the "
+                f"At the tuned rate on {task}, the task's own loss at the last budget exceeds the "
                 "least before",
                 f"on RTE and TREC, not on the others; {SCALE}",
                 _spelt(itself, "nats"),
@@ -218,9 +220,9 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _hessian(dataset: xr.Dataset) -> list[Finding]:
-    """Judges the claims on what second derivatives predict.
+    """Judges the claims on the predictions of second derivatives.
 
-    Ratios are of means over budgets, because single increases may be near 0.
+    Ratios are ratios of means over budgets, because single increases may be near 0.
     """
     small, large = (float(dataset["noise"][k]) for k in (0, -1))
     near, rates = float(dataset["scale"][0]), rates_by_others(dataset)
@@ -238,7 +240,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
     declared = [
         _judged(
             f"{PAPER}, App. D",
-            "The curvature that noise meets, tr(H Sigma), grows with pre-training",
+            "The curvature along the noise, tr(H Sigma), grows with pre-training",
             f"progressive sharpening; {SCALE}",
             f"{stated(growth, 1, sign=False)} times as large at the last budget as at the first",
             log2(growth),
@@ -249,20 +251,20 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
     for task in dataset["task"].values:
         top = rates.sel(task=task)
         line = [ratio("tuned", {"task": task, "scale": s}, top) for s in (near, 1.0)]
-        kind = f"fine-tuning on {task} at the largest rate that keeps the text ({chosen(top)})"
+        kind = f"fine-tuning on {task} at the largest rate that retains the text ({chosen(top)})"
         kinds.append(("Fig. 10", kind, line, (f"{near:g} of the way", "its end")))
     for figure, what, (low, high), of in kinds:
         declared += [
             _judged(
                 f"{PAPER}, {figure} left",
-                f"The Hessian tells the increase under small {what} ({of[0]}) up to 10 %",
+                f"The Hessian predicts the increase under small {what} ({of[0]}) up to 10 %",
                 "'well-approximated'; OLMo-30M, 32B to 128B tokens",
                 times(low),
                 0.1 - abs(low - 1),
             ),
             _judged(
                 f"{PAPER}, {figure} right",
-                f"Large {what} ({of[1]}) raises the loss by more than the Hessian tells",
+                f"Large {what} ({of[1]}) raises the loss by more than the Hessian predicts",
                 "'substantially higher'; OLMo-30M, 32B to 128B tokens",
                 times(high),
                 high - 1,
@@ -272,7 +274,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the base models and what noise and fine-tuning do to them."""
+    """Describes the base models and the effects of noise and fine-tuning on them."""
     budget = dataset["budget"].values
     first, last = (stated(dataset["base"].isel(budget=k), sign=False) for k in (0, -1))
     sizes = []
@@ -285,7 +287,7 @@ def summary(dataset: xr.Dataset) -> str:
     tasks = []
     for task in dataset["task"].values:
         top = float(kept.sel(task=task))
-        ends = ["none keeps it"]
+        ends = ["no rate retains it"]
         if np.isfinite(top):
             at = forgotten.sel(task=task, rate=top)
             ends = [stated(at.isel(budget=k)) for k in (0, -1)]
@@ -296,9 +298,9 @@ def summary(dataset: xr.Dataset) -> str:
     verdicts = [finding.verdict for finding in corrected(findings(dataset))]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "fails", "undecided"))
     return (
-        f"From {count(budget[0])} to {count(budget[-1])} tokens of pre-training the held-out "
+        f"From {count(budget[0])} to {count(budget[-1])} tokens of pre-training, the held-out "
         f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
         f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
-        "at the largest rate that keeps the text, first to last budget: "
+        "at the largest rate that retains the text, first to last budget: "
         f"{'; '.join(tasks)}. {without}Claims: {counts}."
     )

@@ -33,7 +33,7 @@ FINE_TUNED = {
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points."""
+    """Draws the paper's Figures 3 to 6 and 8 to 10 for this run, and its inflection points."""
     return {
         "perturbation": _perturbation(dataset),
         "fine_tuning": _fine_tuning(dataset),
@@ -54,7 +54,7 @@ def _log(
 ) -> None:
     """Makes an axis, "x" or "y", logarithmic and labels some of its values.
 
-    At most 4 of the given values are labelled, the last among them.
+    At most 4 of the given values are labelled, including the last.
     """
     style.logarithmic(ax, which)
     if values is None:
@@ -98,12 +98,12 @@ def _lines(colors: Iterable[Any], labels: Iterable[str], **look: Any) -> list[Li
 
 
 def _heading(dataset: xr.Dataset) -> str:
-    """Says how large the networks are and how many seeds there were."""
+    """Returns the size of the networks and the number of seeds, as text."""
     return f"{count(dataset.attrs['parameters'])} parameters, {dataset.sizes['seed']} seeds ± s.e."
 
 
 def _perturbation(dataset: xr.Dataset) -> Figure:
-    """Draws losses under noise (Figure 3), and below them those of two-layer linear networks."""
+    """Draws losses under noise (Figure 3), and below them two-layer linear networks' losses."""
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=4.0, height=3.0)
     sizes = dataset["noise"].values
     shades, loss = _shades(len(sizes)), perturbed(dataset)
@@ -144,7 +144,7 @@ def _wrapped(words: str) -> str:
 
 
 def _fine_tuning(dataset: xr.Dataset) -> Figure:
-    """Draws losses after fine-tuning (Figures 4 and 5), and those of two-layer linear networks."""
+    """Draws losses after fine-tuning (Figures 4 and 5), also for two-layer linear networks."""
     names = dataset["task"].values
     columns = len(names) + 1
     figure, axes = style.figure(3, columns, width=2.7, height=2.3, sharex="col")
@@ -163,7 +163,7 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
                 mean = mean_and_error(before.transpose("seed", "budget"))[0]
-                # The loss before may be far above: it gets at most as much room as the others.
+                # The loss before may be far above: it gets at most as much space as the others.
                 low, high = ax.get_ylim()
                 ax.plot(dataset["budget"], mean, color=style.INK, ls="--", marker="s", ms=3, lw=1.3)
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
@@ -231,7 +231,7 @@ def _tuned_rate(dataset: xr.Dataset) -> Figure:
 def _inflection(dataset: xr.Dataset) -> Figure:
     """Draws the budget of least loss by the size of noise and by the rate of fine-tuning.
 
-    Below stands the time of least loss of two-layer linear networks.
+    Below is the time of least loss of two-layer linear networks.
     """
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=3.6, height=2.7)
     _budgets(left, perturbed(dataset), "noise", style.PALETTE[0], "o-")
@@ -308,13 +308,13 @@ def _distance(dataset: xr.Dataset) -> Figure:
 
 def _tuned_to(task: str, rate: float, kept: bool) -> str:
     """Formats the title of a task's column in the figure of the Hessian."""
-    return f"{task}, rate {rate:g} (Fig. 10)" + ("" if kept else "\nno rate keeps the text")
+    return f"{task}, rate {rate:g} (Fig. 10)" + ("" if kept else "\nno rate retains the text")
 
 
 def _hessian(dataset: xr.Dataset) -> Figure:
-    """Draws what noise and fine-tuning do beside what the Hessian predicts (Figures 9 and 10).
+    """Draws the effects of noise and fine-tuning with the Hessian's predictions (Figures 9 and 10).
 
-    The last three budgets are shown; below, the ratio of the two.
+    It shows the last three budgets, and below them the ratio of the two.
     """
     latest = dataset.isel(budget=slice(-3, None))
     kept = kept_rates(dataset)
@@ -345,11 +345,11 @@ def _hessian(dataset: xr.Dataset) -> Figure:
             lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
-        # By the increases: predictions far above them are cut off.
+        # The axis suits the increases; predictions far above them are cut off.
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))
-        # Shares of the way near 0 would be one point of an axis that is not logarithmic.
+        # Shares of the path near 0 would be one point on an axis that is not logarithmic.
         if name == "noise" or part[dim].values[-1] > 20 * part[dim].values[0]:
             _sizes(upper, dataset, dim)
             _sizes(lower, dataset, dim)

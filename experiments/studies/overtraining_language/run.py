@@ -1,4 +1,4 @@
-"""The run of `overtraining_language`: its order of `stages`, and the dataset they make."""
+"""The run of `overtraining_language`: its order of `stages`, and their dataset."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,17 +27,17 @@ Arrays = Mapping[str, np.ndarray]
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Pre-trains, perturbs and fine-tunes the models, a stage for each budget and for each task.
 
-    With `memory.together` a stage is divided into several of fewer models.
+    `memory.together` splits a stage into several stages of fewer models.
 
     Returns the dataset, with losses in nats per token:
-    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
-    - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
-      `stages.fine_tune`; the own losses of texts with classes are in nats per text;
-    - `theory_*`: those of `stages.theory`;
-    - `unigram`: the loss of predicting each token by its frequency alone.
-    The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
-    config has one.
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training.
+    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`.
+    - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: the results of
+      `stages.fine_tune`; the own losses of texts with classes are in nats per text.
+    - `theory_*`: the results of `stages.theory`.
+    - `unigram`: the loss of predicting each token from its frequency alone.
+    The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the config
+    has one.
     """
     with refused():
         where = sharding.layout(config.shard)
@@ -71,7 +71,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     tuned = []
     for i, task in enumerate(taught):
         runs = list(itertools.product(range(len(plan)), range(len(config.tune.rates))))
-        # A path would not do as a stage's name, which must begin with a letter or digit.
+        # A path is not a valid name of a stage, which must begin with a letter or digit.
         name = config.tune.tasks[i] if config.tune.tasks[i] in tasks.TASKS else f"task {i + 1}"
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
         measured = _joined(
@@ -85,7 +85,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _check(config: Config, name: str, task: tasks.Task) -> None:
-    """Checks that the examples of a task are enough steps; a file may have fewer than asked for."""
+    """Checks that a task's examples are enough steps; a file may have too few examples."""
     try:
         config.tune.check_steps(len(task.learn.tokens))
     except ValueError as error:
@@ -93,9 +93,9 @@ def _check(config: Config, name: str, task: tasks.Task) -> None:
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Divides members into parts that are handled together.
+    """Divides members into parts that are processed together.
 
-    Each comes with the ending of its stage's name, which is empty if there is one part.
+    Each part comes with the ending of its stage's name, which is empty for a single part.
     """
     size = config.memory.together or len(members)
     starts = range(0, len(members), size)
@@ -112,7 +112,7 @@ def _joined(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
 def _dataset(
     config: Config, noisy: Arrays, tuned: Sequence[Arrays], theory: Mapping[str, Arrays]
 ) -> xr.Dataset:
-    """Names the results of the stages and gives each array its dimensions."""
+    """Builds the dataset: names and dimensions for the stages' arrays."""
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
     shape = (len(config.pretrain.budgets), config.replicates)
     base = noisy["base"].reshape(shape)

@@ -1,6 +1,6 @@
-"""The stages of `overtraining_language`: how some of its models are trained, perturbed or tuned.
+"""The stages of `overtraining_language`, which train, perturb or fine-tune some of its models.
 
-Each stage handles several models side by side. `run` decides which, and `training` trains them.
+Each stage processes several models side by side. `run` decides which, and `training` trains them.
 """
 
 from collections.abc import Sequence
@@ -29,21 +29,21 @@ from sail_jax import probe
 from theory.two_layer import perturbation
 
 B2 = 0.95  # Adam's second decay; the first is 0.9, the default
-WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
+WEIGHT_DECAY = 0.1  # in pre-training; fine-tuning has none
 
 
 def _keys(config: Config, replicate: int) -> jax.Array:
-    """Makes a replicate's random keys: of its initial weights, of dropout, and of noise."""
+    """Creates a repetition's random keys: for its initial weights, for dropout, and for noise."""
     return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), replicate), 3)
 
 
 def _order(config: Config, replicate: int) -> int:
-    """The seed of a replicate's minibatches."""
+    """Returns the seed of a repetition's minibatches."""
     return int(np.random.SeedSequence((config.seed, replicate)).generate_state(1)[0])
 
 
 def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
-    """Draws the initial parameters of some replicates."""
+    """Draws the initial parameters of some repetitions."""
     scales = config.model.parametrisation()
     return [
         jax.device_get(mup.scaled(training.first(net, _keys(config, k)[0]), scales))
@@ -52,7 +52,7 @@ def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[
 
 
 def _training(config: Config, schedule: Schedule, **options: Any) -> Training:
-    """How networks learn by a schedule, with further options of the optimiser."""
+    """Returns the training settings for a schedule, with further options of the optimiser."""
     own = mup.rates(config.model.parametrisation())
     optimizer = Optimizer(schedule, b2=B2, rates=own, **options)
     return Training(optimizer, config.memory.micro_batches, config.compute)
@@ -67,16 +67,16 @@ def pre_train(
     some: Sequence[int],
     folder: Path | None,
 ) -> PyTree:
-    """Pre-trains some replicates for one budget.
+    """Pre-trains some repetitions for one budget.
 
     Args:
       config: The settings.
       net: The network.
-      corpus: The text to learn from.
-      where: How devices share the work.
+      corpus: The training text.
+      where: The layout of the work on devices.
       budget: Tokens to train on.
-      some: Numbers of the replicates.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+      some: Numbers of the repetitions.
+      folder: Directory for checkpoints, from which a killed training continues. None stores none.
 
     Returns:
       The trained parameters, `(replicate, ...)`.
@@ -124,23 +124,23 @@ def perturb(
     Args:
       config: The settings.
       net: The network.
-      where: How devices share the work.
+      where: The layout of the work on devices.
       held_out: Sequences held out from pre-training.
-      bases: Parameters of all models, ordered by budget and then by replicate.
-      some: Places in `bases` of the models to perturb.
+      bases: Parameters of all models, ordered by budget and then by repetition.
+      some: Indices in `bases` of the models to perturb.
 
     Returns:
       Measurements of each model:
-      - "base": the loss without noise, `(model,)`;
-      - "increase": the mean rise of the loss under noise, `(model, noise)`;
-      - "draws_error": its standard error over draws, `(model, noise)`;
-      - "predicted": the rise by second derivatives, `(model, noise)`.
+      - "base": the loss without noise, `(model,)`.
+    - "increase": the mean increase of the loss under noise, `(model, noise)`.
+    - "draws_error": its standard error over draws, `(model, noise)`.
+    - "predicted": the increase by second derivatives, `(model, noise)`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 9.
     """
     initial = _initial(config, net, range(config.replicates))
-    # Noise has the deviation of each initial array, from the initialisation of the same replicate.
+    # Noise has the deviation of each initial array, from the initialisation of the same repetition.
     deviations = [jax.tree.map(lambda x: np.float32(x.std()), params) for params in initial]
     of = [k % config.replicates for k in some]
     members = where.spread(
@@ -189,34 +189,34 @@ def fine_tune(
     Args:
       config: The settings.
       net: The network.
-      where: How devices share the work.
+      where: The layout of the work on devices.
       held_out: Sequences held out from pre-training.
-      task: What to fine-tune on.
-      bases: Parameters of all models, ordered by budget and then by replicate.
-      some: For each run the place in `bases` of its model, and in `config.tune.rates` of its rate.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+      task: The task of the fine-tuning.
+      bases: Parameters of all models, ordered by budget and then by repetition.
+      some: For each run the index of its model in `bases`, and of its rate in `config.tune.rates`.
+      folder: Directory for checkpoints, from which a killed training continues. None stores none.
 
     Returns:
-      Measurements of each run. The scales lead from the model to its tuned version.
-      - "increase": the rise of the pre-training loss, `(run, scale)`;
-      - "predicted": the same by first and second derivatives, `(run, scale)`;
-      - "distance": the L2 norm of the change of all parameters, `(run,)`;
-      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`;
-      - "validation": the loss on its validation sequences afterwards, `(run,)`;
+      Measurements of each run. The scales lead from the model to its fine-tuned version.
+      - "increase": the increase of the pre-training loss, `(run, scale)`.
+      - "predicted": the same by first and second derivatives, `(run, scale)`.
+      - "distance": the L2 norm of the change of all parameters, `(run,)`.
+      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`.
+      - "validation": the loss on its validation sequences afterwards, `(run,)`.
       - "epoch": the number of epochs after which training was stopped, `(run,)`; only with
-        `config.tune.early_stopping`, which takes the one of least validation loss.
-      The task's losses are those of `training.own_losses`.
+        `config.tune.early_stopping`, which uses the epoch of least validation loss.
+      The task's losses are `training.own_losses`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
     """
     tune, examples = config.tune, len(task.learn.tokens)
-    # One schedule, of the largest rate, of which every run takes its share.
+    # One schedule with the largest rate. Every run uses its share of that rate.
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
     how = _training(config, schedule, members=shares)
-    # The rates of one replicate see the same minibatches.
+    # The rates of one repetition use the same minibatches.
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
 
@@ -261,7 +261,7 @@ def fine_tune(
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     """Measures stacked models before and after fine-tuning."""
-    # Both sets in one pass; the first `count` results are those of the validation set.
+    # Both sets in one pass; the first `count` results belong to the validation set.
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
@@ -291,7 +291,7 @@ def _validation(net, at_once, validation, params) -> jax.Array:
     return jax.vmap(of_one)(params)
 
 
-# The two-layer theory that stands beside this study: sizes of noise, and rates of so many steps.
+# The two-layer theory next to this study's results: sizes of noise, and rates for so many steps.
 POINTS, STEPS = 60, 200
 ROWS = {"noise": np.linspace(0.0, 0.35, POINTS), "rate": np.linspace(0.0, 0.0005, POINTS)}
 
@@ -300,9 +300,9 @@ def theory() -> dict[str, Any]:
     """Evaluates the theory of two-layer linear networks, for comparison.
 
     Returns for "noise" and for "rate" (of fine-tuning):
-    - "loss": the pre-training loss afterwards, `(row, time)`;
-    - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
-    - "row": the sizes of noise, or the rates;
+    - "loss": the pre-training loss afterwards, `(row, time)`.
+    - "inflection": the time after which more pre-training hurts, 0 without such a time, `(row,)`.
+    - "row": the sizes of noise, or the rates.
     - "time": the pre-training times.
 
     References:

@@ -13,8 +13,8 @@ Diagram = Literal[
 ]
 
 
-# What each diagram has on its other axis, the rows. Along x lies the pre-training time, or, in
-# "misalignment", the decay of the spectrum.
+# The other axis (rows) of each diagram. The x axis is the pre-training time, or, in "misalignment",
+# the decay of the spectrum.
 ROWS: Mapping[Diagram, str] = {
     "perturbation": "perturbation $γ$",
     "learning_rate": "fine-tuning rate $η$",
@@ -27,24 +27,24 @@ ROWS: Mapping[Diagram, str] = {
 
 @config
 class Tuning:
-    """How networks are fine-tuned, in the diagrams that fine-tune."""
+    """The fine-tuning of networks, in the diagrams that fine-tune."""
 
     steps: Natural = 200
     """Steps of gradient descent."""
     rate: Positive = 0.003
-    """Learning rate where it is not varied; in trade_off, that at short pre-training times."""
+    """Learning rate if it does not vary; in trade_off, the rate at short pre-training times."""
     nu: Positive = 3.0
     """Variance of the weights' noise per unit of the learning rate, in trade_off."""
 
 
 @config
 class Networks:
-    """The networks that are trained beside the closed forms."""
+    """The trained networks, for comparison with the closed forms."""
 
     cells: tuple[Annotated[int, Ge(2)], Annotated[int, Ge(2)]] = (6, 12)
-    """Simulated points along the other axis and along pre-training time."""
+    """Numbers of simulated points along the other axis and along pre-training time."""
     seeds: Annotated[int, Ge(2)] = 4
-    """Networks per simulated point."""
+    """Number of networks for each simulated point."""
     batch: Natural = 64
     """Samples per step of stochastic gradient descent."""
     rate: Positive = 0.01
@@ -53,12 +53,12 @@ class Networks:
 
 @config
 class Config:
-    """One diagram: how its tasks, its fine-tuning and its networks are chosen."""
+    """One diagram: its tasks, its fine-tuning and its networks."""
 
     diagram: Diagram = "perturbation"
-    """Which diagram is drawn: what varies beside the pre-training time."""
+    """The diagram, by the quantity that varies besides the pre-training time."""
     rows: tuple[NotNegative, NotNegative] = (0.0, 0.35)
-    """Range of the axis other than the pre-training time (in `misalignment`, than the decay)."""
+    """Range of the other axis, besides the pre-training time (in `misalignment`, the decay)."""
     points: Annotated[int, Ge(3)] = 100
     """Closed-form points along either axis."""
     tasks: Tasks = Tasks()
@@ -82,7 +82,7 @@ class Config:
             name, fastest = "tuning.rate", self.tuning.rate
             if self.diagram == "learning_rate":
                 name, fastest = "rows", high
-            # The same for fine-tuning, whose task is `ratio` times as large, and with the anchor.
+            # The same for fine-tuning, with a task `ratio` times as large, and with the anchor.
             ratio = high if self.diagram == "misalignment" else self.tasks.ratio
             pull = 1 + (high if self.diagram == "anchor" else 0)
             bound = 1 / (4 * self.tasks.scale * max(1.0, ratio) * pull)

@@ -4,16 +4,16 @@ import numpy as np
 import xarray as xr
 
 COSTS = 1e-3
-"""What the last of pre-training has to add to the loss, of |A|^2, to be counted as a cost."""
+"""The least increase of the loss by the last of pre-training that counts as a cost, of |A|^2."""
 
 
 def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the times after which the loss of trained networks no longer falls.
 
-    Returns for each row of networks the time at which their mean loss is least, of the times at
-    which it was computed; and the nearest times before and after it whose loss is greater by more
-    than the standard error of the difference, or the ends of the range. NaN where the least loss is
-    the last one: then more pre-training was not seen to hurt.
+    Returns for each row of networks the computed time with the least mean loss. It also returns the
+    nearest times before and after it with a significantly greater loss (by more than the standard
+    error of the difference), or the ends of the range. The result is NaN if the last loss is the
+    least one: then more pre-training was not seen to hurt.
     """
     times, mean = dataset.cell_x.values, dataset.loss_mean.values
     error = dataset.loss_std.values / np.sqrt(dataset.attrs["seeds"])
@@ -34,8 +34,8 @@ def summary(dataset: xr.Dataset) -> str:
     scale = float(np.abs(dataset.loss_theory).max())
     gap = np.abs(dataset.loss_mean.values - theory.values) / scale
     agree = (
-        "Networks trained by stochastic gradient descent differ from theory by "
-        f"{np.median(gap):.1%} of the largest value in the median, {gap.max():.1%} at most."
+        "Networks trained by stochastic gradient descent differ from theory by a median of "
+        f"{np.median(gap):.1%} of the largest value, and by at most {gap.max():.1%}."
     )
     if dataset.attrs["diagram"] == "misalignment":
         harmed = (dataset.loss_theory.values > COSTS).mean()
@@ -52,15 +52,15 @@ def summary(dataset: xr.Dataset) -> str:
     if dataset.attrs["diagram"] == "sensitivity":
         share = (dataset.tuned_theory / dataset.loss_theory).values
         return (
-            f"The quadratic prediction tells at least 90 % of the sensitivity in "
-            f"{(share > 0.9).mean():.0%} of the plane and less than half in "
-            f"{(share < 0.5).mean():.0%}; the largest curvature ends at "
+            f"The quadratic prediction explains at least 90 % of the sensitivity in "
+            f"{(share > 0.9).mean():.0%} of the plane, and less than half in "
+            f"{(share < 0.5).mean():.0%}. The largest curvature ends at "
             f"{float(dataset.sharpness_theory[-1]):.3g} (4 σ_1). {agree}"
         )
     inflection = dataset.inflection.values
     hurt = np.isfinite(inflection)
     when = f", first at time {np.nanmin(inflection):.2f}" if hurt.any() else ""
     return (
-        f"More pre-training hurts in {hurt.mean():.0%} of the rows{when}; "
-        f"the range of times ends at {float(dataset.x[-1]):.1f}. {agree}"
+        f"More pre-training hurts in {hurt.mean():.0%} of the rows{when}. "
+        f"The range of times ends at {float(dataset.x[-1]):.1f}. {agree}"
     )

@@ -14,8 +14,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figure of the run's diagram.
 
-    Most show the theory, the simulation, and rows of both in one plot. Those of `trade_off` are the
-    panels of the paper's Figure 7.
+    Most figures show the theory, the simulation, and rows of both in one plot. The figures of
+    `trade_off` are the panels of the paper's Figure 7.
     """
     name = dataset.attrs["diagram"]
     draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)
@@ -25,7 +25,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 def _diagram(dataset: xr.Dataset) -> Figure:
     """Draws a map of the closed form, one of trained networks, and rows of both.
 
-    Theory's line is dashed on both maps; that of the networks is solid, on theirs. Bars are one
+    Theory's line is dashed on both maps; the networks' line is solid, on their map. Bars are one
     standard error over networks.
     """
     cost = dataset.attrs["diagram"] == "misalignment"
@@ -62,7 +62,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
         best, low, high = best_times(dataset)
         bars = (best - low, high - best)
         middle.errorbar(best, dataset.cell_row, xerr=bars, fmt="o-", ms=4, lw=1.4, color="white")
-    _legend(figure, "from here it costs" if cost else "best time; after it, more hurts", cost)
+    _legend(figure, "from here on it costs" if cost else "best time; after it, more hurts", cost)
     for i, row in enumerate(dataset.cell_row.values):
         color = style.PALETTE[i % len(style.PALETTE)]
         curve = dataset.loss_theory.interp(row=row)
@@ -70,7 +70,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
         at = dataset.sel(cell_row=row)
         bars = at.loss_std / np.sqrt(dataset.attrs["seeds"])
         right.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
-    # Its vertical axis is what the colours are; a second label would stand beside the bar's own.
+    # Its vertical axis shows the quantity of the colours, so the colour bar's label serves both.
     right.set(
         xlabel=dataset.x.attrs["long_name"],
         title=f"{label}\nlines: theory; dots: networks ± 1 s.e.",
@@ -91,8 +91,8 @@ def _contour(ax, x, y, values, style: str) -> None:
 
 
 def _legend(figure: Figure, line: str, cost: bool) -> None:
-    """Says which white line is theory's and which is measured."""
-    bars = "" if cost else " (bars: to times whose loss is more than 1 s.e. above the least)"
+    """Explains which white line is theory's and which is measured."""
+    bars = "" if cost else " (bars: to times with a loss more than 1 s.e. above the least)"
     look = {"color": "white", "lw": 1.6}
     legend = figure.legend(
         [Line2D([], [], ls="--", **look), Line2D([], [], marker="" if cost else "o", **look)],
@@ -107,14 +107,14 @@ def _legend(figure: Figure, line: str, cost: bool) -> None:
 
 
 def _networks(dataset: xr.Dataset) -> str:
-    """Says how the networks were trained, and how many there are."""
+    """Returns the training method of the networks and their number, as text."""
     return f"SGD, {dataset.attrs['seeds']} networks"
 
 
 def _trade_off(dataset: xr.Dataset) -> Figure:
     """Draws the losses on both tasks for each schedule of the learning rate, as in Figure 7.
 
-    Dashed lines are fixed learning rates: those that the schedules reach at the end.
+    Dashed lines are fixed learning rates: the final rates of the schedules.
     """
     figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
     bars = np.sqrt(dataset.attrs["seeds"])
@@ -150,7 +150,7 @@ def _trade_off(dataset: xr.Dataset) -> Figure:
 
 
 def _sensitivity(dataset: xr.Dataset) -> Figure:
-    """Draws the sensitivity to noise beside its quadratic prediction, and the loss's curvature."""
+    """Draws the sensitivity to noise with its quadratic prediction, and the loss's curvature."""
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
     share = dataset.tuned_theory / dataset.loss_theory
     x, rows, bars = dataset.x.values, dataset.row.values, np.sqrt(dataset.attrs["seeds"])

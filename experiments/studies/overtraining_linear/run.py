@@ -18,30 +18,29 @@ from experiments.studies.shared.linear_overtraining import inflection, pre_train
 from theory.two_layer import fine_tuning, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
-# How many draws of Gaussian noise each simulated network sees.
+# The number of draws of Gaussian noise for each simulated network.
 NOISES = 64
 DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
-LEGS = 16  # pre-training times of which the best is taken in "misalignment"
+LEGS = 16  # number of pre-training times for the least loss in "misalignment"
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes one diagram by theory and by simulation.
 
-    Returns the dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is
-    simulated is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
-    "misalignment".
+    Returns the dataset. Closed forms are on a fine grid, `(row, x)`, and simulations on a coarse
+    one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in "misalignment".
     - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
-      In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
-      in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
-      prediction.
+      In "misalignment" both are costs instead: how much the last of pre-training adds to each loss,
+      in units of |A|^2. In "sensitivity" they are the increase of the loss by noise, and its
+      quadratic prediction.
     - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
       same over simulated networks.
     - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
       in "sensitivity".
-    - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
+    - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN without such a time;
       not in "misalignment" and "sensitivity".
-    - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
-      first, in "trade_off".
+    - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, pre-training's first, in
+      "trade_off".
     """
     theory = stage("closed forms", partial(closed_forms, config))
     key = jax.random.key(config.seed)
@@ -109,14 +108,14 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
     """Evaluates the theory on the fine grid, in float64.
 
     Args:
-      config: Which diagram, and its settings.
+      config: The diagram and its settings.
 
     Returns:
       Arrays as in `run`:
-      - "loss" and "tuned", `(row, x)`;
-      - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity";
-      - "inflection", `(row,)`, the time of least loss, NaN where that is the last one; not in
-        "misalignment" and "sensitivity";
+      - "loss" and "tuned", `(row, x)`.
+      - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity".
+    - "inflection", `(row,)`, the time of least loss, NaN if this is the last time; not in
+      "misalignment" and "sensitivity".
       - "fixed", `(rate, kind, x)`, in "trade_off".
     """
     x, rows = _axis(config, config.points), _rows(config, config.points)
@@ -135,7 +134,7 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         else:
             curves["inflection"] = inflection(x, loss)
         if config.diagram == "trade_off":
-            # The rates that the three schedules reach at the end, held fixed.
+            # The final rates of the three schedules, held fixed.
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
             curves["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
         return {name: np.asarray(value) for name, value in curves.items()}
@@ -146,8 +145,8 @@ def _after(
 ) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks, [row, x], of networks with modes y [x, d].
 
-    The first is that of pre-training. In "sensitivity" the two are the rise of the loss and its
-    quadratic prediction instead.
+    The first is the pre-training loss. In "sensitivity" the two are the increase of the loss and
+    its quadratic prediction instead.
     """
     ft = config.tasks.target(sigma)
     if config.diagram == "sensitivity":
@@ -170,7 +169,7 @@ def _noisy(
 ) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks if fine-tuning also adds Gaussian noise.
 
-    The variance of the noise is nu times the learning rate; `rate` is [rate, x], as are the losses.
+    The variance of the noise is nu times the learning rate. `rate` and the losses are [rate, x].
     """
     ft, gamma = config.tasks.target(sigma), np.sqrt(config.tuning.nu * rate)
     after = fine_tuning.mode((rate * config.tuning.steps)[..., None], y, ft)
@@ -179,7 +178,7 @@ def _noisy(
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes what the last of pre-training adds to both losses, in units of |A|^2, [row].
+    """Computes the increase of both losses by the last of pre-training, in units of |A|^2, [row].
 
     The row is the ratio of singular values. Each loss at the end is compared with its least value
     on the way.
@@ -205,20 +204,20 @@ def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.
     """Trains networks by stochastic gradient descent, and perturbs or fine-tunes them on the way.
 
     Args:
-      config: Which diagram, and its settings.
+      config: The diagram and its settings.
       key: A random key.
       sigma: Singular values of the pre-training task, `(d,)`.
 
     Returns:
-      "loss" and "tuned", `(seed, row, time)`, as in `run` before costs are taken. In "sensitivity"
-      also "trace" and "sharpness" of the Hessian, `(seed, time)`.
+      "loss" and "tuned", `(seed, row, time)`, as in `run` before costs are computed. In
+      "sensitivity" also "trace" and "sharpness" of the Hessian, `(seed, time)`.
     """
     cells = config.networks.cells
     times = config.tasks.times(sigma, LEGS if config.diagram == "misalignment" else cells[1])
     legs = np.diff(times, prepend=0.0)
     rows = _rows(config, cells[0])
-    # Every leg has as many steps, so that one compiled program serves all. The longest leg then has
-    # about the learning rate `networks.rate`, shorter ones a smaller one.
+    # Every leg has equally many steps, so one compiled program serves all. The longest leg then has
+    # about the learning rate `networks.rate`, and shorter ones a smaller rate.
     network = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
     keys = jax.random.split(key, config.networks.seeds)
     targets = np.stack([config.tasks.target(sigma, ratio) for ratio in _ratios(config, rows)])
@@ -252,7 +251,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
     U = jax.random.orthogonal(rotation, config.tasks.d)
-    # Symmetric: then the start, a multiple of the identity, is aligned with every mode.
+    # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
     task = (U * sigma) @ U.T
 
     def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):

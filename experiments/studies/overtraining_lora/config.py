@@ -10,14 +10,15 @@ from experiments.studies.shared.linear_overtraining import Tasks
 
 @config
 class Adapter:
-    """The adapters, and for how long they and whole networks are fine-tuned."""
+    """The adapters, and the fine-tuning time of adapters and whole networks."""
 
     ranks: Increasing[Natural] = (1, 2, 4)
     """Ranks r, at most the width d."""
     scale: Positive = 2.0
     """The scale s of B A."""
     start: Positive = 0.1
-    """Standard deviation of the entries of A, or its entry in each leading mode; B starts at 0."""
+    """Standard deviation of the entries of A, or its entry in each leading mode; B is initially
+    0."""
     time: Positive = 0.3
     """Time of fine-tuning, learning rate times steps, in the panels of the pre-training time."""
     steps: Natural = 300
@@ -26,20 +27,20 @@ class Adapter:
 
 @config
 class Networks:
-    """The networks that are trained."""
+    """The trained networks."""
 
     times: Annotated[int, Ge(2)] = 8
-    """Pre-training times at which networks are fine-tuned."""
+    """Number of pre-training times at which networks are fine-tuned."""
     seeds: Annotated[int, Ge(2)] = 6
-    """Networks per point."""
+    """Number of networks for each point."""
     batch: Natural = 64
     """Samples per step of SGD."""
     rate: Positive = 0.01
     """Learning rate of pre-training."""
     until: Positive = 40.0
-    """Time that stands for the end of fine-tuning."""
+    """Time that counts as the end of fine-tuning."""
     shares: Annotated[int, Ge(2)] = 9
-    """Points along how far a mode was pre-trained."""
+    """Number of points along the pre-trained share of a mode."""
 
 
 @config

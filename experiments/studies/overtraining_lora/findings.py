@@ -5,7 +5,7 @@ import xarray as xr
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes what pre-training to the end costs whole networks and adapters."""
+    """Describes how much pre-training to the end costs whole networks and adapters."""
     rises = []
     for name in dataset.tuned.values:
         curve = dataset.lost_theory.sel(tuned=name).values
@@ -20,9 +20,9 @@ def summary(dataset: xr.Dataset) -> str:
         gaps.append(float(np.median(np.abs(found.values / theory.interp(at).values - 1))))
     layer = dataset.half_theory.sel(place="layer").values
     return (
-        f"From its least value to the end of pre-training, the loss afterwards rises by "
-        f"{', '.join(rises)}. An adapter on a layer is fastest where the mode was pre-trained to "
+        f"From its least value to the end of pre-training, the loss afterwards increases by "
+        f"{', '.join(rises)}. An adapter on a layer is fastest if the mode was pre-trained to "
         f"{dataset.share.values[layer.argmin()]:.2f} of its target. Training differs from "
-        f"theory in the median by {gaps[0]:.1%} (losses), {gaps[1]:.1%} (ends) and {gaps[2]:.1%} "
+        f"theory by medians of {gaps[0]:.1%} (losses), {gaps[1]:.1%} (ends) and {gaps[2]:.1%} "
         "(times)."
     )

@@ -62,7 +62,7 @@ def _ends(ax: Axes, dataset: xr.Dataset) -> None:
 
 
 def _halves(ax: Axes, dataset: xr.Dataset) -> None:
-    """Draws the time until half of the way, by how far a mode was pre-trained."""
+    """Draws the time until half of the change is learned, by how far a mode was pre-trained."""
     markers = ("s", "o", "^")
     for i, (place, words) in enumerate(PLACES.items()):
         color = style.PALETTE[-1 - i]
@@ -72,7 +72,7 @@ def _halves(ax: Axes, dataset: xr.Dataset) -> None:
     ax.set(
         xlabel="pre-trained mode $y / σ^{ft}$",
         yscale="log",
-        title="(d) time until half of the way (line: $y = σ^{ft}/3$)",
+        title="(d) time until half of the change (line: $y = σ^{ft}/3$)",
     )
     low, at = float(np.min(dataset.half)) / 2, 1 / 3
     layer = np.interp(at, dataset.share, dataset.half_theory.sel(place="layer"))

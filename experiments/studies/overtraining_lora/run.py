@@ -1,4 +1,4 @@
-"""The run of `overtraining_lora`: closed forms, and networks and adapters that train."""
+"""The run of `overtraining_lora`: closed forms, and training of networks and adapters."""
 
 from functools import partial
 from typing import Any
@@ -17,21 +17,21 @@ from theory.two_layer.layers import Layers, identity_start, loss, theta
 
 FULL = "full"
 PLACES = FULL, "layer", "map"
-GROWN = 4000  # steps of Runge-Kutta from a small start to the end
-TINY = 1e-3  # entries of B and A where a mode is searched
-WATCHED, BETWEEN = 800, 4  # times at which it is looked at, and steps between two
+GROWN = 4000  # steps of Runge-Kutta from small initial weights to the end
+TINY = 1e-3  # entries of B and A in the search for a mode
+WATCHED, BETWEEN = 800, 4  # number of observation times, and steps between two
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes all panels.
 
-    Returns the dataset. `tuned` is what is fine-tuned, "full" or a rank.
+    Returns the dataset. `tuned` is the fine-tuned part: "full" or a rank.
     - `lost_theory` and `left_theory`, `(tuned, time)`: the pre-training and the fine-tuning loss;
-      `lost` and `left`, `(seed, tuned, cell_time)`, of networks.
+      `lost` and `left`, `(seed, tuned, cell_time)`, for networks.
     - `end_theory`, `(tuned, learned)`, and `end`, `(seed, tuned, learned)`: the pre-training loss
-      at the end of fine-tuning from so many learned modes.
+      at the end of fine-tuning, by the number of learned modes before it.
     - `half_theory`, `(place, share)`, and `half`, `(place, cell_share)`: the time until half of the
-      way of one mode, which was pre-trained to a share of its fine-tuning target.
+      change of one mode, which was pre-trained to a share of its fine-tuning target.
     """
     theory = stage("closed forms", partial(closed_forms, config))
     networks_ = stage("networks", partial(over_time, config))
@@ -63,7 +63,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _shares(points: int) -> np.ndarray:
-    """How far a mode was pre-trained, of its fine-tuning target."""
+    """Returns how far a mode was pre-trained, as shares of its fine-tuning target."""
     return np.linspace(0.05, 0.9, points)
 
 
@@ -114,7 +114,7 @@ def _network(config: Config, steps: int, key: jax.Array, legs: jax.Array) -> dic
     sigma = config.tasks.spectrum()
     rotation, pre, post = jax.random.split(key, 3)
     U = jax.random.orthogonal(rotation, d)
-    # Symmetric: then the start, a multiple of the identity, is aligned with every mode.
+    # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
     of_pre, of_ft = ((U * s) @ U.T for s in (sigma, config.tasks.target(sigma)))
     batches = jax.random.normal(post, (adapter.steps, batch, d))
     rate = adapter.time / adapter.steps
@@ -156,7 +156,7 @@ def at_ends(config: Config) -> dict[str, np.ndarray]:
             ends.append(theta(networks.adapted(frozen, last, adapter.scale)))
         return jnp.stack([jnp.sum((end - jnp.diag(jnp.asarray(sigma))) ** 2) for end in ends])
 
-    # Keys of their own, apart from those of `over_time`.
+    # These keys differ from those in `over_time`.
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     keys = jax.random.split(key, config.networks.seeds)
     over = jax.jit(jax.vmap(jax.vmap(one, (None, 0), -1), (0, None)))
@@ -183,7 +183,7 @@ def halfway(config: Config) -> dict[str, np.ndarray]:
 
         half = []
         for place, longest in zip(PLACES, expected, strict=True):
-            # The closed form decides only for how long it is watched.
+            # The closed form only decides the time of observation.
             times = np.linspace(0.0, 1.5 * longest, WATCHED)[1:]
             over = jax.jit(jax.vmap(partial(path, place), (0, None)))
             y = np.asarray(over(jnp.asarray(share), jnp.asarray(times)))[..., 0, 0]

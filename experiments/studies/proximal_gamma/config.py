@@ -22,7 +22,7 @@ from experiments.studies.shared.gamma_sweep import Line, Start
 
 
 def _from_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """Checks that the shares begin with 0, the case that others are compared with."""
+    """Checks that the shares begin with 0, the case for comparison."""
     if shares[0] != 0:
         raise ValueError("must begin with 0")
     return shares
@@ -37,7 +37,8 @@ Shares = Annotated[
 
 @config
 class Overlaps:
-    """How much the parts of the text have in common; the pair (0, 0) is swept from every start."""
+    """The overlaps between the parts of the text. The pair (0, 0) is swept for every kind of
+    start."""
 
     alphas: Shares = (0.0, 0.5, 1.0)
     """Overlaps of the sources with each other, the first one 0."""
@@ -56,17 +57,17 @@ class Blocks:
     """The blocks into which the text is cut."""
 
     length: Annotated[int, Ge(2)] = 48
-    """Tokens (of the offline text, characters) of a block; the GPT sees all but the last, and
-    predicts the next."""
+    """Number of tokens of a block (characters, for the offline text). The GPT reads all but the
+    last, and predicts the next."""
     of_text: Natural | None = None
-    """Blocks that are drawn from each text before all else, or fewer where it has no more; None for
-    all. What is held out is drawn likewise."""
+    """Number of blocks drawn from each text before everything else, at most all of them; None for
+    all. Held-out blocks are drawn in the same way."""
     source: Natural = 6000
-    """Blocks of a source."""
+    """Number of blocks of a source."""
     distance: Annotated[int, Ge(4)] = 800
-    """Blocks that stand for a part in distances; at most those of a source."""
+    """Number of blocks that represent a part in distances; at most a source's."""
     held_out: Annotated[int, Ge(2)] = 128
-    """Blocks on which the loss is measured, like the target's, from modules kept from training."""
+    """Number of blocks to measure the loss on. They resemble the target, but are held out."""
 
     def __post_init__(self) -> None:
         if self.source < self.distance:
@@ -86,7 +87,7 @@ class Sizes:
     heads: Natural = 2
     """Attention heads; they divide the width."""
     tied: bool = False
-    """Whether the outputs are read out with the embeddings."""
+    """Whether the output layer is the transposed embedding."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -95,14 +96,14 @@ class Sizes:
 
 @config
 class Training:
-    """How every model is trained, by Adam at a rate that rises and then stays."""
+    """The training of every model, by Adam at a rate that rises and then stays."""
 
     steps: Natural = 400
     """Steps on a source, and on the target from scratch."""
     batch: Natural = 8
     """Blocks per step, drawn with replacement."""
     rate: Positive = 3e-3
-    """Highest learning rate."""
+    """The highest learning rate."""
     warmup: Natural = 20
     """Steps over which the learning rate rises from 0."""
 
@@ -114,14 +115,14 @@ class Config:
     seed: Seed = 0
     """Seed of the sources, initial weights and minibatches."""
     replicates: Annotated[int, Ge(2)] = 5
-    """Independent repetitions, each with its own sources and models; at least 2, for the spread."""
+    """Number of independent repetitions, each with its own sources and models; at least 2."""
     starts: Different[Start] = ("shared", "independent")
-    """Whether the two models start from the 'shared' or from 'independent' initial weights; the
-    first is that of the overlap sweep."""
+    """Whether the two models begin with 'shared' or 'independent' initial weights. The overlap
+    sweep uses the first kind."""
     data: TextData = TextData()
     """The text of the sources."""
     target_data: OtherText = OtherText()
-    """The text of the target; if it is another, all of it is D_t (Fig. 2d)."""
+    """The text of the target. If it is another text, all of it is D_t (Fig. 2d)."""
     overlaps: Overlaps = Overlaps()
     """The overlaps of sources and target."""
     looks: Increasing[Count] = (0, 50, 100, 200)
@@ -133,11 +134,11 @@ class Config:
     gpt: Sizes = Sizes()
     """The size of every model."""
     training: Training = Training()
-    """How every model is trained."""
+    """The training of every model."""
     tsne: Count = 0
-    """Blocks of each part that t-SNE places on a map (Figs. 2a and 4); 0 draws none."""
+    """Number of blocks of each part that t-SNE places on a map (Figs. 2a and 4); 0 draws no map."""
     at_once: Natural = 256
-    """Networks trained side by side, of all seeds and gammas: more take more memory."""
+    """Networks trained side by side, over all seeds and gammas; more networks need more memory."""
 
     def __post_init__(self) -> None:
         if self.looks == (0,):
@@ -149,18 +150,19 @@ class Config:
         steps, least = self.training.steps, self.looks[-1]
         if steps < least or steps % self.every:
             raise ValueError(
-                f"training.steps must be a multiple of {self.every} (of which looks are) and at "
+                f"training.steps must be a multiple of {self.every} (which divides the looks) "
+                "and at "
                 f"least {least}; got {steps}"
             )
 
     @property
     def every(self) -> int:
-        """The greatest number of steps of which all `looks` are multiples."""
+        """The greatest number of steps that divides all `looks`."""
         return gcd(*self.looks)
 
     @property
     def vocab(self) -> int:
-        """The size of the vocabulary, which `training.resolved` has read where no name says it."""
+        """The size of the vocabulary. `training.resolved` has read it if no name implies it."""
         vocab = self.data.known_vocab
         assert vocab is not None, "the vocabulary has not been read yet"
         return vocab
@@ -185,17 +187,17 @@ class Config:
 
 DEFAULT = Config()
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# SAIL, Sec. 4.3 and 4.4 and App. H.1: nanoGPT of 6 layers and 384 units, blocks of 1024 of GPT-2's
+# SAIL, Sec. 4.3 and 4.4 and App. H.1: nanoGPT with 6 layers and 384 units, blocks of 1024 GPT-2
 # tokens of OpenWebText, gamma from -1 to 2 by .1, looks after 50, 100 and 200 steps. Hours on a
 # large accelerator
 PAPER = varied(
     DEFAULT,
     data=TextData("openwebtext"),
-    replicates=2,  # the paper has one; two are the fewest here
-    # From 0 to 1 in the paper, by quarters here (chosen).
+    replicates=2,  # the paper has one; two is the minimum here
+    # From 0 to 1 in the paper, by quarters here (our choice).
     overlaps={"alphas": _QUARTERS, "betas": _QUARTERS},
-    # How much of the text is used is not printed: 61 million tokens (chosen), of which sources may
-    # have half a third, as beta = 1 takes both of them from the target.
+    # The amount of text is not printed: 61 million tokens (our choice). A source may have half of a
+    # third of it, because beta = 1 takes both sources from the target.
     blocks={
         "length": 1024,
         "of_text": 60_000,
@@ -203,9 +205,10 @@ PAPER = varied(
         "distance": 500,
         "held_out": 256,
     },
-    # Heads of 64 units and tied embeddings as nanoGPT's.
+    # Heads of 64 units and tied embeddings, as in nanoGPT.
     gpt={"width": 384, "layers": 6, "heads": 6, "tied": True},
-    # Not printed: nanoGPT's rate and batch (without accumulation); steps and warm-up are chosen.
+    # Not printed: nanoGPT's rate and batch (without accumulation); steps and warm-up are our
+    # choice.
     training={"steps": 2000, "batch": 12, "rate": 6e-4, "warmup": 100},
     tsne=300,
     at_once=2,

@@ -1,4 +1,4 @@
-"""Tests the claims of SAIL's Sec. 4.4 on a finished run of `proximal_gamma`, and sums it up."""
+"""Tests the claims of SAIL's Sec. 4.4 on a finished run of `proximal_gamma`, and summarises it."""
 
 import xarray as xr
 
@@ -8,10 +8,10 @@ from experiments.studies.shared import gamma_sweep as line
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the best gamma, which distances predict it, and what overlap changes.
+    """Describes the best gamma, the distances that predict it, and the effect of overlap.
 
     Returns a paragraph: the best gammas, the predicted ones with the loss that they cost, the best
-    gamma by overlap, and what the formula printed in Sec. 4.4 would give.
+    gamma by overlap, and the result of the formula printed in Sec. 4.4.
     """
     looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
     last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
@@ -42,15 +42,18 @@ def summary(dataset: xr.Dataset) -> str:
     means = dataset["predicted"].sel(way="mmd_mean")[0]
     return (
         f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "
-        f"{when} steps: {best}. Predicted by eq. 11 (in brackets: in how many of the cases where "
-        f"the best is known to ± {line.SHARP:g} it is within {line.DECIDED:g} s.e. of it, and the "
-        f"loss after {last} steps above the lowest, {' and '.join(starts)} start): "
-        f"{'; '.join(told)}. Without prediction, gamma = {plain}. By overlap, "
+        f"{when} steps: {best}. Predicted by eq. 11: {'; '.join(told)}. The brackets have two "
+        f"numbers. The first counts the cases within {line.DECIDED:g} s.e. of the best gamma, "
+        "among "
+        f"the cases where it is known to ± {line.SHARP:g}. The second is the loss after {last} "
+        "steps "
+        f"above the lowest, with {' and '.join(starts)} initial weights. "
+        f"Without prediction, gamma = {plain}. By overlap, "
         f"after {dataset.attrs['overlap_steps']} steps, best (and predicted): "
-        f"{by_overlap}. The formula that Sec. 4.4 prints is the weight of theta_2: with MMD of "
+        f"{by_overlap}. The formula printed in Sec. 4.4 is the weight of theta_2: with MMD of "
         "block means it is "
-        f"{stated(1 - means)} here, and eq. 11, the weight of theta_1, {stated(means)}; "
-        f"the published {line.PUBLISHED} is on the side of the latter, and the printed formula "
+        f"{stated(1 - means)} here. Eq. 11, the weight of theta_1, is {stated(means)}. "
+        f"The published {line.PUBLISHED} supports eq. 11: the printed formula "
         f"would have given {1 - line.PUBLISHED:+.4f}."
     )
 
@@ -61,7 +64,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     They are tested for the first kind of start, after the largest number of steps.
 
     Returns four findings: the sign of the best gamma, the sign of the predicted one, and whether
-    starts on the line are better than the mean of the models and than training from scratch.
+    training from the line ends better than training from the mean of the models and from scratch.
     """
     at = dataset.isel(start=0, look=-1)
     told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")
@@ -85,17 +88,17 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         ),
         judged(
             "SAIL, Fig. 2",
-            "the predicted gamma starts a better training than the mean of the models does",
-            "loss 10.8866 to 4.9782, beside an untrained network",
+            "training from the predicted gamma is better than from the mean of the models",
+            "loss 10.8866 to 4.9782, compared with an untrained network",
             f"above the lowest loss by {stated(excess, 3)}, the mean by "
             f"{stated(ends.sel(end=0.5), 3)} nats",
             (ends.sel(end=0.5) - excess).values,
         ),
         judged(
             "SAIL, Fig. 2",
-            "the best start on the line (chosen by the other seeds) trains to a lower loss than "
+            "the best start on the line (chosen on the other seeds) reaches a lower loss than "
             "training from scratch",
-            "loss 10.8866 to 4.9782, beside an untrained network",
+            "loss 10.8866 to 4.9782, compared with an untrained network",
             f"lower by {stated(lead, 3)} nats after {told} steps",
             lead.values,
         ),

@@ -1,6 +1,6 @@
 """The figures of `proximal_gamma` (SAIL, Fig. 2).
 
-`experiments.studies.shared.gamma_plots` has what they share with `proximal_spirals`.
+`experiments.studies.shared.gamma_plots` has the elements shared with `proximal_spirals`.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from experiments.studies.shared.gamma_plots import (
 from experiments.studies.shared.gamma_sweep import PUBLISHED
 from sail_jax.drawing import style
 
-PAPER = "mmd_mean"  # the paper's way to predict
+PAPER = "mmd_mean"  # the paper's prediction
 STEP_LABEL = "held-out loss (nats)"
 PART_LABELS = ("D₁", "D₂", "Dₜ")
 PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D₁ to D₂"}
@@ -37,7 +37,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
     Returns `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances`
     between the parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if
-    there is one.
+    it was computed.
     """
     figures = {
         "gamma": _loss(dataset),
@@ -49,7 +49,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _map(dataset: xr.Dataset) -> Figure:
-    """Blocks of the three parts in the plane (Figs. 2a and 4)."""
+    """Draws blocks of the three parts in the plane (Figs. 2a and 4)."""
     fig, axes = style.figure(width=4.6, height=4.2)
     ax = axes[0, 0]
     for k, (part, label) in enumerate(zip(dataset["map"].values, PART_LABELS, strict=True)):
@@ -61,10 +61,10 @@ def _map(dataset: xr.Dataset) -> Figure:
 
 
 def _loss(dataset: xr.Dataset) -> Figure:
-    """Loss against gamma (Fig. 2b), one panel below another.
+    """Draws loss against gamma (Fig. 2b), one panel below another.
 
-    Looks before training have panels of their own, as their losses are of another size. Of the
-    predicted weights the paper's is named; the figure `weights` has all of them by name.
+    Looks before training have their own panels, because their losses differ in size. Among the
+    predicted weights only the paper's has a label; the figure `weights` labels all of them.
     """
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
     early, late = looks[: looks.count(0)], looks[looks.count(0) :]
@@ -72,7 +72,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
     parts = [(start, *group) for start in starts for group in groups]
     fig, axes = style.figure(len(parts), 1, width=4.8, height=2.2, sharex=True)
     grid = dataset["gamma"].values
-    limits: dict[str, tuple[float, float]] = {}  # of the losses, alike for all starts
+    limits: dict[str, tuple[float, float]] = {}  # of the losses, equal for all kinds of start
     for ax, (start, shown, words) in zip(axes[:, 0], parts, strict=True):
         at = dataset.sel(start=start)
         for n in shown:
@@ -106,7 +106,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
 
 
 def _mark_paper(ax: Axes, predicted: xr.DataArray) -> None:
-    """Marks the weight that the paper's distance predicts, and the others by ticks on top."""
+    """Marks the weight that the paper's distance predicts. The others are ticks on top."""
     low, high = ax.get_xlim()
     for way in predicted["way"].values.astype(str):
         x = float(mean_and_error(predicted.sel(way=way))[0])
@@ -119,7 +119,7 @@ def _mark_paper(ax: Axes, predicted: xr.DataArray) -> None:
 
 
 def _weights(dataset: xr.Dataset) -> Figure:
-    """Measured and predicted gammas, beside the printed formula and the published number."""
+    """Draws measured and predicted gammas, with the printed formula and the published number."""
     starts, looks = dataset["start"].values.astype(str), dataset["look"].values
     height = 1.5 + 0.24 * (len(looks) + len(LABELS) + 1)
     width = max(5.2, 8.0 / len(starts))
@@ -135,8 +135,8 @@ def _weights(dataset: xr.Dataset) -> Figure:
         ax.set_title(f"{start} initial weights")
         ax.set_xlabel(f"{GAMMA} (mean ± s.e.; ticks: seeds)")
     note = (
-        f"dotted: the published γ* = {PUBLISHED}, on other text. The formula printed beside it is\n"
-        f"the weight of θ₂ (last row, read as θ₁'s) and would give {1 - PUBLISHED:+.4f}; "
+        f"dotted: the published γ* = {PUBLISHED}, on another text. The formula printed with it is\n"
+        f"the weight of θ₂ (last row, as a weight of θ₁) and would give {1 - PUBLISHED:+.4f}; "
         "eq. 11 is the weight of θ₁."
     )
     fig.supxlabel(note, fontsize=9)
@@ -144,7 +144,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
 
 
 def _distances(dataset: xr.Dataset) -> Figure:
-    """Distances between the parts as shares of the largest, with their mean standard errors."""
+    """Draws distances between the parts as shares of the largest, with mean standard errors."""
     at = dataset.isel(alpha=0, beta=0)
     names = dataset["distance"].values.astype(str)
     fig, axes = style.figure(width=6.4, height=1.2 + 0.42 * len(names))
@@ -168,7 +168,7 @@ def _distances(dataset: xr.Dataset) -> Figure:
 
 
 def _overlap(dataset: xr.Dataset) -> Figure:
-    """Loss against gamma (Fig. 2c), a panel for each overlap with the target."""
+    """Draws loss against gamma (Fig. 2c), a panel for each overlap with the target."""
     betas, alphas = dataset["beta"].values, dataset["alpha"].values
     columns = min(4, len(betas))
     rows = -(-len(betas) // columns)

@@ -26,14 +26,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains models on the sources, merges them at every gamma, and trains on the target.
 
     Each pair of overlaps has a stage for its distances and one for its sweep of gamma. Without
-    overlap there is a sweep for every kind of start; other overlaps are swept from the first kind
-    only, for `config.overlaps.steps` steps.
+    overlap there is a sweep for every kind of start. Other overlaps are swept only for the first
+    kind, for `config.overlaps.steps` steps.
 
-    Returns over start and seed: the held-out `loss` by look and gamma, `scratch_loss`, the `best`
-    gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at
-    gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Over alpha and beta: `overlap_loss`,
-    `overlap_best`, `overlap_predicted`, and the distances with their errors. With `tsne`, the `map`
-    of blocks by part.
+    Returns a dataset over start and seed: the held-out `loss` by look and gamma, `scratch_loss`,
+    the `best` gamma by look, the `predicted` gamma by distance, and how far the losses there
+    (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. Over alpha and beta:
+    `overlap_loss`, `overlap_best`, `overlap_predicted`, and the distances with their errors. With
+    `tsne`, the `map` of blocks by part.
     """
     config, data = training.load(config)
     initial = jax.device_get(training.initial(config))
@@ -70,7 +70,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mapping) -> xr.Dataset:
-    """The labelled dataset of all results; `run` says what is in it."""
+    """Builds the labelled dataset of all results; `run` describes its content."""
     gamma, main = config.gamma.values(), apart[0, 0]
     seeds, alphas, betas = config.replicates, config.overlaps.alphas, config.overlaps.betas
     loss = np.stack([np.asarray(sweeps[s]["loss"], float) for s in config.starts])
@@ -78,7 +78,7 @@ def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mappi
     predicted = np.stack([np.c_[main["weight"], sweeps[s]["parameters"]].T for s in config.starts])
     where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(config.looks)))
     several = np.broadcast_to(loss[:, None], (*where.shape, len(gamma)))
-    # The sweep without overlap is not repeated: it passes through the same number of steps.
+    # The sweep without overlap is not repeated, because it includes this number of steps.
     first = loss[0, :, config.looks.index(config.overlaps.steps)]
     by_overlap = {
         (0.0, 0.0): first,

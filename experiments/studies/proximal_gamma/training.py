@@ -26,7 +26,7 @@ from sail_jax import distances
 from sail_jax.distances import Distance
 
 PERCENTILES = (33, 66)
-# Each with whether it is a squared one, and its name.
+# For each distance: whether it is squared, and its name.
 DISTANCES = {
     "mmd_mean": (True, "MMD, block means"),
     "w1_mean": (False, "Wasserstein-1, block means"),
@@ -43,9 +43,9 @@ class Data(NamedTuple):
     """The text in blocks.
 
     Attributes:
-      blocks: All blocks to learn from.
-      parts: Which of them are D_1, D_2 and D_t, as indices.
-      held_out: Blocks like those of D_t, from text that no model learns from.
+      blocks: All training blocks.
+      parts: The blocks of D_1, D_2 and D_t, as indices.
+      held_out: Blocks like D_t's, from text that no model is trained on.
     """
 
     blocks: UInt[np.ndarray, "block length"]
@@ -56,11 +56,10 @@ class Data(NamedTuple):
 def load(config: Config) -> tuple[Config, Data]:
     """Cuts the text into blocks and splits them by their mean token value.
 
-    The thresholds are percentiles of the blocks to learn from, and hold for the held-out blocks
-    too. Where the target is of another text, its blocks are D_t, and there is no third part of the
-    first.
+    The thresholds are percentiles of the training blocks, and also apply to the held-out blocks. If
+    the target is another text, its blocks are D_t, and the first text has no third part.
 
-    Returns the config, with the size of the vocabulary where only the files say it; and the blocks
+    Returns the config, with the size of the vocabulary if only the files have it; and the blocks
     and their parts.
 
     Raises `DataError` if a text cannot be read, has too few blocks of the config's length, or
@@ -81,7 +80,7 @@ def load(config: Config) -> tuple[Config, Data]:
             target = config.target_data.read("target_data")
             if target.vocab != corpus.vocab:
                 raise DataError(
-                    f"target_data must have the {corpus.vocab} tokens of data, by one tokenizer; "
+                    f"target_data must have the {corpus.vocab} tokens of data, from one tokenizer; "
                     f"got {target.vocab}"
                 )
             more, high = (
@@ -95,7 +94,7 @@ def load(config: Config) -> tuple[Config, Data]:
 
 
 def _blocks(config: Config, part: int, tokens: Ids) -> UInt[np.ndarray, "block length"]:
-    """The blocks of a text, or as many of them as `of_text` says, in the order of the text."""
+    """Returns the blocks of a text, at most `of_text` of them, in the order of the text."""
     every, most = text.blocks(tokens, config.blocks.length), config.blocks.of_text
     if most is None or most >= len(every):
         return np.asarray(every)
@@ -104,15 +103,16 @@ def _blocks(config: Config, part: int, tokens: Ids) -> UInt[np.ndarray, "block l
 
 
 def _check_left(config: Config, parts: text.Parts, high: np.ndarray) -> None:
-    """Raises `ValueError` where a text has too few blocks."""
+    """Raises `ValueError` if a text has too few blocks."""
     for field, most in (
         ("held_out", len(high)),
-        # With beta = 1 and alpha = 0 both sources come from the target and share no block.
+        # With beta = 1 and alpha = 0 both sources come from the target and have no common block.
         ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
     ):
         if getattr(config.blocks, field) > most:
             raise ValueError(
-                f"blocks.{field} must be at most {most}, as the text has no more blocks of "
+                f"blocks.{field} must be at most {most}, because the text has only so many "
+                "blocks of "
                 f"{config.blocks.length} tokens; got {getattr(config.blocks, field)}"
             )
 
@@ -172,11 +172,10 @@ def trained(
       config: The config.
       params: The variables before the first step.
       blocks: All blocks, of shape (block, length).
-      part: Which blocks are the part, as indices filled up to a common length, and how many of them
-        count.
+      part: The blocks of the part, as indices padded to a common length, and their number.
       key: The key of the minibatches.
       steps: Number of steps, a multiple of `config.every`.
-      measure: What to measure of the variables.
+      measure: A function of the variables that computes the measurements.
 
     Returns:
       The variables after training; and what `measure` returned before the first step and after
@@ -202,10 +201,10 @@ def trained(
 
 
 def _keys(config: Config) -> Array:
-    """Six keys of each repetition, of shape (seed, 6).
+    """Creates six keys for each repetition, of shape (seed, 6).
 
-    Three are for initial weights, two for minibatches of the sources, and the last for those of the
-    target.
+    Three are for initial weights, two for minibatches of the sources, and the last for minibatches
+    of the target.
     """
     return jax.random.split(jax.random.key(config.seed), (config.replicates, 6))
 
@@ -222,24 +221,24 @@ def initial(config: Config) -> PyTree:
 
 
 def _looks(config: Config, steps: int) -> Array:
-    """The positions of the looks up to `steps` among the measurements of `trained`."""
+    """Returns the positions of the looks up to `steps` among the measurements of `trained`."""
     return jnp.array([look // config.every for look in config.looks if look <= steps])
 
 
 def parts(
     data: Data, pairs: Int[np.ndarray, "seed 2 count"]
 ) -> tuple[Int[np.ndarray, "seed 3 most"], Int[np.ndarray, "seed 3"]]:
-    """Lists what theta_1, theta_2 and theta* learn from: the two sources, and the target.
+    """Lists the training data of theta_1, theta_2 and theta*: the two sources, and the target.
 
     Args:
       data: The text.
-      pairs: The sources, as `sources` returns them.
+      pairs: The result of `sources`.
 
     Returns:
-      The indices of the blocks, filled up with zeros to one length; and how many of them count.
+      The indices of the blocks, padded with zeros to one length; and their numbers.
     """
     target = data.parts[2]
-    # One length for all three, so that one program trains them. The target is longer than a source.
+    # One length for all three, so one program trains them. The target is longer than a source.
     filled = np.zeros((len(pairs), 3, len(target)), np.int32)
     filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
     count = [pairs.shape[-1]] * 2 + [len(target)]
@@ -263,12 +262,12 @@ def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array)
       config: The config; static.
       first: Initial variables, in leaves of shape (seed, 3, ...).
       data: The text.
-      which: The blocks of each part, as `parts` returns them.
-      count: How many of them count, as `parts` returns it.
+      which: The blocks of each part, from `parts`.
+      count: Their numbers, from `parts`.
 
     Returns:
       `model`, the variables in leaves of shape (seed, 3, ...); and `loss`, the held-out loss on the
-      target at all looks, of shape (seed, 3, look). That of theta* is the loss of training from
+      target at all looks, of shape (seed, 3, look). The loss of theta* is the loss of training from
       scratch.
     """
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
@@ -325,7 +324,7 @@ def unigrams(
 def mapped(config: Config, data: Data) -> Float[np.ndarray, "3 block 2"]:
     """Places blocks of D_1, D_2 and D_t in the plane, by t-SNE of how often tokens occur in them.
 
-    SAIL does not say of which features its maps are.
+    SAIL does not specify the features of its maps.
 
     Returns the places of `config.tsne` blocks of each part, or of as many as the smallest has.
 
@@ -358,8 +357,8 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
 
     Returns:
       `value` and `error`, the distances and their standard errors, of shape (seed, distance, pair);
-      and `weight`, the weight of theta_1 by eq. 11, of shape (seed, distance), which is NaN where
-      the sources cannot be told apart.
+      and `weight`, the weight of theta_1 by eq. 11, of shape (seed, distance). It is NaN if the
+      sources cannot be distinguished.
     """
     shape = config.replicates, len(DISTANCES), len(line.PAIRS)
     value, error, weight = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2])

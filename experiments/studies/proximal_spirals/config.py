@@ -27,13 +27,13 @@ class Spirals:
     points: Annotated[int, Ge(20), MultipleOf(2)] = 500
     """Training points, half on each spiral; even."""
     test: Annotated[int, Ge(2), MultipleOf(2)] = 1000
-    """Fresh points for the accuracy; even, and at least those of a source."""
+    """Number of new points for the accuracy; even, and at least a source's number."""
     share: Annotated[float, Gt(0), Le(0.5)] = 0.4
     """Share of the training points in each source, at most 0.5."""
     turns: Positive = 1.0
     """Turns of a spiral."""
     noise: NotNegative = 0.05
-    """Standard deviation of the points about it (the radius is 1)."""
+    """Standard deviation of the points around the spiral (the radius is 1)."""
 
     def __post_init__(self) -> None:
         if self.test < self.count:
@@ -49,12 +49,12 @@ class Spirals:
 
 @config
 class Training:
-    """How every model is trained, by Adam."""
+    """The training of every model, by Adam."""
 
     epochs: Natural = 300
     """Epochs on the sources and on the target."""
     batch: Natural = 100
-    """Points per step; divides the training points and those of a source."""
+    """Points per step; a divisor of the training points and of a source's points."""
     rate: Positive = 5e-3
     """Learning rate."""
     every: Natural = 10
@@ -74,25 +74,25 @@ class Config:
     seed: Seed = 0
     """Seed of the points, initial weights and minibatches."""
     replicates: Annotated[int, Ge(2)] = 8
-    """Independent repetitions, each with its own points and models; at least 2, for the spread."""
+    """Number of independent repetitions, each with its own points and models; at least 2."""
     sources: Different[Sources] = ("classes", "radii", "random")
-    """How the two sources are cut out: 'classes' (App. K), 'radii' or 'random'."""
+    """The construction of the two sources: 'classes' (App. K), 'radii' or 'random'."""
     starts: Different[Start] = ("shared", "independent")
-    """Whether the two models start from the 'shared' or from 'independent' initial weights."""
+    """Whether the two models begin with 'shared' or 'independent' initial weights."""
     data: Spirals = Spirals()
     """The points of the spirals."""
     hidden: Natural = 50
     """Hidden ReLU units."""
     training: Training = Training()
-    """How every model is trained."""
+    """The training of every model."""
     looks: Increasing[Count] = (0, 10, 50, 300)
-    """Epochs at which loss is shown against gamma and the best gamma is sought."""
+    """Epochs at which loss is shown against gamma and the best gamma is determined."""
     gamma: Line = Line()
     """The values of gamma."""
     loss_epochs: Natural = 10
-    """Epochs of training through which the loss of eq. 3 is descended."""
+    """Epochs of training through which the loss of eq. 3 is differentiated."""
     loss_steps: Natural = 100
-    """Steps of that descent."""
+    """Steps of the descent on that loss."""
 
     def __post_init__(self) -> None:
         training, data = self.training, self.data
@@ -120,7 +120,7 @@ class Config:
 DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # More of everything that the paper leaves open: an accelerator, or half an hour.
+    # More repetitions and choices: an accelerator, or half an hour.
     "paper": varied(
         DEFAULT,
         replicates=32,

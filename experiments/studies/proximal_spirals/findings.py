@@ -1,4 +1,4 @@
-"""Tests the claims of SAIL's App. K on a finished run of `proximal_spirals`, and sums it up."""
+"""Tests the claims of SAIL's App. K on a finished run of `proximal_spirals`; summarises it."""
 
 import numpy as np
 import xarray as xr
@@ -16,9 +16,9 @@ SOURCES = {
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Tests what SAIL's App. K says of its start, for every kind of sources.
+    """Tests the claims of SAIL's App. K on its start, for every kind of sources.
 
-    They are tested for the first way to start the models.
+    They are tested for the first kind of start.
 
     Returns four findings for each kind of sources: loss, accuracy and gradient from the predicted
     gamma, and the final loss from the best one, each compared with training from scratch.
@@ -32,14 +32,14 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
-    """The four findings for one kind of sources."""
+    """Returns the four findings for one kind of sources."""
     loss, accuracy, gradient = (_predicted(case, n) for n in ("loss", "accuracy", "gradient"))
     early, end = case["epoch"] <= case["epoch"][-1] / 2, {"epoch": -1}
     ratio = case["scratch_gradient"] / gradient
     smaller = ratio.copy(data=np.log(ratio.values)).where(early).mean("epoch")
-    best = f"the best start on the line (chosen by the other seeds; sources: {sources})"
+    best = f"the best start on the line (chosen on the other seeds; sources: {sources})"
     start = f"SAIL's start (eq. 11, MMD; sources: {sources})"
-    claims = (  # figure, claim, what the paper has, margins, their unit
+    claims = (  # figure, claim, the paper's result, margins, their unit
         (
             "8",
             f"{start} has a lower training loss along training than scratch",
@@ -64,7 +64,7 @@ def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
         (
             "8",
             f"{best} ends at a lower training loss than scratch",
-            "curves by gamma, beside scratch",
+            "curves by gamma, compared with scratch",
             line.lead(case["loss"].isel(end), case["scratch_loss"].isel(end)),
             "nats",
         ),
@@ -76,7 +76,7 @@ def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
 
 
 def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
-    """A measure along training from the predicted gamma, interpolated between those run."""
+    """Returns a measure along training from the predicted gamma, by interpolation between runs."""
     values = case[measure].transpose("seed", "epoch", "gamma")
     where = np.broadcast_to(case["predicted"].sel(way=PREDICTED).values[:, None], values.shape[:2])
     values_there = line.at(case["gamma"].values, values.values.astype(float), where)
@@ -84,14 +84,14 @@ def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
 
 
 def _here(margins: xr.DataArray, unit: str) -> str:
-    """The margins in words, and in how many seeds they are defined."""
+    """Formats the margins, and the number of seeds in which they are defined."""
     count = int(np.isfinite(margins).sum())
     defined = "" if count == margins.size else f"; defined in {count} of {margins.size} seeds"
     return f"by {stated(margins, 3)} {unit}{defined}"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes where the best gamma lies, and which predictions agree with it."""
+    """Describes where the best gamma is, and which predictions agree with it."""
     looks = dataset["look"].values
     cases = {
         f"{h}, {s} start": dataset.sel(sources=h, start=s)
@@ -106,6 +106,7 @@ def summary(dataset: xr.Dataset) -> str:
     when = ", ".join(map(str, looks))
     return (
         f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "
-        f"{when} epochs, by sources: {best}. The predicted gamma is within {line.DECIDED:g} s.e. "
-        f"of it, among the {len(sharp)} cases in which it is known to ± {line.SHARP:g}: {met}."
+        f"{when} epochs, by sources: {best}. Predictions are compared with it in the {len(sharp)} "
+        f"cases where it is known to ± {line.SHARP:g}. Within {line.DECIDED:g} s.e. of it are: "
+        f"{met}."
     )

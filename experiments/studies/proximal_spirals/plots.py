@@ -1,6 +1,6 @@
 """The figures of `proximal_spirals` (SAIL, Figs. 8 and 9).
 
-`experiments.studies.shared.gamma_plots` has what they share with `proximal_gamma`.
+`experiments.studies.shared.gamma_plots` has the elements shared with `proximal_gamma`.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _panels(dataset: xr.Dataset) -> tuple[Figure, np.ndarray]:
-    """An empty figure with a row for each kind of sources and a column for each measure."""
+    """Creates an empty figure with a row for each kind of sources and a column for each measure."""
     how = dataset["sources"].values.astype(str)
     fig, axes = style.figure(len(how), 3, width=3.7, height=2.5, sharex=True)
     for row, name in zip(axes, how, strict=True):
@@ -53,7 +53,7 @@ def _panels(dataset: xr.Dataset) -> tuple[Figure, np.ndarray]:
 
 
 def _gamma(dataset: xr.Dataset, start: str) -> Figure:
-    """Every measure against gamma, at the looks, for one kind of start."""
+    """Draws every measure against gamma, at the looks, for one kind of start."""
     fig, axes = _panels(dataset)
     gamma, looks = dataset["gamma"].values, dataset["look"].values
     for row, how in zip(axes, dataset["sources"].values, strict=True):
@@ -83,7 +83,7 @@ def _gamma(dataset: xr.Dataset, start: str) -> Figure:
 
 
 def _weights(dataset: xr.Dataset) -> Figure:
-    """Measured and predicted gammas, a panel for each kind of sources and of start."""
+    """Draws measured and predicted gammas, a panel for each kind of sources and of start."""
     how, starts = dataset["sources"].values.astype(str), dataset["start"].values.astype(str)
     looks, ways = dataset["look"].values, dataset["way"].values.astype(str)
     height = 0.9 + 0.22 * (len(looks) + len(ways))
@@ -104,7 +104,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
 
 
 def _epochs(dataset: xr.Dataset) -> Figure:
-    """Every measure along training, a line for each gamma, for the first kind of start."""
+    """Draws every measure during training, a line for each gamma, for the first kind of start."""
     fig, axes = _panels(dataset)
     start = dataset["start"].values[0]
     gamma = dataset["gamma"].values

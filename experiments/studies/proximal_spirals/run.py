@@ -30,10 +30,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     distances, and each combination of both a stage for its sweep of gamma and one for the predicted
     weights.
 
-    Returns over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and gamma, the
-    `best` gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and
-    at gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Also the measures of training from
-    scratch (`scratch_*`), and the distances with their errors.
+    Returns a dataset over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and
+    gamma, the `best` gamma by look, the `predicted` gamma by method, and how far the losses there
+    (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. It also has the
+    measures of training from scratch (`scratch_*`), and the distances with their errors.
     """
     data = {how: training.load(config, how) for how in config.sources}
     initial = jax.device_get(training.initial(config))
@@ -41,7 +41,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def weights_of(which: int | list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
-    # Any sources will do: how they are cut out does not change the points.
+    # Any kind of sources serves here, because it does not change the points.
     scratch = {
         start: stage(
             f"train from scratch, {start}",
@@ -76,7 +76,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _dataset(
     config: Config, scratch: Mapping, apart: Mapping, swept: Mapping, weights: Mapping
 ) -> xr.Dataset:
-    """The labelled dataset of all results; `run` says what is in it."""
+    """Builds the labelled dataset of all results; `run` describes its content."""
     gamma, looks = config.gamma.values(), [config.epoch().tolist().index(n) for n in config.looks]
 
     def over(fn: Callable[[Sources, Start], Any]) -> np.ndarray:

@@ -25,11 +25,11 @@ from sail_jax.distances import Distance
 CLASSES = 2
 # The rate of Adam on gamma.
 DESCENT_RATE = 0.02
-# Adam's steps are differentiated, and without this number the root in them has no slope at 0.
+# Adam's steps are differentiated. Without this number the root in them has no finite slope at 0.
 EPS_ROOT = 1e-12
-# How many cells the histogram has along either axis, for each label.
+# The number of cells of the histogram along either axis, for each label.
 CELLS = 4
-# Each with whether it is a squared one.
+# For each distance: whether it is squared.
 DISTANCES = {"mmd": True, "energy": True, "tv": False, "w1": False}
 LABELS = {
     "mmd": "MMD",
@@ -45,9 +45,9 @@ class Data(NamedTuple):
     """The points of every repetition, and the order in which they are taken.
 
     Attributes:
-      train: The points to train on, the target.
-      test: Fresh points, for the accuracy and as the target in distances.
-      sources: Which training points make the two sources.
+      train: The training points, the target.
+      test: New points, for the accuracy and as the target in distances.
+      sources: The training points of the two sources.
       order: The points of the target in each step of training, as indices into `train`.
       orders: The points of each source in each step, as indices into the source.
     """
@@ -60,13 +60,13 @@ class Data(NamedTuple):
 
 
 def load(config: Config, how: Sources) -> Data:
-    """Draws the points of every repetition and cuts the sources out of them.
+    """Draws the points of every repetition and cuts the sources from them.
 
-    The points, and the order of those of the target, are the same for all kinds of sources.
+    The points, and the order of the target's points, are the same for all kinds of sources.
 
     Args:
       config: The config.
-      how: How the sources are cut out.
+      how: The construction of the sources.
 
     Returns:
       The data, with a leading axis over repetitions.
@@ -95,7 +95,7 @@ def load(config: Config, how: Sources) -> Data:
 
 
 def _apply(config: Config, params: PyTree, x: ArrayLike) -> Any:
-    """The logits of a model, of shape (..., 2)."""
+    """Computes the logits of a model, of shape (..., 2)."""
     return MLP((config.hidden,), CLASSES).apply(params, x)
 
 
@@ -106,7 +106,7 @@ def loss(config: Config, params: PyTree, points: Points) -> Float[Array, ""]:
 
 
 def _measures(config: Config, params: PyTree, train: Points, test: Points) -> dict[str, Array]:
-    """Loss and norm of its gradient on the training points, accuracy on the test points."""
+    """Computes loss and gradient norm on the training points, and accuracy on the test points."""
     value, gradient = jax.value_and_grad(partial(loss, config))(params, train)
     right = _apply(config, params, test.x).argmax(-1) == test.y
     return {
@@ -123,7 +123,7 @@ def _trained(
     order: Int[ArrayLike, "step batch"],
     measure: Callable[[PyTree], Any],
 ) -> tuple[PyTree, Any]:
-    """The trained model, and what was measured before and after every `every` epochs."""
+    """Trains a model; returns it, and the measurements before and after every `every` epochs."""
     how = config.training
     # A row for each step of all epochs; `descend` counts in steps.
     feed = jnp.asarray(order).reshape(-1, how.batch)
@@ -141,7 +141,7 @@ def _trained(
 
 
 def _pick(points: Points, index: ArrayLike) -> Points:
-    """The points of an index, which adds its shape in front."""
+    """Selects points by an index, which adds its shape in front."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
 
 
@@ -167,7 +167,7 @@ def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
 
     Returns:
       `model`, the trained variables in leaves of shape (seed, ...); and `loss`, `accuracy` and
-      `gradient` of shape (seed, epoch), as `sweep` measures them.
+      `gradient` of shape (seed, epoch), as in `sweep`.
     """
 
     def of_seed(params: PyTree, data: Data) -> dict[str, Any]:
@@ -216,9 +216,9 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 
     Points are compared with their labels as a third coordinate.
 
-    Returns `value` and `error`, the distances and their standard errors (NaN where there is none),
-    of shape (seed, distance, pair); and `weight`, the weight of theta_1 by eq. 11, of shape (seed,
-    distance), which is NaN where the sources cannot be told apart.
+    Returns `value` and `error`, the distances and their standard errors (NaN if there is none), of
+    shape (seed, distance, pair); and `weight`, the weight of theta_1 by eq. 11, of shape (seed,
+    distance). It is NaN if the sources cannot be distinguished.
     """
     edges = np.linspace(-1, 1, CELLS + 1)[1:-1]
     bins = [edges, edges, np.array([0.5])]
@@ -228,7 +228,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
         # Matched point by point: no standard error.
         "w1": lambda x, y: Distance(distances.wasserstein1(x, y), np.nan),
     }
-    # The target's points are fresh ones: those of the sources are among its training points.
+    # The target's points are new ones, because the sources are among its training points.
     learn, fresh = (
         np.concatenate([points.x, points.y[..., None]], -1) for points in (data.train, data.test)
     )

@@ -7,7 +7,7 @@ from experiments.lab.findings import Finding, judged, mean_and_error
 
 PRINTED = {
     "best": "the best ridge is 0 (n → ∞)",
-    "largest": "the risk strictly increases, from 0.15 to 0.24 (γ = 0.5, θ = π/8, ridge to 0.5)",
+    "largest": "the risk strictly increases, from 0.15 to 0.24 (load 0.5, θ = π/8, ridge to 0.5)",
 }
 
 

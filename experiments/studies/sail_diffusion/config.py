@@ -1,6 +1,6 @@
 """The configuration of `sail_diffusion` and its presets.
 
-`WAYS` in `networks` lists the trainings that `Config.ways` can name.
+`WAYS` in `networks` lists the trainings for `Config.ways`.
 """
 
 from typing import Annotated
@@ -30,38 +30,38 @@ from experiments.training.sharding import Shard
 from experiments.training.step import Compute
 from sail_jax.checks import one_of
 
-EVALUATIONS = 8  # so that an eighth, a quarter and a half of the training are among them
+EVALUATIONS = 8  # includes an eighth, a quarter and a half of the training
 Part = Annotated[float, Ge(0), Lt(1)]
 
 
 @config
 class Changes:
-    """Random changes of the images that are learned from; none by default."""
+    """Random changes of the training images; none by default."""
 
     flip: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Probability of a reflection of left and right."""
     area: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    """Least share of the image that a random crop has, which is resized to the image's size."""
+    """Least share of the image's area in a random crop, which is resized to the image's size."""
     shift: Count = 0
-    """Pixels of zeros around the image, of which a crop of its own size is taken at random."""
+    """Pixels of zeros around the image, before a crop of the image's own size at a random place."""
 
     @property
     def augment(self) -> Augment | None:
-        """What `experiments.data.augment` is to do; None for nothing."""
+        """The settings for `experiments.data.augment`; None without changes."""
         how = Augment(area=self.area, shift=self.shift, flip=self.flip)
         return None if how == Augment() else how
 
 
 @config
 class Alignment:
-    """How a SiT's hidden states are aligned with an encoder's features."""
+    """The alignment of a SiT's hidden states with an encoder's features."""
 
     layer: Natural = 1
-    """Blocks before the hidden states that are aligned."""
+    """Number of blocks before the aligned hidden states."""
     projector: Natural = 64
     """Hidden units of the networks between those states and the features."""
     steps: Natural = 300
-    """Steps of minimising the alignment loss alone, from which SAIL starts."""
+    """Steps that minimise the alignment loss alone; SAIL starts from their result."""
     weight: NotNegative = 0.5
     """Weight of the alignment loss in eq. (15)."""
     repa_weight: NotNegative = 0.5
@@ -73,78 +73,79 @@ class Alignment:
 
 @config
 class Classifiers:
-    """The networks that are trained to be the encoder, and to measure samples."""
+    """The networks that serve as the encoder and that measure samples."""
 
     encoder_layers: Natural = 2
-    """Blocks of the encoder; it is trained where the data have no features."""
+    """Number of blocks of the encoder, which is trained if the data lack features."""
     encoder_steps: Natural = 300
-    """Steps of training the encoder."""
+    """Steps to train the encoder."""
     measure: Annotated[str, AfterValidator(presets.of_type("flax_resnet"))] = "resnet-tiny"
-    """The ResNet in whose features samples are measured, of `experiments.models.presets`."""
+    """The ResNet of `experiments.models.presets` that measures samples by its features."""
     measure_steps: Natural = 300
-    """Steps of training that ResNet."""
+    """Steps to train that ResNet."""
     rate: Positive = 3e-3
-    """Adam's highest learning rate for both, which falls to 0 along a cosine."""
+    """Adam's highest learning rate for both; it falls to 0 along a cosine."""
 
 
 @config
 class Budget:
-    """How long each SiT is trained."""
+    """The length of each SiT's training."""
 
     steps: Annotated[int, Ge(1), MultipleOf(EVALUATIONS)] = 1200
-    """Steps of training; after every eighth of them samples are made and measured."""
+    """Training steps; after every eighth of them samples are made and measured."""
     batch: Natural = 64
-    """Images per step of any training, drawn with replacement."""
+    """Images per step of every training, drawn with replacement."""
     save_every: Natural = 600
-    """Steps between two checkpoints of any training, from which a killed one goes on."""
+    """Steps between two checkpoints of every training, from which a killed one continues."""
 
 
 @config
 class Config:
-    """Train SiTs with the velocity loss, with REPA's loss too, and as SAIL does."""
+    """Train SiTs with the velocity loss, also with REPA's loss, and as SAIL does."""
 
     data: LatentData = LatentData()
-    """The images or latents, and an encoder's features of them if a file has some."""
+    """The images or latents, and an encoder's features of them from a file, if given."""
     changes: Changes = Changes()
-    """Random changes of the images that SiTs and the encoder learn from."""
+    """Random changes of the images for training SiTs and the encoder."""
     functions: Functions = Functions()
-    """Functions of yours: an autoencoder, an encoder, and what measures images."""
+    """The user's functions: an autoencoder, an encoder, and a measure of images."""
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and samples."""
     replicates: Annotated[int, Ge(2)] = 5
-    """Independent repetitions, each with its own split, encoder and initial weights."""
+    """Number of independent repetitions, each with its own split, encoder and initial weights."""
     ways: Different[str] = ("sit", "repa", "sail", "sail_clean")
-    """What to train: 'sit' and 'repa', which the others are compared with, and of 'sail',
-    'sail_clean', 'sail_start' (REPA's loss from aligned weights) and 'sail_loss' (both losses from
-    the usual ones)."""
+    """The trainings: 'sit' and 'repa', the references, and any of 'sail', 'sail_clean',
+    'sail_start' (REPA's loss from aligned weights) and 'sail_loss' (both losses from the usual
+    weights)."""
     model: Annotated[str, AfterValidator(presets.of_type("flax_sit"))] = "sit-tiny"
-    """The SiT, of `experiments.models.presets`."""
+    """The SiT, a preset of `experiments.models.presets`."""
     alignment: Alignment = Alignment()
-    """How hidden states are aligned with an encoder's features."""
+    """The alignment of hidden states with an encoder's features."""
     classifiers: Classifiers = Classifiers()
     """The encoder, and the network that measures samples."""
     budget: Budget = Budget()
-    """How long each SiT is trained."""
+    """The length of each SiT's training."""
     optimizer: Descent = Descent(
         rate=1e-2, warmup=20, decay="constant", weight_decay=0.01, clip=1.0
     )
-    """How SiTs are trained, in the alignment phase too."""
+    """The optimiser of SiTs, also in the alignment phase."""
     ema: Part = 0.99
-    """Decay of the moving average of the weights, which samples are made with."""
+    """Decay of the moving average of the weights. Samples use this average."""
     class_drop: Part = 0.1
-    """Share of examples whose class is not shown."""
+    """Share of examples with a hidden class."""
     held_out: Annotated[int, Ge(2)] = 901
-    """Images that samples are compared with; the others are learned from."""
+    """Number of images to compare samples with; the others are training images."""
     samples: Annotated[int, Ge(2)] = 896
-    """Samples per evaluation, and images of those learned from that are measured likewise."""
+    """Number of samples for each evaluation, and of training images that are also measured."""
     sample_batch: Natural = 128
-    """Samples made at once, a divisor of the samples."""
+    """Number of samples made at once, a divisor of the samples."""
     sampler: Sampler = Sampler()
-    """How samples are made from noise."""
+    """The method that makes samples from noise."""
     precision: Compute = "float32"
-    """Type that SiTs are computed in."""
+    """Floating-point type of the SiTs' computation."""
     shard: Shard = "data"
-    """Over several devices: 'no', 'data' (batches) or 'full' (parameters too)."""
+    """The work that several devices share: 'no' (none), 'data' (batches) or 'full' (also
+    parameters)."""
 
     def __post_init__(self) -> None:
         for way in self.ways:
@@ -161,7 +162,7 @@ class Config:
         if self.data.features is not None and self.noised:
             raise ValueError(
                 f"ways: '{self.noised[0]}' needs an encoder's features of noised latents, which "
-                "those of a file are not; 'sail_clean' does without"
+                "a file cannot have; 'sail_clean' does not need them"
             )
         self._check_functions()
 
@@ -170,16 +171,16 @@ class Config:
         name, of = self.data.name, self.functions
         if self.changes.augment is not None and name not in (OFFLINE, FOLDERS):
             raise ValueError(
-                "changes must be none for data.name latents, whose images are not there; "
+                "changes must be none for data.name latents, because its images are not available; "
                 f"'{FOLDERS}' are images that are encoded after their changes"
             )
         if of.encode is not None and name != FOLDERS:
             raise ValueError(f"functions.encode must be None for data.name {name}")
         if of.features is not None and self.data.features is not None:
-            raise ValueError("functions.features must be None where data.features names a file")
+            raise ValueError("functions.features must be None if data.features names a file")
         if of.measure is not None and of.decode is None and name == FOLDERS:
             raise ValueError(
-                f"functions.decode must be given where functions.measure is, for data.name {name}: "
+                f"functions.decode must be given with functions.measure, for data.name {name}: "
                 "samples are latents"
             )
 
@@ -202,11 +203,11 @@ class Config:
 
 
 DEFAULT = Config()
-# SAIL's Table 3: B/2 on latents of ImageNet, 400K steps of 256 at a constant 1e-4. SiT's and
-# REPA's where the table is silent: averages of 0.9999, the fourth block, projectors of 2048, a
-# tenth of the classes not shown, 50 000 samples by 250 steps of the diffusion. The alignment phase
+# SAIL's Table 3: B/2 on latents of ImageNet, 400K steps of 256 at a constant 1e-4. Where the table
+# is silent, SiT's and REPA's settings: averages of 0.9999, the fourth block, projectors of 2048, a
+# tenth of the classes hidden, 50 000 samples by 250 steps of the diffusion. The alignment phase
 # takes a quarter of the steps, as by default. Without features a ViT as deep as the SiT is trained
-# to be the encoder. Three seeds, where the paper has one
+# as the encoder. Three seeds; the paper has one
 PAPER = varied(
     DEFAULT,
     data={"name": "latents"},
@@ -232,15 +233,16 @@ PAPER = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # what of SAIL does it: the start, or the loss
+    # which part of SAIL has the effect: the start, or the loss
     "parts": varied(DEFAULT, ways=("sit", "repa", "sail", "sail_start", "sail_loss")),
     "paper": PAPER,
-    # eq. (16) to the letter: f_P of the noised latents z_t, which needs the encoder that is trained
-    # here, and the square of the whole norm
+    # eq. (16) to the letter: f_P of the noised latents z_t, which needs the encoder trained here,
+    # and the square of the whole norm
     "paper_eq16": varied(PAPER, ways=("sit", "repa", "sail"), alignment={"summed": True}),
     # Appendix J.4's flips and crops of images, which are encoded in every step, and f_P of the
-    # noised latents. How often and how far is not printed (chosen: half of them, and at least .64
-    # of the area, a side of .8). Needs functions.encode, and for the printed measures the others
+    # noised latents. Frequency and extent are not printed (our choice: half of them, and at least
+    # .64 of the area, a side of .8). Needs functions.encode, and for the printed measures the
+    # others
     "paper_images": varied(
         PAPER,
         data={"name": FOLDERS},

@@ -17,16 +17,16 @@ from experiments.studies.sail_diffusion.functions import Traced, decoded, shaped
 from experiments.studies.sail_diffusion.quality import measured
 
 Batch = dict[str, np.ndarray]
-"""What a network sees: `x` [n, side, side, channel], `labels` [n], `features` [n, patch, d]. Of
-images that are still to be encoded, `x` is their bytes."""
+"""A network's batch: `x` [n, side, side, channel], `labels` [n], `features` [n, patch, d]. For
+images that are not encoded yet, `x` is their bytes."""
 
 
 class Split(NamedTuple):
     """Disjoint sets of examples, as sorted indices into the data.
 
     Attributes:
-      learn: The examples to learn from, of shape (n,).
-      held_out: The examples that samples are compared with, of shape (m,).
+      learn: The training examples, of shape (n,).
+      held_out: The examples to compare samples with, of shape (m,).
     """
 
     learn: Int[np.ndarray, " n"]
@@ -63,7 +63,7 @@ def load(config: Config) -> Latents:
 
 
 def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], patches: int) -> None:
-    """Checks that the functions of a config are there, and return what fits, on two examples."""
+    """Checks that the functions exist, and that their results fit, on two examples."""
     of, pictured = config.functions, isinstance(images.latents, Pictures)
     if pictured and of.encode is None:
         raise ValueError(
@@ -83,13 +83,13 @@ def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], pa
 
 
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
-    """Gathers some images as the networks take them.
+    """Gathers some images in the form that the networks need.
 
-    - `index`: which images, of shape (b,).
+    - `index`: indices of the images, of shape (b,).
 
     It returns `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias, or
-    the bytes of images that are still to be encoded; `labels`, of shape (b,); and `features`,
-    float32 of shape (b, patch, d), if the data have any.
+    the bytes of images that are not encoded yet; `labels`, of shape (b,); and `features`, float32
+    of shape (b, patch, d), if the data have any.
     """
     if isinstance(images.latents, Pictures):
         return {"x": images.latents[index], "labels": images.labels[index]}
@@ -101,7 +101,7 @@ def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
 
 
 def split(seed: int, replicate: int, n: int, held_out: int) -> Split:
-    """Splits the examples at random into those to learn from and those held out."""
+    """Splits the examples at random into training and held-out examples."""
     order = np.random.default_rng([seed, replicate]).permutation(n)
     return Split(np.sort(order[held_out:]), np.sort(order[:held_out]))
 

@@ -1,6 +1,6 @@
 """Tests the claims of SAIL's Appendix J on a finished run of `sail_diffusion`.
 
-`PRINTED` and `SIT` hold the paper's figures; the margins of each claim are differences between two
+`PRINTED` and `SIT` hold the paper's figures. The margins of each claim are differences between two
 trainings of one seed.
 """
 
@@ -35,7 +35,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     training. Fréchet distances are compared at all four checkpoints, other measures at the last.
 
     It returns one finding for each claim. Claims about SAIL appear once for each of `sail` and
-    `sail_clean` that was run; if neither was, they are "not tested".
+    `sail_clean` in the run. If the run has neither, they are "not tested".
     """
     readings = {way: name for way, name in READINGS.items() if way in dataset["way"]}
     declared = _repa(dataset)
@@ -45,14 +45,14 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _at(dataset: xr.Dataset, share: float) -> int:
-    """The step after which this share of the training is done."""
+    """Returns the step after this share of the training."""
     return round(share * dataset.attrs["steps"])
 
 
 def _pair(
     dataset: xr.Dataset, share: float, measure: str, ways: tuple[str, str]
 ) -> tuple[str, np.ndarray]:
-    """Two ways' values, in words, and how much better the second is, seed by seed."""
+    """Returns two trainings' values as text, and how much better the second is, seed by seed."""
     at = dataset[measure].sel(step=_at(dataset, share))
     a, b = (at.sel(way=way) for way in ways)
     digits = 2 if abs(float(a.mean())) >= 1 else 3
@@ -61,12 +61,12 @@ def _pair(
 
 
 def _missing(where: str, claim: str, paper: str) -> Finding:
-    """The finding for a claim about a way that was not run."""
+    """Creates the finding for a claim about a training that was not run."""
     return Finding(where, claim, paper, "not among the ways of this run", "not tested")
 
 
 def _repa(dataset: xr.Dataset) -> list[Finding]:
-    """REPA against plain SiT at the end of training, one claim for each measure."""
+    """Judges REPA against plain SiT at the end of training, one claim for each measure."""
     declared = []
     for measure, (name, printed, column, _) in MEASURES.items():
         claim = f"REPA's loss gives SiT a better {name} at the end of training"
@@ -76,7 +76,8 @@ def _repa(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
-    """SAIL, in one of its readings, against REPA: one claim for each printed pair of figures."""
+    """Judges SAIL, in one interpretation, against REPA, a claim for each printed pair of
+    figures."""
     declared = []
     for measure, (name, printed, column, sign) in MEASURES.items():
         for share in PRINTED if measure in ("fd", "sfd") else (1,):
@@ -85,7 +86,7 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
             word = "better" if better else "worse"
             claim = f"{called} has a {word} {name} than REPA after {_share(share)}"
             paper = f"{printed} {before:g} -> {after:g} after {400 * share:g}K steps, {SCALE}"
-            # Table 4 prints sFID 7.00 -> 7.02 with a sign that says decrease.
+            # Table 4 prints sFID 7.00 -> 7.02 with a sign that means decrease.
             if not better and share == 1 / 4:
                 paper += ", which is printed as a decrease"
             if way not in dataset["way"]:
@@ -97,13 +98,13 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 
 
 def _share(share: float) -> str:
-    """A share of the training, in words."""
+    """Formats a share of the training."""
     words = {1 / 8: "an eighth of the training", 1 / 4: "a quarter of the training"}
     return {**words, 1 / 2: "half of the training", 1: "the whole training"}[share]
 
 
 def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
-    """Whether SAIL needs fewer steps: by half of the training, and with alignment counted."""
+    """Judges whether SAIL needs fewer steps: by half of the training, and including alignment."""
     half = f"{called} is below REPA's last Fréchet distance after half of the training"
     counted = f"{called} saves steps to the lowest distance that it and REPA reach, those of "
     counted += "alignment counted"
@@ -126,8 +127,8 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 def summary(dataset: xr.Dataset) -> str:
     """Describes the final Fréchet distances and counts the verdicts.
 
-    It returns two sentences: the final distance of each way beside that of the training images
-    themselves, and how many claims got each verdict.
+    It returns two sentences: the final distances of all trainings and of the training images, and
+    the number of claims with each verdict.
     """
     last = dataset.isel(step=-1)
     ends = ", ".join(
@@ -139,7 +140,7 @@ def summary(dataset: xr.Dataset) -> str:
     counted = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
     steps, seeds = dataset.attrs["steps"], dataset.sizes["seed"]
     return (
-        f"After {steps} steps the Fréchet distances to held-out images are {ends}, that of the "
-        f"images learned from is {floor} (mean ± s.e. over {seeds} seeds). "
+        f"After {steps} steps the Fréchet distances to held-out images are {ends}. For the "
+        f"training images it is {floor} (mean ± s.e. over {seeds} seeds). "
         f"Of {len(verdicts)} claims: {counted}."
     )

@@ -1,8 +1,8 @@
-"""The user's functions of `sail_diffusion`: called under their names, and what they return checked.
+"""The user's functions of `sail_diffusion`: calls with their names in errors, and checks of
+results.
 
 They come from a config's `functions`, never from a file. `encode` and `features` are called while a
-step is compiled; `decode`, and `measure` (see `quality.measured`), get arrays of NumPy between
-steps.
+step is compiled. `decode`, and `measure` (see `quality.measured`), get NumPy arrays between steps.
 """
 
 import functools
@@ -21,46 +21,47 @@ TRACED = ("encode", "features")
 
 @config
 class Functions:
-    """Functions of yours: channels come last, images have pixels in [0, 1], latents are not scaled.
+    """The user's functions: channels come last, pixels are in [0, 1], latents are not scaled.
 
-    On the command line each is MODULE:FUNCTION, and the module is run: no file that is read can
-    name one. Not scaled are latents as the autoencoder has them. `encode` and `features` are called
-    while a step is compiled, so that they have to be JAX's; weights that a `functools.partial`
-    binds, as partial(model.apply, variables), are handed to the step. The others get arrays of
-    NumPy. None is given a random key: an autoencoder that draws latents is to return their means.
+    On the command line each is MODULE:FUNCTION, and the module's code runs; a file that is read
+    cannot give one. Unscaled latents are the autoencoder's own. `encode` and `features` are called
+    while a step is compiled, so they must be JAX functions. Weights that a `functools.partial`
+    binds, as partial(model.apply, variables), are passed to the step. The other functions get NumPy
+    arrays. No function gets a random key: an autoencoder that draws latents must return their
+    means.
     """
 
     encode: Function | None = None
-    """Makes latents [n, side, side, channel] of images [n, height, width, 3], for data.name
+    """Converts images [n, height, width, 3] to latents [n, side, side, channel], for data.name
     image-folders."""
     features: Function | None = None
-    """Makes an encoder's features [n, patch, d] of latents, in place of those of a file, or of a
-    ViT that is trained here."""
+    """Computes an encoder's features [n, patch, d] of latents, instead of a file's or of a ViT's
+    that is trained here."""
     decode: Function | None = None
-    """Makes images [n, height, width, channel] of latents, for functions.measure to measure."""
+    """Converts latents to images [n, height, width, channel], for functions.measure."""
     measure: Function | None = None
-    """Makes of images, or of latents that nothing decodes, a tuple (features [n, d], spatial
-    features [n, s], logits or log-probabilities [n, class]), such as Inception's, in place of a
-    ResNet that is trained here."""
+    """Computes for images (or latents without `decode`) a tuple (features [n, d], spatial features
+    [n, s], logits or log-probabilities [n, class]), such as Inception's, instead of a ResNet that
+    is trained here."""
 
     def __post_init__(self) -> None:
         if self.decode is not None and self.measure is None:
             raise ValueError(
-                "measure must be given where decode is: the ResNet that is trained here measures "
+                "measure must be given with decode: the ResNet that is trained here measures "
                 "latents, not images"
             )
 
 
 def called(name: str, function: Callable[..., Any], x: Any) -> Any:
-    """Calls a function of the user, whose errors then say which one it was."""
+    """Calls a function of the user; errors contain the function's name."""
     try:
         return function(x)
-    except Exception as error:  # the function is the user's, and may raise whatever it likes
+    except Exception as error:  # the user's function may raise anything
         raise ValueError(f"functions.{name} raised {type(error).__name__}: {error}") from error
 
 
 def shaped(name: str, value: Any, expected: Sequence[int | str]) -> tuple[int, ...]:
-    """Checks the shape of what a function of the user returned."""
+    """Checks the shape of a user function's result."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     got = type(value).__name__
     if shape is not None and dtype is not None:
@@ -73,23 +74,23 @@ def shaped(name: str, value: Any, expected: Sequence[int | str]) -> tuple[int, .
 
 
 def finite(name: str, x: np.ndarray, *values: Any) -> None:
-    """Checks that a function of the user makes finite numbers of finite ones."""
+    """Checks that a function of the user returns finite numbers for finite ones."""
     if np.isfinite(x).all() and not all(np.isfinite(value).all() for value in values):
         raise ValueError(f"functions.{name} returned numbers that are not finite")
 
 
 class Traced:
-    """The functions that a compiled step calls, apart from the arrays that they bind.
+    """The functions that a compiled step calls, separated from the arrays that they bind.
 
     Arrays that a `functools.partial` binds, at any depth of its arguments, become arguments of the
-    step; those of other functions are constants of its program.
+    step. Arrays of other functions are constants of its program.
 
     Args:
       given: The functions of a config.
 
     Attributes:
       arrays: The bound arrays.
-      names: Which functions are given, of `TRACED`.
+      names: The given functions among `TRACED`.
     """
 
     def __init__(self, given: Functions) -> None:
@@ -107,7 +108,7 @@ class Traced:
     def bind(self, arrays: Sequence[Array]) -> Mapping[str, Callable[[Array], Array]]:
         """Puts arrays back in their places.
 
-        - `arrays`: the arrays, as many as `self.arrays`, which may be traced.
+        - `arrays`: as many arrays as `self.arrays`, which may be traced.
         """
         bound, others = iter(arrays), iter(self._others)
         leaves = [next(bound if is_bound else others) for is_bound in self._bound]
@@ -117,13 +118,14 @@ class Traced:
         }
 
     def shape(self, name: str, like: tuple[int, ...]) -> Any:
-        """Traces one of the functions, and computes nothing."""
+        """Traces one of the functions, without computing anything."""
         x = jax.ShapeDtypeStruct(like, jnp.float32)
         return jax.eval_shape(lambda arrays, x: self.bind(arrays)[name](x), self.arrays, x)
 
 
 def _partial(function: Callable[..., Any]) -> PyTree:
-    """The function as a pytree, whose leaves are what it binds if it is a `functools.partial`."""
+    """Returns the function as a pytree; its leaves are the arrays that a `functools.partial`
+    binds."""
     if isinstance(function, functools.partial):
         return jax.tree_util.Partial(function.func, *function.args, **function.keywords)
     return jax.tree_util.Partial(function)
@@ -137,10 +139,10 @@ def decoded(given: Functions, latents: np.ndarray) -> np.ndarray:
 
     - `latents`: latents that are not scaled, `(n, side, side, channel)`.
 
-    It returns the images `(n, height, width, channel)`; the latents themselves where nothing
-    decodes them.
+    It returns the images `(n, height, width, channel)`, or the latents themselves without a
+    decoder.
 
-    It raises `ValueError` if the function raises anything, or returns no images of finite numbers.
+    It raises `ValueError` if the function raises anything, or does not return finite images.
     """
     if given.decode is None:
         return latents

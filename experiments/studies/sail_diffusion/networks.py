@@ -1,7 +1,6 @@
-"""A SiT whose hidden states are aligned with a frozen encoder's, and its losses (SAIL, App. J).
+"""A SiT with hidden states aligned to a frozen encoder's, and its losses (SAIL, App. J).
 
-`WAYS` says which of the losses and which start each training of the study uses; `training` runs
-them.
+`WAYS` lists the losses and the start of each training of the study; `training` runs them.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from experiments.studies.sail_diffusion.sampling import interpolate
 
 
 class Way(NamedTuple):
-    """One way of training: which losses it adds to the velocity's, and where it starts.
+    """One kind of training: the losses that it adds to the velocity's, and its start.
 
     Attributes:
       repa: Whether REPA's loss is added.
@@ -87,7 +86,7 @@ def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tupl
 
 
 def encoded(encoder: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
-    """Evaluates a ViT and returns the features beneath its classifier."""
+    """Evaluates a ViT and returns the features below its classifier."""
     return captured(encoder, variables, "ln", x)
 
 
@@ -134,16 +133,15 @@ class Networks:
 
     Attributes:
       sit: The SiT.
-      projector: The shape of both projectors, REPA's and the alignment's; each has weights of its
-        own.
+      projector: The shape of both projectors, REPA's and the alignment's; each has its own weights.
       encoder: The frozen ViT, or None if the features come from a file or a function.
-      blocks: Number of SiT blocks before the hidden states that are aligned, at least 1.
-      class_drop: Share of examples whose class is replaced by "no class", in [0, 1).
+      blocks: Number of SiT blocks before the aligned hidden states, at least 1.
+      class_drop: Share of examples with "no class" instead of their class, in [0, 1).
       summed: Whether the alignment loss sums over patches and units.
-      given: The user's functions: `encode`, by which batches are images that are still to be
-        encoded, and `features`, the frozen encoder in place of a ViT.
-      scale: What latents are multiplied by for the SiT.
-      bias: What is then added to them.
+      given: The user's functions: `encode`, if batches are images that are not encoded yet, and
+        `features`, the frozen encoder instead of a ViT.
+      scale: The factor on latents for the SiT.
+      bias: The term added after that.
       changes: Random changes of the images; None for none.
       noised: Whether the features of noised latents are needed.
     """
@@ -176,8 +174,8 @@ class Networks:
     ) -> dict[str, Array]:
         """Returns the weights of the loss terms as arrays.
 
-        They are data rather than static arguments, so that one compiled step serves all ways. The
-        weights of REPA's loss and of the alignment loss count only if the way has them.
+        They are data, not static arguments, so one compiled step serves all kinds of training. The
+        weights of REPA's loss and of the alignment loss are 0 unless the training uses them.
 
         It returns float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for
         features of the data.
@@ -187,12 +185,12 @@ class Networks:
         return {name: jnp.float32(value) for name, value in values.items()}
 
     def seen(self, x: Array, arrays: Sequence[Array], key: PRNGKeyArray | None = None) -> Array:
-        """Computes what the SiT is shown of examples: changes images at random, and encodes them.
+        """Computes the SiT's input: changes images at random, and encodes them.
 
         - `key`: the key of the changes; None changes nothing.
 
         It returns `scale * latent + bias` of each example, in float32; without functions and
-        changes `x`.
+        changes it returns `x`.
         """
         encode = self.given.bind(arrays).get("encode")
         how = self.changes if key is not None else None
@@ -207,7 +205,7 @@ class Networks:
     def features(self, mutable: PyTree, x: Array) -> Array:
         """Evaluates the frozen encoder, the user's function or the ViT.
 
-        - `x`: what the SiT is shown of examples, or that with noise, in float32.
+        - `x`: the SiT's input, or this input with noise, in float32.
 
         It returns the features `(n, patch, d)`.
         """
@@ -220,16 +218,14 @@ class Networks:
     def loss(
         self, params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
-        """Computes the training loss of eq. (15) at random times, as `experiments.training` expects
-        it.
+        """Computes the training loss of eq. (15) at random times, in the trainer's form.
 
             velocity + w_repa * repa + w_align * align
 
         The time of each example is uniform in [0, 1).
 
-        - `mutable`: `weights`, which the method `weights` returns; `encoder`, the encoder's
-          variables if there is one; and `given`, the arrays of `given` if it has any. None of them
-          changes.
+        - `mutable`: `weights`, from the method `weights`; `encoder`, the encoder's variables if
+          there is one; and `given`, the arrays of `given` if it has any. They do not change.
 
         It returns the loss, a float32 scalar; its unweighted terms by name; and `mutable`,
         unchanged.
@@ -239,8 +235,8 @@ class Networks:
         """
         n = len(batch["x"])
         in_t, in_noise, in_drop, in_changes = jax.random.split(key, 4)
-        # The batch may be bfloat16: noised latents and the velocity are computed in float32, and
-        # only what the SiT sees is cast back. The encoder sees float32.
+        # The batch may be bfloat16. Noised latents and the velocity are computed in float32, and
+        # only the SiT's input is cast back. The encoder's input is float32.
         x = self.seen(batch["x"], mutable.get("given", ()), in_changes)
         t = jax.random.uniform(in_t, (n,))
         z, target = interpolate(x, jax.random.normal(in_noise, x.shape), t)

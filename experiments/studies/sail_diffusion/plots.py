@@ -1,4 +1,4 @@
-"""The figures of `sail_diffusion`. Each way has one colour and one marker in all of them."""
+"""The figures of `sail_diffusion`. Each training has one colour and one marker in all of them."""
 
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
     It returns `distance` and `measures`, quality against training steps; `losses`, the loss terms;
-    and `samples`, generated images beside real ones.
+    and `samples`, generated images and real ones.
     """
     return {
         "distance": _distance(dataset),
@@ -58,14 +58,14 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _ways(dataset: "xr.Dataset") -> list[str]:
-    """The names of the ways, in the dataset's order."""
+    """Returns the names of the trainings, in the dataset's order."""
     return list(dataset["way"].values.astype(str))
 
 
 def _points(ax: "Axes", dataset: "xr.Dataset", ways: list[str], measure: "xr.DataArray") -> None:
-    """Draws one measure of some ways against steps, without the evaluation before training."""
+    """Draws one measure of some trainings against steps, without the evaluation before training."""
     steps = dataset["step"].values[1:]
-    # Ways are shifted sideways so that their error bars do not cover each other.
+    # Points are shifted sideways, so error bars do not cover each other.
     shift = 0.008 * steps[-1]
     for i, way in enumerate(ways):
         mean, error = mean_and_error(measure.sel(way=way).isel(step=slice(1, None)))
@@ -76,19 +76,19 @@ def _points(ax: "Axes", dataset: "xr.Dataset", ways: list[str], measure: "xr.Dat
 
 
 def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
-    """Draws one measure of every way, and that of real images."""
+    """Draws one measure of every training, and of real images."""
     _points(ax, dataset, _ways(dataset), dataset[measure])
     ax.axhline(dataset[f"{measure}_real"].values.mean(), color=style.INK, lw=0.9, ls="--")
 
 
 def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
-    """Adds the legend of the ways above the figure, with the line of real images if `real`."""
+    """Adds the legend of the trainings above the figure, with a line of real images if `real`."""
     lines = [
         Line2D([], [], color=LOOKS[way][0], marker=LOOKS[way][1], ms=4, label=NAMES[way])
         for way in _ways(dataset)
     ]
     if real:
-        label = "images learned from"
+        label = "training images"
         lines.append(Line2D([], [], color=style.INK, lw=0.9, ls="--", label=label))
     data = style.literal(dataset.attrs["data"])
     title = f"{data}: mean ± s.e. over {dataset.sizes['seed']} seeds"
@@ -97,7 +97,7 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
 
 
 def _distance(dataset: "xr.Dataset") -> "Figure":
-    """The Fréchet distance by steps, and its ratio to REPA's, paired seed by seed."""
+    """Draws the Fréchet distance by steps, and its ratio to REPA's, paired seed by seed."""
     fig, axes = style.figure(1, 2, width=4.0, height=3.6)
     left, right = axes[0]
     _curve(left, dataset, "fd")
@@ -113,7 +113,7 @@ def _distance(dataset: "xr.Dataset") -> "Figure":
 
 
 def _measures(dataset: "xr.Dataset") -> "Figure":
-    """The other measures of the paper's table, and recall."""
+    """Draws the other measures of the paper's table, and recall."""
     others = [name for name in MEASURES if name != "fd"]
     fig, axes = style.figure(2, 2, width=4.0, height=2.7, sharex=True)
     for ax, name in zip(axes.flat, others, strict=True):
@@ -128,8 +128,8 @@ def _measures(dataset: "xr.Dataset") -> "Figure":
 
 
 def _losses(dataset: "xr.Dataset") -> "Figure":
-    """The loss terms on minibatches, for the ways that train on them, and the alignment phase's
-    loss.
+    """Draws the loss terms on minibatches of the trainings that use them, and the alignment
+    phase's.
     """
     phases = "start_loss" in dataset
     fig, axes = style.figure(1, 3 + phases, width=3.0, height=3.4)
@@ -153,7 +153,8 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
 
 
 def _samples(dataset: "xr.Dataset") -> "Figure":
-    """Samples of every way, class by class from the same noise, and real images below."""
+    """Draws samples of every training, class by class from the same noise, and real images
+    below."""
     rows = {NAMES[way]: dataset["samples"].sel(way=way).values for way in _ways(dataset)}
     rows["images"] = dataset["images"].values
     low, high = np.quantile(rows["images"], [0, 1])

@@ -1,7 +1,7 @@
-"""Measures the quality of samples in a classifier's features, as SAIL's Table 4 does.
+"""Measures the quality of samples in a classifier's features, as in SAIL's Table 4.
 
-The classifier is trained on the data at hand and takes the place of Inception. Values can therefore
-be compared within one run only, unless a function of the user's measures images (`measured`).
+The classifier is trained on the data at hand and replaces Inception. Values can therefore only be
+compared within one run, unless a function of the user measures images (`measured`).
 """
 
 from functools import partial
@@ -18,8 +18,8 @@ from experiments.models.resnet import ResNet
 from experiments.studies.sail_diffusion.functions import Functions, called, finite, shaped
 from experiments.studies.sail_diffusion.networks import captured
 
-SPATIAL = 7  # channels whose values at every place make sFID's features (Nash et al. 2021)
-NEIGHBOURS = 3  # whose distance is the radius around a point (Kynkäänniemi et al. 2019)
+SPATIAL = 7  # channels; their values at every place are sFID's features (Nash et al. 2021)
+NEIGHBOURS = 3  # the distance of this neighbour is a point's radius (Kynkäänniemi et al. 2019)
 POINTS = 10_000  # of each sample, for precision and recall
 MEASURES = {
     "fd": "Fréchet distance",
@@ -31,7 +31,7 @@ MEASURES = {
 
 
 class Seen(NamedTuple):
-    """What the measuring classifier, or a function of the user's, computes from n images.
+    """The results of the measuring classifier, or of a function of the user, for n images.
 
     Attributes:
       pooled: The features of its last block, averaged over positions.
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"]) -> Seen:
     """Evaluates the measuring classifier on images.
 
-    - `net`: the ResNet; static under jit.
+    - `net`: the ResNet (static under jit).
     """
     # The classifier's head reads the output of the last block, averaged over positions.
     *_, last = net.places()
@@ -77,7 +77,7 @@ def measured(given: Functions, images: np.ndarray) -> Seen:
 
 
 class Reference(NamedTuple):
-    """Statistics of real images that samples are compared with.
+    """Statistics of real images for comparison with samples.
 
     Attributes:
       pooled: The normal distribution fitted to the pooled features.
@@ -95,7 +95,7 @@ class Reference(NamedTuple):
 def reference(real: Seen) -> Reference:
     """Computes the statistics of real images.
 
-    - `real`: what the classifier computed from them, of at least two images.
+    - `real`: the classifier's results for at least two images.
 
     It raises `ValueError` if there are fewer than two images or a feature is not finite.
     """
@@ -107,10 +107,10 @@ def reference(real: Seen) -> Reference:
 def scores(seen: Seen, real: Reference) -> dict[str, float]:
     """Computes every measure of `MEASURES` for a sample.
 
-    Precision is the share of samples that lie within the radius of a real image; recall is the same
-    with samples and real images exchanged.
+    Precision is the share of samples within the radius of a real image. Recall is the same with
+    samples and real images exchanged.
 
-    - `seen`: what the classifier computed from the samples, at least two.
+    - `seen`: the classifier's results for the samples, at least two.
 
     It returns the measures by name. Lower is better for `fd` and `sfd` (squared Fréchet distances),
     higher for the others.
@@ -150,7 +150,7 @@ def inception_score(log_probabilities: Float[np.ndarray, "n classes"]) -> float:
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Euclidean distances between all pairs of rows, of shape (len(a), len(b)), in float64."""
+    """Returns Euclidean distances between all pairs of rows, (len(a), len(b)), in float64."""
     a, b = (np.asarray(x, np.float64) for x in (a, b))
     squares = np.sum(a**2, 1)[:, None] + np.sum(b**2, 1) - 2 * a @ b.T
     # Rounding can make the square of a small distance negative.
@@ -158,18 +158,19 @@ def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _chunks(points: np.ndarray) -> list[np.ndarray]:
-    """The points in parts of at most 1000, so that matrices of distances stay small."""
+    """Splits the points into parts of at most 1000, which keeps matrices of distances small."""
     return np.array_split(points, -(-len(points) // 1000))
 
 
 def _radii(points: np.ndarray) -> np.ndarray:
-    """The distance of each point to its `NEIGHBOURS`-th nearest other, or the farthest of few."""
+    """Returns each point's distance to its `NEIGHBOURS`-th nearest other, or the farthest of
+    few."""
     rank = min(NEIGHBOURS, len(points) - 1)  # each point is its own nearest
     nearest = [np.partition(_distances(chunk, points), rank)[:, rank] for chunk in _chunks(points)]
     return np.concatenate(nearest)
 
 
 def _covered(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> float:
-    """The share of points that lie within the radius of at least one centre."""
+    """Returns the share of points within the radius of at least one centre."""
     inside = [(_distances(chunk, centres) <= radii).any(1) for chunk in _chunks(points)]
     return float(np.concatenate(inside).mean())

@@ -21,22 +21,21 @@ from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.training import TERMS, Laboratory, Repetition
 from experiments.training import sharding
 
-SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
+SHOWN = 40  # samples of each training, from the first seed, in the dataset
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains and measures all networks of the study.
 
-    The measuring classifier is trained once, unless a function measures. For each seed come an
-    encoder (unless the data have features, or a function makes them), the aligned starts, and a SiT
-    for each way. Each training is one stage, which a
-    killed run keeps.
+    The measuring classifier is trained once, unless a function measures. Each seed has an encoder
+    (unless the data have features, or a function computes them), the aligned starts, and a SiT for
+    each kind of training. Each training is one stage, which a killed run keeps.
 
-    It returns the measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of
-    the training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
-    baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way; `start_loss`
-    if there was an alignment phase, `encoder_accuracy` on held-out images if an encoder was
-    trained; and `samples` of the first seed beside real `images`.
+    It returns a dataset with the measures of `quality.MEASURES` over way, seed and step, and
+    `<measure>_real` of the training images; `<term>_loss` over way, seed and logged step; for `sit`
+    and `repa` as the baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by
+    way; `start_loss` if there was an alignment phase, `encoder_accuracy` on held-out images if an
+    encoder was trained; and `samples` of the first seed with real `images`.
 
     It raises `DataError` if data are missing or damaged, do not fit the model, or cannot be shared
     by the devices.
@@ -62,7 +61,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             accuracy.append(right.mean())
         real = quality.reference(lab.see(measure, split.held_out))
         of = Repetition(seed, encodings, split, encoder, measure, real)
-        # As many images as samples, because the Fréchet distance is biased by the number of points.
+        # Equally many images as samples, because the number of points biases the Fréchet distance.
         floors.append(quality.scores(lab.see(measure, split.learn[: config.samples]), real))
         aligned = {}
         for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):
@@ -85,7 +84,7 @@ def loaded(config: Config) -> Latents:
     It raises `DataError` if a file is missing or damaged (a `ValueError` too).
 
     It raises `ValueError` if the data do not fit the model, the devices cannot share a batch
-    evenly, or functions of the config are missing or return what does not fit.
+    evenly, or functions of the config are missing or have unsuitable results.
     """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)
@@ -93,7 +92,8 @@ def loaded(config: Config) -> Latents:
 
 
 def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` images whose classes take turns, as those of samples do."""
+    """Returns indices of `count` images with classes that take turns, as the samples' classes
+    do."""
     classes = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
     classes = [indices for indices in classes if len(indices)]
     return np.array([classes[i % len(classes)][i // len(classes)] for i in range(count)])
@@ -107,7 +107,7 @@ def _dataset(
     accuracy: list[float],
     real: np.ndarray,
 ) -> xr.Dataset:
-    """The labelled dataset of all results; `run` says what is in it."""
+    """Builds the labelled dataset of all results; `run` describes its content."""
     stacked = lambda name: np.array([[row[name] for row in runs[w]] for w in runs], float)  # noqa: E731
     names, per_seed = list(runs), ("way", "seed")
     ahead = np.array([config.alignment.steps * WAYS[way].start for way in names])

@@ -29,15 +29,15 @@ def interpolate(
 
 @config
 class Sampler:
-    """How samples are made: the velocity is integrated from noise to data."""
+    """The method that makes samples: it integrates the velocity from noise to data."""
 
     method: Method = "heun"
     """'euler' or 'heun' along the flow, or 'sde', Euler-Maruyama steps of the reverse diffusion."""
     steps: Natural = 12
     """Steps of equal length; 'heun' evaluates the velocity twice in each."""
     guidance: NotNegative = 1.0
-    """Classifier-free guidance g: v + (g - 1) (v - v of no class) is followed (Ho and Salimans
-    2022), and 1 is v itself."""
+    """Classifier-free guidance g: the velocity is v + (g - 1) (v - v without class) (Ho and
+    Salimans 2022); 1 gives v itself."""
 
 
 def integrate(
@@ -48,11 +48,11 @@ def integrate(
 ) -> Float[Array, "n *example"]:
     """Integrates a velocity from noise to data.
 
-    The method 'sde' follows the reverse diffusion whose noise has variance 2 t per unit of time.
-    Its drift is v - t * score, with score = -(x + (1 - t) v) / t. The last step adds no noise and
-    goes to the mean of the data given x_t.
+    The method 'sde' follows the reverse diffusion with noise of variance 2 t per unit of time. Its
+    drift is v - t * score, with score = -(x + (1 - t) v) / t. The last step adds no noise and goes
+    to the mean of the data given x_t.
 
-    - `key`: the key of the noise that 'sde' adds; the other methods do not use it. None stands for
+    - `key`: the key of the noise that 'sde' adds; the other methods do not use it. None means
       `jax.random.key(0)`.
     """
     dt = 1 / sampler.steps
@@ -89,10 +89,10 @@ def sample(
 ) -> Float[Array, "n *shape"]:
     """Generates one example for each label with a SiT.
 
-    - `net`: the SiT; static under jit.
-    - `labels`: the class of each example; `net.classes` stands for no class.
-    - `shape`: the shape of one example, (side, side, channel); static.
-    - `sampler`: the method, its steps and the guidance; static.
+    - `net`: the SiT (static under jit).
+    - `labels`: the class of each example; `net.classes` means no class.
+    - `shape`: the shape of one example, (side, side, channel) (static).
+    - `sampler`: the method, its steps and the guidance (static).
     """
     first, later = jax.random.split(key)
     none = jnp.full_like(labels, net.classes)  # type: ignore[attr-defined]

@@ -34,10 +34,9 @@ TERMS = ("velocity", "repa", "align")
 
 
 def classification(net: nn.Module) -> Loss:
-    """Makes the loss of a classifier: the mean cross-entropy in nats.
+    """Creates the loss of a classifier: the mean cross-entropy in nats.
 
-    It returns a loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and
-    `labels`.
+    It returns a loss of type `experiments.training.step.Loss`. Its batches hold `x` and `labels`.
     """
 
     def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
@@ -58,7 +57,7 @@ def classification(net: nn.Module) -> Loss:
 def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function, on a CPU without XLA's optimisations.
 
-    This is for functions that are called a few times. Compiling the initialisation of weights then
+    Use it for functions that are called a few times. Compiling the initialisation of weights then
     takes a tenth of the time. On other devices it is `jax.jit`.
     """
     cpu = jax.default_backend() == "cpu"
@@ -72,19 +71,19 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
 
 
 CLASSIFIERS = ("measure", "encoder")
-HELD = 1 << 31  # bytes of features up to which an encoder's are computed once, else in every step
+HELD = 1 << 31  # bytes of features up to which an encoder's are computed only once
 
 
 class Repetition(NamedTuple):
-    """What all trainings of SiTs in one repetition share.
+    """The common data of all trainings of SiTs in one repetition.
 
     Attributes:
-      seed: Its number. Initial weights, minibatches and noise are the same for all ways.
-      images: The data, with the encoder's features where these are kept.
-      split: Which images are learned from.
+      seed: Its number. Initial weights, minibatches and noise are the same for all trainings.
+      images: The data, with the encoder's features if these are kept.
+      split: The split into training and held-out images.
       encoder: The encoder's variables; not used if the features come from a file.
       measure: The measuring classifier's variables; not used if a function measures.
-      real: The statistics of the images that samples are compared with.
+      real: The statistics of the images to compare samples with.
     """
 
     seed: int
@@ -96,7 +95,7 @@ class Repetition(NamedTuple):
 
 
 class Laboratory:
-    """The networks of one run and their trainings, with compiled steps that all seeds share.
+    """The networks of one run and their trainings, with compiled steps for all seeds.
 
     Args:
       config: The config.
@@ -135,7 +134,7 @@ class Laboratory:
         )
         self._shown = jax.jit(self.networks.seen)
         patches = (sizes["side"] // sizes["patch"]) ** 2
-        # of images that change, features do too
+        # if images change, so do their features
         small = 4 * len(images.labels) * patches * depth <= HELD
         self.keeps = own and small and config.changes.augment is None
         self.layout = sharding.layout(config.shard)
@@ -159,14 +158,14 @@ class Laboratory:
         """Trains the measuring classifier or an encoder.
 
         - `index`: the examples to train on, of shape (n,).
-        - `folder`: where checkpoints are kept; None keeps none.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns `variables`: the trained parameters and any running statistics, as NumPy arrays.
         """
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
         steps = c.classifiers.measure_steps if kind == "measure" else c.classifiers.encoder_steps
-        # 1000 keeps these keys apart from those of `_keys`.
+        # 1000 separates these keys from those of `_keys`.
         key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
         key = jax.random.fold_in(key, CLASSIFIERS.index(kind))
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
@@ -177,7 +176,7 @@ class Laboratory:
         # minibatches of SiTs are drawn with 1 and 2 as the last number
         draws = (c.seed, seed, 3 + CLASSIFIERS.index(kind))
         changes = kind == "encoder" and self.networks.changes is not None
-        # The training folds the numbers of its steps, which end before this one, into the same key.
+        # The training folds its step numbers, which are smaller than this one, into the same key.
         changed = jax.random.fold_in(key, steps)
 
         def batch(t: int) -> data.Batch:
@@ -192,12 +191,12 @@ class Laboratory:
     def encoding(self, variables: PyTree, held_out: np.ndarray) -> tuple[Latents, np.ndarray]:
         """Evaluates a trained encoder, on all images if their features are kept.
 
-        Features are not kept where images are changed at random, or where they are many.
+        Features are not kept if images are changed at random, or if they are too many.
 
-        - `held_out`: which images the encoder was not trained on, of shape (n,).
+        - `held_out`: indices of the images that the encoder was not trained on, of shape (n,).
 
-        It returns the data, with the encoder's features if they are kept, and for each image that
-        is held out whether it is classified correctly.
+        It returns the data, with the encoder's features if they are kept, and for each held-out
+        image whether it is classified correctly.
         """
         look = partial(_encoded, self.encoder, variables)
         if not self.keeps:
@@ -209,10 +208,10 @@ class Laboratory:
         return self.images._replace(features=features), right[held_out]
 
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
-        """Evaluates what measures images on real ones.
+        """Evaluates the measuring classifier or function on real images.
 
         - `measure`: the measuring classifier's variables; not used if a function measures.
-        - `index`: which images, of shape (n,).
+        - `index`: indices of the images, of shape (n,).
         """
         if self.config.functions.measure is None:
             return self._over(index, lambda batch: self._look(measure, self._x(batch)))
@@ -220,36 +219,36 @@ class Laboratory:
         return self._over(index, lambda at: measured(self.pictures(at)))
 
     def _look(self, measure: PyTree, x: Array | np.ndarray) -> quality.Seen:
-        """Evaluates what measures images on samples, in the scale of the SiT."""
+        """Evaluates the measuring classifier or function on samples, in the scale of the SiT."""
         if self.config.functions.measure is None:
             return quality.look(self.measure, measure, x)
         return quality.measured(self.config.functions, self._decoded(x))
 
     def _decoded(self, x: Array | np.ndarray) -> np.ndarray:
-        """Images, or latents that nothing decodes, of what is in the scale of the SiT."""
+        """Converts the SiT's scale to images, or to latents without a decoder."""
         x = np.asarray(sharding.gathered(jnp.asarray(x)))
         return decoded(self.config.functions, (x - self.images.bias) / self.images.scale)
 
     def pictures(self, index: np.ndarray) -> np.ndarray:
         """Reads or decodes real images for a function that measures them.
 
-        - `index`: which images, of shape (n,).
+        - `index`: indices of the images, of shape (n,).
 
-        It returns the images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
+        It returns the images with pixels from 0 to 1, or latents without a decoder, (n, ...).
         """
         if isinstance(self.images.latents, Pictures):
             return self.images.latents[index] / np.float32(255)
         return self._decoded(data.batch(self.images._replace(features=None), index)["x"])
 
     def shown(self, index: np.ndarray) -> np.ndarray:
-        """Makes real images look as the samples do that a run keeps."""
+        """Converts real images to the form of the samples that a run keeps."""
         decodes = self.config.functions.decode is not None
         return self.pictures(index) if decodes else self._x(index)
 
     def _x(self, index: np.ndarray, key: Array | None = None) -> np.ndarray:
-        """What the SiT is shown of images, (n, side, side, channel); with a key changed at random.
+        """Returns the SiT's input, (n, side, side, channel); with a key changed at random.
 
-        Features of a file are not read for it.
+        It does not read features from a file.
         """
         x = data.batch(self.images._replace(features=None), index)["x"]
         if key is None and not isinstance(self.images.latents, Pictures):
@@ -261,7 +260,7 @@ class Laboratory:
         return in_chunks(fn, index, self.config.sample_batch)
 
     def _keys(self, seed: int) -> jax.Array:
-        """Four keys of a repetition.
+        """Creates four keys of a repetition.
 
         They are for initial weights, the alignment phase, the training, and samples.
         """
@@ -277,12 +276,12 @@ class Laboratory:
         aligned: PyTree | None = None,
         **looks: Any,
     ) -> Trained:
-        """Trains a SiT on random minibatches of the examples to learn from.
+        """Trains a SiT on random minibatches of the training examples.
 
-        - `weights`: of the loss terms.
-        - `kind`: 1 for the alignment phase, 2 for the training that follows; each has a key and
-          minibatches of its own.
-        - `aligned`: weights to start from in the place of the usual ones; None for none.
+        - `weights`: the weights of the loss terms.
+        - `kind`: 1 for the alignment phase, 2 for the later training. Each has its own key and
+          minibatches.
+        - `aligned`: initial weights that replace the usual ones; None for none.
         """
         c, keys = self.config, self._keys(of.seed)
         params = self._init["sit"](keys[0])
@@ -306,7 +305,7 @@ class Laboratory:
     def align(self, of: Repetition, clean: bool, folder: Path | None) -> dict[str, Any]:
         """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
 
-        - `folder`: where checkpoints are kept; None keeps none.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns `params`: the weights of the SiT (`sit`) and of its projector (`align`); and
         `loss`: the alignment loss at the logged steps.
@@ -320,10 +319,10 @@ class Laboratory:
     def generate(
         self, name: str, of: Repetition, aligned: PyTree | None, folder: Path | None
     ) -> dict[str, Any]:
-        """Trains a SiT in one way, and measures samples of it during training.
+        """Trains a SiT in one way, and measures its samples during training.
 
-        - `aligned`: the `params` of `align` to start from, or None for the usual initial weights.
-        - `folder`: where checkpoints are kept; None keeps none.
+        - `aligned`: the initial `params` from `align`, or None for the usual initial weights.
+        - `folder`: folder for checkpoints. None keeps none.
 
         It returns the measures of `quality.MEASURES`, one value per evaluation; the loss terms of
         `TERMS` at the logged steps; `samples` of the trained network, class by class; and
@@ -339,7 +338,7 @@ class Laboratory:
 
         def evaluate(state: State) -> dict[str, float]:
             def look(index: np.ndarray) -> quality.Seen:
-                # Each batch of samples has noise of its own, which is the same at every evaluation.
+                # Each batch of samples has its own noise, which is the same at every evaluation.
                 key = jax.random.fold_in(noise, index[0])
                 return self._look(of.measure, samples(state, index % self.classes, key))
 

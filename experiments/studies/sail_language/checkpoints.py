@@ -1,8 +1,8 @@
-"""The half of `sail_language` that merges checkpoints on disk.
+"""The part of `sail_language` that merges checkpoints on disk.
 
-They may be several of one run, as SAIL takes OLMo's (App. I.1.2), or any of one architecture. What
-is measured is their held-out loss and their answers to multiple choice; if the config says
-`retrain`, also the training that goes on from them (`table_2`).
+They may be several of one run, such as OLMo's in SAIL (App. I.1.2), or any of one architecture. The
+study measures their held-out loss and their answers to multiple-choice questions. With `retrain` it
+also measures the training that continues from them (`table_2`).
 """
 
 from functools import partial
@@ -35,12 +35,12 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
 
     It returns the dataset:
     - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
-      and merges;
+      and merges.
     - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
-      mean of the others;
-    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
-    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
-    - with `retrain`, what `table_2.run` measures.
+      mean of the others.
+    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text.
+    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
+    - with `retrain`, the results of `table_2.run`.
 
     It raises `DataError` if checkpoints, text or questions are missing or do not fit together.
     """
@@ -81,12 +81,12 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
 
 
 def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
-    """Reads the checkpoints, and draws held-out text and questions for every replicate.
+    """Reads the checkpoints, and draws held-out text and questions for every repetition.
 
-    All that can be wrong with a config is found here, before anything is evaluated.
+    It detects all errors of a config, before anything is evaluated.
 
-    It returns the checkpoints; for each replicate the held-out text and questions; and what
-    networks are trained on, None without `retrain`.
+    It returns the checkpoints; for each repetition the held-out text and questions; and the
+    training text, None without `retrain`.
     """
     paths = config.checkpoints or ()
     if len(paths) < 2 or len(set(paths)) < len(paths):
@@ -109,7 +109,7 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
         raise ValueError(f"checkpoints must be of one architecture; got {', '.join(sorted(kinds))}")
     blocks = tokens.blocks(text.held_out, context)
     left = blocks - config.validation
-    most = f"be at most {left}, as the held-out text has {blocks} blocks of {context} tokens"
+    most = f"be at most {left}, because the held-out text has {blocks} blocks of {context} tokens"
     must(config, "held_out", config.held_out <= left, most)
     draws = []
     for seed in range(config.replicates):
@@ -133,9 +133,9 @@ def measure(
     """Evaluates the checkpoints and their merges on one draw of text.
 
     It returns measurements of the checkpoints, followed by those of `MERGES`:
-    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
-    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
-    - "gamma": that of least loss on validation text;
+    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`.
+    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text.
+    - "gamma": the gamma of least loss on validation text.
     - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
     at_once = learner.config.at_once

@@ -1,7 +1,7 @@
-"""Claims that `sail_language` tests on networks of its own and on checkpoints alike.
+"""Claims that `sail_language` tests both on its own networks and on checkpoints.
 
-They take a dataset in which `loss` is `(way, seed, step)` and `accuracy` `(way, seed, when, task)`,
-as `run.run` makes it; `merges.trained` brings checkpoints into this form.
+They need a dataset in which `loss` is `(way, seed, step)` and `accuracy` `(way, seed, when, task)`,
+as `run.run` makes it. `merges.trained` converts checkpoints' results to this form.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from experiments.studies.shared.gamma_sweep import PUBLISHED
 if TYPE_CHECKING:
     import xarray as xr
 
-# How near "closely aligns" is taken to be: two steps of the paper's sweep.
+# The difference that "closely aligns" allows: two steps of the paper's sweep.
 NEAR = 0.2
 # Table 2, accuracy in %, in this order
 COLUMNS = (SCRATCH, "ligo", "uniform", "greedy", "sweep")
@@ -47,7 +47,7 @@ def lower(
 ) -> Finding:
     """Judges whether one start's loss on D_t is lower than another's.
 
-    - `way`: the start whose loss is to be lower; by default SAIL's.
+    - `way`: the start with the supposedly lower loss; by default SAIL's.
     """
     ways = set(dataset["way"].values.astype(str))
     if not {way, other} <= ways:
@@ -63,13 +63,13 @@ def lower(
 def less(
     where: str, claim: str, paper: str, ours: "xr.DataArray", theirs: "xr.DataArray", more: str = ""
 ) -> Finding:
-    """Judges whether one loss is less than another, seed by seed; `more` is told of it as well."""
+    """Judges whether one loss is less than another, seed by seed; `more` is added to the text."""
     here = f"{stated(ours, 3, sign=False)} against {stated(theirs, 3, sign=False)} nats{more}"
     return judged(where, claim, paper, here, (theirs - ours).values)
 
 
 def final(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges whether SAIL's loss is lower after training than from scratch and LiGO's."""
+    """Judges whether SAIL's loss after training is lower than from scratch and from LiGO."""
     named = {SCRATCH: "from scratch", "ligo": "LiGO's"}
     return [
         lower(
@@ -104,7 +104,7 @@ def sooner(dataset: "xr.Dataset", *, where: str = "SAIL, Sec. 4.4") -> Finding:
 def near(
     dataset: "xr.Dataset", predicted: "xr.DataArray", loss: "xr.DataArray", after: str, claim: str
 ) -> Finding:
-    """Judges whether eq. 11 gives a gamma near that of least loss.
+    """Judges whether eq. 11 gives a gamma near the gamma of least loss.
 
     - `predicted`: the gamma by eq. 11, `(seed,)`.
     - `loss`: the losses on held-out text, `(seed, gamma)`.
@@ -112,7 +112,7 @@ def near(
     gamma = dataset["gamma"].values
     loss = loss.transpose("seed", "gamma")
     best = predicted.copy(data=line.lowest(gamma, loss.values))
-    # What the loss at the predicted gamma lies above the least of the sweep.
+    # The loss at the predicted gamma minus the least loss of the sweep.
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
     ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "
@@ -128,15 +128,15 @@ def near(
 
 
 def retrained(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges gammas that are chosen by retraining (eq. 3) beside those chosen before training.
+    """Judges gammas chosen by retraining (eq. 3) against gammas chosen before training.
 
-    It returns the findings, "not tested" if the run retrains for no gamma: whether gammas by
-    retraining end lower; whether they are near those of least loss before training; and if the run
-    knows eq. 11, whether it is near them, as the paper's figure has it.
+    It returns the findings, "not tested" if the run does not retrain. They are: whether gammas by
+    retraining end with less loss; whether they are near the gammas of least loss before training;
+    and, if the run has eq. 11, whether its gammas are near them, as in the paper's figure.
     """
     distant = f"γ by eq. 11 is within {NEAR:g} of the optimum after retraining"
-    stays = f"γ of least loss before training is within {NEAR:g} of that after retraining"
-    paper = "eq. 3 defines γ by the loss after training; not compared with that before"
+    stays = f"γ of least loss before training is within {NEAR:g} of the one after retraining"
+    paper = "eq. 3 defines γ by the loss after training; not compared with before"
     ends_lower = lower(
         dataset,
         "SAIL, eq. 3",
@@ -162,7 +162,7 @@ def retrained(dataset: "xr.Dataset") -> list[Finding]:
         for of in (loss, first.transpose("seed", "gamma"))
     )
     here = f"{stated(before)} before, {stated(best)} after {last} steps"
-    # Rounded, since vertices of parabolas that are the same have rounding errors of their own.
+    # Rounded, because equal vertices of parabolas differ by rounding errors.
     margins = np.round(NEAR - abs(before - best).values, 12)
     found = [judged("SAIL, eq. 3", stays, paper, here, margins)]
     if knows:
@@ -177,9 +177,9 @@ def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
 
 
 def swept(dataset: "xr.Dataset") -> str:
-    """Says which gammas the loop of eq. 3 has found best.
+    """Describes the best gammas of eq. 3's loop.
 
-    It returns a sentence that begins with a space; empty if the run retrains for no gamma.
+    It returns a sentence with a leading space; empty if the run does not retrain.
     """
     if "gamma_retrained" not in dataset:
         return ""
@@ -189,10 +189,10 @@ def swept(dataset: "xr.Dataset") -> str:
 
 
 def asked(dataset: "xr.Dataset") -> tuple[str, ...]:
-    """Names the questions that are compared with SAIL's Table 2.
+    """Returns the names of the questions to compare with SAIL's Table 2.
 
-    It returns the benchmarks of the table if there are any; else "file" if there were questions of
-    a file; else the first kind, on held-out text.
+    These are the table's benchmarks if there are any; else "file" if a file of questions was given;
+    else the first kind, on held-out text.
     """
     tasks = tuple(map(str, dataset["task"].values))
     named = tuple(task for task in tasks if task in BENCHMARKS)
@@ -200,12 +200,13 @@ def asked(dataset: "xr.Dataset") -> tuple[str, ...]:
 
 
 def right(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes the share of right answers, the mean over the questions that `asked` names."""
+    """Computes the share of right answers, averaged over the questions of `asked`."""
     return dataset["accuracy"].sel(when="after", task=list(asked(dataset))).mean("task")
 
 
 def answers(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges the shares of right answers, and how they rank the starts, against Table 2."""
+    """Judges the shares of right answers, and the resulting ranks of the starts, against Table
+    2."""
     where = "SAIL, Table 2"
     best, order = (
         "SAIL answers more questions than scratch, LiGO and either soup",

@@ -1,4 +1,4 @@
-"""What `sail_language` counts as the cost of trainings, and of what is done before them."""
+"""The costs of trainings in `sail_language`, and of the work before them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -49,9 +49,9 @@ def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
 
 
 def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, " way"]:
-    """Counts what each start costs before its training on D_t, without the training of sources."""
+    """Computes each start's cost before its training on D_t, without the training of sources."""
     step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
-    # The greedy soup evaluates each network, and each but the first in a mean with others.
+    # The greedy soup evaluates each network, and all but the first also in a mean with others.
     spent = {
         "ligo": config.maps.steps * step,
         "greedy": (2 * networks - 1) * cost.validation,
@@ -63,6 +63,6 @@ def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, "
 
 
 def share(saved: Savings, earlier: ArrayLike = 0.0) -> Float[np.ndarray, "way seed"]:
-    """Computes the share of compute that starts save, `earlier` in steps of the target counted."""
+    """Computes the share of compute that starts save; `earlier` counts, in steps of the target."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 - (saved.steps + earlier) / saved.scratch_steps

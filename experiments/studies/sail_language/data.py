@@ -1,4 +1,4 @@
-"""What `sail_language` reads: the parts of a text, what is held out, and questions.
+"""The data of `sail_language`: the parts of a text, held-out text, and questions.
 
 A text is divided by the mean token of its blocks (SAIL, App. H.1). Distances between its parts give
 SAIL's weight of the sources.
@@ -26,16 +26,16 @@ PERCENTILES = (33, 66)
 
 
 class Corpus(NamedTuple):
-    """A text to learn from, divided into D_1, D_2 and D_t, and what is held out.
+    """A training text, divided into D_1, D_2 and D_t, and held-out text.
 
-    What is held out is from another part of the text than what is learned from.
+    Held-out text comes from another part of the text than training text.
 
     Attributes:
-      train: The tokens to learn from, `(length,)`.
+      train: The training tokens, `(length,)`.
       vocab: Size of the vocabulary.
       parts: Indices of the blocks of D_1, D_2 and D_t in `train`.
       validation: Held-out blocks of D_t, on which weights are chosen.
-      held_out: Other held-out blocks of D_t, on which everything is judged.
+      held_out: Other held-out blocks of D_t, for all results.
       own: Held-out blocks of D_1.
       questions: Questions by their kind.
     """
@@ -56,18 +56,18 @@ def load(config: Config) -> Corpus:
     short = f"be below {shortest}, the tokens of the text"
     must(config, "model.context", context < shortest, short)
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
-    # The held-out text is divided by the thresholds of the text to learn from.
+    # The thresholds of the training text also divide the held-out text.
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
     if config.held_out > min(len(low), len(high) - config.validation):
         raise ValueError(
             f"held_out, validation: {config.held_out} and {config.validation} blocks of "
-            f"{context} tokens are more than the text kept from training has, {len(low)} of "
+            f"{context} tokens are more than the held-out text has, {len(low)} of "
             f"D_1 and {len(high)} of D_t"
         )
-    # Streams of their own by the second number: 0 for what is held out, 1 for the sources' blocks,
-    # 2 for the samples of distances, 3 for the order of minibatches (`parts`).
+    # Separate streams by the second number: 0 for held-out text, 1 for the sources' blocks, 2 for
+    # the samples of distances, 3 for the order of minibatches (`parts`).
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation
@@ -85,19 +85,18 @@ def load(config: Config) -> Corpus:
 
 
 def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
-    """Gathers blocks of a text, each with the tokens that follow its tokens."""
+    """Gathers blocks of a text, each with the next tokens of its tokens."""
     rows = np.asarray(line[which[:, None] * context + np.arange(context + 1)], np.int32)
     return Batch(rows[:, :-1], rows[:, 1:])
 
 
 def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
-    """Makes the questions that the networks answer.
+    """Creates the questions for the networks.
 
-    It returns questions by their kind: always "continuation", how held-out blocks go on; "file",
-    those of a file if one is given; those of benchmarks by their names; otherwise "arithmetic",
-    generated ones, if the tokens are the characters of the offline text. `length` is what the
-    log-likelihood of a choice is divided by: its tokens, or for benchmarks as `questions.scoring`
-    says.
+    It returns questions by their kind: always "continuation", how held-out blocks continue; "file",
+    the questions of a given file; benchmarks by their names; otherwise "arithmetic", generated
+    questions, if the tokens are the characters of the offline text. `length` is the divisor of a
+    choice's log-likelihood: its tokens, or for benchmarks the length by `questions.scoring`.
     """
     how, context = config.questions, config.model.context
     asked = choice_scores.continuations(
@@ -160,9 +159,9 @@ def batch(
 ) -> Batch:
     """Gathers the minibatch of a training step.
 
-    Networks that are trained with equal seeds on the same blocks see equal minibatches.
+    Networks that are trained with equal seeds on the same blocks use equal minibatches.
 
-    - `chosen`: indices of the blocks to learn from, `(k,)`.
+    - `chosen`: indices of the training blocks, `(k,)`.
     - `step`: number of the step, from 0.
     - `size`: blocks of the minibatch; None for `budget.batch`.
 
@@ -183,7 +182,7 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
 
     Distances are estimated from samples of blocks.
 
-    It returns the weight; NaN where the distance between the sources is within its own noise.
+    It returns the weight; NaN if the distance between the sources is within its own noise.
 
     References:
       SAIL (Structured-Initialization Learning), eq. 11.
@@ -200,9 +199,9 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
 
 
 def _measured(name: str, samples: list[Int[np.ndarray, "block token"]]) -> tuple[Any, bool]:
-    """Estimates the distances between three samples, and says whether they are squared.
+    """Estimates the distances between three samples, and returns whether they are squared.
 
-    "tv" compares how frequent tokens are. The others compare the means of blocks, by which the text
+    "tv" compares frequencies of tokens. The others compare the means of blocks, by which the text
     was divided.
     """
     if name == "tv":

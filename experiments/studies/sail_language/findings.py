@@ -1,4 +1,4 @@
-"""SAIL's claims about language models, judged from the stored dataset of `sail_language` alone."""
+"""Verdicts on SAIL's claims about language models, from the dataset of `sail_language` alone."""
 
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,10 @@ _SCALE = "GPT on OpenWebText"
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges SAIL's claims about language models.
 
-    SAIL's own way of choosing gamma is "sweep", the least held-out loss before training. Of
-    checkpoints on disk there are claims of their own (`merges.findings`).
+    SAIL's own choice of gamma is "sweep", the least held-out loss before training. Checkpoints on
+    disk have their own claims (`merges.findings`).
 
-    It returns the findings, "not tested" where the run lacks a training. Verdicts are not yet
+    It returns the findings, "not tested" if the run lacks a training. Verdicts are not yet
     corrected for their number.
     """
     if merges.is_of(dataset):
@@ -30,7 +30,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             dataset,
             where,
             "Before training, SAIL's loss on D_t is lower than a random start's",
-            f"4.9782 against 10.8866 nats, the latter of an untrained net ({_SCALE})",
+            f"4.9782 against 10.8866 nats, the second of an untrained net ({_SCALE})",
             other=SCRATCH,
             step=0,
             beside="distance",
@@ -41,7 +41,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             dataset,
             where,
             f"Before training, SAIL's loss on D_t is lower than the {WAYS[other]}'s",
-            f"an optimum of the sweep beside γ = 0, 1/2, 1 (Fig. 2b, {_SCALE})",
+            f"an optimum of the sweep, compared with γ = 0, 1/2, 1 (Fig. 2b, {_SCALE})",
             other=other,
             step=0,
             beside="distance",
@@ -68,7 +68,7 @@ def _series(dataset: "xr.Dataset") -> Finding:
     return judged(
         "SAIL, App. I.1.2",
         "The mean of checkpoints of one run has a lower loss than the last of them",
-        "a merge of OLMo-1B's checkpoints is where SAIL starts; losses not printed",
+        "SAIL starts from a merge of OLMo-1B's checkpoints; losses not printed",
         f"{stated(mean, 3, sign=False)} against {stated(last, 3, sign=False)} nats (steps {steps})",
         (last - mean).values,
     )
@@ -78,8 +78,8 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """Tabulates the run, a row for each start, or for each checkpoint and merge.
 
     The columns are losses before and after training, perplexity, steps and compute saved, and right
-    answers; of merged checkpoints the loss, perplexity and right answers; of trainings that go on
-    from them, right answers to each kind of question beside those that Table 2 prints.
+    answers. For merged checkpoints they are the loss, perplexity and right answers. For trainings
+    that continue from them, they also have Table 2's right answers to each kind of question.
     """
     if merges.is_of(dataset):
         return merges.table(dataset)

@@ -1,7 +1,7 @@
-"""LiGO from one language model to a larger one of its kind, wider and deeper at once.
+"""LiGO from one language model to a larger one of its kind, in width and depth at once.
 
-`parts` widens the small networks that the study trains; here GPT-2, Llama and OLMo grow as they are
-on disk.
+`parts` widens the small networks that the study trains. This module grows GPT-2, Llama and OLMo in
+their format on disk.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ def check(small: nn.Module, large: nn.Module) -> None:
     grown = [name for name in sizes if ours.get(name) != theirs.get(name)]
     if not grown or any((ours.get(n) or 0) > (theirs.get(n) or 0) for n in grown):
         told = ", ".join(f"{n} {ours.get(n)} to {theirs.get(n)}" for n in grown) or "equal sizes"
-        raise ValueError(f"smaller must be no larger in any size than the checkpoints; got {told}")
+        raise ValueError(f"smaller must be smaller in a size, and larger in none; got {told}")
 
 
 @partial(jax.jit, static_argnums=(0, 1))

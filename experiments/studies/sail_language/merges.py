@@ -1,4 +1,4 @@
-"""SAIL's claims about checkpoints on disk: about their merges, and about training that goes on."""
+"""SAIL's claims about checkpoints on disk: on their merges, and on continued training."""
 
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def is_of(dataset: "xr.Dataset") -> bool:
-    """Tells whether a run is one of checkpoints on disk."""
+    """Returns whether a run used checkpoints on disk."""
     return "model" in dataset.coords
 
 
 def is_trained(dataset: "xr.Dataset") -> bool:
-    """Tells whether a run of checkpoints has trained networks as well."""
+    """Returns whether a run of checkpoints has trained networks as well."""
     return "trained_loss" in dataset
 
 
 def trained(dataset: "xr.Dataset") -> "xr.Dataset":
-    """Brings the trainings of a run of checkpoints into the form of a run of own networks.
+    """Converts the trainings of a run of checkpoints to the form of a run with its own networks.
 
     It returns the run with `loss`, `(way, seed, step)`, and `accuracy`, `(way, seed, when, task)`,
     of the trainings.
@@ -41,14 +41,14 @@ def trained(dataset: "xr.Dataset") -> "xr.Dataset":
 
 
 def named(way: str) -> str:
-    """Names a start of a training that goes on from checkpoints."""
+    """Returns the name of a start of a training that continues from checkpoints."""
     return "LiGO" if way == "ligo" else WAYS[way]
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges whether merges are better than the last checkpoint, and SAIL's better than the soups.
 
-    Where the run has trained networks, the claims about training from SAIL's start, too: about
+    If the run has trained networks, it also judges the claims about training from SAIL's start, on
     Table 2 and Fig. 7.
     """
     loss = dataset["loss"]
@@ -58,7 +58,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
         ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
         ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
     ]
-    paper = "merges of OLMo's checkpoints are where training starts; their losses are not printed"
+    paper = "training starts from merges of OLMo's checkpoints; their losses are not printed"
     declared = [
         claims.less("SAIL, App. I", claim, paper, loss.sel(model=model), loss.sel(model=other))
         for claim, model, other in about
@@ -73,8 +73,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """Tabulates loss, perplexity and right answers, a row for each checkpoint and merge.
 
-    Where the run has trained networks, the rows are the starts instead, after training, and beside
-    right answers stand those of Table 2.
+    If the run has trained networks, the rows are the starts instead, after training, with Table 2's
+    right answers for comparison.
     """
     return _trained_table(dataset) if is_trained(dataset) else _merges(dataset)
 
@@ -113,7 +113,7 @@ def _trained_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def _printed(task: str, way: str) -> str:
-    """Says what Table 2 prints of a benchmark and a way, as OLMo-1B's; nothing of others."""
+    """Returns Table 2's value for a benchmark and a way, as text; "" without such a value."""
     if task not in BENCHMARKS or way not in claims.COLUMNS:
         return ""
     row = claims.TABLE_2[BENCHMARKS[task].title]
@@ -121,7 +121,7 @@ def _printed(task: str, way: str) -> str:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Describes losses and answers of each checkpoint and merge, and of what was trained."""
+    """Describes losses and answers of each checkpoint and merge, and of trained networks."""
     tasks = dataset["task"].values.astype(str)
     told = lambda right: ", ".join(f"{t} {s}" for t, s in zip(tasks, right, strict=True))  # noqa: E731
     said = [
@@ -130,7 +130,7 @@ def summary(dataset: "xr.Dataset") -> str:
     ]
     text = (
         f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
-        f"text): {'; '.join(said)}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
+        f"text): {'; '.join(said)}. Best γ (weight of the first): {stated(dataset['gamma_swept'])}."
     )
     if not is_trained(dataset):
         return text

@@ -1,6 +1,6 @@
-"""What `sail_language` trains and merges; each network's step is compiled once for all seeds.
+"""The trainings and merges of `sail_language`; each network's step is compiled once for all seeds.
 
-`run` calls these functions as stages, and `data` gives them their text.
+`run` calls these functions as stages, and `data` provides their text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,11 @@ from sail_jax import proximal
 from sail_jax.methods.soups import greedy_soup
 
 SHAPE = {"one": "target", "two": "target", "narrow": "narrow", "shallow": "shallow"}
-PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that each learns from
+PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text of each network
 
 
 class Learner(NamedTuple):
-    """A network and how it is trained.
+    """A network and its training.
 
     Attributes:
       config: The settings.
@@ -49,14 +49,14 @@ class Learner(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What all trainings on D_t of one replicate share.
+    """The common data of all trainings on D_t in one repetition.
 
     Attributes:
       learner: The target's network and its trainer.
-      batch: The minibatch of a step, by its number.
+      batch: The minibatch of a step, by the step's number.
       key: A random key, for dropout.
       validation: Blocks of D_t on which weights are chosen.
-      held_out: Other blocks, on which everything is judged.
+      held_out: Other blocks, for all results.
       questions: Questions by their kind.
     """
 
@@ -111,7 +111,7 @@ def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
 
 @partial(jax.jit, static_argnums=(0, 3))
 def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
-    """Computes the mean loss over blocks, some at a time to save memory.
+    """Computes the mean loss over blocks, in chunks to save memory.
 
     - `blocks`: inputs and targets, `(n, context)`.
 
@@ -150,7 +150,7 @@ def along(
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
     """Computes the share of right answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
-    # By `packed.length`, which counts what `data.questions` says.
+    # Divided by `packed.length`, which `data.questions` chose.
     return choice_scores.answered(apply, packed, by="byte", batch_size=at_once)
 
 
@@ -162,7 +162,7 @@ def answers(
 
 
 def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
-    """Makes the random keys of a replicate.
+    """Creates the random keys of a repetition.
 
     It returns a key for the initial weights of each source and of "scratch", and one each for
     "steps" (of training), "grow" and "ligo".
@@ -194,11 +194,11 @@ def trained(
     """Trains a network, and returns it at one or more steps.
 
     - `stops`: numbers of steps, ascending, after which the network is returned.
-    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
-    - `look`: what is measured before the first and after every `budget.every` steps; None measures
-      nothing.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
+    - `look`: computes the measurements before the first and after every `budget.every` steps; None
+      measures nothing.
 
-    It returns the variables after each of `stops`; and what was measured along the training, by
+    It returns the variables after each of `stops`; and the measurements during the training, by
     name, `(evaluation,)` each.
     """
     params = jax.tree.map(jnp.asarray, variables["params"])
@@ -210,14 +210,14 @@ def trained(
         looks = {"evaluate": evaluate, "evaluate_every": learner.config.budget.every}
     for stop in stops:
         place = None if folder is None else folder / str(stop)
-        # The trainer expects the metrics of earlier steps in its folder. Those of the stop before
-        # are in that stop's folder, so that here an empty file stands for them.
+        # The trainer expects the metrics of earlier steps in its folder. Metrics before this stop
+        # are in another stop's folder, so an empty file replaces them here.
         if place is not None and int(state.step):
             place.mkdir(parents=True, exist_ok=True)
             (place / METRICS).touch()
         state, rows, *_ = learner.fit.run(state, batch, stop, place, **looks)
         models.append({"params": sharding.gathered(state.params)})
-        # The trainer's own metrics are in rows of their own.
+        # The trainer's own metrics are in separate rows.
         seen += [row for row in rows if look is not None and "loss" not in row]
     names = [name for name in (seen[0] if seen else ()) if name != "step"]
     return models, {name: np.array([row[name] for row in seen]) for name in names}
@@ -230,12 +230,12 @@ def learn_sources(
     seed: int,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Trains the sources of a replicate.
+    """Trains the sources of a repetition.
 
-    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
 
     It returns the results by name:
-    - the variables of each source, under the source's name;
+    - the variables of each source, under the source's name.
     - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
       mean, on held-out text of D_1 and of D_t.
     """
@@ -264,12 +264,12 @@ def choose(
 ) -> dict[str, Any]:
     """Chooses the weights of the sources before any training on the target.
 
-    It returns the weights of the first source, and what they are chosen by:
-    - "distance": the weight by eq. 11;
+    It returns the weights of the first source, and the data for their choice:
+    - "distance": the weight by eq. 11.
     - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
-      sources of the target's shape and between the grown ones;
+      sources of the target's shape and between the grown ones.
     - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
-      text;
+      text.
     - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
     """
     pairs = {"sweep": [sources["one"], sources["two"]]}
@@ -321,7 +321,7 @@ def started(
     chosen: Mapping[str, Any],
     seed: int,
 ) -> PyTree:
-    """Makes the variables with which a training on D_t starts."""
+    """Creates the initial variables of a training on D_t."""
     key, pair = keys(config, seed), [sources["one"], sources["two"]]
     if way == SCRATCH:
         return initial(learner.net, key[SCRATCH])
@@ -332,7 +332,7 @@ def started(
     if way == "grown":
         pair = of_target_shape(config, sources, corpus.vocab, seed)
     gamma = float(chosen[way])
-    # Eq. 11 has no weight where the sources' texts are the same.
+    # Eq. 11 gives no weight if the sources' texts are the same.
     if np.isnan(gamma):
         gamma = 0.5
     return between(pair, gamma)
@@ -361,9 +361,9 @@ def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTre
 def follow(
     lesson: Lesson, start: Callable[[], PyTree], folder: Path | None
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """Trains on D_t from one start and measures the network on the way.
+    """Trains on D_t from one start and measures the network during training.
 
-    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
 
     It returns "loss", the held-out loss before the first and after every `budget.every` steps,
     `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
@@ -382,7 +382,7 @@ def follow(
 
 
 def on_target(config: Config, learner: Learner, corpus: Corpus, seed: int) -> Lesson:
-    """Makes the lesson of a replicate."""
+    """Creates the `Lesson` of a repetition."""
     batch = partial(data.batch, config, corpus, corpus.parts[2], order(config, seed, 2))
     key = jax.random.fold_in(keys(config, seed)["steps"], 2)
     return Lesson(learner, batch, key, corpus.validation, corpus.held_out, corpus.questions)

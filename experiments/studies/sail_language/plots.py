@@ -1,4 +1,4 @@
-"""The figures of `sail_language`; in all of them a colour stands for one start."""
+"""The figures of `sail_language`; each start has the same colour in all of them."""
 
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,11 @@ MARKERS = dict(zip(WAYS, "svoD^PX*", strict=True))
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Draws perplexity, the loss by gamma, what is saved, answers and the checkpoints' mean.
+    """Draws perplexity, the loss by gamma, savings, answers and the checkpoints' mean.
 
-    Of checkpoints on disk there is one figure of merges, and two of trainings that go on from them:
-    perplexity along training (Fig. 7), and answers beside Table 2. Where gamma is chosen by
-    retraining too, one has the loss by gamma after retraining (Fig. 2b).
+    For checkpoints on disk there is one figure of merges, and two of trainings that continue from
+    them: perplexity during training (Fig. 7), and answers with Table 2's. If gamma is also chosen
+    by retraining, one figure has the loss by gamma after retraining (Fig. 2b).
     """
     again = {"retrained": _retrained(dataset)} if "retrained_loss" in dataset else {}
     if not merges.is_of(dataset):
@@ -61,12 +61,12 @@ def _ways(dataset: "xr.Dataset") -> list[str]:
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
-    """Says what is drawn, and of how many seeds."""
+    """Returns the drawn statistics and the number of seeds, as text."""
     return f"mean ± s.e. of {dataset.sizes['seed']} seeds"
 
 
 def _perplexity(dataset: "xr.Dataset") -> "Figure":
-    """Draws the perplexity along training.
+    """Draws the perplexity during training.
 
     From scratch it begins far above the others; the right panel leaves these values out.
     """
@@ -120,8 +120,8 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
     ways = [way for way in _ways(dataset) if way != SCRATCH]
     panels = {
         "saved": (1, "steps saved"),
-        "compute_saved": (100, "compute saved (%),\nthe sources' left out"),
-        "compute_saved_with_sources": (100, "compute saved (%),\nthe sources' counted"),
+        "compute_saved": (100, "compute saved (%),\nwithout the sources'"),
+        "compute_saved_with_sources": (100, "compute saved (%),\nwith the sources'"),
     }
     fig, axes = style.figure(1, 3, width=3.2, height=1.6 + 0.3 * len(ways), sharey=True)
     for ax, (name, (scale, label)) in zip(axes[0], panels.items(), strict=True):
@@ -132,13 +132,13 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel(label)
     rows(axes[0, 0], [WAYS[way] for way in ways])
     fig.suptitle(
-        f"To the lowest loss that both reach, beside from scratch: {_seeds(dataset)}", fontsize=10
+        f"To the lowest loss that both reach, compared with scratch: {_seeds(dataset)}", fontsize=10
     )
     return fig
 
 
 def _answers(dataset: "xr.Dataset") -> "Figure":
-    """Draws right answers here, and those that Table 2 prints for networks of another scale."""
+    """Draws right answers here, and Table 2's for networks of another scale."""
     tasks, ways = dataset["task"].values.astype(str), _ways(dataset)
     height = 1.9 + 0.34 * len(ways)
     fig, axes = style.figure(1, len(tasks) + 1, width=3.3, height=height)
@@ -166,7 +166,7 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
 
 
 def _before_and_after(ax: "Axes", y: int, way: str, right: "xr.DataArray") -> None:
-    """Draws right answers before and after training, a little above and below a height."""
+    """Draws right answers before and after training, slightly above and below a height."""
     for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
         look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "ms": 5}
         point(ax, y + up, right.sel(when=when), **look)
@@ -179,7 +179,7 @@ def _series(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 2, width=3.8, height=3.4)
     for ax, of in zip(axes[0], dataset["of"].values.astype(str), strict=True):
         loss = dataset["series_loss"].sel(of=of)
-        # Seeds differ by more than their checkpoints do, so each is compared with itself.
+        # Seeds differ more than their checkpoints, so each is compared with itself.
         loss = loss - loss.isel(checkpoint=-2)
         mean, error = mean_and_error(loss)
         for i in range(len(names)):
@@ -190,7 +190,7 @@ def _series(dataset: "xr.Dataset") -> "Figure":
         ax.axhline(0, color=style.INK, lw=0.8)
         ax.set_xticks(range(len(names)), list(map(style.literal, names)))
         ax.set_xlabel("checkpoint (steps), and their mean")
-        ax.set_ylabel("loss less the last one's (nats)")
+        ax.set_ylabel("loss minus the last one's (nats)")
         ax.set_title(titles[of])
     fig.suptitle(f"θ$_1$'s run: {_seeds(dataset)}", fontsize=10)
     return fig
@@ -229,7 +229,8 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
     lines = {"before training": first}
     after = dataset["retrained_loss"].sel(text="held out")
     lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
-    # Training flattens the line: the second panel shows that after it, and cuts off that before.
+    # Training flattens the line. The second panel shows the losses after it, and cuts off earlier
+    # ones.
     top = 1.2 * float((after - after.min("gamma")).max())
     for k, (label, loss) in enumerate(lines.items()):
         loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]
@@ -248,7 +249,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
 
 
 def _training(dataset: "xr.Dataset") -> "Figure":
-    """Draws perplexity along training, of the text and of right choices (Fig. 7)."""
+    """Draws perplexity during training, of the text and of right choices (Fig. 7)."""
     tasks, step = dataset["task"].values.astype(str), dataset["step"].values
     columns = min(4, len(tasks) + 1)
     lines = -(-(len(tasks) + 1) // columns)
@@ -271,7 +272,7 @@ def _training(dataset: "xr.Dataset") -> "Figure":
 
 
 def _table_2(dataset: "xr.Dataset") -> "Figure":
-    """Draws right answers before and after training, beside those that Table 2 prints."""
+    """Draws right answers before and after training, with Table 2's for comparison."""
     run, tasks, ways = merges.trained(dataset), dataset["task"].values.astype(str), _ways(dataset)
     columns = min(4, len(tasks))
     lines = -(-len(tasks) // columns)
@@ -298,5 +299,5 @@ def _table_2(dataset: "xr.Dataset") -> "Figure":
 
 
 def _title(task: str) -> str:
-    """Names a kind of question, a benchmark as the paper does."""
+    """Formats the name of a kind of question; benchmarks have the paper's names."""
     return BENCHMARKS[task].title if task in BENCHMARKS else style.literal(task)

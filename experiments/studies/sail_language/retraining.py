@@ -1,7 +1,6 @@
 """The loop of SAIL's eq. 3: networks between two models are retrained for every gamma.
 
-The gamma that it takes is the best after some training, beside those that `parts.choose` takes
-before any.
+It chooses the best gamma after some training. `parts.choose` chooses before any training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,11 @@ def sweep(stage: Stage, name: str, lesson: Lesson, pair: Sequence[PyTree]) -> di
 
         gamma* = argmin J_D(L_D(gamma theta_1 + (1 - gamma) theta_2)) (eq. 3)
 
-    The training L_D is the first steps of the very training that the study then follows: of the
+    The training L_D is the first steps of the same training that the study then continues, with the
     same minibatches and learning rates. Gamma is chosen on the validation text.
 
     It returns "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained
-    by look", `(look,)`, the gammas of least validation loss, of which the last is "retrained".
+    by look", `(look,)`, the gammas of least validation loss. The last of them is "retrained".
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3 and Sec. 4.4 (Fig. 2b).
@@ -55,7 +54,7 @@ def _at(
 
 
 def noted(dataset: xr.Dataset, config: Config, found: Sequence[Mapping[str, Any]]) -> xr.Dataset:
-    """Adds what `sweep` has found in each replicate to a dataset, if gamma is chosen so."""
+    """Adds the results of `sweep` in each repetition to a dataset, if gamma is chosen by it."""
     if RETRAINED not in config.ways:
         return dataset
     over = lambda name: np.stack([one[name] for one in found])  # noqa: E731

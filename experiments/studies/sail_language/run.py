@@ -1,6 +1,7 @@
-"""The run of `sail_language`, of networks that it trains or of checkpoints on disk.
+"""The run of `sail_language`, with networks that it trains or with checkpoints on disk.
 
-It names the stages and makes the dataset of their results. `checkpoints` has the run of those.
+It names the stages and makes the dataset of their results. `checkpoints` has the run on
+checkpoints.
 """
 
 from functools import partial
@@ -21,20 +22,20 @@ from experiments.training.sharding import layout
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains the sources, chooses weights and trains on the target, stages for each replicate.
+    """Trains the sources, chooses weights and trains on the target, stages for each repetition.
 
     It returns the dataset:
     - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
-      `(way, seed, when, task)`;
+      `(way, seed, when, task)`.
     - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
-      of compute that a start saves against scratch until the least loss that both reach;
-    - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
+      of compute that a start saves against scratch until the least loss that both reach.
+    - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training.
     - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
-      `(seed,)`, that of eq. 11;
+      `(seed,)`, the gamma of eq. 11.
     - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
-      and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
-      have it;
-    - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
+      and `gamma_retrained`, `(seed, look)`, the gamma of least validation loss then; only if the
+      ways include it.
+    - `taken`, `(seed, source)`: whether the greedy soup has taken each source.
     - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 
     It raises `DataError` if data are missing or too few, or devices cannot share the batch.
@@ -66,9 +67,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _check(config: Config, corpus: data.Corpus) -> None:
-    """Checks what only the text and the devices can tell, before any training."""
+    """Checks the conditions that depend on the text and the devices, before any training."""
     a, b, target = map(len, corpus.parts)
-    # Called for its error alone, which names what the overlaps leave too few blocks of.
+    # Called only for its error, which names the part with too few blocks after the overlaps.
     data.sources(config, corpus, 0)
     few = f"be at most {target} (parts of {a}, {b} and {target} blocks)"
     must(config, "weight.blocks", config.weight.blocks <= target, few)
@@ -78,7 +79,7 @@ def _check(config: Config, corpus: data.Corpus) -> None:
 def _dataset(
     config: Config, corpus: data.Corpus, cost: costs.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
-    """Stacks the results of the replicates and computes what each start saves."""
+    """Stacks the results of the repetitions and computes each start's savings."""
     ways, kinds, tasks = list(config.ways), config.pairs, list(corpus.questions)
     over = lambda name: np.stack([[r["ways"][w][name] for r in results] for w in ways])  # noqa: E731
     chosen = lambda name: np.stack([r["chosen"][name] for r in results]).astype(float)  # noqa: E731
@@ -103,8 +104,8 @@ def _dataset(
             "saved": (per_seed, saved.saved, {"units": "steps"}),
             "compute_saved": (per_seed, share, {"units": "1"}),
             "compute_saved_with_sources": (per_seed, with_sources, {"units": "1"}),
-            "ahead": ("way", ahead, {"long_name": "steps' worth of compute before training"}),
-            "source_cost": ("way", earlier, {"long_name": "the same, of training the sources"}),
+            "ahead": ("way", ahead, {"long_name": "compute before training, in steps"}),
+            "source_cost": ("way", earlier, {"long_name": "compute of the sources, in steps"}),
             "gamma_loss": (("pair", "seed", "text", "gamma"), of_pairs(" loss")),
             "gamma_swept": (("pair", "seed"), of_pairs("")),
             "gamma_distance": ("seed", chosen("distance")),

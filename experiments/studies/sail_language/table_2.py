@@ -1,7 +1,7 @@
-"""Training on from checkpoints on disk: Table 2's columns and Fig. 7, for the networks at hand.
+"""Continued training from checkpoints on disk: Table 2's columns and Fig. 7.
 
-All starts see the same minibatches of one text. `checkpoints` has measured the merges already, and
-chosen gamma and what is in the greedy soup.
+All starts use the same minibatches of one text. `checkpoints` has already measured the merges, and
+chosen gamma and the members of the greedy soup.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Draw(NamedTuple):
 
     Attributes:
       validation: Blocks on which weights are chosen.
-      held_out: Other blocks, on which everything is judged.
+      held_out: Other blocks, for all results.
       questions: Questions by their kind.
     """
 
@@ -47,10 +47,10 @@ class Draw(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What networks are trained on, and what LiGO grows.
+    """The training text, and the network that LiGO grows.
 
     Attributes:
-      train: The tokens to learn from, `(length,)`.
+      train: The training tokens, `(length,)`.
       smaller: The network that LiGO grows; None if it is not among the ways.
     """
 
@@ -59,12 +59,12 @@ class Text(NamedTuple):
 
 
 def load(config: Config, train: Ids, vocab: int, net: nn.Module) -> Text:
-    """Checks what a training needs, and reads the network that LiGO grows.
+    """Checks the conditions of a training, and reads the network that LiGO grows.
 
-    - `train`: the tokens to learn from, `(length,)`.
+    - `train`: the training tokens, `(length,)`.
     """
     context = config.model.context
-    short = f"be below {len(train)}, the tokens to learn from"
+    short = f"be below {len(train)}, the number of training tokens"
     must(config, "model.context", context < len(train), short)
     layout(config.shard).check(**{"budget.batch": config.budget.batch // config.micro_batches})
     named = ("ligo" in config.ways) == (config.smaller is not None)
@@ -88,16 +88,16 @@ def run(
     """Trains from every start, a stage for each of them and each repetition.
 
     It returns the dataset:
-    - `trained_loss` in nats on held-out text, `(way, seed, step)`;
+    - `trained_loss` in nats on held-out text, `(way, seed, step)`.
     - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the shares of right
-      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity);
+      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity).
     - `saved` and `compute_saved`, `(way, seed)`: steps and share of compute that a start saves
-      against scratch until the least loss that both reach, what is spent on the start counted,
-      but not the checkpoints' own training;
-    - `chance`, `(task,)`: the share of right answers that are guessed;
-    - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if
-      gamma is chosen by retraining, too.
-    The attribute `epochs` says how often the text is seen.
+      against scratch until the least loss that both reach. They include the cost of the start, but
+      not the checkpoints' own training.
+    - `chance`, `(task,)`: the share of right answers by guessing.
+    - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if gamma
+      is also chosen by retraining.
+    The attribute `epochs` is the number of passes through the text.
     """
     config, results, found = learner.config, [], []
     pair = variables[0], mean(variables[1:])
@@ -134,10 +134,10 @@ def started(
     draw: int,
     way: str,
 ) -> PyTree:
-    """Makes the variables with which a training starts.
+    """Creates the initial variables of a training.
 
-    - `pair`: the ends of the line on which gamma lies, the first and the mean of the others.
-    - `chosen`: what was chosen on validation text: "gamma", "taken" and, if a way, "retrained".
+    - `pair`: the ends of gamma's line, the first checkpoint and the mean of the others.
+    - `chosen`: the choices on validation text: "gamma", "taken" and, if a way, "retrained".
     """
     config, keys = learner.config, parts.keys(learner.config, draw)
     if way == SCRATCH:
@@ -157,7 +157,7 @@ def started(
 def _follow(
     lesson: Lesson, start: Callable[[], PyTree], folder: Path | None
 ) -> dict[str, np.ndarray]:
-    """Trains from one start, and measures text and questions on the way."""
+    """Trains from one start, and measures text and questions during training."""
     learner, batch, key, _, held_out, questions = lesson
     config, net = learner.config, learner.net
 
@@ -198,7 +198,7 @@ def _dataset(
     text: Text,
     results: Sequence[Mapping[str, Any]],
 ) -> xr.Dataset:
-    """Stacks the results of the repetitions and computes what each start saves."""
+    """Stacks the results of the repetitions and computes each start's savings."""
     config, ways = learner.config, list(learner.config.ways)
     over = lambda name: np.array([[r[way][name] for r in results] for way in ways], float)  # noqa: E731
     with refused():
@@ -216,7 +216,7 @@ def _dataset(
             "scratch_steps": (("way", "seed"), saved.scratch_steps),
             "saved": (("way", "seed"), saved.saved, {"units": "steps"}),
             "compute_saved": (("way", "seed"), costs.share(saved), {"units": "1"}),
-            "ahead": ("way", ahead, {"long_name": "steps' worth of compute before training"}),
+            "ahead": ("way", ahead, {"long_name": "compute before training, in steps"}),
             "chance": ("task", chance),
         },
         {

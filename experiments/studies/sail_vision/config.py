@@ -18,7 +18,7 @@ Paradigm = Literal["supervised", "byol"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 Recipe = Literal["none", "digits", "crop_flip", "byol"]
 SCRATCH, SAIL, LIGO, OTHER = "scratch", "sail", "ligo", "other"
-# A method of `growth.grow`, and the options it is given, by what it is called here.
+# By their names here: a method of `growth.grow` and its options.
 TRANSFORMATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "sail_random": ("sail_random", {}),
     "sail_svd": ("sail_svd", {"random": True}),
@@ -37,64 +37,65 @@ class Sizes:
     """The channels and blocks of a ResNet."""
 
     width: Natural
-    """Channels of the first stage, doubled from stage to stage."""
+    """Channels of the first stage. They double from stage to stage."""
     blocks: tuple[Natural, ...]
-    """Residual blocks of each stage."""
+    """Number of residual blocks in each stage."""
 
 
 @config
 class Byol:
-    """How BYOL trains an encoder without labels (Grill et al. 2020)."""
+    """BYOL's training of an encoder without labels (Grill et al. 2020)."""
 
     rate: Positive = 1e-2
-    """Highest learning rate of BYOL, from whatever start."""
+    """Highest learning rate of BYOL, for every start."""
     target_decay: Share = 0.9
-    """Decay of the target network's moving average in the beginning; it rises to 1."""
+    """Initial decay of the target network's moving average; it rises to 1."""
     hidden: Natural = 64
     """Hidden units of the projector and of the predictor."""
     outputs: Natural = 32
     """Outputs of the projector and of the predictor."""
     views: Recipe = "digits"
-    """Random changes of the images that make the two views of each."""
+    """Random changes of an image that make its two views."""
 
 
 @config
 class Probe:
-    """How features that were learned without labels are evaluated."""
+    """The evaluation of features that were learned without labels."""
 
     ridge: Positive = 1e-3
-    """Penalty of the linear classifier of the features."""
+    """Penalty of the linear classifier on the features."""
     neighbours: Natural = 20
-    """Nearest neighbours by which the class of an image is predicted."""
+    """Number of nearest neighbours that predict the class of an image."""
 
 
 @config
 class Config:
-    """Two small ResNets on parts of the classes, and a large one on all, from several starts."""
+    """Train two small ResNets on parts of the classes, and a large one on all, from several
+    starts."""
 
     data: ImageData = ImageData()
-    """The images. All repetitions standardise them by the mean and the deviation of each channel of
-    the first one's images to learn from; splits of the digits differ, and a few of its images are
-    tested on in others."""
+    """The images. All repetitions standardise them by the mean and the deviation of each channel in
+    the first repetition's training images. Splits of the digits differ between repetitions, so a
+    few of these images are test images in others."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches, augmentations, splits and transformations."""
     replicates: Annotated[int, Ge(3)] = 6
-    """Independent repetitions, each with sources of its own; at least 3, for the spread."""
+    """Number of independent repetitions, each with its own sources; at least 3, for the spread."""
     supervised: tuple[str, ...] = (
         *(SCRATCH, SAIL, *MERGES, OTHER),
         *("sail_random", "pad", "net2net", LIGO),
     )
-    """Starts of training with labels, scratch and sail first; none leaves this training out."""
+    """Starts of training with labels, scratch and sail first; empty to leave this training out."""
     byol: tuple[str, ...] = (
         *(SCRATCH, SAIL, "first", "second", OTHER),
         *("sail_random", "pad"),
     )
-    """Starts of BYOL, scratch and sail first; none leaves this training out."""
+    """Starts of BYOL, scratch and sail first; empty to leave this training out."""
     transformation: str = "interpolate"
-    """How SAIL makes the sources wider; the default did best of the three that SAIL describes."""
+    """SAIL's method to widen the sources; the default performed best of the three in SAIL."""
     origin: Origin = "common"
-    """Whether the two sources start from 'common' weights or each from its 'own'; 'aligned' is the
-    latter with weight matching before the merge, which SAIL does not do."""
+    """Whether the two sources start from 'common' weights or each from its 'own'. 'aligned' is
+    'own' with weight matching before the merge, which SAIL does not do."""
     share: Share = 0.7
     """Share of the classes that the first source learns; the second learns the others."""
     source: Sizes = Sizes(width=8, blocks=(1, 1))
@@ -102,21 +103,21 @@ class Config:
     stem: Stem = "small"
     """First layers of both networks: 'small' ("modified"), or 'standard' for large images."""
     source_steps: Natural = 120
-    """Steps of training each source."""
+    """Steps to train each source."""
     budget: Budget = Budget(steps=120, batch=64, every=10)
     held_out: Natural = 597
-    """Digits, of the 1797, to test on; other data have a test set."""
+    """Number of test images among the 1797 digits; other data have a test set."""
     optimizer: Descent = Descent(rate=1e-2, warmup=10, weight_decay=1e-4)
     contrast: Byol = Byol()
     probe: Probe = Probe()
     statistics: Annotated[int, Ge(2)] = 500
-    """Images over which BatchNorm's statistics are measured for a start made of sources."""
+    """Number of images for BatchNorm's statistics, if a start is made from sources."""
     maps: LearnedMaps = LearnedMaps(steps=30)
     augment: Recipe = "digits"
     """Random changes of the images in supervised training."""
     shard: Shard = "data"
-    """What several devices share: nothing ('no'), the examples of a batch ('data'), or these and
-    the parameters ('full')."""
+    """The work that several devices share: nothing ('no'), the examples of a batch ('data'), or
+    examples and parameters ('full')."""
 
     def __post_init__(self) -> None:
         one_of("transformation", self.transformation, TRANSFORMATIONS)
@@ -135,8 +136,8 @@ class Config:
         for stage, (old, new) in enumerate(pairs):
             # A last block that projects cannot be repeated.
             repeats = new == old or stage == 0 or old >= 2
-            which = f"be 2 or more in stage {stage}, which deepens by repeating its last block, and"
-            must(self, "source.blocks", repeats, f"{which} whose first one projects")
+            why = "its first block projects and its last block is repeated"
+            must(self, "source.blocks", repeats, f"be 2 or more in stage {stage}, because {why}")
 
     def _check_ways(self) -> None:
         """Checks the names of the starts, and that scratch and sail come first."""
@@ -153,13 +154,13 @@ class Config:
                     f"{field}: {self.transformation} is the transformation of sail already"
                 )
         if LIGO in self.byol:
-            raise ValueError("byol: ligo learns its maps with labels; it is for supervised alone")
+            raise ValueError("byol: ligo learns its maps with labels, so use it in supervised")
 
     def network(self, *, large: bool) -> dict[str, Any]:
-        """Makes the configuration of a source or of the large network.
+        """Returns the configuration of a source or of the large network.
 
-        It returns the configuration, as `experiments.models.presets.build` takes it. Its outputs
-        are the classes of the data.
+        It returns the configuration for `experiments.models.presets.build`. Its outputs are the
+        classes of the data.
         """
         sizes = self.large if large else self.source
         widths = [sizes.width * 2**s for s in range(len(sizes.blocks))]
@@ -181,10 +182,10 @@ class Config:
         return [p for p in PARADIGMS if self.ways(p)]
 
     def sources(self) -> list[Paradigm]:
-        """Lists the kinds of training in which small networks are needed.
+        """Lists the kinds of training for which small networks are needed.
 
-        It returns those of "supervised" and "byol" with a start that is made of their own small
-        networks, and those whose small networks the other kind takes for its start `other`.
+        These are "supervised" and "byol" if a start uses their own small networks, and each of them
+        if the other kind uses its small networks for the start `other`.
         """
         return [
             p
@@ -227,7 +228,7 @@ _TINY_IMAGENET: dict[str, Any] = {
 }
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # Digits, with more blocks and no more channels.
+    # Digits, with more blocks and equally many channels.
     "depth": varied(
         DEFAULT,
         supervised=_FEW,
@@ -239,7 +240,7 @@ PRESETS: dict[str, Config] = {
     "paper": PAPER,
     # Standard ResNet-18 on CIFAR-10 (Fig. 3b).
     "paper_standard": varied(PAPER, stem="standard"),
-    # ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width
+    # ResNet-34 modified on CIFAR-10 (Fig. 3c), from two with ResNet-18's depth and its width
     "paper_resnet34": _RESNET34,
     # ResNet-18 modified on CIFAR-100 (Fig. 5a)
     "paper_cifar100": varied(PAPER, data={"name": "cifar-100"}),

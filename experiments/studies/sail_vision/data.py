@@ -1,4 +1,4 @@
-"""The images of `sail_vision`: what to learn from, divided by class for the two sources."""
+"""The images of `sail_vision`: training images, divided by class for the two sources."""
 
 from typing import NamedTuple
 
@@ -36,9 +36,9 @@ class Data(NamedTuple):
     """The images of one seed.
 
     Attributes:
-      learn: Images that the large network learns from.
-      parts: The images that the first source learns from, and those that the second does.
-      test: Images to test on.
+      learn: Training images of the large network.
+      parts: Training images of the first and of the second source.
+      test: Test images.
       classes: Number of classes.
     """
 
@@ -51,8 +51,8 @@ class Data(NamedTuple):
 def load(config: Config) -> list[Data]:
     """Reads the images and divides them for every seed.
 
-    Each seed splits the digits anew. Other data have the split of their publisher, the same for all
-    seeds.
+    Each seed splits the digits differently. Other data have their publisher's split, the same for
+    all seeds.
     """
     if config.data.name == OFFLINE:
         examples, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
@@ -70,7 +70,7 @@ def load(config: Config) -> list[Data]:
 
 
 def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data:
-    """Divides the images to learn from by class, and checks that there are enough."""
+    """Divides the training images by class, and checks that there are enough."""
     first = learn.labels < first_classes(classes, config.share)
     parts = learn.where(first), learn.where(~first)
     most = min(len(part.labels) for part in parts)
@@ -79,7 +79,7 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
         ("probe.neighbours", config.probe.neighbours, most),
         ("statistics", config.statistics, len(learn.labels)),
     ):
-        few = f"as there are {len(learn.labels)} images, {most} for a source"
+        few = f"because there are {len(learn.labels)} images, {most} for a source"
         must(config, field, value <= bound, f"be at most {bound}, {few}")
     return Data(learn, parts, test, classes)
 
@@ -87,7 +87,7 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
 def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
     """Computes the mean and the standard deviation of each channel, with pixels in [0, 1].
 
-    Only the first 10 000 images are looked at.
+    Only the first 10 000 images are used.
 
     - `images`: bytes, or pixels in [0, 1].
 
@@ -111,9 +111,9 @@ def first_classes(classes: int, share: float) -> int:
 def weights(data: Data) -> Float[np.ndarray, "2"]:
     """Computes SAIL's weights of the two sources from total variation distances.
 
-    The distances are between distributions of labels. Between images they could not be estimated:
-    no two are equal, so that every estimate would be 1. Both parts share no class and together are
-    the whole, so that the weights come out as their shares of the images.
+    The distances are between distributions of labels. They could not be estimated between images:
+    no two images are equal, so every estimate would be 1. The parts have no common class and
+    together are the whole, so the weights equal their shares of the images.
 
     It returns the weights of the first and the second source, of sum 1, `(2,)`.
 

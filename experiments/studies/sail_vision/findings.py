@@ -1,4 +1,4 @@
-"""SAIL's claims about vision, judged from the stored dataset of `sail_vision` alone."""
+"""Verdicts on SAIL's claims about vision, from the stored dataset of `sail_vision` alone."""
 
 import numpy as np
 import xarray as xr
@@ -7,7 +7,7 @@ from experiments.lab.findings import Finding, judged, stated
 
 NAMES = {"supervised": "supervised training", "byol": "BYOL"}
 PRINTED = "curves of top-1 without figures, ResNet-18 and -34 on CIFAR-10 (Fig. 3)"
-# Compared with SAIL's start as what it is made of, or for its sources, not as another method.
+# Not other methods, but the ingredients of SAIL's start, or a variant of its sources.
 OWN = ("scratch", "sail", "first", "second", "other")
 
 
@@ -17,7 +17,7 @@ def ways(dataset: xr.Dataset, paradigm: str) -> list[str]:
 
 
 def paradigms(dataset: xr.Dataset) -> list[str]:
-    """Lists the kinds of training that a run has."""
+    """Lists the kinds of training in a run."""
     return dataset.attrs["paradigms"].split()
 
 
@@ -35,8 +35,8 @@ def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.Data
 def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
     """Computes the top-1 accuracy averaged over training.
 
-    What is reached sooner counts more. Steps that a start spends ahead of the training, such as on
-    learning maps, delay its curve.
+    Early accuracy counts more. Steps before the training, such as learning maps, delay a start's
+    curve.
 
     It returns the average in percent, [seed].
     """
@@ -49,11 +49,11 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges SAIL's claims about vision, each with labels and without.
 
-    It returns the findings, "not tested" where the run lacks a training. Verdicts are not yet
+    It returns the findings, "not tested" if the run lacks a training. Verdicts are not yet
     corrected for their number.
     """
     declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]
-    claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
+    claim = "SAIL's start adds more to the final top-1 in supervised training than in BYOL"
     if len(paradigms(dataset)) < len(NAMES):
         return [*declared, _untested("4.5", claim)]
     gains = [final(dataset, p, "sail") - final(dataset, p, "scratch") for p in NAMES]
@@ -65,15 +65,15 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     """Judges the claims about one kind of training."""
     name = NAMES[paradigm]
     claims = {
-        "sooner": f"{name} from SAIL's start reaches the lowest {_fallen(paradigm)} that training "
-        "from scratch also reaches in fewer steps",
-        "ahead": f"{name} from SAIL's start has a higher top-1 along training than from scratch",
+        "sooner": f"{name} from SAIL's start needs fewer steps to the lowest {_fallen(paradigm)} "
+        "that training from scratch also reaches",
+        "ahead": f"{name} from SAIL's start has a higher top-1 during training than from scratch",
         "higher": f"{name} from SAIL's start ends at a higher top-1 than from scratch",
-        "faster": f"{name} from SAIL's start has a higher top-1 along training than from every "
+        "faster": f"{name} from SAIL's start has a higher top-1 during training than from every "
         "other transformation and merge",
         "better": f"{name} from SAIL's start ends at a higher top-1 than from every other "
         "transformation and merge",
-        "merged": f"{name} has a higher top-1 along training from the merge of both sources than "
+        "merged": f"{name} has a higher top-1 during training from the merge of both sources than "
         "from either alone",
     }
     if paradigm not in paradigms(dataset):
@@ -84,7 +84,7 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     for key, measure in (("ahead", along), ("higher", final)):
         usual = measure(dataset, paradigm, "scratch")
         gain = measure(dataset, paradigm, "sail") - usual
-        text = f"{stated(gain)} points, of {stated(usual, 1, sign=False)} % from scratch"
+        text = f"{stated(gain)} points, from {stated(usual, 1, sign=False)} % from scratch"
         declared.append(judged(where, claims[key], PRINTED, text, gain.values))
     others = [way for way in trained if way not in OWN]
     alone = [way for way in ("first", "second") if way in trained]
@@ -98,7 +98,8 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
             continue
         ours = measure(dataset, paradigm, "sail")
         ahead = [ours - measure(dataset, paradigm, way) for way in rivals]
-        # The one that SAIL is least ahead of, in the mean: every seed is compared with the same.
+        # The start with the smallest mean lead of SAIL, so every seed is compared with the same
+        # one.
         least = int(np.argmin([float(margin.mean()) for margin in ahead]))
         text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
         declared.append(judged(where, claims[key], PRINTED, text, ahead[least].values))
@@ -106,13 +107,13 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
 
 
 def _untested(where: str, claim: str) -> Finding:
-    """Makes the finding of a claim that the run does not test."""
-    ours = "this preset trains nothing that tells"
+    """Creates the finding of a claim that the run does not test."""
+    ours = "this preset lacks the training for it"
     return Finding(f"SAIL, {where}", claim, PRINTED, ours, "not tested")
 
 
 def _fallen(paradigm: str) -> str:
-    """Names what `savings` is about: it falls along training, and less is better."""
+    """Returns the quantity that `savings` uses: it falls during training, and less is better."""
     return "held-out loss" if paradigm == "supervised" else "error of a linear probe"
 
 
@@ -128,7 +129,7 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
     if before:
         share, with_sources = (100 * (1 - cost / before) for cost in (spent, spent + earlier))
         text += (
-            f", {share:+.0f} % of the compute in the mean ({with_sources:+.0f} % with the sources')"
+            f", {share:+.0f} % of the compute on average ({with_sources:+.0f} % with the sources')"
         )
     return text
 

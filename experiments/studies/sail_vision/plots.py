@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
-FIGURES = {"supervised": "", "byol": "_byol"}  # how their names end
+FIGURES = {"supervised": "", "byol": "_byol"}  # endings of their names
 PAIR = ("scratch", "sail")  # in all panels
 SCRATCH, SAIL, OTHER = style.FAINT, style.PALETTE[0], style.PALETTE[1]  # colours
 
@@ -32,7 +32,7 @@ def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
 
 
 def _label(way: str, paradigm: str = "") -> str:
-    """Spells the name of a start for axes and legends."""
+    """Formats the name of a start for axes and legends."""
     if way == "other" and paradigm:
         return "from BYOL's" if paradigm == "supervised" else "from supervised"
     return {"sail": "SAIL", "first": "first source", "second": "second source"}.get(
@@ -41,14 +41,14 @@ def _label(way: str, paradigm: str = "") -> str:
 
 
 def _heading(dataset: xr.Dataset) -> str:
-    """Says which data a run had, and how many seeds."""
+    """Returns the data of a run and the number of seeds, as text."""
     return f"ResNet on {style.literal(dataset.attrs['data'])}, {dataset.sizes['seed']} seeds"
 
 
 def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
-    """Draws curves along training: SAIL's start and scratch beside one other start a panel.
+    """Draws curves during training: each panel has SAIL's start, scratch and one other start.
 
-    The loss is the held-out one of supervised training, and that of the batch in BYOL.
+    The loss is the held-out loss in supervised training, and the batch's loss in BYOL.
     """
     trained = ways(dataset, paradigm)
     others = [way for way in trained if way not in PAIR]
@@ -79,7 +79,7 @@ def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
         ax.set_ylabel(label)
     for ax in axes.flat[max(0, len(named) - columns) : len(named)]:
         ax.set_xlabel("steps")
-    colors = {"scratch": SCRATCH, "SAIL": SAIL, "start named above": OTHER}
+    colors = {"scratch": SCRATCH, "SAIL": SAIL, "start in the title": OTHER}
     lines = [Line2D([], [], color=color, label=text) for text, color in colors.items()]
     fig.legend(handles=lines, ncols=3, loc="outside lower center", frameon=False, fontsize=9)
     fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=10)

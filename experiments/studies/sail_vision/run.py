@@ -28,13 +28,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, and trains the large networks, a stage for each start.
 
     It returns the dataset. Names of variables begin with "supervised_" or "byol_", followed by:
-    - the measures of `training.MEASURES` along training, `(way, seed, step)`;
-    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
-    - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
-      start saves against training from scratch, in steps and FLOPs until the best that both
-      reach;
-    - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
-    Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
+    - the measures of `training.MEASURES` along training, `(way, seed, step)`.
+    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`.
+    - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: the
+      savings of a start against training from scratch, in steps and FLOPs until the best result
+      that both reach.
+    - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps before the training.
+    The dataset also has `weight`, `(seed, source)`, the sources' weights in SAIL's merge. The
     attribute `paradigms` lists the kinds of training, separated by spaces.
 
     It raises `DataError` if data are missing or too few, or devices cannot share the batch.
@@ -70,10 +70,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _keys(config: Config, seed: int) -> jax.Array:
-    """Makes the random keys of a seed.
+    """Creates the random keys of a seed.
 
-    They are two for the sources' initial weights, two for their training, then those of the large
-    network's initial weights, of its training, and of transformations.
+    Two are for the sources' initial weights and two for their training. The others are for the
+    large network's initial weights, its training, and transformations.
     """
     return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), seed), 7)
 
@@ -121,7 +121,7 @@ def _large(
 def _part(
     config: Config, paradigm: Paradigm, costs: tuple[float, float], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Makes the variables of one kind of training, with its name as their prefix.
+    """Creates the variables of one kind of training, with its name as their prefix.
 
     `costs` are the FLOPs of a step of the small network and of the large one.
     """
@@ -131,7 +131,7 @@ def _part(
         name: np.stack([measured[way][name] for way in ways]).astype(float)
         for name in (*MEASURES[paradigm], "train_loss")
     }
-    # Of BYOL's own loss the lowest is not the best: a collapsed network has 0.
+    # The lowest BYOL loss is not the best, because a collapsed network has 0.
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
     # A step of learning maps counts as one of the large network.
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
@@ -167,7 +167,7 @@ def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.D
     variables["weight"] = (
         ("seed", "source"),
         np.stack([weights(seed_data) for seed_data in data]),
-        {"long_name": "of the sources in SAIL's merge"},
+        {"long_name": "weight of a source in SAIL's merge"},
     )
     about = {
         "data": config.data.name,

@@ -1,10 +1,9 @@
-"""How `sail_vision` makes the starts of its trainings, from two small trained ResNets or none.
+"""Initial weights for the trainings of `sail_vision`, from two small trained ResNets or none.
 
-First the sources get as many blocks as the large network: SAIL's eq. 9 with one-hot rows, so that
-each stage repeats its last block. (Its first block may project, and then no other is like it.) Then
-they get as wide, by a method of `sail_jax.growth` with one key for both, so that random maps are
-the same for both. Last comes their weighted sum, after which BatchNorm's running statistics are
-measured again.
+First the sources get as many blocks as the large network, by SAIL's eq. 9 with one-hot rows: each
+stage repeats its last block. (Its first block may project and then differs from all others.) Then
+they are widened by a method of `sail_jax.growth`, with one key for both, so random maps are equal.
+The last step is their weighted sum. BatchNorm's running statistics are measured again afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,9 @@ from sail_jax.basis.change_basis import change_basis
 
 
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
-    """Permutes the units of all sources to match those of the first one.
+    """Permutes the units of all sources to match the first one's.
 
-    It returns the first source as it is, and the others with their units in another order.
+    It returns the unchanged first source, and the others with their units in another order.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
@@ -40,9 +39,9 @@ def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]
 
 
 def deepened(variables: PyTree, sizes: Mapping[str, Any], new: Sequence[int]) -> PyTree:
-    """Repeats the last block of each stage of a ResNet until there are as many as wanted.
+    """Repeats the last block of each stage of a ResNet until it has the wanted number.
 
-    - `new`: wanted number of blocks of each stage, at least those that there are.
+    - `new`: wanted number of blocks of each stage, at least the present ones.
     """
     was = sizes["blocks"]
     out = {}
@@ -64,8 +63,8 @@ def transformed(
 ) -> PyTree:
     """Brings one source to the depth and the width of the target.
 
-    It returns variables of the target's shapes. BatchNorm's statistics are transformed too, and
-    need to be measured anew.
+    It returns variables with the target's shapes. BatchNorm's statistics are transformed too, and
+    must be measured again.
     """
     method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
@@ -80,7 +79,7 @@ def start(
     data: Data,
     keys: Sequence[PRNGKeyArray],
 ) -> PyTree:
-    """Makes the variables with which a training of the large network starts."""
+    """Creates the initial variables of a training of the large network."""
     config, (first, second) = learner.config, keys
     scratch = learner.scratch(first)
     if way == SCRATCH:
@@ -101,7 +100,7 @@ def start(
     method = way if way in TRANSFORMATIONS else config.transformation
     # A source of weight 0 need not be transformed.
     used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
-    # One key for both sources, so that random maps are the same for both.
+    # One key for both sources, so random maps are equal.
     grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
     # BYOL's sources have not learned to classify: the head is a new one
@@ -113,14 +112,14 @@ def start(
 def ligo(learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray) -> PyTree:
     """Widens a source by maps that are learned on the new task.
 
-    The loss normalises by the statistics of each batch. The running ones of the result are not
-    valid and have to be measured.
+    The loss normalises by the statistics of each batch. The running statistics of the result are
+    not valid and must be measured.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     config = learner.config
-    # Goes round if there are fewer images than learning the maps needs.
+    # Images are used repeatedly if there are fewer than needed.
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
     shape = config.maps.steps, config.budget.batch

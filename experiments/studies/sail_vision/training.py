@@ -1,10 +1,10 @@
-"""How `sail_vision` trains a ResNet, with labels or by BYOL, and what it measures on the way.
+"""The training of a ResNet in `sail_vision`, with labels or by BYOL, and its measurements.
 
 Supervised networks are measured by their own predictions. BYOL's encoder is measured by two
-classifiers on its pooled features, without training it further: a linear one, fitted by ridge
-regression onto the classes, and nearest neighbours (Wu et al., 2018). BatchNorm normalises by the
-batch in training and by running statistics in evaluation. `Learner.renewed` measures these anew
-where weights were transformed or mixed.
+classifiers on its pooled features, without further training. One is linear, fitted by ridge
+regression onto the classes. The other is nearest neighbours (Wu et al., 2018). BatchNorm normalises
+by the batch in training and by running statistics in evaluation. `Learner.renewed` measures these
+again after weights were transformed or mixed.
 """
 
 from collections.abc import Callable
@@ -33,17 +33,17 @@ from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
-# How many images are evaluated at once.
+# The number of images evaluated at once.
 CHUNK = 500
-# From so many steps on, a training reports its progress.
+# Trainings with at least this many steps report their progress.
 LONG = 1000
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
-    # Those of He et al. 2016 for CIFAR.
+    # The augmentations of He et al. 2016 for CIFAR.
     "crop_flip": Augment(shift=4, flip=0.5),
-    # Those of Grill et al. 2020, App. B, without blur and hue, and with crops of a fifth of the
-    # image or more, as images have 32 to 64 pixels.
+    # The augmentations of Grill et al. 2020, App. B, without blur and hue, and with crops of at
+    # least a fifth of the image, because images have 32 to 64 pixels.
     "byol": Augment(
         area=0.2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.2, grey=0.2, solarise=0.1
     ),
@@ -61,7 +61,7 @@ class Learner:
       net: The network.
       image: Zeros of the shape of one image, after an axis of examples.
       scale: Mean and deviation of each channel, by which images are standardised.
-      state: Makes the trainer's state before the first step, of variables and a key.
+      state: Creates the trainer's initial state from variables and a key.
       byol: BYOL's networks around the encoder; not used in supervised training.
       training: The optimiser.
       fitting: The trainer.
@@ -87,7 +87,7 @@ class Learner:
         optimizer = config.optimizer
         if not supervised:
             optimizer = varied(optimizer, rate=config.contrast.rate)
-        # BYOL's encoder carries the classifier's weights along, unused
+        # BYOL's encoder also contains the classifier's weights, unused
         undecayed = (*Optimizer.undecayed, "encoder/head/*")
         self.training = Training(optimizer.over(steps, undecayed=undecayed))
         loss = self._supervised if supervised else self._byol
@@ -101,7 +101,7 @@ class Learner:
         return _initial(self.net, key, self.image)
 
     def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the state before the first step; BYOL's two heads are drawn at random."""
+        """Creates the state before the first step; BYOL's two heads are drawn at random."""
         first, second = jax.random.split(key)
         params, stats = variables["params"], variables["batch_stats"]
         if self.paradigm == "byol":
@@ -125,16 +125,15 @@ class Learner:
         seed: int,
         folder: Path | None,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """Trains a network and measures it on the way.
+        """Trains a network and measures it during training.
 
         It is measured before the first step and after every `config.budget.every` steps.
 
-        - `folder`: directory for checkpoints, from which a killed training goes on; None stores
+        - `folder`: directory for checkpoints, from which a killed training continues. None stores
           none.
 
-        It returns the trained variables; and curves by name: `(evaluation,)` for all that
-        `MEASURES` lists, and "train_loss", the loss of the minibatch at each evaluation but the
-        last.
+        It returns the trained variables; and curves by name: `(evaluation,)` for everything in
+        `MEASURES`, and "train_loss", the loss of the minibatch at each evaluation but the last.
         """
         every = self.config.budget.every
 
@@ -160,7 +159,7 @@ class Learner:
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
         """Measures a network on the test images.
 
-        It returns what `MEASURES` lists for this kind of training: accuracies as shares, and
+        It returns the entries of `MEASURES` for this kind of training: accuracies as shares, and
         "test_loss" in nats.
         """
         if self.paradigm == "supervised":
@@ -175,9 +174,10 @@ class Learner:
         return {**top(linear, data.test.labels), "neighbours": nearest}
 
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
-        """Measures BatchNorm's running statistics anew.
+        """Measures BatchNorm's running statistics again.
 
-        Those of a mix may have negative variances, and are not the statistics of the mixed network.
+        A mix of statistics may have negative variances, and is not the statistics of the mixed
+        network.
         """
         sample = images[: self.config.statistics]
         starts = range(0, len(sample), CHUNK)
@@ -199,13 +199,13 @@ class Learner:
         return self.fitting.cost(state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
-        """Standardises images to what the network takes."""
+        """Standardises images for the network."""
         return standardised(images, self.scale)
 
     def _supervised(
         self, params: PyTree, stats: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
-        """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
+        """Computes the cross-entropy of augmented images, in the trainer's form."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
         logits, stats = applied(self.net, params, stats, images)
         nats = optax.softmax_cross_entropy_with_integer_labels(
@@ -216,7 +216,7 @@ class Learner:
     def _byol(
         self, params: PyTree, carried: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
-        """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
+        """Computes BYOL's loss of two augmented views, in the trainer's form."""
         views = (
             self.seen(augment(batch.images, k, RECIPES[self.config.contrast.views]))
             for k in jax.random.split(key)
@@ -229,7 +229,7 @@ class Learner:
         return features(self.net, variables["params"], stats, self.seen(images), False)[0]
 
     def _over(self, fn: Callable[..., Array], variables: PyTree, images: np.ndarray) -> np.ndarray:
-        """Applies a function to all images, some at a time."""
+        """Applies a function to all images, in chunks."""
         size = min(CHUNK, len(images))
         return in_chunks(lambda at: fn(variables, images[at]), np.arange(len(images)), size)
 
@@ -289,7 +289,7 @@ def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[
 
     - `images`: standardised images, `(n, height, width, channel)`.
 
-    It returns the logits `(n, class)`, and the running statistics moved towards those of the batch.
+    It returns the logits `(n, class)`, and the running statistics moved towards the batch's.
     """
     variables = {"params": params, "batch_stats": stats}
     logits, rest = net.apply(variables, images, True, mutable=["batch_stats"])
@@ -299,7 +299,7 @@ def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[
 def features(
     net: ResNet, params: PyTree, stats: PyTree, images: Array, train: bool
 ) -> tuple[Float[Array, "n feature"], PyTree]:
-    """Computes what the classifier reads: the last block's output, averaged over each image.
+    """Computes the classifier's input: the last block's output, averaged over each image.
 
     - `images`: standardised images, `(n, height, width, channel)`.
 
@@ -318,7 +318,7 @@ def features(
 
 
 def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> dict[str, float]:
-    """Computes the shares of images whose class scores best, or among the best five.
+    """Computes the shares of images for which the label scores best, or among the best five.
 
     A class that ties with the right one counts as better.
 
@@ -343,9 +343,9 @@ def ridge(
     """Scores classes by ridge regression from features to one-hot classes.
 
     The regression has a constant and minimises the mean squared error over examples plus penalty
-    |w|^2. Features are standardised first, so that their scale does not matter.
+    |w|^2. Features are standardised first, so their scale does not matter.
 
-    - `bank`: features of the images that it is fitted on, `(n, feature)`.
+    - `bank`: features of the images for the fit, `(n, feature)`.
     - `labels`: their classes, `(n,)`.
     - `seen`: features of the images to score, `(m, feature)`.
     - `penalty`: coefficient of the squared weights, > 0.
@@ -374,10 +374,10 @@ def neighbours(
 
         score of class c = sum over neighbours of that class of exp((cosine - 1) / temperature)
 
-    - `bank`: features of the images to compare with, `(n, feature)`.
+    - `bank`: features of the images for comparison, `(n, feature)`.
     - `labels`: their classes, `(n,)`.
     - `seen`: features of the images to score, `(m, feature)`.
-    - `count`: number of neighbours, those of the largest cosine; at most n.
+    - `count`: number of neighbours with the largest cosines; at most n.
     - `temperature`: how fast a neighbour's weight falls with its distance, > 0.
 
     It returns the scores, `(m, class)`.
@@ -391,7 +391,7 @@ def neighbours(
     for i in range(0, len(seen), CHUNK):
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
-        # Less 1, the largest cosine: the exponential cannot overflow.
+        # Minus 1, the largest cosine, so the exponential cannot overflow.
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))

@@ -37,7 +37,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         ),
         agrees(
             HERE,
-            "the risk of the best weights after fine-tuning, averaged over noises",
+            "on average over noises, the risk of the best weights after fine-tuning equals theory's,",
             "(1 - n/d) (|β|² - g.G⁻¹g) + noise",
             mixed.sel(way="best").mean("noise").values,
             float(dataset.mixed_theory.sel(way="best").mean()),

@@ -1,1 +1,1 @@
-"""What several studies share: their data, starts, regions and drawings. It is not a study."""
+"""Code that several studies share: data, initial weights, regions and drawings. Not a study."""

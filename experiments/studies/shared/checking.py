@@ -4,13 +4,13 @@ from operator import attrgetter
 
 
 def must(config: object, field: str, holds: object, do: str) -> None:
-    """Checks one field of a config beside others.
+    """Checks one field of a config in relation to others.
 
     Args:
       config: The config.
-      field: The field, with the group that it is in: "budget.steps".
+      field: The field, including its group: "budget.steps".
       holds: Whether the field is allowed.
-      do: What it must do, for the message: "be above 3".
+      do: The requirement, for the message: "be above 3".
 
     Raises:
       ValueError: If it is not allowed: "FIELD must DO; got VALUE".

@@ -1,4 +1,4 @@
-"""What the figures of `proximal_spirals` and `proximal_gamma` share.
+"""The common elements of the figures of `proximal_spirals` and `proximal_gamma`.
 
 Both show losses along the line gamma theta_1 + (1 - gamma) theta_2 through two models.
 """
@@ -54,7 +54,7 @@ def mark_scratch(ax: "Axes", values: "xr.DataArray", i: int) -> None:
 
     Args:
       ax: The axes.
-      values: What training from scratch has along y, with the dimension "seed".
+      values: The values of training from scratch along y, with the dimension "seed".
       i: The number of the curve, which gives the colour.
     """
     mean, _ = mean_and_error(values)
@@ -69,7 +69,7 @@ def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:
 
     Args:
       ax: The axes, with gamma along x.
-      predicted: The predicted gammas, with dimensions "way" (how they are predicted) and "seed".
+      predicted: The predicted gammas, with dimensions "way" (the kind of prediction) and "seed".
     """
     low, high = ax.get_xlim()
     for i, way in enumerate(predicted["way"].values):
@@ -84,10 +84,10 @@ def predicted_handles(labels: Sequence[str]) -> list[Line2D]:
     """Makes the entries of a legend for the lines of `mark_predicted`.
 
     Args:
-      labels: What the ways to predict are called, in their order.
+      labels: The names of the kinds of prediction, in order.
 
     Returns:
-      An entry for each.
+      One entry for each kind.
     """
     return [
         Line2D([], [], marker=MARKERS[i], color=style.FAINT, mfc="white", mec=style.INK, ms=5,
@@ -100,7 +100,7 @@ def weights(ax: "Axes", rows: Mapping[str, "xr.DataArray"], solid: int, span: np
     """Draws a row for each kind of weight: mean ± standard error over seeds, and each seed as a
     tick.
 
-    A mean outside of `span` becomes an arrow at the edge, with the number beside it.
+    A mean outside `span` becomes an arrow at the edge, next to its value.
 
     Args:
       ax: The axes, with gamma along x.

@@ -1,6 +1,6 @@
-"""What `proximal_spirals` and `proximal_gamma` share: the line through two models.
+"""Code shared by `proximal_spirals` and `proximal_gamma`: the line through two models.
 
-Here are the points on the line, the best of them, and those that distances predict. gamma is the
+It has the points on the line, the best of them, and the predictions from distances. gamma is the
 weight of the first model: theta(gamma) = gamma theta_1 + (1 - gamma) theta_2.
 """
 
@@ -22,13 +22,13 @@ from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
 
 Start = Literal["shared", "independent"]
-# By kind of start: which draw of initial weights theta_1, theta_2 and the model that is trained on
-# the target alone begin with.
+# By kind of start: the draws of initial weights of theta_1, of theta_2, and of the model that is
+# trained only on the target.
 STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
-# Standard errors beyond which a difference counts.
+# The number of standard errors from which a difference counts.
 DECIDED = 2.0
-SHARP = 0.1  # standard error of a best gamma that others can be held against
+SHARP = 0.1  # the largest standard error of a best gamma that serves as a reference
 PUBLISHED = -0.1244  # gamma* of SAIL, Sec. 4.4
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
 
@@ -76,8 +76,8 @@ def lowest(
 ) -> np.ndarray:
     """Estimates where each loss is lowest along the line.
 
-    This is the vertex of the parabola through the lowest point of the grid and its two neighbours.
-    If the lowest point is an end of the grid, it is that end.
+    The estimate is the vertex of the parabola through the lowest point of the grid and its two
+    neighbours. If the lowest point is an end of the grid, the estimate is that end.
 
     Args:
       gamma: The grid, evenly spaced, with at least three points.
@@ -93,8 +93,8 @@ def lowest(
     """
     finite = np.where(np.isfinite(loss), loss, np.inf)
     i = finite.argmin(-1)
-    # At an end of the grid its neighbour stands in, so that all three points exist; what comes of
-    # it is not used there.
+    # An end of the grid uses its neighbour instead, so all three points exist. The result is not
+    # used there.
     inner = np.clip(i, 1, len(gamma) - 2)
     left, middle, right = (
         np.take_along_axis(finite, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
@@ -112,7 +112,7 @@ def at(
     loss: Float[np.ndarray, "*runs gamma"],
     where: Float[np.ndarray, "*runs"],
 ) -> np.ndarray:
-    """Interpolates each loss linearly at a gamma of its own.
+    """Interpolates each loss linearly at its own gamma.
 
     Args:
       gamma: The grid, increasing.
@@ -120,7 +120,7 @@ def at(
       where: The gamma of each loss.
 
     Returns:
-      The losses there. Beyond the grid they are those of its ends; NaN where `where` is NaN.
+      The losses there. Beyond the grid they are the losses of its ends; NaN where `where` is NaN.
 
     >>> at(np.array([0.0, 1.0]), np.array([[2.0, 4.0], [2.0, 4.0]]), np.array([0.5, 7.0]))
     array([3., 4.])
@@ -150,12 +150,12 @@ def weight(found: Mapping[str, Distance], *, squared: bool) -> float:
     """Predicts the weight of model 1 from distances.
 
     Args:
-      found: The distances of the pairs named in `PAIRS`.
+      found: The distances of `PAIRS`.
       squared: Whether they are squares of distances.
 
     Returns:
-      The weight. NaN where the distance of the two sources is not above 0 by `DECIDED` standard
-      errors: then no weight is better than another.
+      The weight. It is NaN unless the distance of the two sources exceeds 0 by `DECIDED` standard
+      errors. Otherwise no weight is better than another.
 
     Raises:
       ValueError: As `sail_jax.proximal.pair_weight`, such as for distances that break the triangle
@@ -171,13 +171,13 @@ def weight(found: Mapping[str, Distance], *, squared: bool) -> float:
 
 
 def weights_by_parameters(models: PyTree, target: PyTree) -> Float[np.ndarray, " seed"]:
-    """Computes the weight of model 1 in the combination that is nearest the target's parameters.
+    """Computes the weight of model 1 in the combination closest to the target's parameters.
 
     The weights have the sum 1 and minimise |w theta_1 + (1 - w) theta_2 - theta*|^2.
 
     Args:
-      models: The parameters of the models, with leaves `(seed, 2 or more, ...)`, of which the first
-        two count.
+      models: The parameters of the models, with leaves `(seed, 2 or more, ...)`. The first two are
+        used.
       target: The parameters of the model that was trained on the target, `(seed, ...)`.
 
     Returns:
@@ -204,7 +204,7 @@ def distances(
     two: np.ndarray,
     target: np.ndarray,
 ) -> dict[str, Distance]:
-    """Measures the distance of each pair named in `PAIRS`.
+    """Measures the distance of each pair in `PAIRS`.
 
     Args:
       measure: The distance of two samples.
@@ -224,7 +224,7 @@ def mmd(
     two: Float[np.ndarray, "n feature"],
     target: Float[np.ndarray, "k feature"],
 ) -> dict[str, Distance]:
-    """Estimates the squared MMD of each pair named in `PAIRS`, with one bandwidth for all.
+    """Estimates the squared MMD of each pair in `PAIRS`, with one bandwidth for all.
 
     The bandwidth is the median distance between points of all three samples.
 
@@ -239,13 +239,13 @@ def mmd(
     Raises:
       ValueError: As `sail_jax.distances.median_distance`, such as if the median is 0.
     """
-    # One bandwidth for all pairs: the weight compares their distances.
+    # One bandwidth for all pairs, because the weight compares their distances.
     width = median_distance(np.concatenate([one, two]), target)
     return distances(partial(one_mmd, bandwidth=width), one, two, target)
 
 
 def decided(values: xr.DataArray) -> int:
-    """Tells whether a mean over seeds differs from 0, and in which direction.
+    """Returns the sign of a mean over seeds if it differs from 0 significantly, else 0.
 
     >>> [decided(xr.DataArray(values, dims="seed")) for values in ([1.0, 1.1], [1.0, -1.1])]
     [1, 0]
@@ -255,43 +255,43 @@ def decided(values: xr.DataArray) -> int:
 
 
 def barrier(one: xr.Dataset) -> bool:
-    """Tells whether the mean of two models is worse than either of them.
+    """Returns whether the mean of two models is worse than either of them.
 
-    Then the seeds may have their best gammas on both sides of 1/2, and the mean over seeds lies
-    between, where none is.
+    If so, the seeds may have their best gammas on both sides of 1/2. The mean over seeds is then in
+    between, where no seed has its best gamma.
     """
     loss = one["end_excess"]
     return all(decided(loss.sel(end=0.5) - loss.sel(end=end)) > 0 for end in (0.0, 1.0))
 
 
 def is_known(one: xr.Dataset) -> bool:
-    """Tells whether the seeds agree on the best gamma, and the grid holds it for all of them.
+    """Returns whether the seeds agree on the best gamma, and the grid contains it for all of them.
 
     Args:
       one: The dataset of one case, with the variable `best` by "seed" and the grid `gamma`.
 
     Returns:
-      Whether its standard error is at most `SHARP`, and no seed has its best at an end of the grid:
-      such a seed's best may lie anywhere beyond.
+      Whether its standard error is at most `SHARP`, and no seed has its best gamma at an end of the
+      grid. Such a seed's best gamma may be anywhere beyond.
     """
     return _beyond(one) == 0 and float(mean_and_error(one["best"])[1]) <= SHARP
 
 
 def _beyond(one: xr.Dataset) -> int:
-    """How many seeds have their best gamma at an end of the grid."""
+    """Counts the seeds with their best gamma at an end of the grid."""
     grid = one["gamma"].values
     return int(np.isin(one["best"].values, grid[[0, -1]]).sum())
 
 
 def stated_best(one: xr.Dataset) -> str:
-    """Puts the best gamma of one case into words.
+    """Writes the best gamma of one case as text.
 
     Args:
       one: The dataset of the case, with the variables `best` and `end_excess` and the grid `gamma`.
 
     Returns:
-      Mean ± standard error, and how many seeds have their best at an end of the grid; if a barrier
-      parts the seeds, how many of them are below it.
+      Mean ± standard error, and the number of seeds with their best gamma at an end of the grid. If
+      a barrier separates the seeds, the number of seeds below it.
     """
     below, count = int((one["best"] < 0.5).sum()), one["best"].size
     beyond = f" ({_beyond(one)} of {count} seeds at an end of the grid)" if _beyond(one) else ""
@@ -307,12 +307,12 @@ def by_case(
     looks: Int[np.ndarray, " look"],
     told: Callable[[xr.Dataset, int], str],
 ) -> str:
-    """Puts something of each case, at each number of steps looked at, into one line.
+    """Writes a text for each case, at each number of steps, into one line.
 
     Args:
       cases: The datasets by the name of the case.
-      looks: After how many steps, or epochs, is looked.
-      told: What is said of a case at a look.
+      looks: The numbers of steps, or of epochs.
+      told: Returns the text for a case and a number.
 
     Returns:
       The texts of a case after its name, separated by commas, and the cases by semicolons.
@@ -324,10 +324,10 @@ def by_case(
 
 
 def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
-    """Computes by how much each seed's loss is below that of training from scratch.
+    """Computes how far each seed's loss is below the loss of training from scratch.
 
-    The loss is taken at the gamma that is best in the mean over the other seeds. So the choice is
-    made on other data than it is judged on.
+    The loss is taken at the gamma with the best mean over the other seeds. The choice is thus made
+    on different data from the judgement.
 
     Args:
       loss: The losses, with dimensions "seed" and "gamma".
@@ -342,7 +342,7 @@ def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
     """
     values = loss.transpose("seed", "gamma").values
     finite = np.where(np.isfinite(values), values, np.inf)
-    # Infinite where one of the other seeds diverged: such a gamma is not chosen.
+    # Infinite where one of the other seeds diverged, so such a gamma is not chosen.
     best = [np.delete(finite, seed, 0).sum(0).argmin() for seed in range(len(finite))]
     return scratch - finite[np.arange(len(finite)), best]
 
@@ -351,12 +351,12 @@ def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:
     """Counts the cases in which a prediction agrees with the best gamma.
 
     Args:
-      known: The datasets of cases, each with the look that counts.
-      way: The way to predict.
+      known: The datasets of cases, each with the relevant number of steps.
+      way: The kind of prediction.
 
     Returns:
-      Text such as "3 of 4": in how many cases the prediction lies within `DECIDED` standard errors
-      of the best gamma, of those in which it is defined for two seeds or more.
+      Text such as "3 of 4": the number of cases in which the prediction is within `DECIDED`
+      standard errors of the best gamma, among the cases in which two seeds or more define it.
     """
     gaps = [(case["predicted"].sel(way=way) - case["best"].sel(look=look)) for case, look in known]
     gaps = [gap for gap in gaps if np.isfinite(mean_and_error(gap)[1])]

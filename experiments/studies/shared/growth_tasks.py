@@ -1,6 +1,6 @@
-"""The data of trainings of grown networks, and the training loop that all of them share.
+"""The data for training grown networks, and the common training loop.
 
-`growth_ways` makes the large networks that `train` starts from.
+`growth_ways` makes the initial large networks for `train`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +45,9 @@ class Data(NamedTuple):
     """The examples of one repetition.
 
     Attributes:
-      learn: The examples to learn from. For text, inputs and labels are both the whole text, of
-        shape (characters,), from which `draw` takes windows.
-      held_out: The examples that losses are measured on.
+      learn: The training examples. For text, inputs and labels are both the whole text, of shape
+        (characters,), from which `draw` takes windows.
+      held_out: The examples on which losses are measured.
     """
 
     learn: Batch
@@ -55,15 +55,15 @@ class Data(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A training with Adam, whose learning rate rises linearly over `warmup` steps and then stays.
+    """A training with Adam. Its learning rate rises linearly over `warmup` steps and then stays.
 
     Attributes:
       steps: Number of steps.
       every: Steps between two evaluations, a divisor of `steps`.
       batch: Examples per step.
-      rate: Highest learning rate.
+      rate: The highest learning rate.
       warmup: Steps over which the rate rises.
-      ramp: Steps over which masked structural growth brings its units in.
+      ramp: Steps over which masked structural growth activates its units.
     """
 
     steps: int
@@ -75,7 +75,7 @@ class Schedule(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Which units of a grown network a ramp brings in, in masked structural growth.
+    """The units of a grown network that a ramp activates, in masked structural growth.
 
     Attributes:
       spec: The axes of the small network.
@@ -87,16 +87,17 @@ class Masked(NamedTuple):
 
     @property
     def maps(self) -> dict[str, SpaceMap]:
-        """For each space that grows, the map that pads it with new units."""
+        """Returns for each space that grows the map that pads it with new units."""
         return {name: growth.pad(self.spec.space(name).size, new) for name, new in self.sizes}
 
     def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
         """Applies the mask to the parameters of the large network.
 
-        - `mask`: how far new units are brought in, from 0 (absent) to 1 (fully there).
+        - `mask`: how active new units are, from 0 (absent) to 1 (fully active).
 
         It returns the variables under the mask; and the weight of each unit in a LayerNorm of the
-        residual stream, of shape (width,), or None if no space that grows is normalised by one.
+        residual stream, of shape (width,). The weight is None if no growing space is normalised by
+        a LayerNorm.
         """
         maps = self.maps
         stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]
@@ -110,7 +111,7 @@ def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
 
     Args:
       net: The network; static.
-      data: The data, which say the shape of an input.
+      data: The data, for the shape of an input.
       key: A random key.
 
     Returns:
@@ -147,7 +148,7 @@ def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bo
       rows: Whether to flatten images into rows, for an MLP.
 
     Returns:
-      The data of each repetition; the images that are not held out are learned from.
+      The data of each repetition. Images that are not held out are training images.
     """
     n = len(pool.labels)
     sizes = {"examples": n, "train": n - held_out, "validation": held_out}
@@ -158,16 +159,16 @@ def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bo
 
 
 def _windows(line: Array, starts: ArrayLike, context: int) -> Batch:
-    """The windows of tokens that begin at `starts`; their labels are one token ahead."""
+    """Returns the windows of tokens that begin at `starts`; labels are one token ahead."""
     window = line[jnp.asarray(starts)[:, None] + jnp.arange(context + 1)].astype(int)
     return Batch(window[:, :-1], window[:, 1:])
 
 
 def draw(net: nn.Module, data: Data, key: PRNGKeyArray, count: int) -> Batch:
-    """Draws examples to learn from, with replacement.
+    """Draws training examples, with replacement.
 
     Args:
-      net: The network; a GPT is given windows of its context.
+      net: The network; a GPT gets windows of its context's length.
       data: The data.
       key: A random key.
       count: Number of examples.
@@ -242,18 +243,18 @@ def train(
     key: PRNGKeyArray,
     masked: Masked | None = None,
 ) -> tuple[PyTree, PyTree, Float[Array, "evaluation"]]:
-    """Trains a network on random minibatches, and measures the held-out loss on the way.
+    """Trains a network on random minibatches, and measures the held-out loss during training.
 
     Equal keys give equal minibatches to all networks.
 
     Args:
       net: The network; static.
-      schedule: How long and how fast it is trained; static.
+      schedule: The length and rate of the training; static.
       variables: The variables before the first step.
       state: The state of `ADAM`.
       data: The data.
       key: The key of the minibatches.
-      masked: Which units a ramp brings in; None if all are there from the start. Static.
+      masked: The units that a ramp activates; None if all units are active. Static.
 
     Returns:
       The variables and Adam's state after the last step, and the held-out loss before the first
@@ -263,7 +264,7 @@ def train(
     def loss(
         params: PyTree, rest: PyTree, timed_batch: tuple[Batch, Any], train: bool = True
     ) -> Any:
-        # The mask of new units depends on the step, which therefore travels with the batch.
+        # The mask of new units depends on the step, so the step is part of the batch.
         batch, t = timed_batch
         seen, weights = {"params": params, **rest}, None
         if masked is not None:
@@ -289,12 +290,12 @@ def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
     """Estimates the floating-point operations of one training step, as 6 N D.
 
     N counts the parameters, and D how often each is applied: once for each token, image or position
-    of a convolution. Embeddings are looked up rather than applied, and do not count.
+    of a convolution. Embeddings are looked up, not applied, and do not count.
 
     Args:
       net: The network.
       variables: Its variables, or their shapes.
-      data: The data, which say the size of an image.
+      data: The data, for the size of an image.
       batch: Examples per step.
 
     Returns:
@@ -309,7 +310,7 @@ def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
 
 
 def _positions(net: nn.Module, module: str, data: Data) -> int:
-    """How often one example applies a module's parameters: per token or pixel."""
+    """Returns how often one example applies a module's parameters: per token or pixel."""
     if isinstance(net, GPT):
         return net.context
     if isinstance(net, MLP) or module == "head":

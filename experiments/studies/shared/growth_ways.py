@@ -1,6 +1,6 @@
-"""The growth methods that `growth_training` compares, each giving the start of a large network.
+"""The growth methods of `growth_training`. Each gives the initial weights of a large network.
 
-They call `sail_jax.growth`; `growth_tasks.train` trains what they return.
+They call `sail_jax.growth`. `growth_tasks.train` trains their results.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned, networks
 
 SCRATCH, MSG, LEARNED, TRANSPORT = "scratch", "msg", ("ligo", "sail"), "transport"
-PREPARED = (*LEARNED, TRANSPORT)  # what trains the large network before its training is counted
+PREPARED = (*LEARNED, TRANSPORT)  # these train the large network before its training counts
 
-# A method of `growth.grow` and the options it is given, by what it is called here.
+# By their names here: a method of `growth.grow` and its options.
 WIDTH: dict[str, tuple[str, dict[str, Any]]] = {
     "net2net": ("net2net", {}),
     "fpi": ("fpi", {}),
@@ -50,23 +50,23 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, {})
     for name in ("stack", "g_stack", "interpolate_depth", "dus", "llama_pro", "identity", "mix")
 }
-OWN_LAW = ("aki", "sail_svd")  # what they do to parameters is not (only) a change of basis
-# What the units of MLPs and ResNets respond with.
+OWN_LAW = ("aki", "sail_svd")  # they do more to parameters than a change of basis
+# The nonlinearities of the units of MLPs and ResNets.
 WRITERS = nn.Dense, nn.BatchNorm
-LAYERS = "block_{i}"  # how a GPT lists them
+LAYERS = "block_{i}"  # a GPT's names of its layers
 LAYERS_OF = f"params/{LAYERS}"
 Frozen = tuple[tuple[str, Any], ...]
 
 
 class Grown(NamedTuple):
-    """Where the training of a large network starts.
+    """The initial state of a large network's training.
 
     Attributes:
       variables: The variables of the large network.
       state: Adam's state for them.
-      masked: The units that a ramp is yet to bring in, if any.
-      exact: Whether the axes show nothing lost; the findings compare the first losses.
-      moved: Whether Adam's moments were carried over from the small network, exactly.
+      masked: The units that a ramp will activate, if any.
+      exact: Whether the axes show that nothing is lost; the findings compare the first losses.
+      moved: Whether Adam's moments were moved exactly from the small network.
     """
 
     variables: PyTree
@@ -77,13 +77,13 @@ class Grown(NamedTuple):
 
 
 def restarted(variables: PyTree) -> Grown:
-    """Starts a training with a fresh Adam state.
+    """Begins a training with a new Adam state.
 
     Args:
       variables: The variables to train.
 
     Returns:
-      The start, without a mask and with `exact` and `moved` False.
+      The initial state, without a mask, and with `exact` and `moved` False.
     """
     return Grown(variables, ADAM.init(variables["params"]))
 
@@ -106,7 +106,7 @@ def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
 
     Args:
       sizes: The network's configuration.
-      data: The data that it learns from.
+      data: The training data.
 
     Returns:
       The variables as `jax.ShapeDtypeStruct`s.
@@ -131,7 +131,7 @@ def grow(
     *,
     move: bool,
 ) -> Grown:
-    """Grows a trained network by a method that needs no learning.
+    """Grows a trained network by a method without learned maps.
 
     Args:
       method: A name in `WIDTH` or `DEPTH`, or `MSG`.
@@ -139,13 +139,13 @@ def grow(
       state: The small network's Adam state.
       source: The small network's configuration.
       target: The large network's configuration.
-      data: The data, which say the shape of an input.
-      key: The random key of what a method draws.
-      move: Whether to carry Adam's moments over. Only changes of width have a law for it, and not
-        those in `OWN_LAW`; other methods restart Adam anyway.
+      data: The data, for the shape of an input.
+      key: The random key for the method's draws.
+      move: Whether to move Adam's moments. Only changes of width have a law for it, except those in
+        `OWN_LAW`; other methods always restart Adam.
 
     Returns:
-      Where the large network's training starts.
+      The initial state of the large network's training.
     """
     if method == MSG:
         # Masked structural growth (Yao et al. 2023): random new units, absent at first. Padding
@@ -164,8 +164,8 @@ def grow(
 
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
-    """The start with Adam's moments carried over, as `growth.change_state` changes them."""
-    # The moments are trees of parameters, without the collection that the spec's paths start with.
+    """Returns the initial state with Adam's moments moved by `growth.change_state`."""
+    # The moments are trees of parameters, without the collection at the start of the spec's paths.
     nested = lambda s: s._replace(mu={"params": s.mu}, nu={"params": s.nu})  # noqa: E731
     moved, report = growth.change_state(nested(state), nested(grown.state), spec, maps)
     state = moved._replace(mu=moved.mu["params"], nu=moved.nu["params"])
@@ -176,7 +176,7 @@ class Learning(NamedTuple):
     """A short training with Adam of the maps that grow a network.
 
     Attributes:
-      way: How the maps are parametrised, "ligo" or "sail".
+      way: The parametrisation of the maps, "ligo" or "sail".
       steps: Number of steps.
       batch: Examples per step.
       rate: Adam's learning rate.
@@ -201,21 +201,22 @@ def learn(
     The maps minimise the large network's loss; the small network's weights do not change.
 
     Args:
-      how: How the maps are learned.
+      how: The settings of learning the maps.
       variables: The small network's variables.
       source: The small network's configuration.
       target: The large network's configuration.
-      data: The data to learn from.
-      key: A random key, of initial maps and minibatches.
+      data: The training data.
+      key: A random key, for initial maps and minibatches.
 
     Returns:
-      Where the large network's training starts, with a fresh Adam state.
+      The initial state of the large network's training, with a new Adam state.
     """
     return restarted(_learn(how, _frozen(source), _frozen(target), variables, data, key))
 
 
 def _frozen(sizes: Mapping[str, Any]) -> Frozen:
-    """The configuration as nested tuples, which are hashable and so can be static under jit."""
+    """Converts a configuration to nested tuples, which are hashable and so can be static under
+    jit."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sizes.items())
 
 
@@ -223,7 +224,7 @@ def _frozen(sizes: Mapping[str, Any]) -> Frozen:
 def _learn(
     how: Learning, small: Frozen, large: Frozen, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
-    """`learn`, compiled: the variables of the large network."""
+    """`learn`, compiled: returns the variables of the large network."""
     source, target = dict(small), dict(large)
     net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
@@ -256,11 +257,11 @@ def by_maps(
       loss: The large network's loss: `(variables, batch) -> scalar`.
       variables: The small network's variables.
       spec: Their axes.
-      new: The new size of each space that grows, as of `growing`.
+      new: The new size of each space that grows, from `growing`.
       batches: The minibatches of all steps, leaves `(step, ...)`.
       rate: Adam's learning rate.
       key: The key of the initial maps.
-      way: How the maps are parametrised, "ligo" or "sail".
+      way: The parametrisation of the maps, "ligo" or "sail".
 
     Returns:
       The variables of the large network.
@@ -291,22 +292,22 @@ def transport(
     *,
     samples: int = 256,
 ) -> Grown:
-    """Carries a small MLP or ResNet into the basis of a large one that has begun to learn.
+    """Moves a small MLP or ResNet into the basis of a large network after a short training.
 
-    A large network with random weights computes nothing that units could be matched by. So it is
+    A large network with random weights computes nothing by which units could be matched, so it is
     trained for a short time first.
 
     Args:
-      schedule: How the large network is trained.
+      schedule: The training of the large network.
       variables: The small network's variables.
       source: The small network's configuration.
       target: The large network's configuration, of equal depth.
-      data: The data to learn from.
-      key: A random key, of initial weights and minibatches.
-      samples: How many examples units are matched by.
+      data: The training data.
+      key: A random key, for initial weights and minibatches.
+      samples: The number of examples by which units are matched.
 
     Returns:
-      Where the large network's training starts, with a fresh Adam state.
+      The initial state of the large network's training, with a new Adam state.
 
     References:
       Cui et al., Transport and Merge, 2026 (arXiv 2602.05495).
@@ -327,17 +328,17 @@ def carried(
     data: Data,
     inputs: Array,
 ) -> PyTree:
-    """Writes the function of a small network with units like those of a large one.
+    """Expresses a small network by units like the large network's.
 
-    The units of each space that grows are coupled by transport of their activations. Each large
-    unit becomes the mean of the small units that are coupled with it.
+    The units of each growing space are coupled by transport of their activations. Each large unit
+    becomes the mean of the small units that are coupled with it.
 
     Args:
       variables: The small network's variables.
       large: The large network's variables.
       source: The small network's configuration, of an MLP or a ResNet.
       target: The large network's configuration, of equal depth.
-      data: The data, which say the shape of an input.
+      data: The data, for the shape of an input.
       inputs: Examples on which both networks are run.
 
     Returns:
@@ -357,9 +358,11 @@ def carried(
 def _written(
     sizes: Mapping[str, Any], variables: PyTree, inputs: Array, spec: Spec
 ) -> dict[str, Float[Array, "n units"]]:
-    """What the layers of a network write into each space, before a ReLU, behind which some units
-    never vary. Where several layers write into one space, as into the stream of a ResNet, what
-    they write counts as so many samples."""
+    """Computes the outputs of a network's layers into each space, before a ReLU.
+
+    After a ReLU some units never vary. If several layers write into one space, such as the stream
+    of a ResNet, their outputs count as separate samples.
+    """
     _, seen = build(sizes).apply(
         variables, inputs, capture_intermediates=lambda module, _: isinstance(module, WRITERS)
     )
@@ -376,17 +379,17 @@ def growing(before: Spec, after: Spec) -> dict[str, int]:
 
     Args:
       before: The axes of the small network.
-      after: Those of the large one.
+      after: The axes of the large network.
 
     Returns:
-      The new size of each space whose size is another.
+      The new size of each space with a changed size.
     """
     sizes = {space.name: after.space(space.name).size for space in before.spaces}
     return {name: size for name, size in sizes.items() if size != before.space(name).size}
 
 
 def stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Finds the feature spaces of a network whose layers are stacked on an axis.
+    """Finds the feature spaces of a network with layers stacked on an axis.
 
     Args:
       sizes: The configuration of a GPT, a Llama or an OLMo.

@@ -1,4 +1,4 @@
-"""Settings of language models, of the studies that pre-train or read one."""
+"""Settings of language models, for the studies that pre-train or read one."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -19,15 +19,15 @@ from sail_jax.basis.spaces import Spec
 
 @config
 class Model:
-    """The network: a preset, or one of OLMo's blocks with the sizes below.
+    """The network: a preset, or OLMo's architecture with the sizes below.
 
-    The latter has OLMo's LayerNorm without parameters, and tied embeddings.
+    OLMo's architecture has LayerNorm without parameters, and tied embeddings.
     """
 
     preset: Annotated[str, AfterValidator(presets.of_type("flax_llama"))] | None = None
     """A network of `experiments.models.presets`, such as 'olmo-30m'; None for the sizes below."""
     context: Annotated[int, Ge(2)] = 32
-    """Tokens that the network sees, also if it is a preset."""
+    """Length of the network's context in tokens, also for a preset."""
     width: Natural = 16
     """Units of the residual stream."""
     layers: Natural = 2
@@ -37,7 +37,7 @@ class Model:
     hidden: Natural = 48
     """Units of an MLP."""
     mup: Natural | None = None
-    """Width from which initial scales and learning rates are carried over to the network's own by
+    """Width from which initial scales and learning rates are transferred to the network's width by
     the maximal update parametrisation (muP); None for the standard one. Heads keep their size."""
 
     def __post_init__(self) -> None:
@@ -57,24 +57,25 @@ class Model:
             must(self, "mup", whole, f"leave {of}")
 
     def network(self, dropout: float | None = None) -> dict[str, Any]:
-        """Makes the configuration of the network.
+        """Returns the configuration of the network.
 
         Args:
-          dropout: That of a preset; None keeps the preset's own. Without a preset there is none.
+          dropout: The dropout of a preset; None keeps the preset's own. Without a preset there is
+            no dropout.
 
         Returns:
-          The configuration, as `experiments.models.presets.build` takes it.
+          The configuration for `experiments.models.presets.build`.
         """
         if self.preset is not None:
             own = presets.config(self.preset, **({} if dropout is None else {"dropout": dropout}))
         else:
             own = self._sizes()
-        # Tied embeddings are as large as an input's; what they read out is divided by the growth.
+        # Tied embeddings have the scale of an input. The growth of the width divides their logits.
         grown = self.mup is not None and own["tied"]
         return {**own, **({"logit_scale": self.mup / own["width"]} if grown else {})}
 
     def _sizes(self) -> dict[str, Any]:
-        """Makes the configuration of the network without a preset."""
+        """Returns the configuration of the network without a preset."""
         return {
             "model_type": "flax_llama",
             "vocab": text.VOCAB,
@@ -89,10 +90,10 @@ class Model:
         }
 
     def parametrisation(self) -> tuple[Scales, ...]:
-        """Computes how initial parameters and learning rates are scaled.
+        """Computes the scales of initial parameters and learning rates.
 
         Returns:
-          The scales of each parameter by muP; none for the standard parametrisation.
+          The scales of each parameter by muP; empty for the standard parametrisation.
         """
         if self.mup is None:
             return ()
@@ -103,18 +104,18 @@ class Model:
 
 
 def _spec(sizes: dict[str, Any]) -> Spec:
-    """Says in which feature space each axis of a network's parameters is."""
+    """Returns the feature space of each axis of a network's parameters."""
     shapes = jax.eval_shape(partial(training.first, presets.build(sizes)), jax.random.key(0))
     return architectures.of(sizes).rules(sizes).spec(shapes)
 
 
 @config
 class Memory:
-    """What is computed one part after the other, to save memory."""
+    """Computations that are split into parts, to save memory."""
 
     together: Natural | None = None
-    """Networks that are trained side by side at most; None for all of a budget or task."""
+    """Maximum number of networks trained side by side; None for all of a budget or task."""
     at_once: Natural = 16
-    """Sequences that losses are measured on together."""
+    """Number of sequences on which losses are measured together."""
     micro_batches: Natural = 1
-    """Parts of a batch whose gradients are averaged, one after the other."""
+    """Number of parts of a batch. Their gradients are computed one after the other and averaged."""

@@ -1,6 +1,6 @@
-"""Learning rates of fine-tuning, and what their choice leaves of a dataset.
+"""Learning rates of fine-tuning, and the results at chosen rates.
 
-`overtraining_language` and `overtraining_checkpoints` choose rates in the same ways.
+`overtraining_language` and `overtraining_checkpoints` choose rates by the same rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +29,15 @@ def keeping_loss(dataset: xr.Dataset) -> float:
       dataset: A finished run.
 
     Returns:
-      The loss in nats per token: the logarithm of the perplexity that the run was given for it
-      (`Config.kept_perplexity`), or else the loss of predicting each token by its frequency.
+      The loss in nats per token: the logarithm of the run's perplexity for it
+      (`Config.kept_perplexity`), or else the loss of predicting each token from its frequency.
     """
     stated_perplexity = dataset.attrs.get("kept_perplexity")
     return float(dataset["unigram"] if stated_perplexity is None else np.log(stated_perplexity))
 
 
 def known_before(dataset: xr.Dataset) -> xr.DataArray:
-    """Says after which budgets models retain the text before they are fine-tuned."""
+    """Returns after which budgets models retain the text before they are fine-tuned."""
     return dataset["base"].mean("seed") < keeping_loss(dataset)
 
 
@@ -56,11 +56,11 @@ def best_rate(dataset: xr.Dataset) -> xr.DataArray:
 def kept_rates(dataset: xr.Dataset, after: xr.DataArray | None = None) -> xr.DataArray:
     """Finds the largest learning rate at which models still retain the pre-training text.
 
-    They do if their loss afterwards, in the mean over seeds, is below `keeping_loss` after every
-    budget. Models that were not below it before are left out: no rate can keep what they never
-    knew. `left_out` says which. The paper draws rates "where the maximum pre-training perplexity,
-    over all token budgets, is less than 6", "where the model is still retaining pre-training
-    capability" (App. C.1).
+    They retain the text if their mean loss afterwards, over seeds, is below `keeping_loss` after
+    every budget. Models that were not below it before are left out, because no rate can preserve
+    what they never learned. `left_out` lists them. The paper draws rates "where the maximum
+    pre-training perplexity, over all token budgets, is less than 6", "where the model is still
+    retaining pre-training capability" (App. C.1).
 
     Args:
       dataset: A finished run.
@@ -68,7 +68,7 @@ def kept_rates(dataset: xr.Dataset, after: xr.DataArray | None = None) -> xr.Dat
         of the dataset.
 
     Returns:
-      The rate of each task, [task]; NaN if none will do.
+      The rate of each task, [task]; NaN without such a rate.
     """
     after = tuned(dataset) if after is None else after
     worst = after.mean("seed").where(known_before(dataset)).max("budget")
@@ -76,21 +76,21 @@ def kept_rates(dataset: xr.Dataset, after: xr.DataArray | None = None) -> xr.Dat
 
 
 def left_out(dataset: xr.Dataset, names: Sequence[str]) -> str:
-    """Names the models that do not retain the text even before they are fine-tuned.
+    """Lists the models that do not retain the text even before they are fine-tuned.
 
     Args:
       dataset: A finished run.
-      names: What its budgets are called.
+      names: The names of its budgets.
 
     Returns:
-      A sentence; empty if there is no such model.
+      A sentence; empty if all models retain the text.
     """
     lacking = [n for n, known in zip(names, known_before(dataset).values, strict=True) if not known]
     if not lacking:
         return ""
     return (
-        f"Before fine-tuning already the perplexity at {', '.join(lacking)} is not below "
-        f"{np.exp(keeping_loss(dataset)):.3g}: these have no say in which rates keep the text."
+        f"Already before fine-tuning, the perplexity at {', '.join(lacking)} is not below "
+        f"{np.exp(keeping_loss(dataset)):.3g}. These models do not count in the choice of rates."
     )
 
 
@@ -99,14 +99,14 @@ def rates_by_others(
 ) -> xr.DataArray:
     """Chooses a rate for each seed from all other seeds.
 
-    So nothing is judged on the seeds that it was chosen by.
+    No seed is thus judged at a rate that was chosen on it.
 
     Args:
       dataset: A finished run of two or more seeds.
       choose: Computes the rate of each task from a run.
 
     Returns:
-      The rate, [seed, task]; NaN where `choose` finds none.
+      The rate, [seed, task]; NaN where `choose` finds no rate.
     """
     seeds = dataset["seed"].values
     return xr.concat([choose(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
@@ -120,13 +120,13 @@ def at_chosen(
     Args:
       values: Values with the dimensions "rate" and "seed".
       rates: The rate of each seed, [seed]; NaN if none was found for it.
-      measure: What is computed of the values at the rates; it keeps the dimension "seed".
+      measure: Computes a measurement from the values at the rates; it keeps the dimension "seed".
 
     Returns:
-      What `measure` gives; NaN for the seeds without a rate.
+      The measurements; NaN for the seeds without a rate.
     """
     found = rates.notnull()
-    # Any rate will do for a seed whose result is thrown away.
+    # Any rate serves for a seed without a valid result.
     at = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
     return measure(at).where(found)
 
@@ -145,7 +145,7 @@ def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
 
 
 def log2(values: xr.DataArray) -> xr.DataArray:
-    """Computes the logarithm to the base 2.
+    """Computes the logarithm to base 2.
 
     Args:
       values: Positive numbers.
@@ -161,10 +161,10 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
 
     Args:
       values: Values along the dimension `dim`, and others.
-      dim: Name of a dimension whose coordinate is positive.
+      dim: Name of a dimension with a positive coordinate.
 
     Returns:
-      The slopes, without that dimension; NaN of a single value.
+      The slopes, without that dimension; NaN for a single value.
 
     >>> x = xr.DataArray([1.0, 3.0, 5.0], {"budget": [100, 200, 400]}, "budget")
     >>> float(slope(x))
@@ -180,9 +180,9 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
 
 
 def last_costs(loss: xr.DataArray) -> xr.DataArray:
-    """Computes what the last budget costs: its loss less that at the best earlier budget.
+    """Computes the cost of the last budget: its loss minus the loss at the best earlier budget.
 
-    The best earlier budget of a seed is the one with the least mean loss over the other seeds. So
+    The best earlier budget of a seed is the one with the least mean loss over the other seeds, so
     noise alone does not make the cost positive.
 
     Args:
@@ -204,20 +204,20 @@ def last_costs(loss: xr.DataArray) -> xr.DataArray:
 
 
 def chosen(rates: xr.DataArray) -> str:
-    """Formats learning rates that were chosen for each seed by the others.
+    """Formats learning rates that were chosen for each seed on the others.
 
     Args:
-      rates: The rates, [seed]; NaN where none keeps the text.
+      rates: The rates, [seed]; NaN where no rate retains the text.
 
     Returns:
-      The least and the largest of them, or that there is none.
+      The least and the largest rate, or a note that there is none.
     """
     if not bool(rates.notnull().any()):
-        return "there is none"
+        return "no such rate"
     low, high = float(rates.min()), float(rates.max())
     spelt = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    some = "" if bool(rates.notnull().all()) else "; for some there is none"
-    return f"{spelt}, for each seed as the others tell it{some}"
+    some = "" if bool(rates.notnull().all()) else "; for some seeds there is none"
+    return f"{spelt}, chosen for each seed on the others{some}"
 
 
 def count(tokens: float) -> str:
@@ -227,7 +227,7 @@ def count(tokens: float) -> str:
       tokens: The number, >= 0.
 
     Returns:
-      Text such as "4.2M". From 100 of a unit on it is rounded to whole ones.
+      Text such as "4.2M". Numbers from 100 of a unit on are rounded to whole units.
 
     >>> count(131072), count(4194304), count(4e9)
     ('131k', '4.2M', '4B')

@@ -1,14 +1,14 @@
-"""What language models learn from: a text to pre-train on, and tasks to fine-tune on.
+"""The training data of language models: a text to pre-train on, and tasks to fine-tune on.
 
-  shifted    blocks of the same text whose mean token value is high, as SAIL splits a text (App.
-             H.1); if this is a task, they are kept from pre-training
+  shifted    blocks of the same text with high mean token values, as SAIL splits a text (App.
+             H.1); if this is a task, pre-training does not use them
   rotated    the pre-training text with every letter moved 13 places on in the alphabet
   questions  sums, differences, products and sequences with their answers, as plain text
 
-A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary, or of a file in
-JSON lines (.jsonl). `experiments.data.classes` reads texts with classes, of which the words of the
-right class are learnt; classes compete by their length-normalised likelihood. Other texts are
-learnt as they are (`experiments.data.documents`), each in a sequence of its own.
+A task may also be the path of a tokenised text (.bin, .npy) with the same vocabulary, or of a file
+in JSON lines (.jsonl). `experiments.data.classes` reads texts with classes. Their training target
+is the words of the right class, and classes compete by their length-normalised likelihood. Other
+texts are learned as they are (`experiments.data.documents`), each in its own sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +25,18 @@ from sail_jax.checks import nearest
 TASKS = ("shifted", "rotated", "questions")
 LINES = ".jsonl"  # the suffix of files with a text on each line
 SUFFIXES = (".bin", ".npy", LINES)
-# The fewest steps of fine-tuning: a tenth of them is then a step of warm-up.
+# The minimum number of fine-tuning steps: a tenth of them is then one step of warm-up.
 LEAST_STEPS = 10
 Encode = Callable[[bytes], Any]
-# The percentile of the blocks' means from which on they are kept for fine-tuning.
+# The percentile of the blocks' means from which on they are reserved for fine-tuning.
 SHIFTED = 66.0
 
 
 class Batch(NamedTuple):
-    """Sequences of tokens, and which of these are to be predicted.
+    """Sequences of tokens, and which of these the network should predict.
 
     Attributes:
-      tokens: One more token than a network sees, `(..., token + 1)`.
+      tokens: One more token than the network's input, `(..., token + 1)`.
       scored: Whether each token, from the second on, counts in the loss, `(..., token)`.
     """
 
@@ -48,9 +48,9 @@ class Task(NamedTuple):
     """The sequences of one task.
 
     Attributes:
-      learn: What to fine-tune on.
-      validation: What to tune the learning rate by; of texts with classes, all classes of each.
-      test: What to report, likewise.
+      learn: The training sequences.
+      validation: Sequences to tune the learning rate with; for texts with classes, all classes.
+      test: Sequences for the results, in the same form.
     """
 
     learn: Batch
@@ -61,13 +61,13 @@ class Task(NamedTuple):
 class Corpus(NamedTuple):
     """A text in blocks of tokens.
 
-    A part is 0 for the text to learn from and 1 for the text held out.
+    Part 0 is the training text and part 1 the held-out text.
 
     Attributes:
       text: The tokens of both parts, and the size of the vocabulary.
       context: Tokens of a block.
-      usual: For each part, indices of the blocks that pre-training may use: all, or, where
-        "shifted" is a task, those whose mean token value is not high.
+      usual: For each part, indices of the blocks for pre-training: all blocks, or, if "shifted" is
+        a task, those with a mean token value that is not high.
     """
 
     text: tokens.Tokens
@@ -75,7 +75,7 @@ class Corpus(NamedTuple):
     usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
-        """Gathers blocks, each with the token that follows it."""
+        """Gathers blocks, each with its next token."""
         return _windows(self.line(part), self.context, blocks)
 
     def line(self, part: int) -> tokens.Ids:
@@ -83,7 +83,7 @@ class Corpus(NamedTuple):
         return (self.text.train, self.text.held_out)[part]
 
     def shifted(self, part: int) -> Int[np.ndarray, " n"]:
-        """Lists the blocks of a part that are kept from pre-training."""
+        """Lists the blocks of a part that are reserved from pre-training."""
         count = tokens.blocks(self.line(part), self.context)
         return np.setdiff1d(np.arange(count), self.usual[part])
 
@@ -92,8 +92,8 @@ class Corpus(NamedTuple):
 
         - `step`: number of the step, from 0.
 
-        It returns the sequences, `(size, context + 1)`. They depend on the arguments alone, so that
-        a training can go on anywhere.
+        It returns the sequences, `(size, context + 1)`. They depend only on the arguments, so a
+        training can continue from any step.
         """
         windows = tokens.batch(
             self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
@@ -105,9 +105,9 @@ class Corpus(NamedTuple):
         return self.windows(1, _some("held_out", self.usual[1], count, seed))
 
     def unigram(self, batch: Batch) -> float:
-        """Computes the loss of predicting each token by its frequency alone.
+        """Computes the loss of predicting each token from its frequency alone.
 
-        Frequencies are counted in the text to learn from, with one added to each count.
+        Frequencies are counted in the training text, with one added to each count.
 
         It returns the mean negative log-likelihood in nats per token.
         """
@@ -119,25 +119,25 @@ class Corpus(NamedTuple):
 
 
 def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
-    """Gathers blocks of a text, each with the token that follows it."""
+    """Gathers blocks of a text, each with its next token."""
     at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)
     return scored(np.asarray(line[at], np.int32))
 
 
 def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
-    """Makes a batch of sequences all of whose tokens are scored."""
+    """Makes a batch of sequences in which all tokens are scored."""
     return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
 
 
 def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corpus:
-    """Reads a text and decides which of its blocks pre-training may use.
+    """Reads a text and selects the blocks for pre-training.
 
     Args:
-      data: Which text.
+      data: The text.
       vocab: Size of the network's vocabulary.
       context: Tokens of a block.
-      names: Names of the tasks. Where "shifted" is one of them, blocks above the `SHIFTED`-th
-        percentile of mean token values are kept for it.
+      names: Names of the tasks. If "shifted" is one of them, blocks above the `SHIFTED`-th
+        percentile of mean token values are reserved for it.
 
     Returns:
       The corpus.
@@ -172,7 +172,7 @@ def check(names: Sequence[str]) -> None:
     """Checks that every name is a task or could be the path of a tokenised text.
 
     Args:
-      names: Names as a config has them.
+      names: Names from a config.
 
     Raises:
       ValueError: If a name is neither in `TASKS` nor ends in one of `SUFFIXES`.
@@ -180,12 +180,13 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if name not in TASKS and Path(name).suffix not in SUFFIXES:
             raise ValueError(
-                f"tasks: {name!r} is none, nor a .bin, .npy or .jsonl{nearest(name, TASKS)}"
+                f"tasks: {name!r} is neither a task nor a .bin, .npy or "
+                f".jsonl{nearest(name, TASKS)}"
             )
 
 
 def encoder(data: TextData, tokenizer: str | None) -> Encode:
-    """Chooses how text in files becomes tokens.
+    """Returns the encoder of text in files.
 
     Args:
       data: The text of pre-training.
@@ -204,7 +205,7 @@ def encoder(data: TextData, tokenizer: str | None) -> Encode:
 
 
 def _unencoded(_: bytes) -> Any:
-    """Refuses to encode text, which asks for a tokenizer."""
+    """Refuses to encode text, which needs a tokenizer."""
     raise ValueError(
         "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
         "text"
@@ -216,11 +217,11 @@ def check_tokens(name: str, found: Int[np.ndarray, "*any"], vocab: int) -> None:
 
     Args:
       name: The file, for the message.
-      found: The tokens that the tokenizer made of it, of any shape.
+      found: The tokenizer's tokens for the file, of any shape.
       vocab: Size of the network's vocabulary.
 
     Raises:
-      ValueError: If a token is not.
+      ValueError: If a token is outside it.
     """
     if found.max(initial=0) >= vocab:
         raise ValueError(
@@ -240,19 +241,19 @@ def task(
 
     Args:
       name: One of `TASKS`, or the path of a tokenised text or of texts in JSON lines.
-      corpus: The text of pre-training. "shifted" and "rotated" learn from its first part and are
-        tested on what is held out.
-      sizes: Numbers of sequences to learn from, to tune the rate by, and to report. A file in JSON
-        lines may have fewer to learn from: all are, which the other two leave.
+      corpus: The text of pre-training. "shifted" and "rotated" use its first part for training and
+        the held-out part for tests.
+      sizes: Numbers of sequences to train on, to tune the rate with, and for the results. A file in
+        JSON lines may have fewer to train on: then all remaining ones are used.
       seed: Seed of the choice of blocks, or of the questions.
-      encode: How text in files becomes tokens, such as `encoder` gives it.
+      encode: The encoder of text in files, such as `encoder` returns.
 
     Returns:
       The sequences, `(size, context + 1)`. No block of text is in two of the three sets.
 
     Raises:
       ValueError: If there are too few blocks or texts, a question is longer than the context, text
-        is to be encoded without a tokenizer, or the vocabulary is not the one that the task needs.
+        needs a tokenizer and there is none, or the task needs another vocabulary.
       DataError: If the file of a path is missing or damaged.
     """
     learn, validation, test = sizes
@@ -285,12 +286,10 @@ def task(
 
 
 def _divided(name: str, count: int, sizes: tuple[int, int, int], seed: int) -> list[np.ndarray]:
-    """Draws which lines of a file are learnt, tuned by and reported; fewer may be left to learn."""
+    """Draws the lines of a file for training, validation and test; few may remain for training."""
     kept = sum(sizes[1:])
     if count <= kept:
-        raise ValueError(
-            f"tune.held_out: {name} has {count} texts, of which {kept} are to be held out"
-        )
+        raise ValueError(f"tune.held_out: {name} has {count} texts, and {kept} should be held out")
     learn = min(sizes[0], count - kept)
     order = _some(f"tune.tasks: {name}", np.arange(count), learn + kept, seed)
     return np.split(order, np.cumsum([learn, sizes[1]]))
@@ -299,7 +298,7 @@ def _divided(name: str, count: int, sizes: tuple[int, int, int], seed: int) -> l
 def _documents(
     name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
 ) -> Task:
-    """Reads texts that are learnt as they are."""
+    """Reads texts that are learned as they are."""
     texts = documents.read(name)
     parts = _divided(name, len(texts), sizes, seed)
     try:
@@ -314,13 +313,13 @@ def _documents(
 def _classes(
     name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
 ) -> Task:
-    """Reads texts with classes; what is learnt of each is the right class alone."""
+    """Reads texts with classes. The training target is only the right class of each."""
     items, length = classes.read(name), corpus.context + 1
     parts = _divided(name, len(items), sizes, seed)
     right = [items[k]._replace(choices=(items[k].choices[items[k].answer],)) for k in parts[0]]
     try:
         packed = choices.pack([item._replace(answer=0) for item in right], encode, length)
-        # Packed together, so that both have as many places for choices.
+        # Packed together, so both have equally many places for choices.
         asked = choices.pack([items[k] for part in parts[1:] for k in part], encode, length)
     except ValueError as error:
         raise ValueError(f"tune.tasks: {name}: {error}") from None
@@ -334,16 +333,16 @@ def _classes(
 
 
 def _some(what: str, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Draws `count` of the blocks without repeating one; ValueError begins with `what`."""
+    """Draws `count` different blocks; the message of its ValueError begins with `what`."""
     if count > len(blocks):
-        raise ValueError(f"{what}: {count} blocks are asked for, there are {len(blocks)}")
+        raise ValueError(f"{what}: {count} blocks are needed, there are {len(blocks)}")
     return blocks[stream.permuted(np.arange(count), len(blocks), [seed])]
 
 
 def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
     """Moves every letter 13 places on in the alphabet, in the tokens of `experiments.data.text`.
 
-    Applied twice it is the identity.
+    Applied twice, it is the identity.
 
     >>> bytes(rotated(text.encode(b"import sys").astype(np.int32)).astype(np.uint8) + 32)
     b'vzcbeg flf'

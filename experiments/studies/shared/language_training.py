@@ -1,6 +1,6 @@
-"""How studies of overtraining train many networks side by side, and its losses.
+"""Training of many networks side by side for studies of overtraining, and its losses.
 
-The networks stand along a leading axis of all parameters and are trained by the one trainer of
+The networks are stacked along a leading axis of all parameters and trained by
 `experiments.training`. They are called members.
 """
 
@@ -52,7 +52,7 @@ def nll(
       key: A random key for dropout; None applies none.
 
     Returns:
-      The means in nats, `(...)`; 0 for a sequence of which nothing is scored.
+      The means in nats, `(...)`; 0 for a sequence without scored tokens.
     """
     inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
     losses = token_losses(net, {"params": params}, inputs, targets, key)
@@ -62,14 +62,14 @@ def nll(
 
 @functools.lru_cache(maxsize=4)
 def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Makes the mean of `nll` over sequences, in the form that the probes take.
+    """Creates the mean of `nll` over sequences, in the form that the probes need.
 
     Args:
       net: The network.
 
     Returns:
-      `loss(params, batch)`, which gives a scalar. Equal networks give the same function object, so
-      that the probes compile once.
+      `loss(params, batch)`, which returns a scalar. Equal networks give the same function object,
+      so the probes compile once.
     """
     return lambda params, batch: nll(net, params, batch).mean()
 
@@ -83,7 +83,7 @@ def each_nll(
       net: The network.
       params: Its parameters.
       batch: Sequences `(example, token + 1)`.
-      at_once: Number of sequences that are evaluated together.
+      at_once: Number of sequences evaluated together.
 
     Returns:
       The means in nats, `(example,)`.
@@ -101,12 +101,12 @@ def own_losses(
       net: The network.
       params: Its parameters.
       held_out: Sequences, or texts with classes.
-      at_once: Number of sequences that are evaluated together.
+      at_once: Number of sequences evaluated together.
 
     Returns:
-      The losses, `(example,)`: of sequences `nll`, in nats per token. Of texts with classes the
-      negative log-probability of the right class in nats, where classes compete by their
-      log-likelihood per token: exp of its mean is the perplexity over the classes.
+      The losses, `(example,)`. For sequences this is `nll`, in nats per token. For texts with
+      classes it is the negative log-probability of the right class in nats, where classes compete
+      by their log-likelihood per token. exp of its mean is the perplexity over the classes.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Appendix C.1.
@@ -131,22 +131,22 @@ def stacked(trees: Sequence[PyTree]) -> PyTree:
 
 
 Join = Callable[[PyTree, PyTree], PyTree]
-"""The parameters of a network, of those that stay as they are and those that are trained."""
+"""Builds the parameters of a network from its frozen and its trained parameters."""
 
 
 @functools.lru_cache(maxsize=16)
 def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Join | None) -> Fit:
-    """Makes the training of `count` members; equal arguments share one compiled step.
+    """Creates the training of `count` members; equal arguments share one compiled step.
 
-    With `join` the state's `mutable`, the same for all, is what stays as it is.
+    With `join`, the state's `mutable` has the frozen parameters, the same for all.
     """
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
         whole = lambda p: p if join is None else join(mutable, p)  # noqa: E731
         member_loss = lambda p, b, k: nll(net, whole(p), b, k).mean()  # noqa: E731
         losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
-        # The value is the mean, which is logged. The gradient is that of the sum: each member gets
-        # the gradient of its own loss, whatever the number of members.
+        # The value is the mean, which is logged. The gradient is the sum's: each member gets the
+        # gradient of its own loss, for any number of members.
         total = losses.sum()
         return losses.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
@@ -186,28 +186,29 @@ def together(
 ) -> list[PyTree]:
     """Trains several networks of one shape side by side.
 
-    With `stops` and `score`, each network is returned as it was at the stop where its score was
-    least (early stopping); of equal scores the first counts.
+    With `stops` and `score`, each network is returned as it was at the stop with its least score
+    (early stopping). Among equal scores the first counts.
 
     Args:
       net: The network.
-      training: How to train. `optimizer.members`, if given, are each network's share of the
-        schedule's learning rate.
-      params: Parameters to start from, one tree for each network.
+      training: The settings of the training. `optimizer.members`, if given, are each network's
+        share of the schedule's learning rate.
+      params: Initial parameters, one tree for each network.
       batch: Gives the minibatch of a step, `(example, member, ...)`.
       steps: Number of steps.
       key: A random key, for dropout.
-      where: How devices share the work.
-      directory: Directory for checkpoints, from which a killed training goes on; None stores none.
-      config: What checkpoints must agree with to be used.
+      where: The layout of the work on devices.
+      directory: Directory for checkpoints, from which a killed training continues. None stores
+        none.
+      config: The config that checkpoints must match.
       save_every: Steps between two checkpoints.
-      frozen: Parameters that stay as they are, the same for all networks.
-      join: Makes a network's parameters from `frozen` and those that are trained; it must be
-        hashable. None trains all parameters.
-      stops: Numbers of steps after which `score` is asked, ascending, the last being `steps`; None
-        asks at the end alone.
-      score: Maps parameters `(member, ...)` to a number for each member, those that are trained
-        twice included. None returns the networks as they are at the end.
+      frozen: Parameters that do not change, the same for all networks.
+      join: Builds a network's parameters from `frozen` and the trained ones; it must be hashable.
+        None trains all parameters.
+      stops: Numbers of steps after which `score` is computed, ascending, ending with `steps`; None
+        computes it only at the end.
+      score: Maps parameters `(member, ...)` to a number for each member, including those that are
+        trained twice. None returns the networks at the end.
 
     Returns:
       The trained parameters, one tree for each network, as NumPy arrays.
@@ -216,12 +217,12 @@ def together(
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
     fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where, join)
-    # Members that are trained twice see their minibatches twice.
+    # Members that are trained twice use their minibatches twice.
     which = np.asarray(where.filled(range(len(params))))
     state = fit.start(stacked(members), key, frozen)
     kept, least = None, None
     for k, stop in enumerate(stops or (steps,), 1):
-        # A folder for each stop: a killed training finds the states at all stops before again.
+        # A folder for each stop, so a killed training finds the states at all earlier stops.
         own = directory / f"stop-{k}" if directory is not None and stops else directory
         state = fit.run(
             state,

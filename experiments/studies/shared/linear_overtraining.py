@@ -1,7 +1,7 @@
-"""Over-training of two-layer linear networks in closed form: the tasks, and losses along the way.
+"""Over-training of two-layer linear networks in closed form: the tasks, and losses over time.
 
-`overtraining_linear` draws its diagrams from these, and `overtraining_language` the theory that
-stands beside its own measurements.
+`overtraining_linear` draws its diagrams from these, and `overtraining_language` the theory next to
+its own measurements.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @config
 class Tasks:
-    """The tasks of pre-training and of fine-tuning, and the network before them."""
+    """The tasks of pre-training and of fine-tuning, and the initial network."""
 
     d: Annotated[int, Ge(2)] = 12
     """Width of all layers."""
@@ -27,12 +27,12 @@ class Tasks:
     decay: NotNegative = 1.0
     """Exponent by which its singular values fall: the i-th is scale i^-decay."""
     tau: Positive = 6.0
-    """Logarithm of the initial weights, negated: both layers start as e^-tau I."""
+    """tau for the initial weights: both layers begin as e^-tau I."""
     ratio: Positive = 3.0
-    """Singular values of the fine-tuning task, as multiples of those of pre-training, in the modes
-    that are misaligned."""
+    """Singular values of the fine-tuning task over the pre-training task's, in the misaligned
+    modes."""
     kept: Count = 0
-    """Leading modes that the fine-tuning task has in common with pre-training."""
+    """Number of leading modes in which both tasks are equal."""
 
     def __post_init__(self) -> None:
         if self.kept >= self.d:
@@ -42,7 +42,7 @@ class Tasks:
         """Computes the singular values of the pre-training task, scale i^-decay.
 
         Args:
-          decay: The exponent; None for that of the config.
+          decay: The exponent; None for the config's.
 
         Returns:
           The values, `(d,)`.
@@ -54,8 +54,8 @@ class Tasks:
         """Computes the singular values of the fine-tuning task.
 
         Args:
-          sigma: Those of the pre-training task, `(d,)`.
-          ratio: The ratio in the misaligned modes; None for that of the config.
+          sigma: Singular values of the pre-training task, `(d,)`.
+          ratio: The ratio in the misaligned modes; None for the config's.
 
         Returns:
           The values, `(d,)`.
@@ -80,7 +80,7 @@ def pre_trained(tasks: Tasks, sigma: np.ndarray, times: np.ndarray) -> "jax.Arra
     """Computes the modes of the network after pre-training.
 
     Args:
-      tasks: What the network starts from.
+      tasks: The tasks, with the initial network.
       sigma: Singular values of the pre-training task, `(mode,)`.
       times: Pre-training times, `(time,)`.
 
@@ -106,10 +106,10 @@ def tuned_losses(
       sigma: Singular values of the pre-training task.
       target: Singular values of the fine-tuning task, of any shape that broadcasts with `start`.
       time: The time of fine-tuning, learning rate times steps.
-      anchor: The strength lambda of the penalty that keeps weights near their start.
+      anchor: The strength lambda of the penalty that keeps weights near their initial values.
 
     Returns:
-      The loss of pre-training and that of fine-tuning; the modes' axis is summed over.
+      The pre-training loss and the fine-tuning loss, summed over the modes' axis.
     """
     import jax.numpy as jnp
 
@@ -127,7 +127,7 @@ def inflection(times: np.ndarray, loss: "ArrayLike") -> np.ndarray:
       loss: The pre-training loss afterwards, `(row, time)`.
 
     Returns:
-      The time of least loss in each row; NaN where that is the last one.
+      The time of least loss in each row; NaN if this is the last time.
     """
     best = times[np.asarray(loss).argmin(1)]
     return np.where(best < times[-1], best, np.nan)

@@ -1,4 +1,4 @@
-"""Panels that several studies draw: legends over them, and rows of means with error bars."""
+"""Panels for several studies: legends over them, and rows of means with error bars."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ def legend(
 
     Args:
       fig: The figure.
-      *panels: The axes whose curves it names.
-      also: Handles with labels of their own, which come last.
-      below: Whether it stands below the figure.
+      *panels: The axes with the curves.
+      also: Handles with their own labels, which come last.
+      below: Whether the legend is below the figure.
       **look: Further options of `Figure.legend`, such as `title` and `ncols`.
     """
     entries: dict[str, Artist] = {}
@@ -36,11 +36,11 @@ def legend(
 
 
 def rows(ax: "Axes", names: Sequence[str]) -> None:
-    """Names rows of points, from top to bottom; the last has the height 0.
+    """Labels rows of points, from top to bottom; the last has height 0.
 
     Args:
       ax: The axes.
-      names: The names; empty strings for rows that another panel names.
+      names: The labels; empty strings for rows that another panel labels.
     """
     ax.set_yticks(range(len(names)), list(names)[::-1])
     ax.set_ylim(-0.6, len(names) - 0.4)
@@ -52,7 +52,7 @@ def point(ax: "Axes", y: float, values: "xr.DataArray", *, ticks: int = 0, **loo
     Args:
       ax: The axes.
       y: The height.
-      values: The measurements, with the dimension "seed" alone.
+      values: The measurements, with only the dimension "seed".
       ticks: The size of a tick for each repetition; 0 draws none.
       **look: Options of `Axes.errorbar`.
     """

@@ -1,4 +1,4 @@
-"""What the figures of transfer have in common: words, colours, and measured points.
+"""The common elements of the figures of transfer: words, colours, and measured points.
 
 `transfer_phase` and `transfer_factors` draw with them.
 """
@@ -15,16 +15,16 @@ from sail_jax.drawing import style
 NAMES = {"linear": "Linear transfer", "fine_tuning": "Fine-tuning"}
 MEASURED = {
     "linear": "simulation: least squares",
-    # What is averaged has the scale c that theory has, too: it is no test of it.
+    # The averaged estimator uses theory's scale c, too, so it does not test c.
     "fine_tuning": "estimator, averaged over data",
 }
 DOTS = {"linear": "least squares", "fine_tuning": "estimator"}
 CLOSED = {"linear": "closed form", "fine_tuning": "closed form (limit)"}
-NEAR = 0.1  # |load - 1| below which means are ruled by rare draws, and quantiles are shown
+NEAR = 0.1  # |load - 1| below which rare draws dominate means, and quantiles are shown
 
 
 def layers(depth: float) -> str:
-    """Spells a number of layers.
+    """Formats a number of layers.
 
     Args:
       depth: The number; inf is allowed.
@@ -56,8 +56,8 @@ def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
     """Chooses the value of the strongest colours.
 
     Args:
-      at: The dataset, whose attribute `limits` states the value if it is there.
-      *maps: The values that are shown; the colours follow them otherwise.
+      at: The dataset. Its attribute `limits` is the value if it exists.
+      *maps: The shown values, from which the value is chosen otherwise.
 
     Returns:
       The value.
@@ -66,11 +66,11 @@ def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
 
 
 def _reach(*maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours, which follows the data.
+    """Returns the value of the strongest colours, chosen from the data.
 
-    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
-    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
-    and the bar has a pointed end.
+    It exceeds 19 of 20 values of the sign with smaller values, and three quarters of all values.
+    Near n = d gains are unbounded, and losses would be invisible at their scale. Values beyond it
+    are clipped, and the bar has a pointed end.
     """
     values = np.concatenate([np.ravel(values) for values in maps])
     some = values[np.isfinite(values) & (np.abs(values) > ROUNDING)]
@@ -93,16 +93,16 @@ def points(
 ) -> None:
     """Draws measured means with standard errors.
 
-    Near load = 1, where the variance is infinite, open markers show the median and the central 68
-    % of the draws in their place.
+    Near load = 1, where the variance is infinite, open markers show the median and the central 68 %
+    of the draws instead.
 
     Args:
       ax: The axes.
-      at: The dataset at one value of all but the dimension that is drawn.
+      at: The dataset with a single value of all dimensions but the horizontal one.
       mode: "linear" or "fine_tuning".
       x: The name of the horizontal coordinate.
       color: The colour of markers and bars.
-      label: The entry in the legend; None for none.
+      label: The entry in the legend; None for no entry.
       quantiles: Whether medians are shown near load = 1. If not, means are shown everywhere.
     """
     near = quantiles & (np.abs(at["load"].values - 1) < NEAR) & np.ones(at[x].size, bool)

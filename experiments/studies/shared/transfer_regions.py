@@ -1,4 +1,4 @@
-"""Where theory says that transfer helps or hurts, and what simulated data sets say there.
+"""The regions where theory predicts that transfer helps or hurts, and findings on them.
 
 `transfer_phase` and `transfer_factors` share these functions.
 """
@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float
 from experiments.lab.findings import Finding, agrees, judged, stated
 
 REGIONS = ("hurts", "helps", "disputed")
-# What rounding may do to a transferability.
+# The largest effect of rounding on a transferability.
 ROUNDING = 1e-9
-# How far n has to be from d. Nearer, risks have no finite variance, and one data set may say it
-# all.
+# The least distance of n from d. Closer to d the variance of risks is infinite, and one data set
+# may dominate.
 FAR = 4
 
 
@@ -27,13 +27,13 @@ def split(
     """Finds the points of a grid that lie in each of `REGIONS`.
 
     Transfer "hurts" where transferability is below 0, and "helps" where it is above. "disputed" are
-    points where it hurts, and the paper's formula says that it helps. Points of value NaN lie in no
+    points where it hurts although the paper's formula predicts that it helps. NaN values are in no
     region.
 
     Args:
       theory: Transferability at each point of the grid.
       far: Whether the point is far enough from n = d to be counted; broadcast to the grid.
-      printed: Transferability by the paper's formula; NaN where none is disputed.
+      printed: Transferability by the paper's formula; NaN where it is not disputed.
 
     Returns:
       Masks of the regions `(region, *grid)`.
@@ -51,10 +51,10 @@ def zero(
     most: float = 2.0,
     points: int = 1000,
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k *broadcast"]]:
-    """Computes the line on which transfer neither helps nor hurts in theory, at finite d.
+    """Computes theory's line of no gain and no loss, at finite d.
 
     The line of linear transfer is exact for n samples in d dimensions, here also between whole n.
-    The line of fine-tuning is known in the limit n, d -> inf only, and ends at n = d.
+    The line of fine-tuning is only known in the limit n, d -> inf, and ends at n = d.
 
     Args:
       mode: "linear" or "fine_tuning".
@@ -62,7 +62,7 @@ def zero(
       sigma: Standard deviations of the label noise.
       depth: Numbers of layers, for fine-tuning.
       most: The largest load n/d.
-      points: About how many loads there are.
+      points: The approximate number of loads.
 
     Returns:
       Loads, ascending, and angles up to pi/2 for each load and the broadcast of `sigma` and
@@ -86,7 +86,7 @@ def zero(
     else:
         angle = np.asarray(dl.fine_tuning_boundary(load=column, sigma=sigma, depth=depth), float)
     ends = np.isclose(angle, 0, atol=1e-9) | np.isclose(angle, np.pi / 2, atol=1e-9)
-    # The first point at an end stays, so that the line reaches it.
+    # The first point at an end is kept, so the line reaches the end.
     inner = np.pad(~ends, [(1, 1)] + [(0, 0)] * len(rest))
     return load, np.where(ends & ~inner[:-2] & ~inner[2:], np.nan, angle)
 
@@ -102,7 +102,7 @@ def means(
       regions: Masks of the regions `(region, row, column, ...)`.
 
     Returns:
-      Means over rows and columns `(region, draw, ...)`; NaN where a region is empty.
+      Means over rows and columns `(region, draw, ...)`; NaN for an empty region.
     """
     inside = regions[:, None]
     with np.errstate(invalid="ignore"):
@@ -112,15 +112,15 @@ def means(
 def judged_regions(
     name: str, where: str, paper: str, gain: xr.DataArray, theory: xr.DataArray
 ) -> Iterator[Finding]:
-    """Judges, region by region, whether transfer hurts or helps as theory says, and as much.
+    """Judges, region by region, whether transfer hurts or helps where and as much as predicted.
 
-    That transfer hurts or helps at all is the same sign. That it does so as much as theory says is
-    agreement, a test of equivalence (`experiments.lab.findings.agrees`).
+    That transfer hurts or helps at all is judged as "same sign". That it does so as much as theory
+    predicts is judged as agreement, a test of equivalence (`experiments.lab.findings.agrees`).
 
     Args:
-      name: What is judged, such as "linear transfer at σ = 0.2".
+      name: The judged quantity, such as "linear transfer at σ = 0.2".
       where: The paper, and the section, table or figure.
-      paper: What is printed there.
+      paper: The paper's figures.
       gain: Transferability by region and draw.
       theory: Transferability in theory, by region.
 
@@ -128,16 +128,16 @@ def judged_regions(
       The findings. An empty region is "not tested", or left out if it is "disputed".
     """
     claims = {
-        "hurts": f"{name} hurts in the mean over the points where theory says so (same sign)",
-        "helps": f"{name} helps in the mean over the points where theory says so (same sign)",
-        "disputed": f"{name} helps in the mean over the points where the paper's formula says so "
-        "and the corrected one does not",
+        "hurts": f"{name} hurts on average over the points where theory predicts it (same sign)",
+        "helps": f"{name} helps on average over the points where theory predicts it (same sign)",
+        "disputed": f"{name} helps on average over the points where the paper's formula predicts "
+        "it and the corrected one does not",
     }
     for region, claim in claims.items():
         by_draw = gain.sel(region=region)
         if not np.isfinite(by_draw).all():
             if region != "disputed":
-                yield Finding(where, claim, paper, "there is no such point", "not tested")
+                yield Finding(where, claim, paper, "no points in this region", "not tested")
             continue
         expected = float(theory.sel(region=region))
         ours = f"T = {stated(by_draw, 3)}, in theory {expected:+.3f}"
@@ -145,5 +145,5 @@ def judged_regions(
             where, claim, paper, ours, -by_draw.values if region == "hurts" else by_draw.values
         )
         if region != "disputed":
-            same = f"{name}: T, in the mean over the points where it {region}, equals theory's"
+            same = f"{name}: T, averaged over the points where it {region}, equals theory's"
             yield agrees(where, same, paper, by_draw.values, expected)

@@ -25,7 +25,7 @@ Decay = Literal["linear", "cosine", "1-sqrt", "1-square"]
 
 @config
 class Training:
-    """How the networks of a task are trained."""
+    """The training of a task's networks."""
 
     rule: Rule
     """The optimiser: 'adam', or 'sgd' without momentum."""
@@ -36,8 +36,8 @@ class Training:
     warmup: Count = 20
     """Steps over which the learning rate rises from 0."""
     held_out: Annotated[int, Ge(2)] = 512
-    """Held-out windows or images. The quadratic is fitted on half of them, and windows are chosen
-    there; all else is measured on the other half."""
+    """Number of held-out windows or images. The quadratic is fitted and windows are chosen on half
+    of them. All other measurements use the other half."""
 
 
 @config
@@ -45,18 +45,18 @@ class Config:
     """Train at a constant rate, average the last checkpoints, and compare with decayed rates."""
 
     tasks: Different[Task] = ("text", "images")
-    """What is learned: 'text', the source of Python's standard library, by a GPT; 'images', by a
+    """The tasks: 'text', the source of Python's standard library, for a GPT; 'images', for a
     ResNet."""
     data: ImagePool = ImagePool()
     """The images."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches and splits."""
     replicates: Annotated[int, Ge(3)] = 6
-    """Independent repetitions, at least 3, for the spread."""
+    """Number of independent repetitions, at least 3, for the spread."""
     steps: Natural = 1200
     """Steps of every run, averaged or decayed."""
     windows: Increasing[Natural] = (50, 100, 200, 400, 800)
-    """The steps over which checkpoints are averaged, or the rate is decayed: the last ones."""
+    """Windows: the last steps, over which checkpoints are averaged or the rate is decayed."""
     spacing: Natural = 10
     """Steps between two checkpoints."""
     shapes: Different[Shape] = ("uniform", "cosine", "1-sqrt")
@@ -66,15 +66,15 @@ class Config:
     width: Natural = 32
     """Units of the GPT's stream."""
     context: Annotated[int, Ge(2)] = 64
-    """Characters that the GPT sees."""
+    """Number of characters in the GPT's context."""
     layers: Natural = 2
     """Layers of the GPT."""
     channels: Natural = 8
     """Channels of the ResNet's first stage; the second has twice as many."""
     text: Training = Training(rule="adam", rate=1e-2, batch=8)
-    """How the GPT is trained."""
+    """The training of the GPT."""
     images: Training = Training(rule="sgd", rate=0.1, batch=8)
-    """How the ResNet is trained."""
+    """The training of the ResNet."""
 
     def __post_init__(self) -> None:
         for name, steps in (("steps", self.steps), *(("windows", w) for w in self.windows)):
@@ -91,12 +91,12 @@ class Config:
             self.check_left(self.data.size)
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left to learn from, beside those held out."""
+        """Checks that some images remain for training, in addition to the held-out ones."""
         held_out = self.images.held_out
         image_tasks.check_left("images.held_out", held_out, 0, examples, "to learn from")
 
     def training(self, task: Task) -> Training:
-        """Returns how the networks of a task are trained."""
+        """Returns the training settings of a task's networks."""
         return self.text if task == "text" else self.images
 
     def network(self, task: Task) -> dict[str, Any]:

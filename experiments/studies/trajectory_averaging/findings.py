@@ -1,4 +1,4 @@
-"""Tests on a finished run whether averages of checkpoints stand in for decay, and tabulates both.
+"""Tests on a finished run whether averages of checkpoints can replace decay; tabulates both.
 
 Windows are chosen on one half of the held-out examples and judged on the other.
 """
@@ -10,20 +10,20 @@ from experiments.lab.findings import Finding, agrees, corrected, judged, mean_an
 WSM, PMA = "WSM, arXiv 2507.17634", "PMA, arXiv 2505.12082"
 THEORY = "theory.merging.averaging"
 TASKS = {"text": "GPT", "images": "ResNet"}
-# The average that a decay stands for.
+# The average that corresponds to a decay.
 SHAPES = {"linear": "uniform"}
 
 
 def at_best(losses: xr.DataArray) -> xr.DataArray:
-    """Takes the loss on "test" at the window that is best on "fit", for each repetition."""
+    """Returns the loss on "test" at the window that is best on "fit", for each repetition."""
     best = losses.sel(half="fit").argmin("window")
     return losses.sel(half="test").isel(window=best)
 
 
 def equality(dataset: xr.Dataset) -> xr.DataArray:
-    """Predicts each decayed run by the average that it would equal, measured on "fit".
+    """Predicts each decayed run by its corresponding average, measured on "fit".
 
-    Returns losses by task, seed, decay and window, for the decays whose average was measured.
+    Returns losses by task, seed, decay and window, for the decays with a measured average.
     """
     shapes = dataset["shape"].values.astype(str)
     known = [d for d in dataset["decay"].values.astype(str) if SHAPES.get(d, d) in shapes]
@@ -32,11 +32,11 @@ def equality(dataset: xr.Dataset) -> xr.DataArray:
 
 
 def misses(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Computes how far predictions of the decayed runs are off, in the mean over runs.
+    """Computes the mean errors of predictions of the decayed runs.
 
     Returns the mean absolute error on "test", by task and seed: of the quadratics fitted to
-    averages ("predicted"), of `equality` ("equal"), and of the quadratics that were fitted to the
-    decayed runs, too ("fitted").
+    averages ("predicted"), of `equality` ("equal"), and of quadratics also fitted to the decayed
+    runs ("fitted").
     """
     same, offset = equality(dataset), dataset["offset"]
     decays = same["decay"]
@@ -50,7 +50,7 @@ def misses(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Tests for each task how averages compare with decay, and what predicts decayed runs.
+    """Tests for each task how averages compare with decay, and which model predicts decayed runs.
 
     Returns six findings for each task, judged together.
     """
@@ -90,8 +90,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             declared.append(
                 agrees(
                     WSM,
-                    f"{net}: over the {name} window, {window} steps, the average gains what decay "
-                    "gains",
+                    f"{net}: over the {name} window, {window} steps, the average gains as much "
+                    "as decay",
                     "taken as equal",
                     (1 - gap / gained).values,
                     1.0,
@@ -102,7 +102,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             judged(
                 THEORY,
                 f"{net}: over the longest window the average is further behind decay than over the "
-                "shortest",
+                f"shortest",
                 "it keeps old bias",
                 f"{stated(longer, 4)} nats further",
                 longer.values,
@@ -126,8 +126,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     """Tabulates the loss on "test" of every average and decay.
 
-    Returns a row of column names and a row for each task and way: the loss over each window, mean
-    and standard error, and on the next row what the quadratic predicts.
+    Returns a row of column names and a row for each task and kind of run: the loss over each
+    window, mean and standard error, and on the next row the quadratic's prediction.
     """
     windows = [str(w) for w in dataset["window"].values]
     rows = [("network", "way", *windows)]
@@ -163,9 +163,10 @@ def summary(dataset: xr.Dataset) -> str:
         sentences.append(
             f"{TASKS[task]}: the last checkpoint has a loss of {figures[0]}, the "
             f"{of['shape'].values[0]} average over the best window {figures[1]}, and "
-            f"{of['decay'].values[0]} decay over the best window {figures[2]} nats. Decayed runs "
-            f"are predicted to within {figures[3]} by quadratics fitted to averages, and to within "
-            f"{figures[4]} by the averages themselves; quadratics fitted to the decayed runs, too, "
-            f"miss them by {figures[5]} (mean ± s.e. over {last.size} seeds)."
+            f"{of['decay'].values[0]} decay over the best window {figures[2]} nats. Mean errors of "
+            f"predicted decayed losses: {figures[3]} for quadratics fitted to averages, "
+            f"{figures[4]} for the averages themselves, and {figures[5]} for quadratics also "
+            "fitted "
+            f"to the decayed runs (mean ± s.e. over {last.size} seeds)."
         )
     return " ".join(sentences)

@@ -1,4 +1,5 @@
-"""The figures of `trajectory_averaging`. Colours tell averages from decays, in all of them."""
+"""The figures of `trajectory_averaging`. Colours distinguish averages from decays in all of
+them."""
 
 import numpy as np
 import xarray as xr
@@ -21,7 +22,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _windows(dataset: xr.Dataset) -> Figure:
-    """A row for each task: on the left what was measured, on the right what is predicted."""
+    """Draws a row for each task: measurements on the left, predictions on the right."""
     tasks = dataset["task"].values.astype(str)
     fig, axes = style.figure(len(tasks), 2, width=4.6, height=3.1, sharex=True, sharey="row")
     for i, task in enumerate(tasks):
@@ -63,7 +64,7 @@ def _ways(ax: Axes, of: xr.Dataset, *, measured: bool) -> None:
 
 
 def _break_even(dataset: xr.Dataset) -> Figure:
-    """The lines on which both have the same loss, by the number of checkpoints."""
+    """Draws the lines on which both have the same loss, by the number of checkpoints."""
     fig, axes = style.figure(width=6.2, height=4.0)
     ax = axes[0, 0]
     time, lines = dataset["time"].values, dataset["break_even"]

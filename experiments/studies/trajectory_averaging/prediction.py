@@ -1,4 +1,4 @@
-"""What noisy quadratics predict of decayed runs, fitted to a constant run and its averages.
+"""Predictions of decayed runs by noisy quadratics, fitted to a constant run and its averages.
 
 The loss is a sum over directions. A direction of curvature h contributes h (bias^2 + variance) / 2,
 which is linear in its squared distance at the start of the longest window and in its stationary
@@ -16,19 +16,19 @@ from experiments.studies.trajectory_averaging.config import Config
 from sail_jax.trajectory import weights
 from theory.merging.averaging import Moments, NoisyQuadratic, averaged, decayed
 
-# The curvatures times the rate: from those that no window sees to those that are forgotten at once.
+# The curvatures times the rate: from those too small for any window to those that forget at once.
 PACES = np.logspace(-4, -0.5, 15)
 
 
 class Known(NamedTuple):
-    """What is linear in the unknowns: rows of a design matrix.
+    """Coefficients of the unknowns: rows of a design matrix.
 
     Its columns are the level, the squared distance of each curvature, and its variance.
 
     Attributes:
-      curve: Of the checkpoints of the longest window, `(checkpoint, 1 + 2 curvatures)`.
-      averaged: Of the averages, `(shape, window, 1 + 2 curvatures)`.
-      decayed: Of the decayed runs, `(decay, window, 1 + 2 curvatures)`.
+      curve: For the checkpoints of the longest window, `(checkpoint, 1 + 2 curvatures)`.
+      averaged: For the averages, `(shape, window, 1 + 2 curvatures)`.
+      decayed: For the decayed runs, `(decay, window, 1 + 2 curvatures)`.
     """
 
     curve: Float[np.ndarray, "checkpoint column"]
@@ -41,12 +41,12 @@ def design(config: Config) -> Known:
     longest, every = config.windows[-1], config.spacing
 
     def row(moments: Moments, before: int) -> np.ndarray:
-        """`before` steps lie between the start of the longest window and that of this one."""
+        """Computes a row; `before` is the number of steps before this window in the longest one."""
         left = np.asarray(moments.bias) * (1 - PACES) ** before
         return np.concatenate([[1.0], left**2, np.asarray(moments.variance)])
 
     def quadratic(spacing: int) -> NoisyQuadratic:
-        # Of distance 1 and of stationary variance 1.
+        # For distance 1, and for stationary variance 1.
         return NoisyQuadratic(PACES, 1.0, np.sqrt(PACES * (2 - PACES)), spacing, 1.0)
 
     with jax.enable_x64(True):
@@ -79,10 +79,10 @@ def predict(
       decayed: Losses of the decayed runs, to fit them, too; None to predict them.
 
     Returns:
-      The losses `averaged` and `decayed`; `level`, the loss at the minimum; and what each curvature
-      contributes to the last checkpoint, `bias` and `noise`.
+      The losses `averaged` and `decayed`; `level`, the loss at the minimum; and each curvature's
+      contribution to the last checkpoint, `bias` and `noise`.
     """
-    # The curve counts as one window does: its many checkpoints share their noise.
+    # The curve counts as much as one window, because its many checkpoints share their noise.
     shares = [(known.averaged.shape[1] / curve.size) ** 0.5, 1.0, 1.0]
     pairs = [(known.curve, curve), (known.averaged, averaged)]
     if decayed is not None:

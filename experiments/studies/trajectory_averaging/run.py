@@ -17,7 +17,7 @@ from experiments.studies.trajectory_averaging.training import Halves, measure
 from sail_jax.trajectory import weights
 from theory.merging.averaging import NoisyQuadratic, break_even, dense_break_even
 
-# Of the map "average or decay".
+# The grid of the map "average or decay".
 TIMES = np.logspace(-1, 2, 61)
 CHECKPOINTS = (3, 5, 10, 30)
 SMALL = 1e-3  # the rate times the curvature
@@ -28,13 +28,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     Returns losses over task, seed and half of the held-out examples ("fit" or "test"): `curve`, by
     the steps of the checkpoints of the longest window; `averaged`, by shape and window; `decayed`,
-    by decay and window. Without the halves: `predicted_averaged` and `predicted_decayed`, by
-    quadratics that are fitted to the curve and the averages on "fit"; `level`, `bias` and `noise`
-    of that fit, the last two by `pace`; `fitted_decayed` of quadratics that are fitted to the
-    decayed runs, too; and `offset`, by how much averages have more loss on "test" than on "fit", to
-    be added to what is predicted. In theory: `break_even` of linear decay and uniform averages, by
-    `time` and number of `checkpoints` (0 for an average of all iterates), in stationary standard
-    deviations.
+    by decay and window. Without the halves, it returns `predicted_averaged` and `predicted_decayed`
+    of quadratics fitted to the curve and the averages on "fit"; `level`, `bias` and `noise` of that
+    fit, the last two by `pace`; `fitted_decayed` of quadratics also fitted to the decayed runs; and
+    `offset`, the loss of averages on "test" minus "fit", which is added to predictions. For theory
+    it returns `break_even` of linear decay and uniform averages, by `time` and number of
+    `checkpoints` (0 for an average of all iterates), in stationary standard deviations.
     """
     data = {task: load(config, task) for task in config.tasks}
     found = {
@@ -88,7 +87,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _predicted(
     config: Config, known: prediction.Known, *losses: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What quadratics predict that are fitted to the losses on "fit" of a task's repetition."""
+    """Computes predictions of quadratics fitted to a task's losses on "fit" in one repetition."""
     grid = [
         [prediction.predict(known, *(of[i, k, ..., 0] for of in losses))
          for k in range(config.replicates)]
@@ -100,8 +99,8 @@ def _predicted(
 def load(config: Config, task: Task) -> list[Halves]:
     """Loads the data of every repetition.
 
-    Returns the data, one entry for each repetition: for text the same each time, for images splits
-    of their own.
+    Returns the data, one entry for each repetition. Text is the same for all. Images have a new
+    split for each.
 
     Raises `DataError` if the data cannot be read, or do not suffice.
     """
@@ -118,11 +117,11 @@ def load(config: Config, task: Task) -> list[Halves]:
 
 
 def _boundaries() -> np.ndarray:
-    """Where uniform averages and linear decay have one loss, for small rates."""
+    """Finds where uniform averages and linear decay have the same loss, for small rates."""
     with jax.enable_x64(True):
         lines = [np.asarray(dense_break_even(TIMES))]
         for count in CHECKPOINTS:
-            # One curvature per time: what counts is rate x curvature x steps.
+            # One curvature for each time, because only rate x curvature x steps matters.
             spacing = round(1 / SMALL)
             paces = TIMES / (count - 1) / spacing
             problem = NoisyQuadratic(paces, 1.0, 1.0, spacing)

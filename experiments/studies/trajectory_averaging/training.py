@@ -18,7 +18,7 @@ from experiments.training.descent import descend
 from sail_jax.trajectory import decay_of, weights
 
 RULES = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}
-# BatchNorm of `ResNet` keeps this share of its running statistics in a step.
+# The share of its running statistics that `ResNet`'s BatchNorm keeps in a step.
 KEPT = 0.9
 
 
@@ -40,7 +40,7 @@ class Halves(NamedTuple):
     """The examples of one repetition.
 
     Attributes:
-      learn: The data to learn from.
+      learn: The training data.
       fit: Held-out examples on which windows are chosen and the quadratic is fitted.
       test: The other held-out examples.
     """
@@ -69,7 +69,7 @@ def _advance(
     first: Array,
     rates: Float[Array, " steps"],
 ) -> State:
-    """Trains for as many steps as there are rates. Step t always sees the same minibatch."""
+    """Trains for one step per rate. Step t always uses the same minibatch."""
 
     def loss(params: PyTree, rest: PyTree, batch: tasks.Batch) -> tuple[Array, PyTree]:
         return tasks.evaluate(net, {"params": params, **rest}, batch, train=True)
@@ -89,9 +89,9 @@ def _advance(
 
 @partial(jax.jit, static_argnames="net")
 def _losses(net: nn.Module, params: PyTree, rest: PyTree, data: Halves) -> Float[Array, " 2"]:
-    """The losses on both halves, with the statistics of BatchNorm estimated anew.
+    """Computes the losses on both halves, with the statistics of BatchNorm estimated again.
 
-    Those of an average are not the average of those of its checkpoints.
+    The statistics of an average differ from the average of its checkpoints' statistics.
     """
     if rest:
         seen = jax.tree.map(lambda x: x[:512], data.learn.learn)

@@ -3,9 +3,9 @@
 The study draws phase diagrams over the load n/d and one more factor, at a fixed angle between the
 tasks. They go beyond Tahir et al., Features are fate, 2024 (arXiv 2410.08194):
 
-  spectrum  inputs with power-law eigenvalues i^-value; theory: deterministic equivalents time
-  training stopped at t = value; theory: the two-point equivalent (one layer) source    pretraining
-  on value * d samples; theory: limits of the law of the fitted source
+  spectrum  inputs with power-law eigenvalues i^-value; theory: deterministic equivalents
+  time      training stopped at t = value; theory: the two-point equivalent (one layer)
+  source    pretraining on value * d samples; theory: limits of the law of the fitted source
 
 Theory is compared with means over random data. For fine-tuning the means are of the estimator, with
 theory's scale. For the factor `time`, gradient flow is solved numerically instead. The preset

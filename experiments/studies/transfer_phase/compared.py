@@ -2,10 +2,10 @@
 
 These kinds are compared. Each has one more property of the network than the one before:
 
-  estimator  the end of training: alpha -> 0, t -> inf (`theory.deep_linear.estimators`) flow
-  gradient flow of rank one, alpha -> 0, at the time at which the network stopped narrow     descent
-  of rank one, alpha -> 0, with the network's own rate and number of steps network    descent of the
-  full layers
+  estimator  the end of training: alpha -> 0, t -> inf (`theory.deep_linear.estimators`)
+  flow       gradient flow of rank one, alpha -> 0, at the time at which the network stopped
+  narrow     descent of rank one, alpha -> 0, with the network's own rate and number of steps
+  network    descent of the full layers
 
 The difference between a network and its estimator is thus a sum of three parts: stopping time (flow
 - estimator), learning rate (narrow - flow) and size of the initial weights (network - narrow). From

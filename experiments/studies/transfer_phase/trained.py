@@ -105,7 +105,10 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
         theta, sigma = _angles(config)[:, None], np.array(config.sigmas)
         d, depth = config.networks.d, config.networks.layers
         closed = jax.jit(partial(dl.transferability, depth=depth), static_argnums=0)
-        return {mode: np.asarray(closed(mode, n, d, theta, sigma)) for mode in config.modes}
+        return {
+            mode: np.asarray(closed(mode, n=n, d=d, theta=theta, sigma=sigma))
+            for mode in config.modes
+        }
 
 
 @optimised()

@@ -15,7 +15,7 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risks by scale, where transfer helps, and risks by the imbalance of two layers.
 
-    Returns the figure, named "scales".
+    Returns the figure "scales".
     """
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=4.2)
     _risks(left, dataset)

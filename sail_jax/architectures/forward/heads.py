@@ -399,7 +399,7 @@ def heads(family: str, config: Config) -> tuple[Head, ...]:
 
 
 def head_axes(family: str, config: Config) -> dict[str, str]:
-    """Gives the rules of the heads of a family, all of which are optional.
+    """Gives the rules of the heads of a family. All of them are optional.
 
     Args:
       family: The family, a key of `HEADS`.

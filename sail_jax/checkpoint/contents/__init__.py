@@ -1,1 +1,1 @@
-"""What a checkpoint means beyond its tensors: names, configuration and vocabulary."""
+"""The content of a checkpoint beyond its tensors: names, configuration and vocabulary."""

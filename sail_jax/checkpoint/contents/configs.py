@@ -1,4 +1,4 @@
-"""What a merge changes in a config.json."""
+"""Changes that a merge makes to a config.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ def patched_config(
     tied: bool | None = None,
     special: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Copies a config, with what a merge changes in it.
+    """Copies a config and applies the changes of a merge.
 
     Args:
       config: The config of the base or, without one, of the first model.
-      dtype: The name of the dtype that is written; None to leave it.
+      dtype: The name of the output's dtype; None to leave it.
       rows: The size of the vocabulary; None to leave it.
-      layers: For each layer of the output, the number of the old layer that it was; None to leave
-        them. It decides the number of layers, and the entries of `layer_types`.
+      layers: For each layer of the output, the number of its old layer; None to leave them. It
+        determines the number of layers, and the entries of `layer_types`.
       tied: Whether the head is the embedding; None to leave it.
-      special: The ids of special tokens by their keys, such as "eos_token_id", in the place of all
-        that the config states; None to leave them.
+      special: The ids of special tokens by their keys, such as "eos_token_id". They replace all
+        ids in the config; None to leave them.
 
     Returns:
       The new config; `config` itself is not changed.
@@ -37,9 +37,9 @@ def patched_config(
     >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
     {'n_layer': 3, 'vocab_size': 10}
     """
-    # A copy in depth, as text_config is changed too.
+    # A deep copy, as text_config is changed too.
     new = json.loads(json.dumps(config))
-    # Configs of models with several towers keep that of the text tower under text_config.
+    # Configs of models with several towers keep the text tower's config under text_config.
     parts = [part for part in (new, new.get("text_config")) if isinstance(part, dict)]
     if dtype is not None:
         keys = [key for key in ("torch_dtype", "dtype") if key in new] or ["torch_dtype"]
@@ -55,8 +55,7 @@ def patched_config(
         if layers is not None and key is not None:
             old, part[key] = part[key], len(layers)
             kinds = part.get("layer_types")
-            # Only if it names one kind for each of the old layers is it known which kind a layer
-            # was of.
+            # A layer's kind is known only if the list has one kind for each of the old layers.
             if isinstance(kinds, list) and len(kinds) == old and max(layers) < len(kinds):
                 part["layer_types"] = [kinds[i] for i in layers]
     if tied is not None and not any("tie_word_embeddings" in part for part in parts):

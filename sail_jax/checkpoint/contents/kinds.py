@@ -1,4 +1,4 @@
-"""Finds out what holds no model: adapters, models with an unmerged adapter, optimiser states."""
+"""Detects checkpoints without a model: adapters, unmerged adapters, optimiser states."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ from sail_jax.checks import argument
 from sail_jax.trees import factor_of
 
 _SPLIT = re.compile(r"[./]")
-# A component of a name that PEFT, LyCORIS, kohya's scripts or diffusers give to a factor of a
-# change, and to no weight.
+# A component that PEFT, LyCORIS, kohya's scripts or diffusers use in the name of an adapter's
+# factor, and never in a weight's name.
 _FACTOR = re.compile(
     r"lora_(?:[ABE]|embedding_[AB]|magnitude_vector|down|up|mid|diag)|\w+_lora(?:_[AB])?"
     r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)|ia3_l|p?vera_lambda_[bd]"
@@ -23,7 +23,7 @@ _FACTOR = re.compile(
     r"|adaption_(?:prompt|gate)|dora_scale"
 )
 _PREFIX = "base_model."
-# Names that the optimisers of torch give to the tensors that they keep for each weight.
+# Names that torch's optimisers give to the tensors that they keep for each weight.
 _MOMENTS = frozenset(
     (
         *("exp_avg", "exp_avg_sq", "exp_avg_diff", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
@@ -39,7 +39,7 @@ def check_model(checkpoint: Checkpoint) -> None:
       checkpoint: The checkpoint; no tensor is read.
 
     Raises:
-      CheckpointError: If it is something else, by `not_a_model`.
+      CheckpointError: If it holds something else, according to `not_a_model`.
       ValueError: If its adapter_config.json cannot be read.
     """
     path = checkpoint.path
@@ -50,65 +50,65 @@ def check_model(checkpoint: Checkpoint) -> None:
 def not_a_model(
     tensors: Mapping[str, object], extras: Mapping[str, Path | bytes], name: str = "ADAPTER"
 ) -> str:
-    """Finds out what a checkpoint is, unless it is a model that can be merged entry by entry.
+    """Describes the kind of a checkpoint, unless it is a model that can be merged entry by entry.
 
-    Names decide, and adapter_config.json. A model may have such names of its own: factors among
-    ordinary weights count only if they belong to one of these weights.
+    Names and adapter_config.json decide. A model may use such names for its own weights. So factors
+    among ordinary weights count only if they belong to one of these weights.
 
     Args:
       tensors: The tensors by name; none is read.
       extras: The other files of the checkpoint, by name.
-      name: What a recipe calls the checkpoint.
+      name: The checkpoint's name in a recipe.
 
     Returns:
-      Its kind and the remedy, as the rest of a sentence; "" for a model.
+      The kind and the remedy, as the rest of a sentence; "" for a model.
 
     Raises:
       ValueError: If adapter_config.json cannot be read.
 
     >>> not_a_model({"state.0.exp_avg": None, "state.0.exp_avg_sq": None}, {})
-    'holds the state of an optimiser (state.0.exp_avg), and no model'
+    'holds the state of an optimiser (state.0.exp_avg), not a model'
     """
     names = list(tensors)
     if factor := next(filter(factor_of, names), None):
         return (
-            f"holds factors of low rank that qwix stores next to weights ({factor}). The product "
-            "of averages is not the average of products: fold them into their weights first, by "
-            f"sail-jax convert with {argument('lora_alpha', '...')}, or by sail_jax.lora.fold"
+            f"holds factors of low rank that qwix stores next to weights ({factor}). Averages of "
+            "factors do not give averages of products: fold the factors into their weights first, "
+            f"with sail-jax convert and {argument('lora_alpha', '...')}, or with sail_jax.lora.fold"
         )
     parts = {x: _SPLIT.split(x) for x in names}
     factors = [x for x in names if any(map(_FACTOR.fullmatch, parts[x]))]
     of_adapter = {*factors, *(x for x in names if x.startswith(_PREFIX))}
-    # kohya's scripts put the alpha of each pair of factors next to it.
+    # kohya's scripts store the alpha of each pair of factors next to the pair.
     others = [x for x in names if x not in of_adapter and parts[x][-1] != "alpha"]
-    # A full model may lie in one folder with an adapter's config that was left there.
+    # A full model may share its folder with an adapter's config that was left there.
     beside = "adapter_config.json" in extras and "config.json" not in extras
     if names and ((of_adapter and not others) or beside):
         return _adapter(config_of(extras, "adapter_config.json"), name)
     if factor := _unmerged(names, factors):
         return (
-            f"holds a model whose adapter is not merged ({factor}): its factors cannot be merged "
-            "entry by entry. Merge the adapter first (in peft model.merge_and_unload(), then "
-            "save_pretrained), or save it apart and write base+adapter"
+            f"holds a model with an unmerged adapter ({factor}), whose factors cannot be merged "
+            "entry by entry. Merge the adapter first (in peft: model.merge_and_unload(), then "
+            "save_pretrained), or save it separately and write base+adapter"
         )
     if state := _optimiser(parts):
-        return f"holds the state of an optimiser ({state}), and no model"
+        return f"holds the state of an optimiser ({state}), not a model"
     return ""
 
 
 def _adapter(config: Mapping[str, object], name: str) -> str:
-    """The words for an adapter."""
+    """The description of an adapter."""
     base = config.get("base_model_name_or_path")
     stated = repr(base[:200]) if isinstance(base, str) and base else ""
     of, base = (f" of {stated}", stated[1:-1]) if stated else ("", "BASE")
     return (
-        f"is an adapter{of}, not a model: its factors mean nothing without each other. Write "
+        f"is an adapter{of}, not a model: its factors cannot be merged separately. Write "
         f"base+adapter, as in {base}+{name}"
     )
 
 
 def _unmerged(names: Iterable[str], factors: Iterable[str]) -> str:
-    """A factor of a weight that is there, too; "" if there is none."""
+    """A factor that accompanies its weight; "" without such a factor."""
     names = set(names)
     bases = {name.partition(".base_layer.")[0] for name in names if ".base_layer." in name}
     for factor in factors:
@@ -121,7 +121,7 @@ def _unmerged(names: Iterable[str], factors: Iterable[str]) -> str:
 
 
 def _optimiser(parts: Mapping[str, list[str]]) -> str:
-    """A tensor of an optimiser's state, if there is nothing else; "" otherwise."""
+    """A tensor of an optimiser's state, if all tensors belong to one; "" otherwise."""
     last = {name: part[-1] for name, part in parts.items()}
     kept = [name for name in last if last[name] in _MOMENTS]
     if kept and all(x in _MOMENTS or x == "step" for x in last.values()):

@@ -1,9 +1,9 @@
-"""Reads layer numbers and vocabulary roles off tensor names, without a list of architectures.
+"""Reads layer numbers and vocabulary roles from tensor names, without a list of architectures.
 
-A *stack* is what precedes the first numbered block of a name: `model.layers` in
+A *stack* is the name before the first layer number: `model.layers` in
 `model.layers.12.mlp.up_proj.weight`, `h` in `h/3/attn/kernel`, `Block` in `Block_3/Dense_0/kernel`.
-Only components called (or ending in) layer(s), block(s), resblocks or h count, so that numbered
-parts inside a block (experts) or beside it (projectors) are not taken for layers.
+Only components called (or ending in) layer(s), block(s), resblocks or h count. So numbered parts
+inside a block (experts) or outside the stack (projectors) are not counted as layers.
 """
 
 import re
@@ -29,13 +29,13 @@ _EARLY = re.compile(r"emb|wte|wpe|(?:^|[./])(?:shared|patch|stem|conv1|class_tok
 
 
 class Position(NamedTuple):
-    """Where in a stack of layers a tensor is.
+    """A tensor's position in a stack of layers.
 
-    The parts, put together again, are the tensor's name.
+    The parts, joined again, are the tensor's name.
 
     Attributes:
       stack: The name up to the layer's number, such as "model.layers".
-      joint: What stands between the stack and the number: ".", "/" or "_".
+      joint: The text between the stack and the number: ".", "/" or "_".
       index: The number of the layer, from 0.
       rest: The name of the tensor within the layer, such as ".mlp.up_proj.weight".
     """
@@ -51,13 +51,13 @@ class Position(NamedTuple):
 
 
 def position(name: str) -> Position | None:
-    """Finds where in a stack of layers a tensor is.
+    """Finds a tensor's position in a stack of layers.
 
     Args:
       name: The name of the tensor, with dots or slashes.
 
     Returns:
-      Its place; None outside the layers.
+      Its position; None outside the layers.
 
     >>> position("model.layers.12.mlp.experts.3.w1.weight")
     Position(stack='model.layers', joint='.', index=12, rest='.mlp.experts.3.w1.weight')
@@ -65,7 +65,7 @@ def position(name: str) -> Position | None:
     ('layers.7.weight', None)
     """
     match = _LAYER.match(name)
-    # More than nine digits are no layer's number, and `stacks` would count that many layers.
+    # A layer's number has at most nine digits, and `stacks` would count that many layers.
     if match is None or len(match["index"]) > 9:
         return None
     return Position(match["stack"], match["joint"], int(match["index"]), match["rest"])
@@ -91,7 +91,7 @@ def stacks(names: Iterable[str]) -> dict[str, int]:
 
 
 def role(name: str) -> Role:
-    """Tells whether the rows (axis 0) of a tensor belong to tokens, as input or as output.
+    """Checks whether the rows (axis 0) of a tensor belong to input tokens or output tokens.
 
     Args:
       name: The name of the tensor.
@@ -106,7 +106,7 @@ def role(name: str) -> Role:
 
 
 def is_early(name: str) -> bool:
-    """Tells whether a tensor outside the layers comes before them, as embeddings do.
+    """Checks whether a tensor outside the layers comes before them, as embeddings do.
 
     Args:
       name: The name of the tensor.

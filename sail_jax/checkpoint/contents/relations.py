@@ -1,11 +1,11 @@
-"""What config.json and the tokenizer state about tensors, held against the tensors themselves.
+"""Comparison of the statements in config.json and the tokenizer with the tensors themselves.
 
 The other files of a checkpoint may contradict its tensors. A base model's config.json stays behind
 after its embedding was resized, a quantization_config after the weights were dequantised. A library
 that loads such a checkpoint then fails, or computes another function.
 
 `RELATIONS` states each relation once. `contradictions` finds the broken ones in an input.
-`following` mends the entries of an output that can follow the tensors, and returns the others.
+`following` corrects the entries of an output that the tensors determine, and returns the others.
 """
 
 import math
@@ -34,10 +34,10 @@ class Contradiction(NamedTuple):
 
     Attributes:
       key: The entry of config.json with its dotted path, or the file, that makes the statement.
-      stated: What it states.
-      shown: What the tensors show, in words.
+      stated: The stated value.
+      shown: The evidence of the tensors, in words.
       repair: The entries of config.json that agree with the tensors, by key within the same
-        mapping; None removes an entry. Without a repair, the tensors do not show the right value.
+        mapping; None removes an entry. Empty if the tensors do not show the right value.
     """
 
     key: str
@@ -51,13 +51,13 @@ class Contradiction(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What a relation may look at.
+    """The facts that a relation uses.
 
     Attributes:
       config: The mapping that describes the text tower: config.json, or its text_config.
       whole: All of config.json.
-      kinds: The tensors of that tower by their names with 0 for every number, so that a pattern is
-        tried once for all layers; a copy of a tied embedding is not among them.
+      kinds: The tower's tensors by their names with 0 for every number, so a pattern is tried once
+        for all layers. A copy of a tied embedding is left out.
       everything: All tensors, by name.
     """
 
@@ -67,14 +67,14 @@ class _Facts(NamedTuple):
     everything: Likes
 
     def number(self, *keys: str) -> tuple[str, int] | None:
-        """The first of several entries that states a whole number."""
+        """The first of several entries that holds a whole number."""
         for key in keys:
             if type(value := self.config.get(key)) is int:
                 return key, value
         return None
 
     def shapes(self, pattern: str, dimensions: int) -> list[Like]:
-        """The tensors with a number of dimensions and a pattern in their name."""
+        """The tensors with this number of dimensions and this pattern in their name."""
         found = re.compile(pattern).search
         kinds = (xs for kind, xs in self.kinds.items() if found(kind))
         return [x for xs in kinds for x in xs if len(x.shape) == dimensions]
@@ -97,7 +97,7 @@ def _rows(facts: _Facts) -> Iterator[Contradiction]:
     """The vocabulary: `vocab_size` counts the rows of the embedding and of the head."""
     if (said := facts.number("vocab_size")) is None:
         return
-    # A head without the padding of the embedding is counted by an entry of its own.
+    # A head without the embedding's padding has its own entry for the number of rows.
     if facts.number("unpadded_vocab_size") is not None:
         return
     for part in ("embedding", "head"):
@@ -106,7 +106,7 @@ def _rows(facts: _Facts) -> Iterator[Contradiction]:
 
 def _width(facts: _Facts) -> Iterator[Contradiction]:
     """The width: `hidden_size` counts the columns of the embedding."""
-    # Some families embed in another width than their stream has.
+    # In some families the embedding's width differs from the stream's.
     if any(re.search(r"embed\w*_(size|dim|rank)$", key) for key in facts.config):
         return
     if (said := facts.number("hidden_size", "n_embd", "d_model", "dim")) is not None:
@@ -136,7 +136,7 @@ def _positions(facts: _Facts) -> Iterator[Contradiction]:
     if (said := facts.number("n_positions", "max_position_embeddings")) is None:
         return
     names = r"(^|[./])(wpe|embed_positions|embeddings[./]position_embeddings?)[./]weight$"
-    # Some families keep two rows in front of the first position, and do not count them.
+    # Some families keep two rows before the first position, and do not count them.
     tables = facts.shapes(names, 2)
     if all(x.shape[0] - 2 != said[1] for x in tables):
         yield from _size(said, tables, 0, "rows")
@@ -155,7 +155,7 @@ def _labels(facts: _Facts) -> Iterator[Contradiction]:
     if not class_of(facts.whole).endswith(kinds):
         return
     names, count = facts.whole.get("id2label"), facts.whole.get("num_labels")
-    # Without either, loaders take two labels.
+    # Without either, loaders assume two labels.
     said = len(names) if isinstance(names, Mapping) else count if type(count) is int else 2
     head = r"^(score|classifier|classifier[./]out_proj|classification_head[./]out_proj)[./]weight$"
     found = re.compile(head).search
@@ -174,13 +174,13 @@ def _labels(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _heads(facts: _Facts) -> Iterator[Contradiction]:
-    """Heads: queries, keys and values have a number of heads times their size."""
+    """Heads: the rows of queries, keys and values are the number of heads times the head size."""
     said = facts.number("num_attention_heads")
     if said is None:
         return
     shared = facts.number("num_key_value_heads") or said
     size, width = facts.number("head_dim"), facts.number("hidden_size")
-    # Some families state several sizes of heads, for kinds of layers or for values.
+    # Some families have several sizes of heads, for kinds of layers or for values.
     several = any(re.search(r".head_dim$|attention_hidden_size", key) for key in facts.config)
     if several or (size is None and (width is None or said[1] < 1 or width[1] % said[1])):
         return
@@ -193,7 +193,7 @@ def _heads(facts: _Facts) -> Iterator[Contradiction]:
             each, stated = size[1], f"{stated} and head_dim {size[1]}"
         elif width is not None:
             each, stated = width[1] // said[1], f"{stated} and hidden_size {width[1]}"
-        # Some families keep a gate of equal size with the queries.
+        # Some families store a gate of equal size with the queries.
         fits = {heads * each, 2 * heads * each} if part == "q" else {heads * each}
         odd = [x for x in tables if x.shape[0] not in fits]
         if len(odd) == len(tables):
@@ -231,38 +231,38 @@ def _experts(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _biases(facts: _Facts) -> Iterator[Contradiction]:
-    """Biases: `attention_bias` and `mlp_bias` state whether projections have them."""
+    """Biases: `attention_bias` and `mlp_bias` state whether projections have biases."""
     for key, module in (("attention_bias", "self_attn[./]q_proj"), ("mlp_bias", "mlp[./]up_proj")):
         stated = facts.config.get(key)
         weights = facts.shapes(rf"(^|[./]){module}[./]weight$", 2)
         biases = facts.shapes(rf"(^|[./]){module}[./]bias$", 1)
         if isinstance(stated, bool) and weights and bool(biases) != stated:
-            shown = f"{weights[0].name!r} has {'a' if biases else 'no'} bias"
+            shown = f"{weights[0].name!r} {'has a' if biases else 'lacks its'} bias"
             yield Contradiction(key, stated, shown, {key: bool(biases)})
 
 
 def _tie(facts: _Facts) -> Iterator[Contradiction]:
-    """The tie: with `tie_word_embeddings`, the head is the embedding and has no values of its own.
+    """The tie: with `tie_word_embeddings`, the head is the embedding and stores no other values.
 
-    A head that the entry calls untied has to be stored.
+    An untied head must be stored.
     """
     key, stated = "tie_word_embeddings", facts.whole.get("tie_word_embeddings")
     stated = facts.config.get(key) if stated is None else stated
     heads = facts.tables("head")
     if stated is True and heads:
-        yield Contradiction(key, True, f"{heads[0].name!r} has values of its own", {key: False})
+        yield Contradiction(key, True, f"{heads[0].name!r} has its own values", {key: False})
     causal = class_of(facts.whole).endswith(("ForCausalLM", "LMHeadModel"))
     embeddings = facts.tables("embedding")
-    # An entry that is not stated has the default of its family.
+    # A missing entry has the default of its family.
     if stated is False and causal and embeddings and not heads:
-        # Other families call their heads otherwise.
+        # Other families use other names for their heads.
         known = re.compile(r"head|logits|output|proj_out|generator").search
         if not any(known(kind) and not re.search(r"[./]0[./]", kind) for kind in facts.kinds):
             yield Contradiction(key, False, "no head is stored")
 
 
 def _dtype(facts: _Facts) -> Iterator[Contradiction]:
-    """The dtype: the entry names the type of most floating numbers."""
+    """The dtype: the entry is the dtype of most floating-point numbers."""
     sizes: dict[str, int] = {}
     for x in facts.everything.values():
         if x.dtype.kind == "f" or x.dtype.name.startswith(("bfloat", "float")):
@@ -278,7 +278,7 @@ def _dtype(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _quantized(facts: _Facts) -> Iterator[Contradiction]:
-    """Quantisation: an entry that describes codes stands beside values."""
+    """Quantisation: an entry describes codes, but the tensors are plain values."""
     for key in ("quantization_config", "compression_config"):
         about = facts.whole.get(key)
         if isinstance(about, Mapping) and about and not quantization(facts.everything, facts.whole):
@@ -297,16 +297,16 @@ RELATIONS: tuple[Relation, ...] = (
 def contradictions(
     config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
 ) -> tuple[Contradiction, ...]:
-    """Finds what config.json and the tokenizer of a checkpoint state and its tensors contradict.
+    """Finds statements of config.json and the tokenizer that the tensors contradict.
 
-    A relation counts as broken only where every tensor of its kind breaks it, as some families name
-    other things alike.
+    A relation counts as broken only if every tensor of its kind breaks it, since some families use
+    the same names for other things.
 
     Args:
       config: The content of config.json; empty without one.
-      tensors: The tensors by name; of each the shape and dtype are looked at. A stored copy of a
-        tied embedding must not be among them.
-      vocabulary: The vocabulary of the tokenizer; None if it is not known.
+      tensors: The tensors by name; only shapes and dtypes are used. A stored copy of a tied
+        embedding must not be among them.
+      vocabulary: The vocabulary of the tokenizer; None if it is unknown.
 
     Returns:
       The contradictions, in the order of `RELATIONS`.
@@ -346,11 +346,11 @@ def contradictions(
 def contradictions_of(
     checkpoint: Checkpoint, vocabulary: Vocabulary | None = None
 ) -> tuple[Contradiction, ...]:
-    """Finds what the files of an open checkpoint state and its tensors contradict.
+    """Finds statements in an open checkpoint's files that its tensors contradict.
 
     Args:
       checkpoint: The checkpoint. Only a head that its config.json calls tied is read.
-      vocabulary: The vocabulary of its tokenizer; None if it is not known.
+      vocabulary: The vocabulary of its tokenizer; None if it is unknown.
 
     Returns:
       The contradictions.
@@ -367,8 +367,8 @@ def contradictions_of(
 def tied(config: Config, tensors: Tensors) -> bool | None:
     """Decides whether the head of a checkpoint is its embedding.
 
-    A config.json that states it is not believed where a head of other values is stored. That is how
-    transformers loads such a checkpoint.
+    If config.json states a tie but a head with other values is stored, the head counts.
+    transformers loads such a checkpoint in the same way.
 
     Args:
       config: The content of config.json.
@@ -381,7 +381,7 @@ def tied(config: Config, tensors: Tensors) -> bool | None:
     heads = [n for n in tensors if role(n) == "head" and n.endswith("weight")]
     if stated is not True or not heads:
         return stated
-    # Of several tables, the head can only be a copy of one of its shape.
+    # Of several tables, the head can only be a copy of one with its shape.
     head = tensors[heads[0]]
     tables = [x for n, x in tensors.items() if role(n) == "embedding" and x.shape == head.shape]
     return not tables or any(same_entries(head, table) for table in tables)
@@ -394,9 +394,9 @@ class _Beyond(Contradiction):
         return f"{self.key} has the token {self.stated}, but {self.shown}"
 
 
-# Tensors of other towers than text.
+# Tensors of other towers than the text tower.
 _OTHER = re.compile(r"vision|visual|image|img|audio|speech|video|qformer|timestamp", re.I)
-# Families that define an entry otherwise, among the 580 of transformers 5.24.
+# Families that define an entry differently, among the 580 of transformers 5.24.
 _OTHERWISE: dict[Relation, set[str]] = {
     _rows: {
         *("mllama", "mllama_text_model", "moshi", "csm", "kyutai_speech_to_text", "molmo2"),
@@ -412,15 +412,15 @@ _OTHERWISE: dict[Relation, set[str]] = {
 def following(
     config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
 ) -> tuple[dict[str, Any], tuple[Contradiction, ...]]:
-    """Makes a config.json follow the tensors, wherever they show the right value.
+    """Corrects a config.json to match the tensors, wherever they show the right value.
 
     Args:
       config: The content of config.json.
       tensors: The tensors of the output by name, as `contradictions` takes them.
-      vocabulary: The vocabulary of the output's tokenizer; None if it is not known.
+      vocabulary: The vocabulary of the output's tokenizer; None if it is unknown.
 
     Returns:
-      The new content, and the contradictions that are left.
+      The new content, and the remaining contradictions.
 
     >>> import numpy as np
     >>> class Wte: name, shape, dtype = "wte.weight", (5, 2), np.dtype("float32")
@@ -431,10 +431,10 @@ def following(
     inner = new.get("text_config")
     repairs: dict[str, Any] = {}
     for found in contradictions(config, tensors):
-        # The first relation decides: the embedding, where a head has another number of rows.
+        # The first relation decides: the embedding, if a head has another number of rows.
         repairs = {**(found.repair or {}), **repairs}
     for key, value in repairs.items():
-        # The entry is mended where it stands.
+        # The entry is corrected in place.
         if isinstance(inner, Mapping) and key in inner:
             new["text_config"] = _put(new["text_config"], key, value)
         if not isinstance(inner, Mapping) or key in new or key not in inner:
@@ -443,7 +443,7 @@ def following(
 
 
 def _put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """A copy with another value of an entry, or without it if the value is None."""
+    """A copy with a new value for an entry, or without the entry if the value is None."""
     if value is None:
         return {k: v for k, v in config.items() if k != key}
     return {**config, key: value}
@@ -452,7 +452,7 @@ def _put(config: Config, key: str, value: Any) -> dict[str, Any]:
 def _size(
     said: tuple[str, int], tables: list[Any], axis: int, what: str, *, repaired: bool = True
 ) -> Iterator[Contradiction]:
-    """A contradiction if an entry states a size that none of some tensors has."""
+    """A contradiction if an entry states a size that no tensor has."""
     key, stated = said
     sizes = {x.shape[axis] for x in tables}
     if tables and stated not in sizes:

@@ -1,4 +1,4 @@
-"""The vocabulary of a model, read from the files of its tokenizer; which tokens are the same."""
+"""The vocabulary of a model, read from the files of its tokenizer, and equivalent tokens."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ PLAIN = {
     "normalized": True,
     "special": False,
 }
-"""The settings of an added token that says nothing of them."""
+"""The default settings of an added token."""
 
 
 class Vocabulary(NamedTuple):
@@ -48,7 +48,7 @@ def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
     """
     if "tokenizer.json" in extras:
         file, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
-        # What an earlier step made has content, and no path.
+        # A file made by an earlier step is content without a path.
         path = "tokenizer.json" if isinstance(file, bytes) else file
         model = document.get("model")
         core = model.get("vocab") if isinstance(model, dict) else None
@@ -77,11 +77,11 @@ def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
 
 
 def _checked(vocabulary: Vocabulary) -> Vocabulary:
-    """Checks that a vocabulary has tokens, and that each has an id of its own."""
+    """Checks that a vocabulary has tokens, and that their ids are valid and unique."""
     seen: dict[int, str] = {}
     for text, i in vocabulary.ids.items():
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
-            raise ValueError(f"{vocabulary.source}: the token {text!r} has no valid id, but {i!r}")
+            raise ValueError(f"{vocabulary.source}: the token {text!r} has the invalid id {i!r}")
         if seen.setdefault(i, text) != text:
             raise ValueError(
                 f"{vocabulary.source}: the tokens {seen[i]!r} and {text!r} share the id {i}"
@@ -92,13 +92,13 @@ def _checked(vocabulary: Vocabulary) -> Vocabulary:
 
 
 ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-"""What special tokens are for, as the files of a tokenizer call it."""
+"""The roles of special tokens, by their keys in a tokenizer's files."""
 
 Style = Literal["bytes", "words", ""]
 
 
 def roles(extras: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """Reads which special tokens the files of a tokenizer name.
+    """Reads the special tokens from the files of a tokenizer.
 
     Args:
       extras: The files, by name.
@@ -107,7 +107,7 @@ def roles(extras: Mapping[str, Path | bytes]) -> dict[str, str]:
       The text of each token, by its role, such as "eos_token".
 
     Raises:
-      ValueError: If a file is no JSON object.
+      ValueError: If a file is not a JSON object.
     """
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -126,22 +126,22 @@ def counterparts(
     names: Mapping[str, str],
     own_names: Mapping[str, str],
 ) -> dict[str, int]:
-    """Finds the tokens of one vocabulary that stand for the same as those of another.
+    """Finds the tokens of one vocabulary that mean the same as another vocabulary's tokens.
 
-    Tokens of one text are the same, unless one vocabulary spells bytes (as GPT-2's) and the other
-    words with a mark before them (as SentencePiece's): then the same bytes are. A special token
-    without one of its text is the one with its role.
+    Tokens with equal text are the same. One vocabulary may spell bytes (as GPT-2's) and the other
+    words with a mark before them (as SentencePiece's). Then tokens with equal bytes are the same. A
+    special token without an equal text corresponds to the token with its role.
 
     Args:
       tokens: The vocabulary.
-      own: The one that is searched.
+      own: The vocabulary that is searched.
       names: The special tokens of `tokens`, by their roles.
-      own_names: Those of `own`.
+      own_names: The special tokens of `own`, by their roles.
 
     Returns:
-      The ids in `own` of those of `tokens` that it has, by text.
+      The ids in `own`, by the text of the equivalent token in `tokens`.
     """
-    # A token of several roles stands for the first of them.
+    # A token with several roles counts under the first of them.
     named = {names[role]: role for role in reversed(ROLES) if role in names}
     styles = {_style(tokens), _style(own)}
     spelled: dict[bytes, int] = {}
@@ -170,7 +170,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def byte_table() -> dict[int, str]:
-    """Lists the character that stands for each byte in a vocabulary of GPT-2's kind.
+    """Lists the character that stands for each byte in a vocabulary like GPT-2's.
 
     A byte that is a visible character of Latin-1 stands for itself. The others, such as the space,
     have the characters from 256 on, in order.
@@ -199,7 +199,7 @@ def _bytes(text: str, style: Style) -> bytes:
 
 
 def _style(vocabulary: Vocabulary) -> Style:
-    """How a core spells: GPT-2's bytes, or words behind the mark of a space; "" if unknown."""
+    """How a core spells: GPT-2's bytes, or words after a mark for the space; "" if unknown."""
     document = vocabulary.document or {}
     steps = [document.get(key) for key in ("pre_tokenizer", "decoder", "normalizer")]
     kinds = {kind for step in steps for kind in _kinds(step)}
@@ -209,7 +209,7 @@ def _style(vocabulary: Vocabulary) -> Style:
 
 
 def _kinds(step: object) -> Iterator[object]:
-    """The types of a step of a tokenizer, and of those in a sequence of steps."""
+    """The types of a tokenizer's step, and of the steps in a sequence."""
     if isinstance(step, dict):
         yield step.get("type")
         for key in ("pretokenizers", "decoders", "normalizers"):

@@ -1,1 +1,1 @@
-"""Readers and layouts of checkpoint formats: what lies in a file, and its bytes when asked for."""
+"""Readers and layouts of checkpoint formats. Opening reads names and shapes; bytes follow later."""

@@ -1,4 +1,4 @@
-"""The plain files beside the tensors of a checkpoint, such as config.json."""
+"""The plain files of a checkpoint that hold no tensors, such as config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,10 @@ from sail_jax.checkpoint.formats.files import MAX_HEADER
 
 
 def carried(file: str) -> bool:
-    """Tells whether a file beside the tensors of an input is copied to an output.
+    """Checks whether a non-tensor file of an input is copied to an output.
 
-    Indexes of shards and records of training, alignment or growth are not copied: they describe the
-    input's files, not the output's.
+    Indexes of shards and records of training, alignment or growth are not copied, because they
+    describe the input's files and not the output's.
 
     Args:
       file: The file's name, without its folder.
@@ -31,14 +31,14 @@ def carried(file: str) -> bool:
 
 
 def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> dict[str, Any]:
-    """Reads the JSON object in a file beside the tensors.
+    """Reads the JSON object in one of a checkpoint's plain files.
 
     Args:
       extras: The files by name; each is a path, or the content itself.
       name: Which of the files.
 
     Returns:
-      The object; an empty dictionary if there is no such file.
+      The object. It is an empty dictionary if the file does not exist.
 
     Raises:
       ValueError: If the file cannot be read, is too large, or holds something other than a JSON
@@ -57,7 +57,7 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
 
 
 def content(extra: Path | bytes) -> bytes:
-    """Reads a file beside the tensors.
+    """Reads one of a checkpoint's plain files.
 
     Args:
       extra: Its path, or its content.

@@ -55,11 +55,11 @@ class CheckpointError(disk.StoreError, ValueError):
 def explained(doing: str, path: Path) -> Iterator[None]:
     """Turns an `OSError` inside a `with` statement into a one-line `CheckpointError`.
 
-    The message says what failed, where, and what to do about it. Errors of `sail_jax.disk` become
-    `CheckpointError` as well, with the same message.
+    The message contains the action, the path, the system's reason and some advice. Errors of
+    `sail_jax.disk` become `CheckpointError` as well, with the same message.
 
     Args:
-      doing: What is being done to the path, as the message says it: "write" in "cannot write ...".
+      doing: The verb for the message, such as "write" for "cannot write ...".
       path: The file or folder that the message names.
 
     Yields:
@@ -97,10 +97,10 @@ def reading(what: object) -> Iterator[None]:
 
     An `OSError` becomes "cannot read ...", a `MemoryError` "... does not fit into memory", any
     other error that parsers raise "... is damaged".
-    `StoreError`, of which `CheckpointError` is a kind, passes unchanged.
+    `StoreError` passes unchanged, and so does its subclass `CheckpointError`.
 
     Args:
-      what: What is being read, as the message names it; usually its path.
+      what: What is being read, for the message (usually its path).
 
     Yields:
       Nothing.
@@ -197,7 +197,7 @@ def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
     Args:
       shape: What a file gives as a shape, of any type.
       itemsize: Bytes of one entry.
-      what: The file and the tensor, as the message names them.
+      what: The file and the tensor, for messages.
 
     Returns:
       The shape.
@@ -223,9 +223,9 @@ def _short(value: object) -> str:
 def contained(folder: Path, name: str) -> Path:
     """Returns the path of a file in a folder, if it really lies in that folder.
 
-    A symbolic link may lead to another place within the folder or, from `snapshots/<revision>/` of
-    a Hugging Face cache, to the `blobs/` beside `snapshots`, and from there to a blob that models
-    share.
+    A symbolic link may point to another place within the folder. In a Hugging Face cache, a link
+    in `snapshots/<revision>/` may also point to the model's `blobs` folder, and a link there to a
+    blob that several models share.
 
     Args:
       folder: The folder of the checkpoint.
@@ -257,7 +257,7 @@ _BLOB = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
 
 
 def _shared(real: Path, model: Path | None) -> bool:
-    """Whether a file is a blob that the models of a Hugging Face cache share, named by its hash."""
+    """Whether a file is a blob, named by its hash, that a Hugging Face cache's models share."""
     if model is None or not model.name.startswith("models--"):
         return False
     shared = model.parent / "blobs"
@@ -267,17 +267,17 @@ def _shared(real: Path, model: Path | None) -> bool:
 
 
 class Pool:
-    """Descriptors of files that are open; those that were used least recently are closed.
+    """Descriptors of open files. The least recently used ones are closed first.
 
     A checkpoint may have 20,000 shards, and a process may have 1,024 files open by default. Any
     number of threads may use them.
     """
 
     def __init__(self, most: int) -> None:
-        """Starts without any.
+        """Creates an empty pool.
 
         Args:
-          most: How many may be open at once. More are, only while more are read at once.
+          most: How many files stay open. More are open only while more are being read.
         """
         self._most, self._lock = most, threading.Lock()
         self._free: dict[Hashable, int] = {}  # the least recently used first
@@ -285,10 +285,10 @@ class Pool:
 
     @contextlib.contextmanager
     def use(self, key: Hashable, opening: Callable[[], int]) -> Iterator[int]:
-        """Lends the descriptor of a file, which is opened if need be.
+        """Lends the descriptor of a file, and opens the file if necessary.
 
         Args:
-          key: What the file is known by.
+          key: The key of the file in the pool.
           opening: Opens the file.
 
         Yields:
@@ -328,7 +328,7 @@ class Pool:
         """Closes a file, if it is open and nobody uses it.
 
         Args:
-          key: What the file is known by.
+          key: The key of the file in the pool.
         """
         with self._lock:
             fd = self._free.pop(key, -1)
@@ -344,12 +344,13 @@ OPEN = Pool(256)
 class File:
     """A plain file, open for reading at any offset by any number of threads.
 
-    While many others are read it may be closed for a while. It is opened again only as it was.
+    While many other files are read, it may be closed for a while. If the file changed meanwhile,
+    opening it again raises an error.
 
     Attributes:
       path: Where the file lies.
-      called: What records call it.
-      about: What the system said of the file (`os.fstat`) before anything was read.
+      called: The file's name in records.
+      about: The file's status (`os.fstat`) before anything was read.
       size: The size in bytes at that time.
     """
 
@@ -358,7 +359,7 @@ class File:
 
         Args:
           path: Where the file lies.
-          called: What records call it, by default the path.
+          called: The file's name in records, by default the path.
 
         Raises:
           CheckpointError: If it cannot be opened, or is a pipe, a device or a folder.
@@ -372,7 +373,7 @@ class File:
         self.size = self.about.st_size
 
     def _opened(self) -> int:
-        # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
+        # O_NONBLOCK: without it, opening a pipe would wait for its writer.
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
 
     def _again(self) -> int:
@@ -405,8 +406,8 @@ class File:
             raise CheckpointError(f"{self.path} was closed")
         with reading(self.path), OPEN.use(self, self._again) as fd:
             while len(view):
-                # At an offset, straight into the caller's memory: threads share the descriptor
-                # without a position to fight over. A read may return less than was asked for.
+                # pread writes into the caller's memory and needs no shared file position, so
+                # threads can share the descriptor. A read may return fewer bytes than requested.
                 got = os.preadv(fd, [view], offset)
                 if not got:
                     raise CheckpointError(f"{self.path} is truncated: it ends at byte {offset}")
@@ -427,8 +428,8 @@ class File:
         """
         if offset < 0 or count < 0 or offset + count > self.size:
             raise CheckpointError(
-                f"{self.path} is truncated or damaged: bytes {offset} to {offset + count} of "
-                f"{self.size} are wanted"
+                f"{self.path} is truncated or damaged: expected bytes {offset} to "
+                f"{offset + count}, but the file has {self.size}"
             )
         data = np.empty(count, np.uint8)
         self.fill(data.data, offset)
@@ -448,7 +449,7 @@ class File:
 
 
 class StoredTensor:
-    """A tensor whose entries lie in a file as they do in memory, in one run of bytes or several.
+    """A tensor that lies uncompressed in a file, in one run of bytes or several.
 
     Any range of entries can be read without the others. It is a `sail_jax.merging.tensors.Tensor`.
 
@@ -467,7 +468,7 @@ class StoredTensor:
         runs: Sequence[tuple[int, int]],
         swap: bool = False,
     ) -> None:
-        """Describes a tensor; nothing of it is read.
+        """Stores the description of a tensor; reads nothing.
 
         Args:
           name: The tensor's name in the checkpoint.
@@ -483,22 +484,22 @@ class StoredTensor:
         self.name, self.dtype, self.shape = name, dtype, shape
         self._file, self._runs, self._swap = file, tuple(runs), swap
         size = math.prod(shape) * dtype.itemsize
-        # Checked here once for all formats, so that no read below can reach beyond its tensor.
+        # Checked here once for all formats: no read below can reach beyond its tensor.
         if sum(length for _, length in self._runs) != size:
             raise CheckpointError(
-                f"{file.path}: '{name}' has {sum(n for _, n in self._runs)} bytes, its shape "
-                f"{list(shape)} and type {dtype} need {size}"
+                f"{file.path}: '{name}' has {sum(n for _, n in self._runs)} bytes, but its shape "
+                f"{list(shape)} and dtype {dtype} need {size}"
             )
         for offset, length in self._runs:
             if offset < 0 or offset + length > file.size:
                 raise CheckpointError(
-                    f"{file.path}: '{name}' lies at bytes {offset} to {offset + length}, the file "
-                    f"ends at {file.size}: truncated or damaged"
+                    f"{file.path} is truncated or damaged: '{name}' lies at bytes {offset} to "
+                    f"{offset + length}, but the file ends at {file.size}"
                 )
 
     @property
     def source(self) -> str:
-        """The file, as messages and records call it."""
+        """The file, for messages and records."""
         return self._file.called
 
     @property
@@ -518,7 +519,7 @@ class StoredTensor:
 
     @property
     def place(self) -> Hashable:
-        """What the entries are read from: tensors of one place and shape have the same ones."""
+        """Identifies the data: tensors with one place and shape have the same entries."""
         return self._file, self._runs, self._swap, self.dtype
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
@@ -534,7 +535,7 @@ class StoredTensor:
         """
         check_read(self, out, start)
         view = out.view(np.uint8).data
-        # Bytes before `start` that still have to be passed over, in this run and those behind it.
+        # Bytes before `start` that still have to be skipped, in this run and the next ones.
         skip = start * self.dtype.itemsize
         for offset, length in self._runs:
             count = min(length - skip, len(view))
@@ -561,7 +562,7 @@ class LoadedTensor(OnDemand):
         load: Callable[[], np.ndarray],
         span: int | None = None,
     ) -> None:
-        """Describes a tensor; nothing of it is loaded yet.
+        """Stores the description of a tensor; loads nothing.
 
         Args:
           name: The tensor's name in the checkpoint.
@@ -569,7 +570,7 @@ class LoadedTensor(OnDemand):
           shape: Its shape.
           source: Where it lies, for messages.
           load: Returns the whole tensor, with this dtype and shape.
-          span: Bytes that `load` takes; by default those of the tensor.
+          span: Bytes that `load` allocates; by default the tensor's size.
         """
         super().__init__(name, dtype, shape, source)
         self._load = load
@@ -577,7 +578,7 @@ class LoadedTensor(OnDemand):
 
     @property
     def place(self) -> Hashable:
-        """What the entries are read from: tensors of one place and shape have the same ones."""
+        """Identifies the data: tensors with one place and shape have the same entries."""
         return self._load
 
     @property
@@ -588,11 +589,11 @@ class LoadedTensor(OnDemand):
     def form(self) -> np.ndarray:
         with reading(f"{self.source}: '{self.name}'"):
             array = self._load()
-        # The description was read when the checkpoint was opened; the file may have changed since.
+        # The description was read at opening; the file may have changed since.
         if array.shape != self.shape or array.dtype != self.dtype:
             raise CheckpointError(
-                f"{self.source}: '{self.name}' was {self.dtype}{list(self.shape)} in the "
-                f"description and is {array.dtype}{list(array.shape)}"
+                f"{self.source}: '{self.name}' is described as {self.dtype}{list(self.shape)} "
+                f"but holds {array.dtype}{list(array.shape)}"
             )
         return array
 

@@ -1,4 +1,4 @@
-"""What an output needs of the file system: a folder of its own, room on the disk, whole writes."""
+"""File system operations for an output: its own folder, disk space, and complete writes."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from sail_jax.checks import argument
 
 
 def is_empty_folder(path: Path) -> bool:
-    """Tells whether a path is an empty folder, which a rename may replace.
+    """Checks whether a path is an empty folder, which a rename may replace.
 
     Args:
       path: The path, which need not exist.
@@ -38,14 +38,13 @@ def admit(
     Args:
       out: Where the output is to go.
       inputs: The checkpoints that are read.
-      resume: Whether an output that is there already is admitted. Whether it is the right one is
-        for the writer to say.
-      force: Whether an output that an operation wrote there is admitted, to be replaced.
+      resume: Whether an existing output is accepted. The writer checks that it is the right one.
+      force: Whether an existing output of sail-jax is accepted and then replaced.
       names: The names of the outputs that the path is to hold, if it is a folder of several.
 
     Raises:
-      CheckpointError: If the path cannot be a file name, something stands there already (an empty
-        folder may), it lies within an input, or it is to be replaced and an input lies within it.
+      CheckpointError: If the path cannot be a file name, is taken by anything but an empty folder,
+        or lies within an input. Also if an input lies within the output to be replaced.
     """
     try:
         named = bool(out.name.encode()) and str(out).encode()
@@ -53,7 +52,7 @@ def admit(
         named = False
     if not named:
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
-    # `lexists` sees a link that leads nowhere as well: it exists for a rename, but is no output.
+    # `lexists` also finds a link that leads nowhere: a rename cannot ignore it.
     there = os.path.lexists(out) and not is_empty_folder(out)
     if there and force:
         written.check_own(out, names)
@@ -71,9 +70,9 @@ def admit(
     for path in inputs:
         read = Path(os.path.realpath(path))
         if read in (real, *real.parents):
-            raise CheckpointError(f"{out} lies in {path}, which is read: choose another place")
+            raise CheckpointError(f"{out} lies in the input {path}; choose another output path")
         if there and force and not names and real in read.parents:
-            raise CheckpointError(f"{path}, which is read, lies in {out}: choose another place")
+            raise CheckpointError(f"the input {path} lies in {out}; choose another output path")
     for name in names:
         admit(out / name, inputs, resume, force)
 
@@ -81,29 +80,29 @@ def admit(
 def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
     """Makes the folder of unfinished work, if need be, and locks it for this process.
 
-    What is there already is taken only if no one else can have put it there: whoever resumed it
-    would write through its links, and would take its tensors for their own. Nothing guards the
-    folder above it: whoever can write there can replace the output as well.
+    An existing folder is accepted only if no other user can have written to it. Otherwise a resumed
+    run would write through planted links and use planted tensors. The parent folder is not
+    checked: whoever can write there can replace the output as well.
 
     Args:
       partial: The folder of unfinished work.
-      out: The output that it is for, as messages name it.
-      shared: Whether others may hold it at the same time who share it as well.
+      out: The output, for messages.
+      shared: Whether several processes may hold the folder at once, all of them with `shared`.
 
     Returns:
-      An open file descriptor: the lock lasts until it is closed. None if the system or the file
-      system has no locks.
+      An open file descriptor; the lock lasts until it is closed. None if the system or the file
+      system does not support locks.
 
     Raises:
       CheckpointError: If another process holds the lock, or the folder or something in it is a
         link, or another user's.
       OSError: If the folder cannot be made or opened.
     """
-    # Whoever finishes removes the folder, so that the lock may be of a folder that is no longer
-    # there. Then it is tried again; ten times in a row mean that others are busy with it.
+    # The process that finishes removes the folder, so this lock may belong to a removed folder.
+    # Then try again. Ten failures in a row mean that other processes are busy with the folder.
     for _ in range(10):
         try:
-            # For this user alone: what is renamed to the output lies in it, with rights of its own.
+            # Readable by this user only: the output lies in it with its own permissions.
             os.mkdir(partial, 0o700)
             made = True
         except FileExistsError:
@@ -117,7 +116,7 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
                 break
             if fd is not None:
                 undo.callback(os.close, fd)
-                # Whoever held it before may have removed or renamed the folder meanwhile.
+                # The previous holder may have removed or renamed the folder meanwhile.
                 if not os.path.samestat(os.lstat(partial), os.fstat(fd)):
                     continue
             if not made and (what := disk.stranger(partial)):
@@ -128,23 +127,23 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
 
 
 def _planted(what: str, partial: Path) -> CheckpointError:
-    """The error for what no run leaves in a folder of unfinished work."""
+    """The error for something in a folder of unfinished work that no run creates."""
     return CheckpointError(f"{what}, which no run leaves there; remove {partial}")
 
 
 def reserve(fd: int, size: int) -> None:
-    """Reserves room on the disk for a file, where the file system can promise it.
+    """Reserves disk space for a file, if the file system supports it.
 
     Args:
       fd: The file, open for writing.
       size: Bytes that the file will have, at least 1.
 
     Raises:
-      OSError: If there is not enough room.
+      OSError: If there is not enough space.
     """
     try:
         os.posix_fallocate(fd, 0, size)
-    # Systems without the function, and file systems that cannot promise room, are let pass.
+    # Systems without the function, and file systems without reservations, are ignored.
     except (AttributeError, OSError) as exc:
         unsupported = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
         if isinstance(exc, OSError) and exc.errno not in unsupported:
@@ -152,9 +151,9 @@ def reserve(fd: int, size: int) -> None:
 
 
 AT_ONCE = 1 << 17
-"""Bytes that are written in one call. Linux takes pages of the size of a call where it can, and to
-find and clear large ones costs several times as much as to write (measured on ext4: 1.6 CPU-seconds
-for each GB in calls of 2 MiB, .1 to .2 in calls of 128 KiB).
+"""Bytes that are written in one call. Linux allocates pages as large as a call where it can, and
+finding and clearing large pages takes several times as long as writing (measured on ext4: 1.6
+CPU-seconds for each GB in calls of 2 MiB, .1 to .2 in calls of 128 KiB).
 """
 
 
@@ -179,18 +178,18 @@ FLUSH = 64 << 20
 
 
 class Flusher:
-    """Flushes written data to the disk in the background, so that the end need not wait for all.
+    """Flushes written data to the disk in the background, so little is left at the end.
 
-    A thread flushes each file whenever 64 MiB were written to it. If the disk refuses data, the
-    system reports that once only, here in the thread; `close` therefore raises it again.
+    A thread flushes each file after every 64 MiB written to it. If the disk refuses data, the
+    system reports the error only once, here in the thread. `close` raises it again.
     """
 
     def __init__(self, use: Callable[[str], AbstractContextManager[int]]) -> None:
-        """Counts nothing yet.
+        """Creates a flusher that has counted nothing yet.
 
         Args:
-          use: Lends the descriptor of a file. It may be another each time: what is flushed is the
-            file, whichever descriptor wrote to it.
+          use: Lends a descriptor of a file. Each call may lend another one, since a flush covers
+            the file, whichever descriptor wrote to it.
         """
         self._use = use
         self._changed = threading.Condition()
@@ -203,7 +202,7 @@ class Flusher:
         """Counts bytes that were written to a file, and wakes the thread when there are enough.
 
         Args:
-          file: The file, as `use` takes it.
+          file: The file, as an argument of `use`.
           count: How many bytes were written.
         """
         with self._changed:
@@ -222,7 +221,7 @@ class Flusher:
                 full = self._full()
                 if self._closing or not full:
                     return
-                # Cleared before the flush: what is written during it counts towards the next.
+                # Reset before the flush, so bytes written during the flush count for the next one.
                 for file in full:
                     self._dirty[file] = 0
             try:
@@ -242,7 +241,7 @@ class Flusher:
 
         Raises:
           OSError: If any flush failed.
-          StoreError: If a file could not be opened again for it.
+          StoreError: If a file could not be opened again to flush it.
         """
         with self._changed:
             self._closing = True

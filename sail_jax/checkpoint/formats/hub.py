@@ -1,12 +1,12 @@
-"""Models by their names on the Hub: found in its cache on this machine, or downloaded into it.
+"""Models named by their Hub names: found in this machine's cache, or downloaded into it.
 
-A name is org/name or org/name@revision, where no file or folder is called so. The cache is the one
-of huggingface_hub. It has a folder models--org--name for each model, and in it `refs` (the commit
-of each revision), `snapshots` (a folder for each commit, of links) and `blobs` (the files). The
-path of such a folder is a checkpoint too, with @revision behind it or without.
+A name is org/name or org/name@revision. A local file or folder of that name takes precedence. The
+cache is huggingface_hub's. It has one folder models--org--name per model, with `refs` (the commit
+of each revision), `snapshots` (one folder of links per commit) and `blobs` (the files). The path of
+such a folder is a checkpoint too, with or without @revision.
 
-A model in the cache is read without asking the Hub. Of any other, safetensors, configurations and
-the files of tokenizers are downloaded, and never code or pickles.
+A model in the cache is read without a request to the Hub. For any other model, safetensors,
+configurations and tokenizer files are downloaded, and never code or pickles.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _CACHED = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAIN = "main"
 _FORMAT = FORMATS["safetensors"]
-# What the files of configurations and tokenizers end in: text, and SentencePiece's models.
+# Suffixes of configuration and tokenizer files: text, and SentencePiece's models.
 _TEXT = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".bpe", ".vocab", ".spm")
 
 
@@ -54,7 +54,8 @@ class Snapshot(NamedTuple):
     Attributes:
       folder: The folder of its files, which are links.
       commit: The commit, 40 hexadecimal digits.
-      lacking: Configurations and files of tokenizers that the cache lacks, as far as it shows.
+      lacking: Configuration and tokenizer files that are missing from the cache, as far as the
+        cache shows.
     """
 
     folder: Path
@@ -63,15 +64,15 @@ class Snapshot(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """A model on the Hub that is not in the cache, or not whole.
+    """A model on the Hub that is missing from the cache, completely or in part.
 
     Attributes:
-      text: What messages call it.
+      text: The model's name in messages.
       name: Its name.
-      revision: The revision that is asked for.
+      revision: The requested revision.
       home: Its folder in the cache.
-      files: The files that are wanted.
-      left: The sizes of those that the cache lacks, by their digests or names.
+      files: The wanted files.
+      left: The sizes of the files missing from the cache, by digest or name.
     """
 
     text: str
@@ -83,14 +84,14 @@ class _Listed(NamedTuple):
 
 
 def called(path: str | PathLike[str]) -> str:
-    """Names what lies in the cache by its name on the Hub, for records that others read.
+    """Returns the Hub name of something in the cache, for records that others read.
 
     Args:
       path: Any path, or a name.
 
     Returns:
-      For a model in the cache, its snapshot or a file: org/name, or org/name@commit/file. Anything
-      else as it is.
+      org/name, or org/name@commit/file, for a model in the cache, its snapshot or a file. Any
+      other path is returned unchanged.
 
     >>> called("/home/me/hub/models--org--name"), called("models/name"), called("org/name@main")
     ('org/name', 'models/name', 'org/name@main')
@@ -104,14 +105,14 @@ def called(path: str | PathLike[str]) -> str:
 
 
 def is_name(text: str | PathLike[str]) -> bool:
-    """Checks whether a text can name a model that `resolved` finds, without asking the Hub.
+    """Checks whether a text can be the name of a model, without a request to the Hub.
 
     Args:
-      text: What stands in the place of a path.
+      text: A path or a name.
 
     Returns:
-      True for names on the Hub, and for a folder of its cache with @revision. False if something on
-      this machine is called so, or if no model can be.
+      True for names on the Hub, and for a folder of its cache with @revision. False if a file or
+      folder of this name exists, or the text cannot be a model's name.
 
     >>> is_name("org/name"), is_name("org/name@v1.0"), is_name("org/../name"), is_name("a/b.npz")
     (True, True, False, False)
@@ -121,32 +122,32 @@ def is_name(text: str | PathLike[str]) -> bool:
 
 
 def has_revisions(path: str | PathLike[str]) -> bool:
-    """Checks whether a path is a folder that the Hub's cache keeps for a model.
+    """Checks whether a path is a model's folder in the Hub's cache.
 
     Args:
       path: A path.
 
     Returns:
-      Whether it is; then "path@revision" names one of its snapshots.
+      Whether it is. If so, "path@revision" is one of its snapshots.
     """
-    # pathlib would raise an error for what is too long to be a path.
+    # pathlib would raise an error for a text that is too long for a path.
     snapshots = os.path.isdir(os.path.join(path, "snapshots"))
     return snapshots and any(os.path.isdir(os.path.join(path, x)) for x in ("refs", "blobs"))
 
 
 def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | None:
-    """Finds the model that a text names: in the cache, or else on the Hub.
+    """Finds a model by name, first in the cache and then on the Hub.
 
     Args:
-      text: A name on the Hub, or a folder in its cache, with @revision behind it or without.
-      offline: Whether the Hub is left alone, as it also is if HF_HUB_OFFLINE is set to 1.
+      text: A name on the Hub, or a folder in its cache, with or without @revision.
+      offline: Whether only the cache is used. HF_HUB_OFFLINE=1 has the same effect.
 
     Returns:
-      The model; None if the text is the path of anything else, or no name.
+      The model; None if the text is another path, or cannot be a model's name.
 
     Raises:
-      CheckpointError: If huggingface_hub is not installed, the model is neither in the cache nor on
-        the Hub, may not be read, lacks safetensors, or cannot be downloaded.
+      CheckpointError: If huggingface_hub is not installed, or the model is missing from the cache
+        and the Hub, is not accessible, lacks safetensors, or cannot be downloaded.
     """
     found = _found(os.fspath(text), offline)
     return _downloaded(found) if isinstance(found, _Listed) else found
@@ -159,7 +160,7 @@ def check_there(texts: Iterable[str | PathLike[str]], *, offline: bool = False) 
 
 
 def _found(text: str, offline: bool) -> Snapshot | _Listed | None:
-    """The model that a text names: in the cache, or else as the Hub lists it."""
+    """The model with this name: in the cache, or else as the Hub lists it."""
     if os.path.lexists(text):
         return _local(Path(text))
     if (found := _cached_revision(text)) is not None:
@@ -168,15 +169,15 @@ def _found(text: str, offline: bool) -> Snapshot | _Listed | None:
 
 
 def wanted(model: str, names: Collection[str]) -> list[str]:
-    """Chooses the files of a model that are downloaded.
+    """Chooses the files of a model to download.
 
     Args:
-      model: What messages call the model.
-      names: All of its files.
+      model: The model's name in messages.
+      names: The names of all its files.
 
     Returns:
-      Its safetensors with their index, configurations and the files of its tokenizer. Folders in it
-      are left out, and of several sets of weights all but the one that would be read.
+      Its safetensors with their index, configurations and tokenizer files. Subfolders are left
+      out. Of several sets of weights, only the set that would be read is chosen.
 
     Raises:
       CheckpointError: If it lacks safetensors, or has several indexes and none has the usual name.
@@ -207,14 +208,14 @@ def _name(text: str) -> tuple[str, str | None] | None:
     if match is None or os.path.lexists(text) or os.path.lexists(match[1]):
         return None
     name, revision = match.groups()
-    # As the Hub has it. The name of a file is a path that is missing.
+    # The Hub's own rules. A text with a file's suffix is a path that does not exist.
     if len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".json", ".yaml")):
         return None
     return (name, revision) if of_file(name) is None and _is_revision(revision) else None
 
 
 def _is_revision(revision: str | None) -> bool:
-    """Whether a text can be a branch, a tag or a commit; a path that leads elsewhere cannot."""
+    """Whether a text can be a branch, a tag or a commit, and not a path out of the folder."""
     if revision is None:
         return True
     return _REVISION.fullmatch(revision) is not None and not re.search(r"\.\.|//|/\.", revision)
@@ -247,7 +248,7 @@ def _of_revision(home: Path, revision: str | None) -> Snapshot:
 
 
 def _commit(home: Path, revision: str) -> str | None:
-    """The commit of a revision; None if the cache does not have it, or lacks its snapshot."""
+    """The commit of a revision; None if the commit or its snapshot is missing from the cache."""
     commit: str = revision
     if not _is_revision(revision):
         return None
@@ -263,7 +264,7 @@ def _commit(home: Path, revision: str) -> str | None:
 
 
 def _folder(home: Path, commit: str) -> Path:
-    """The folder of a snapshot, which may not be a link: it could lead anywhere."""
+    """The folder of a snapshot. It may not be a link, since a link could lead anywhere."""
     folder = home / "snapshots" / commit
     if folder.is_symlink() or folder.parent.is_symlink():
         raise CheckpointError(f"{folder} is a link; expected a folder of the cache")
@@ -300,15 +301,15 @@ def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Sna
 
 
 def _missing(folder: Path, listing: Path) -> list[str]:
-    """Which files a snapshot lacks, by the list of the model's files that the Hub has given."""
-    # Of a link that leads nowhere the file is missing.
+    """The files missing from a snapshot, according to the Hub's list of the model's files."""
+    # A link that leads nowhere counts as a missing file.
     names = sorted(entry.name for entry in folder.iterdir() if entry.exists())
     if listing.is_file():
         with contextlib.suppress(disk.StoreError):
             files = strict_json(disk.read_bytes(listing, MAX_HEADER), listing).get("files")
             if isinstance(files, dict):
                 return sorted(set(wanted(str(folder), files)) - set(names))
-    # Other programs keep no such list: the files themselves show whether tensors are missing.
+    # Other programs keep no such list, so only the files themselves can show a missing shard.
     files = weights(folder, names, _FORMAT, _FORMAT.file)
     beside = {"config.json", "adapter_config.json"} & set(names)
     missing = [] if beside else ["config.json"]
@@ -326,9 +327,9 @@ def _missing(folder: Path, listing: Path) -> list[str]:
 
 
 def _listed(text: str, name: str, revision: str | None, home: Path) -> _Listed:
-    """Asks the Hub which files a model has; none is downloaded."""
+    """Asks the Hub for the list of a model's files; downloads none."""
     with _explained(text, revision, "does not exist, and the Hub does not answer"):
-        # Here, as it takes 0.3 s, and a model in the cache needs none of it.
+        # Imported here because it takes 0.3 s, and a cached model does not need it.
         from huggingface_hub import HfApi, constants
 
         about = HfApi(library_name="sail-jax").model_info(
@@ -342,7 +343,7 @@ def _listed(text: str, name: str, revision: str | None, home: Path) -> _Listed:
 
 
 def _what(left: Mapping[str, int]) -> str:
-    """How many files are to be downloaded, and their size."""
+    """The number and the total size of the files to download."""
     return f"{len(left)} file{'s' * (len(left) > 1)}, {storage(sum(left.values()))}"
 
 
@@ -356,7 +357,7 @@ def _check_room(models: Sequence[_Listed]) -> None:
     if sum(left.values()) > (free := shutil.disk_usage(place).free):
         raise CheckpointError(
             f"{', '.join(x.text for x in models)}: {_what(left)}, do not fit in {home.parent}, "
-            f"where {storage(free)} are free; HF_HUB_CACHE may name another place"
+            f"where {storage(free)} are free; set HF_HUB_CACHE to another place"
         )
 
 
@@ -370,7 +371,7 @@ def _downloaded(model: _Listed) -> Snapshot:
         said = f"{text}: downloads {_what(left)}, to {home}"
         print(escaped(said), file=sys.stderr, flush=True)
     with _explained(text, revision, "was not downloaded whole; what came is kept"):
-        # By the revision, not by its commit: so the cache keeps which commit it stands for.
+        # By revision and not by commit, so the cache records the revision's commit.
         folder = snapshot_download(
             name, revision=revision, library_name="sail-jax",
             allow_patterns=[glob.escape(file) for file in files],
@@ -379,12 +380,12 @@ def _downloaded(model: _Listed) -> Snapshot:
 
 
 def _digest(file: Any) -> str | None:
-    """By which digest the cache knows a file, as the Hub lists it."""
+    """The digest that names a file in the cache, from the Hub's listing."""
     return file.blob_id if file.lfs is None else file.lfs.sha256
 
 
 def _is_there(home: Path, commit: str | None, file: Any) -> bool:
-    """Whether a file is in the cache: in this snapshot, or as a blob that another one links to."""
+    """Whether a file is in the cache: in this snapshot, or as a blob of another snapshot."""
     places = (
         home / "snapshots" / str(commit) / file.rfilename,
         home / "blobs" / str(_digest(file)),
@@ -394,7 +395,7 @@ def _is_there(home: Path, commit: str | None, file: Any) -> bool:
 
 @contextlib.contextmanager
 def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
-    """Turns what huggingface_hub raises into a `CheckpointError`, with what to do about it."""
+    """Turns huggingface_hub's exceptions into a `CheckpointError` with advice."""
     from huggingface_hub import errors
 
     login = "log in (hf auth login)"
@@ -408,8 +409,8 @@ def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
         raise CheckpointError(why) from exc
     except errors.RevisionNotFoundError as exc:
         raise CheckpointError(f"{text}: the model has no revision '{revision}'") from exc
-    # Its client raises errors of several libraries. All of them mean that the Hub did not answer
-    # as it should.
+    # The client raises errors of several libraries. All of them mean that the Hub's answer was
+    # missing or wrong.
     except Exception as exc:
         status = getattr(getattr(exc, "response", None), "status_code", None)
         if status in (401, 403):

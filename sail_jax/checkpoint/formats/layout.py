@@ -15,7 +15,7 @@ from sail_jax.checkpoint.formats.files import explained
 from sail_jax.merging.tensors import Shape
 
 Wanted = Mapping[str, tuple[np.dtype, Shape]]
-# Tensors begin at multiples of so many bytes, so that those of any type can be used where they lie.
+# Tensors begin at multiples of this many bytes, so mapped tensors of any dtype are aligned.
 _ALIGNED = 64
 
 
@@ -34,7 +34,7 @@ class Region(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The files of an output, and where in them each tensor lies.
+    """The files of an output, and each tensor's place in them.
 
     Attributes:
       regions: For each tensor the runs of its bytes, in the order of its entries.
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
       convert: None if these files are the output. Otherwise they are a stage, because a library
         writes the output in one go: `convert(stage, out)` makes the output at `out` from the files
         in the folder `stage`.
-      whole: The size in bytes of what `convert` makes, if that has other tensors as well; else 0.
+      whole: The size in bytes of `convert`'s output if it also has other tensors; else 0.
     """
 
     regions: Mapping[str, Sequence[Region]]
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
     def entries(
         self, folder: Path, name: str, dtype: np.dtype, first: int, last: int
     ) -> np.ndarray:
-        """Reads entries of a tensor that lies in one run, as those of a stage do.
+        """Reads entries of a tensor that lies in one run, as a stage's tensors do.
 
         Args:
           folder: The folder of the files.
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
         """
         [(file, start, _)] = self.regions[name]
         at, count = start + first * dtype.itemsize, (last - first) * dtype.itemsize
-        # Not mapped into memory: pages that were read would count until their map is gone.
+        # Not mapped into memory: pages once read would count as used until the map is closed.
         with explained("read", folder / file):
             return np.fromfile(folder / file, np.uint8, count, offset=at).view(dtype)
 
@@ -91,6 +91,6 @@ def staged(tensors: Wanted, file: str) -> Layout:
     for name, (dtype, shape) in tensors.items():
         size = math.prod(shape) * dtype.itemsize
         regions[name] = [Region(file, end, size)]
-        # A negative number modulo n is what is missing to the next multiple of n.
+        # A negative number modulo n is the distance to the next multiple of n.
         end += size + -size % _ALIGNED
     return Layout(regions, [], {file: end})

@@ -1,4 +1,4 @@
-"""Checkpoints of Levanter: an array of TensorStore for each leaf, in folders like the tree."""
+"""Levanter's checkpoints: one TensorStore array per leaf, in folders that mirror the tree."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ MARK = "metadata.json"
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Opens the arrays of a checkpoint of Levanter; they are read when they are asked for.
+    """Opens the arrays of a Levanter checkpoint without reading their entries.
 
     Args:
       folder: The folder of a step, or one below it, such as "model".
 
     Returns:
-      The arrays by path, with "/" between keys, and empty metadata. None if the folder is not one
-      of Levanter's: it has no metadata.json, nor has the folder above it.
+      The arrays by path, with "/" between keys, and empty metadata. None if neither the folder nor
+      its parent has Levanter's metadata.json.
 
     Raises:
       CheckpointError: If an array is damaged.

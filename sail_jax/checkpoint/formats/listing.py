@@ -10,7 +10,7 @@ from sail_jax.checkpoint.formats.table import Format, suffixes
 
 INDEX = ".index.json"
 SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
-"""The name of one of several files: the stem, its number, how many there are, and the suffix."""
+"""The name of one of several files: the stem, its number, the number of files, and the suffix."""
 _TOKENIZER = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
     *("*.model", "*.tiktoken", "*.jinja"),
@@ -18,12 +18,12 @@ _TOKENIZER = (
 
 
 def stored() -> tuple[str, ...]:
-    """Lists what the names of files of tensors, and of their indexes, end in."""
+    """Lists the suffixes of tensor files and of their indexes."""
     return (INDEX, ".h5", *suffixes())
 
 
 def is_extra(name: str) -> bool:
-    """Checks whether a file belongs to a checkpoint without holding tensors.
+    """Checks whether a file without tensors belongs to a checkpoint.
 
     >>> is_extra("tokenizer.json"), is_extra("model.safetensors.index.json"), is_extra("model.py")
     (True, False, False)
@@ -32,7 +32,7 @@ def is_extra(name: str) -> bool:
 
 
 def of_tokenizer(name: str) -> bool:
-    """Checks whether a file beside the tensors belongs to the tokenizer.
+    """Checks whether a file belongs to the tokenizer.
 
     Args:
       name: The name of the file.
@@ -53,11 +53,11 @@ def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str
       usual: The usual name of such a file.
 
     Returns:
-      The names of the files; an index stands for the files that it lists. The list is empty if the
-      folder lacks such files.
+      The names of the files; an index stands for the files that it lists. Empty if the folder has
+      no such file.
 
     Raises:
-      CheckpointError: If there are several indexes, or several files that are a checkpoint each.
+      CheckpointError: If there are several indexes, or several files that are a whole checkpoint.
     """
     suffix, usual_index = Path(usual).suffix, usual + INDEX
     alike = [
@@ -70,18 +70,18 @@ def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str
         if name in (*alike, *indexes):
             return [name]
     if len(indexes) > 1:
-        raise CheckpointError(f"{folder} holds several indexes: name one of {', '.join(indexes)}")
+        raise CheckpointError(f"{folder} holds several indexes: choose one of {', '.join(indexes)}")
     if indexes or format.sharded or len(alike) < 2:
         return indexes or alike
-    raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
+    raise CheckpointError(f"{folder} holds several checkpoints: choose one of {', '.join(alike)}")
 
 
 def check_shards(path: str | Path, files: Iterable[str]) -> None:
-    """Checks that all files of a set are there, such as "x-00001-of-00003" to "x-00003-of-00003".
+    """Checks that a set of files is complete, such as "x-00001-of-00003" to "x-00003-of-00003".
 
     Args:
       path: The folder or the index, for messages.
-      files: The names of the files that are there.
+      files: The names of the existing files.
 
     Raises:
       CheckpointError: If some are missing.

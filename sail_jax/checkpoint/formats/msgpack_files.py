@@ -1,9 +1,9 @@
 """Flax's msgpack serialisation (`flax.serialization`), read in place and written in any order.
 
 An array is an extension of type 1 that holds (shape, dtype, bytes); above 2^30 bytes it is split
-into chunks. The keys above an array are joined by "/". The msgpack library writes what lies between
-arrays, but cannot read it: it returns each array as bytes in memory, and does not say where in the
-file they lie.
+into chunks. The keys above an array are joined by "/". The msgpack library writes the bytes between
+arrays, but cannot read them: it copies each array into memory and does not report its place in the
+file.
 """
 
 import math
@@ -32,15 +32,15 @@ from sail_jax.merging.tensors import Shape, Tensor
 # The most bytes of an array that Flax keeps in one piece.
 CHUNK = 2**30
 _CHUNKED = "__msgpack_chunked_array__"
-# The type of an extension that holds a Python complex number. 1 and 3 are those of NumPy.
+# The type of an extension that holds a Python complex number. NumPy's types are 1 and 3.
 _COMPLEX = 2
 # The deepest nesting, far below Python's limit on recursion.
 _DEPTH = 100
 # How many bytes are read from the file at once.
 _WINDOW = 1 << 16
-# The most keys, arrays and other values of a file. Reading so many takes seconds.
+# The most keys, arrays and other values of a file. Reading this many takes seconds.
 _VALUES = 1 << 20
-# The most numbers of a file that are no arrays.
+# The most plain numbers of a file.
 _NUMBERS = 1 << 16
 # The most values inside of an extension, which has the shape, dtype and bytes of an array.
 _OF_ARRAY = 100
@@ -65,8 +65,8 @@ class _Array(NamedTuple):
 class _Scan:
     """A parser of msgpack's structure that steps over the bytes of arrays.
 
-    It reads at most `values` values, so that no file can keep it busy for long, and at most
-    `MAX_HEADER` bytes of text, as it keeps that in memory.
+    It reads at most `values` values, so a file cannot keep it busy for long. It also reads at most
+    `MAX_HEADER` bytes of text, because it keeps text in memory.
     """
 
     def __init__(self, file: File, at: int, end: int, values: int) -> None:
@@ -74,12 +74,12 @@ class _Scan:
         self._window, self._first, self._text = b"", 0, MAX_HEADER
 
     def take(self, count: int) -> bytes:
-        """The next bytes, from a window of the file that is read at once."""
+        """The next bytes, from a window of the file."""
         start = self.at - self._first
         if count < 0 or self.at + count > self.end:
             raise ValueError(f"it ends within a value, at byte {self.at}")
-        # A read from the system for every byte would dominate: structure is small, so one window
-        # mostly holds what follows. Bytes of arrays are stepped over and never enter it.
+        # One system call per byte would dominate the time. The structure is small, so one window
+        # mostly holds the next values. Bytes of arrays are skipped and never enter it.
         if not (self._window and start >= 0 and start + count <= len(self._window)):
             size = max(count, min(_WINDOW, self.end - self.at))
             self._window, self._first, start = self.file.bytes_at(self.at, size), self.at, 0
@@ -91,7 +91,7 @@ class _Scan:
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
-        """Steps over bytes, and notes where they lie."""
+        """Skips bytes and records their place."""
         blob = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
@@ -110,10 +110,10 @@ class _Scan:
             raise ValueError(f"it is nested more than {_DEPTH} deep")
         self.values -= 1
         if self.values < 0:
-            raise ValueError("it has too many values that are no arrays")
+            raise ValueError(f"it has more than {_VALUES} keys and values")
         code = self.take(1)[0]
-        # The codes of a kind differ in their last bits, which say its length, or how many bytes its
-        # length or value has: hence 1 << (code - first).
+        # The last bits of a code hold the value's length, or the number of bytes of its length or
+        # value: hence 1 << (code - first).
         match code:
             case _ if code < 0x80:
                 return code
@@ -171,7 +171,7 @@ class _Scan:
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads the structure of a file of Flax's; the bytes of arrays stay in the file.
+    """Reads the structure of a Flax file; the bytes of arrays stay in the file.
 
     Args:
       file: The file.
@@ -181,8 +181,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
       CheckpointError: If the file is damaged, does not hold a dictionary, is nested more than 100
-        deep, has more than 2^20 keys and values (an array counts as one), 2^16 numbers that are no
-        arrays or 10^8 bytes of text, or holds an array of unknown dtype.
+        deep, or holds an array of unknown dtype. Also if it has more than 2^20 keys and values (an
+        array counts as one), 2^16 plain numbers or 10^8 bytes of text.
     """
     with reading(file.path):
         scan = _Scan(file, 0, file.size, _VALUES)
@@ -199,10 +199,10 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
             if isinstance(value, _Array):
                 tensors[name] = StoredTensor(name, value.dtype, value.shape, file, value.runs)
                 continue
-            # A number takes one byte in the file, and hundreds as a tensor.
+            # A number is one byte in the file, and hundreds of bytes as a tensor.
             numbers += 1
             if numbers > _NUMBERS:
-                raise ValueError(f"it has more than {_NUMBERS} numbers that are no arrays")
+                raise ValueError(f"it has more than {_NUMBERS} plain numbers")
             load = partial(np.copy, value)
             tensors[name] = LoadedTensor(name, value.dtype, (), file.called, load)
     return tensors, {}
@@ -213,10 +213,9 @@ def _leaves(
 ) -> Iterator[tuple[str, _Array | np.ndarray]]:
     """Yields the arrays and the numbers in a tree with their paths.
 
-    Chunks in a list (`listed`) are arrays of their own: Flax neither divides an array there nor
-    puts one together.
+    Chunks in a list (`listed`) are separate arrays: Flax neither splits nor joins arrays there.
     """
-    # Numbers of Python, such as the step of a state of training.
+    # Python numbers, such as the step of a training state.
     if isinstance(node, bool | float):
         yield at, np.asarray(node)
     elif isinstance(node, int):
@@ -225,17 +224,17 @@ def _leaves(
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
             case [float(real), float(imaginary)]:
                 yield at, np.asarray(complex(real, imaginary))
-            # It is refused and not left out, as it may be a damaged array.
+            # Refused and not left out, since it may be a damaged array.
             case _:
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
     elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)
-    # A chunked array is a dictionary: of its shape, and of flat chunks that are arrays of one axis.
+    # A chunked array is a dictionary of its shape and of flat chunks (arrays with one axis).
     elif isinstance(node, dict) and _CHUNKED in node and not listed:
         parts = [_array(file, blob, at) for blob in _ordered(node.get("chunks"))]
         shape = tuple(_ordered(node.get("shape")))
         if len({part.dtype for part in parts}) != 1:
-            raise ValueError(f"'{at}' has no chunks of one type")
+            raise ValueError(f"the chunks of '{at}' are missing or differ in type")
         dtype = parts[0].dtype
         shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{at}'")
         yield at, _Array(dtype, shape, [run for part in parts for run in part.runs])
@@ -247,14 +246,14 @@ def _leaves(
 
 
 def _ordered(node: object) -> list[object]:
-    """A dictionary from "0", "1", ... as the list it stands for."""
+    """Converts a dictionary with the keys "0", "1", ... to the list that it stands for."""
     if not isinstance(node, dict):
-        raise ValueError("a chunked array has no chunks or no shape")
+        raise ValueError("a chunked array lacks its chunks or its shape")
     return [node[str(i)] for i in range(len(node))]
 
 
 def _array(file: File, blob: object, at: str) -> _Array:
-    """Checks an extension that holds an array, or a chunk of one."""
+    """Checks an extension that holds an array or a chunk."""
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
         raise ValueError(f"'{at}' is not an array, or a chunk of one, as flax writes them")
     scan = _Scan(file, blob.offset, blob.offset + blob.length, _OF_ARRAY)
@@ -264,11 +263,11 @@ def _array(file: File, blob: object, at: str) -> _Array:
         case _:
             raise ValueError(f"'{at}' is not (shape, dtype, bytes)")
     if name not in DTYPES:
-        raise ValueError(f"'{at}' has the type {name[:40]!r}, which is not read")
+        raise ValueError(f"'{at}' has the unsupported dtype {name[:40]!r}")
     dtype = DTYPES[name]
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{at}'")
     if math.prod(shape) * dtype.itemsize != length:
-        raise ValueError(f"'{at}' has {length} bytes, {name}{shape} needs another number")
+        raise ValueError(f"'{at}' has {length} bytes, but {name}{shape} needs another number")
     return _Array(dtype, shape, [(offset, length)])
 
 
@@ -280,18 +279,18 @@ def layout(
     Args:
       tensors: The dtype and shape of each tensor, by path.
       name: The name of the file.
-      metadata: Must be empty: the format has no place for it.
+      metadata: Must be empty, because the format cannot store it.
       shard_bytes: Not used: there is always one file.
 
     Returns:
       The layout of the output itself.
 
     Raises:
-      CheckpointError: If there is metadata, the paths are not those of a tree, or the format cannot
+      CheckpointError: If there is metadata, the paths do not form a tree, or the format cannot
         hold a dtype.
     """
     if metadata:
-        raise CheckpointError("msgpack has no place for metadata")
+        raise CheckpointError("msgpack cannot store metadata")
     regions: dict[str, list[Region]] = {key: [] for key in tensors}
     fixed, end = [], 0
     for piece in _pack(nested(tensors), tensors):
@@ -342,8 +341,8 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     head = b"\x93" + _packed(shape) + _packed(dtype.name)
     head += _length(size, (0xC4, 0xC5, 0xC6))
     total = len(head) + size
-    # Extensions of these lengths have codes of their own, and msgpack uses the shortest code there
-    # is. With it, the file is the same byte for byte as flax's.
+    # Extensions of these lengths have their own codes. msgpack uses the shortest code, which makes
+    # the file byte for byte equal to flax's.
     fixext = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
     start = bytes([fixext[total]]) if total in fixext else _length(total, (0xC7, 0xC8, 0xC9))
     yield start + b"\x01" + head
@@ -363,7 +362,7 @@ def _map_head(count: int) -> bytes:
 def _length(count: int, codes: tuple[int, int, int]) -> bytes:
     """The start of raw bytes or an extension of this length.
 
-    The msgpack library packs these only together with the bytes, which are written apart.
+    The msgpack library packs these only together with the bytes, which are written separately.
     """
     i = 0 if count < 1 << 8 else 1 if count < 1 << 16 else 2
     return bytes([codes[i]]) + count.to_bytes(1 << i, "big")

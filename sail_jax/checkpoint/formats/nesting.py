@@ -1,6 +1,6 @@
 """Conversion between paths such as "a/b/c" and the nested dictionaries that they describe.
 
-Some formats store a tree of arrays, while a checkpoint here has one flat name for each tensor.
+Some formats store a tree of arrays. A checkpoint here has one flat name for each tensor.
 """
 
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ from typing import Any
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 
-# The most characters of a path. Deep trees of long keys would fill the memory.
+# The most characters of a path. Deep trees with long keys would fill the memory.
 _LONGEST = 4096
 
 
 def joined(at: str, separator: str, key: str | int) -> str:
-    """Returns the path of what a tree holds under a key.
+    """Returns the path of a key below a node of a tree.
 
     Args:
       at: The path of the node, "" for the root.
-      separator: What stands between the keys of a path, "/" or ".".
+      separator: The text between the keys of a path, "/" or ".".
       key: The key below the node.
 
     Returns:
@@ -33,7 +33,7 @@ def joined(at: str, separator: str, key: str | int) -> str:
 
 
 def nested(paths: Iterable[str]) -> dict[str, Any]:
-    """Builds the tree of nested dictionaries whose leaves are the given paths.
+    """Builds nested dictionaries from the paths of their leaves.
 
     Args:
       paths: Paths with "/" between their keys.

@@ -1,7 +1,7 @@
 """NumPy's .npz: a zip archive with a .npy member for each array, and no Python objects.
 
-The .npy format spells bfloat16 and the float8 types as raw bytes, so the comment of such a member
-names its type.
+The .npy format stores bfloat16 and the float8 types as raw bytes. For these types, the comment of
+the member holds the dtype's name.
 """
 
 import io
@@ -64,23 +64,23 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _tensor(name: str, file: File, member: Member) -> Tensor:
     """Reads the .npy header of a member, and makes a tensor of it."""
     head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
-    # Version 3 differs from 2 in that it allows names of fields beyond latin-1, and plain numbers
-    # have no fields.
+    # Version 3 differs from 2 only in allowing field names beyond latin-1, and arrays of plain
+    # numbers have no fields.
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"a .npy of version {version} holds no plain numbers")
+        raise ValueError(f"a .npy of version {version} cannot hold plain numbers")
     if version == (1, 0):
         shape, fortran, spelt = np.lib.format.read_array_header_1_0(head)
     else:
         shape, fortran, spelt = np.lib.format.read_array_header_2_0(head)
     dtype, first = _dtype(spelt, member.comment.decode()), head.tell()
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{name}'")
-    # The size that the archive states has to agree with the array's own, so that neither can make
-    # this process allocate more than the other.
+    # The archive's size must equal the array's size. Then neither can make this process
+    # allocate more than the other.
     if first + math.prod(shape) * dtype.itemsize != member.size:
         raise ValueError(f"{dtype}{list(shape)} does not fill its {member.size} bytes")
     swap = spelt.byteorder == ">"
-    # In column-major order the entries are not one run, unless there is a single axis.
+    # In column-major order the entries are one run only if there is a single axis.
     if not member.deflated and (not fortran or len(shape) < 2):
         run = (member.offset + first, member.size - first)
         return StoredTensor(name, dtype, shape, file, [run], swap)
@@ -95,17 +95,17 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
 
 
 def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
-    """The type of a member's entries, from its .npy header and its comment."""
+    """The dtype of a member's entries, from its .npy header and its comment."""
     if spelt.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if spelt.kind == "V" and spelt.names is None and spelt.subdtype is None:
-        # Two raw bytes is how NumPy writes bfloat16, and nothing else.
+        # NumPy writes only bfloat16 as two raw bytes.
         name = comment or {2: "bfloat16"}.get(spelt.itemsize, "")
         if name in DTYPES and DTYPES[name].itemsize == spelt.itemsize:
             return DTYPES[name]
     elif spelt.name in DTYPES:
         return DTYPES[spelt.name]
-    raise ValueError(f"entries of type {spelt} are not read")
+    raise ValueError(f"it has the unsupported dtype {spelt}")
 
 
 def layout(
@@ -113,7 +113,7 @@ def layout(
 ) -> Layout:
     """Lays out a stage with all tensors, from which the archive is written at the end.
 
-    The archive cannot be written in any order: a member's header has its checksum, and comes first.
+    The archive cannot be written in any order, because a member's checksum precedes its bytes.
 
     Args:
       tensors: The dtype and shape of each tensor, by name.
@@ -144,16 +144,16 @@ def layout(
 def _write(
     tensors: Wanted, starts: Mapping[str, int], comment: bytes, folder: Path, out: Path
 ) -> None:
-    """Writes the archive from the stage, with members unpacked and dated 1 January 1980.
+    """Writes the archive from the stage, with uncompressed members dated 1 January 1980.
 
-    The date, which is that of `zipfile.ZipInfo`, makes the same tensors the same bytes always.
+    The fixed date, `zipfile.ZipInfo`'s default, gives equal tensors equal bytes.
     """
     with zipfile.ZipFile(out, "w") as archive, closing(File(folder / _STAGE)) as stage:
         archive.comment = comment
         for key, (dtype, shape) in tensors.items():
             member, kind = zipfile.ZipInfo(f"{key}.npy"), dtype
             if re.match(r"bfloat16|float8", dtype.name):
-                # Spelt as raw bytes; the comment says what they are.
+                # Stored as raw bytes; the comment holds the dtype.
                 member.comment, kind = dtype.name.encode(), np.dtype(f"V{dtype.itemsize}")
             descr = np.lib.format.dtype_to_descr(kind)
             head = {"descr": descr, "fortran_order": False, "shape": shape}

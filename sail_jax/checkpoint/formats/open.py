@@ -1,4 +1,4 @@
-"""Opening checkpoints of any format: names, types and shapes at once, bytes when asked for."""
+"""Opening checkpoints of any format. Opening reads names, dtypes and shapes; bytes follow later."""
 
 import contextlib
 import math
@@ -21,35 +21,36 @@ from sail_jax.checks import argument, as_path
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-# What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
+# Files that an output does not need: hidden files, pages for people, the input's recipe, weights.
 _ELSEWHERE = re.compile(
     r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|\.(gguf|onnx)$", re.I
 )
 
 
 class Checkpoint:
-    """An open checkpoint: its tensors, and what lies beside them.
+    """An open checkpoint: its tensors and its other files.
 
-    No tensor is read before it is asked for. It is a context manager: its files stay open, for
-    reading by any thread, until it is left or closed.
+    Opening reads no tensor. It is a context manager: its files stay open, and any thread may read
+    them, until it is left or closed.
 
     Attributes:
       path: The file or folder that was opened.
       format: The name of its format, a key of `formats.table.FORMATS`.
       tensors: The tensors by name, in the order of the files.
-      metadata: Text that the format stores beside the tensors, by key.
-      extras: The plain files beside the tensors, such as config.json and the tokenizer's: the path,
-        or the content, by file name.
-      files: Every file that the checkpoint is read from, with what the system said of it before.
+      metadata: Text by key, if the format stores any.
+      extras: The plain files of the checkpoint, such as config.json and the tokenizer's. Each is a
+        path or the content, by file name.
+      files: Every file that the checkpoint is read from, with its status at opening.
       rivals: Files of the same format in the folder that are not read, as another was preferred.
-      others: Files and folders beside the tensors that are neither read nor carried to an output,
+      others: Files and folders next to the tensors that are neither read nor copied to an output,
+        such as a model's code.
         such as a model's code.
       rest: Tensors that were not selected, by name; see `select`.
-      selection: Which tensors were selected; None if none were asked for.
-      decoded: How codes become weights as they are read, a sentence; "" if none do.
-      scheme: How weights that are decoded lie in codes; None if none do.
-      step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
-      snapshot: The model on the Hub that is read, at one commit; None for anything else.
+      selection: Which tensors were selected; None if all were.
+      decoded: How codes are decoded to weights, as a sentence; "" for plain weights.
+      scheme: How the decoded weights are stored as codes; None for plain weights.
+      step: Which step of a run is read, as a sentence; "" if the path is the checkpoint itself.
+      snapshot: The model on the Hub at one commit; None for anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,10 +88,10 @@ class Checkpoint:
         """Keeps some of the tensors in `tensors`, and puts the others in `rest`.
 
         Args:
-          select: Which are kept; see `sail_jax.merging.selection`.
+          select: Which tensors are kept; see `sail_jax.merging.selection`.
 
         Raises:
-          ValueError: If none is.
+          ValueError: If no tensor is kept.
         """
         every = {**self.tensors, **self.rest}
         self.selection = selection(every, select)
@@ -98,7 +99,7 @@ class Checkpoint:
         self.rest = {name: every[name] for name in self.selection.rest}
 
     def about(self) -> list[str]:
-        """Lists what of the path was opened, if that is not all of it.
+        """Lists which part of the path was opened, if not all of it.
 
         Returns:
           Sentences: the commit on the Hub, the step of a run, codes, and the leaves of a state.
@@ -114,7 +115,7 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
 
-        Otherwise what was read may come from two versions of a file.
+        A file that changed may have been read in two versions.
 
         Raises:
           CheckpointError: If the size or a time of a file differs, or the file is gone.
@@ -142,18 +143,18 @@ class Checkpoint:
             raise CheckpointError(f"{path}: expected a folder or a file of type {types}")
         if format.pickled and not allow_pickle:
             raise CheckpointError(
-                f"{path} is a PyTorch pickle, read only on request, with "
-                f"{argument('allow_pickle', 'True')}; a safetensors file needs no such trust"
+                f"{path} is a PyTorch pickle, which is read only with "
+                f"{argument('allow_pickle', 'True')}; safetensors files are safer"
             )
         self.format = format.name
         tensors, metadata = format.read_file(self._file(path))
         if names is not None:
             for name in names:
                 if name not in tensors:
-                    raise CheckpointError(f"{path}: the index places '{name}' here; it is not")
-            # Nor may it hold others: it could be a file of another model under the same name.
+                    raise CheckpointError(f"{path} lacks '{name}', which the index places there")
+            # Other tensors are refused too: this could be another model's file of the same name.
             if unknown := tensors.keys() - set(names):
-                raise CheckpointError(f"{path} holds '{min(unknown)}', which the index does not")
+                raise CheckpointError(f"{path} holds '{min(unknown)}', which the index lacks")
         for name in tensors:
             if name in self.tensors:
                 raise CheckpointError(
@@ -178,8 +179,8 @@ def changed(path: str | Path) -> CheckpointError:
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:
-    """What of a file's status changes whenever its content does."""
-    # A program can set the time of writing back, but not the last of these, the time of any change.
+    """The parts of a file's status that change whenever its content does."""
+    # A program can set the modification time back, but not the last field, the change time.
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
@@ -188,26 +189,26 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
-    `formats.table.FORMATS` has the formats: safetensors and others, PyTorch's with `allow_pickle`
-    alone. Where a folder holds several, the first of the table is read. Files may be shards, with
-    or without their index. Only names, dtypes and shapes are read; use the result as a context
-    manager to close its files.
+    `formats.table.FORMATS` lists the formats, such as safetensors. PyTorch's format needs
+    `allow_pickle`. If a folder holds several formats, the first one in the table is read. Files may
+    be shards, with or without their index. Only names, dtypes and shapes are read. Use the result
+    as a context manager to close its files.
 
     Args:
-      path: The file, the index of shards, or the folder. Of a training run the newest checkpoint
-        is opened, or the one that "run@1000" names; see `formats.runs`. Where nothing is called
-        so, "org/name" and "org/name@revision" are a model on the Hub; see `formats.hub`.
-      allow_pickle: Whether PyTorch's pickles are read. They are interpreted without running
-        anything that is in them.
-      offline: Whether a model on the Hub is read only if it is in the cache of this machine.
-        Otherwise it is downloaded if need be, which takes `pip install 'sail-jax[hub]'`.
+      path: The file, the index of shards, or the folder. For a training run, the newest checkpoint
+        is opened, or the step in "run@1000"; see `formats.runs`. If no such path exists,
+        "org/name" and "org/name@revision" are a model on the Hub; see `formats.hub`.
+      allow_pickle: Whether PyTorch's pickles are read. They are parsed without running any of
+        their code.
+      offline: Whether a model on the Hub is read only from this machine's cache. Otherwise it is
+        downloaded if necessary, which needs `pip install 'sail-jax[hub]'`.
 
     Returns:
       The open checkpoint.
 
     Raises:
-      CheckpointError: If there is no checkpoint, or something in it is damaged, missing or
-        repeated; a `ValueError` whose message names the file.
+      CheckpointError: If the path holds no checkpoint, or something in it is damaged, missing or
+        repeated. It is a `ValueError`, and its message contains the file's path.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -227,7 +228,7 @@ def open_checkpoint(
             step, *others = runs.named(given)
             if others:
                 number = 1 + len(others)
-                raise CheckpointError(f"{path} names {number} checkpoints; expected one")
+                raise CheckpointError(f"{path} matches {number} checkpoints; expected one")
             if (runs.split(given)[1] or "").startswith("last"):
                 checkpoint.step = f"step {step.number} is read"
             checkpoint.path = path = step.path
@@ -238,7 +239,7 @@ def open_checkpoint(
         else:
             checkpoint._add(path, allow_pickle)
         for name in checkpoint.tensors:
-            # A pickle or JSON may hold half of a surrogate pair, which no output could store.
+            # A pickle or JSON may hold half of a surrogate pair, which cannot be stored.
             name.encode()
     return checkpoint
 
@@ -271,11 +272,11 @@ def check_there(
     Args:
       paths: The inputs, as `open_checkpoint` takes them.
       offline: As `open_checkpoint` takes it.
-      places: Where inputs are named, such as the line of a recipe, for messages.
+      places: The origin of each input for messages, such as the line of a recipe.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does for what does not exist, and if the models do not
-        fit on the disk together.
+      CheckpointError: As `open_checkpoint` for a missing input, and if the models together do not
+        fit on the disk.
     """
     names = list(dict.fromkeys(os.fspath(path) for path in paths))
     for name in names:
@@ -287,7 +288,7 @@ def check_there(
             if name not in places:
                 raise
             raise CheckpointError(f"{places[name]}: {error}") from error
-    # One is looked up as it is opened.
+    # A single model is looked up when it is opened.
     if len(names) > 1:
         hub.check_there(names, offline=offline)
 
@@ -303,8 +304,8 @@ def load_checkpoint(
       offline: As `open_checkpoint` takes it.
 
     Returns:
-      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`. Tied
-      weights in a file of PyTorch's, which are one view of one storage, share an array.
+      NumPy arrays by name. Bfloat16 and the float8 types come from `ml_dtypes`. Tied weights in a
+      PyTorch file, which are one view of one storage, share an array.
 
     Raises:
       CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
@@ -337,8 +338,8 @@ def _open_folder(
 ) -> None:
     """Adds the weights of a folder, in its first format by the table, and its extras.
 
-    A folder without weights may be a run; then it is the newest of its checkpoints. These are no
-    runs themselves: a link to the folder above would make that a search without an end.
+    A folder without weights may be a run. Then its newest checkpoint is opened. That checkpoint
+    may not be a run itself: with a link to the folder above, the search would never end.
     """
     names = sorted(entry.name for entry in folder.iterdir())
     extras = {
@@ -357,7 +358,7 @@ def _open_folder(
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents
-            # A library reads these files by itself, so all of them are watched for changes.
+            # A library reads these files itself, so all of them are watched for changes.
             below = (path for path in sorted(folder.rglob("*")) if path.is_file())
             checkpoint.files |= {path: path.stat() for path in below}
             checkpoint.format, checkpoint.others = format.name, ()
@@ -385,7 +386,7 @@ def _open_folder(
 def _rivals(
     checkpoint: Checkpoint, names: list[str], format: Format, files: list[str]
 ) -> tuple[str, ...]:
-    """The files of a format in a folder that are not among those that are read."""
+    """The files of a format in a folder that are not read."""
     read = {path.name for path in checkpoint.files} | {*files, *format.not_weights}
     suffix = Path(files[0].removesuffix(INDEX)).suffix
     alike = [n for n in names if n.endswith((suffix, suffix + INDEX)) and not n.startswith(".")]

@@ -1,8 +1,8 @@
 """Orbax checkpoints, read and written array by array.
 
-The reader takes what StandardCheckpointer and PyTreeCheckpointer write, and an item or a step of a
-CheckpointManager. Orbax's description says which arrays there are, and TensorStore reads them. So
-a tree may have any containers within one another. Orbax itself is not imported.
+The reader accepts the output of StandardCheckpointer and PyTreeCheckpointer, and an item or a step
+of a CheckpointManager. Orbax's description lists the arrays, and TensorStore reads them. So a tree
+may have any nested containers. Orbax itself is not imported.
 """
 
 import json
@@ -28,7 +28,7 @@ from sail_jax.merging.tensors import Tensor
 MARK = "_METADATA"
 STATE = "_CHECKPOINT_METADATA"
 _HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
-# Orbax also notes times here; without them an output is the same each time.
+# Orbax also writes times here. Without them, equal outputs have equal bytes.
 _FINISHED = {
     "item_handlers": _HANDLER,
     "metrics": {},
@@ -40,7 +40,7 @@ _FINISHED = {
 _NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _OF_DICT = 2
 _STAGE = "tensors"
-# Of several items these are the network: orbax's own name, MaxText's and Tunix's.
+# Names of the item that holds the network: orbax's own, MaxText's and Tunix's.
 _USUAL = ("default", "items", "model_params")
 _WITHOUT_ARRAY = ("string", "None", "Dict", "List", "Tuple", "NamedTuple")
 
@@ -52,22 +52,22 @@ def numbered(name: str) -> tuple[str, int] | None:
       name: The name of the folder, without those above it.
 
     Returns:
-      What stands before the number, and the number; None if there is no number at the end, or the
-      folder is being written.
+      The text before the number, and the number. None if the name does not end in a number, or the
+      folder is still being written.
     """
     match = _NUMBERED.fullmatch(name)
     return None if match is None or temporary(name) else (match[1] or "", int(match[2]))
 
 
 def temporary(name: str) -> bool:
-    """Checks whether a folder's name is of a checkpoint that is being written."""
+    """Checks whether a folder's name marks a checkpoint that is still being written."""
     return name.startswith((".", "tmp")) or ".orbax-checkpoint-tmp" in name
 
 
 def _find(folder: Path) -> Path | None:
     """Returns the folder of the one orbax item in a folder, or None if there is none.
 
-    Of several items it is the first of `_USUAL`.
+    Of several items, the first one in `_USUAL` is taken.
     """
     if (folder / MARK).is_file():
         return folder
@@ -78,22 +78,24 @@ def _find(folder: Path) -> Path | None:
     }
     usual = next((items[name] for name in _USUAL if name in items), None)
     if len(items) > 1 and usual is None:
-        raise CheckpointError(f"{folder} holds several orbax items: name one of {', '.join(items)}")
+        raise CheckpointError(
+            f"{folder} holds several orbax items: choose one of {', '.join(items)}"
+        )
     return usual or next(iter(items.values()), None)
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Opens the arrays of an orbax checkpoint; they are read when they are asked for.
+    """Opens the arrays of an orbax checkpoint without reading their entries.
 
     Args:
       folder: The folder of an item, or of a step of a CheckpointManager.
 
     Returns:
       The arrays and numbers by path, with "/" between keys, and empty metadata. Text and empty
-      containers are left out. None if the folder is not one of orbax's.
+      containers are left out. None if the folder is not an orbax checkpoint.
 
     Raises:
-      CheckpointError: If its description is damaged, it holds several items and none is "default",
+      CheckpointError: If its description is damaged, it holds several items without a usual name,
         a path occurs twice, or a dtype is not one of `DTYPES`.
     """
     if (item := _find(folder)) is None:
@@ -105,7 +107,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
         for entry in about["tree_metadata"].values():
             keys = [str(key["key"]) for key in entry["key_metadata"]]
             value = entry["value_metadata"]
-            # None, empty containers and text have no array.
+            # None, empty containers and text are stored without an array.
             if value.get("skip_deserialize") or value["value_type"] in _WITHOUT_ARRAY:
                 continue
             name = ""
@@ -122,13 +124,13 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
 def admit(names: Iterable[str]) -> None:
     """Checks that orbax can store leaves under these paths.
 
-    Orbax joins the keys of a path by ".", so "a/b.c" and "a.b/c" would be the same to it.
+    Orbax joins the keys of a path by ".", so "a/b.c" and "a.b/c" would collide.
 
     Args:
       names: Paths with "/" between keys.
 
     Raises:
-      CheckpointError: If the paths are not those of a tree, or two of them are the same to orbax.
+      CheckpointError: If the paths do not form a tree, or two of them collide in orbax.
     """
     nested(names)
     joined: dict[str, str] = {}
@@ -146,7 +148,7 @@ def layout(
     Args:
       tensors: The dtype and shape of each tensor, by path.
       name: Not used: orbax names its own files.
-      metadata: Must be empty: orbax has no place for it.
+      metadata: Must be empty, because orbax cannot store it.
       shard_bytes: Not used: orbax chooses the sizes of its files.
 
     Returns:
@@ -156,7 +158,7 @@ def layout(
       CheckpointError: If there is metadata, or orbax cannot store leaves under these paths.
     """
     if metadata:
-        raise CheckpointError("orbax has no place for metadata")
+        raise CheckpointError("orbax cannot store metadata")
     admit(tensors)
     stage = staged(tensors, _STAGE)
 
@@ -180,7 +182,7 @@ def write_folder(
       entries: Returns some entries of a leaf, flat: `entries(name, first, last + 1)`.
 
     Raises:
-      CheckpointError: If the paths are not those of a tree, or the folder cannot be written.
+      CheckpointError: If the paths do not form a tree, or the folder cannot be written.
     """
     admit(arrays)
     described = {}

@@ -1,4 +1,4 @@
-"""Recognition of quantised checkpoints: their tensors are codes, which need scales to be values."""
+"""Detection of quantised checkpoints. Their tensors are codes, which scales turn into values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,15 +10,16 @@ from sail_jax.merging.tensors import Like, Shape
 
 
 class Layout(NamedTuple):
-    """How a weight lies in codes of float8_e4m3fn, which are multiplied by scales.
+    """How a weight is stored: codes of float8_e4m3fn, to be multiplied by scales.
 
     Attributes:
-      scale: The name of the scales after the weight's, such as "_scale_inv"; from the end of the
-        module's name where `replaces` is set.
-      replaces: What of the weight's name `scale` takes the place of; "" for nothing.
+      scale: The suffix that the scales add to the weight's name, such as "_scale_inv". If
+        `replaces` is set, the suffix replaces that end of the name.
+      replaces: The end of the weight's name that `scale` replaces; "" for nothing.
       dtype: The dtype of the scales.
       axes: How many axes the tensor of scales has.
       rows: How many rows share a scale; None for all.
+      columns: How many columns share a scale; None for all.
       columns: How many columns share a scale; None for all.
     """
 
@@ -44,13 +45,13 @@ class Layout(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """How the weights of a checkpoint lie in codes, for an output that is written in the same way.
+    """How a checkpoint's weights are stored as codes, for an output with the same encoding.
 
     Attributes:
-      entries: What config.json states about the codes, by the keys that lead to it.
-      layouts: How each weight lies, by its name.
+      entries: The entries of config.json about the codes, by the keys that lead to them.
+      layouts: The layout of each weight, by its name.
       plain: The names of all other tensors.
-      refused: Why no output is written in this way; "" if it can be.
+      refused: Why no output can have this encoding; "" if one can.
       powers: Whether scales are powers of 2.
     """
 
@@ -61,9 +62,9 @@ class Scheme(NamedTuple):
     powers: bool = False
 
 
-# Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
-# In the order in which they are tried: names that several schemes use come after those that tell
-# one from the others (GPTQ has g_idx, AWQ has not).
+# Each scheme with the suffixes of its codes and of the scales (or the like) that belong to them.
+# The order matters: a suffix that belongs to one scheme alone comes before suffixes that several
+# schemes share (GPTQ has g_idx, AWQ does not).
 _PAIRS = (
     ("FP8", "", ("_scale_inv", "_scale")),
     ("FP8", "weight", ("scale_inv", "scale_weight", "scale")),
@@ -81,19 +82,19 @@ _PAIRS = (
 
 
 def quantization(tensors: Mapping[str, Like], config: Config) -> str:
-    """Names the quantisation scheme of a checkpoint, if its tensors are codes.
+    """Finds the quantisation scheme of a checkpoint, if its tensors are codes.
 
-    Numbers of few bits alone do not make a checkpoint quantised: a network may be kept in float8,
-    and buffers may count. There must also be a tensor of scales beside one of them, or a
-    `quantization_config` in config.json. That entry alone does not count either, since it often
-    stays behind when the tensors have been dequantised.
+    A dtype of few bits is not enough evidence: a network may be kept in float8, and a buffer may
+    hold integer counts. A tensor of scales must accompany the codes, or config.json must have a
+    `quantization_config`. That entry alone is not enough either, since it often stays behind after
+    the tensors have been dequantised.
 
     Args:
       tensors: The tensors of the checkpoint, by name; none is read.
       config: The content of its config.json; empty if there is none.
 
     Returns:
-      The scheme and how it shows, for messages; "" if the tensors are values.
+      The scheme and its evidence, for messages; "" if the tensors are plain values.
     """
     narrow = {name: tensor for name, tensor in tensors.items() if _narrow(tensor)}
     named = method(config)
@@ -108,30 +109,30 @@ def quantization(tensors: Mapping[str, Like], config: Config) -> str:
                 # A network kept in float8 as a whole has its own scales in float8, too.
                 if scale in tensors and (integral or tensors[scale].dtype != tensor.dtype):
                     called = "integers with scales" if integral and scheme == "FP8" else scheme
-                    return f"{called} ({_told(tensor)} beside '{scale}')"
+                    return f"{called} ({_told(tensor)} next to '{scale}')"
     return ""
 
 
 def _narrow(tensor: Like) -> bool:
-    """Whether the entries have a type that codes have: a float8, or integers of up to 4 bytes."""
+    """Whether the entries have a dtype that codes use: a float8, or integers of up to 4 bytes."""
     return tensor.dtype.name.startswith("float8") or (
         tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     )
 
 
 def _told(tensor: Like) -> str:
-    """Names a tensor and its dtype."""
+    """Formats a tensor's name and dtype."""
     return f"{tensor.dtype} in '{tensor.name}'"
 
 
 def method(config: Config) -> str:
-    """Finds the scheme that a configuration names.
+    """Reads the scheme's name from a configuration.
 
     Args:
       config: The content of config.json.
 
     Returns:
-      The name; "" if it names none.
+      The name; "" if there is none.
     """
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):

@@ -1,8 +1,8 @@
 """A copy of a checkpoint in which some tensors have other values.
 
-Everything else is copied byte for byte: the containers of the tree, metadata, sharding, compression
-and the order of tensors, other items, and the bytes of the other tensors. So the program that wrote
-the checkpoint restores the copy as its own.
+Everything else is copied byte for byte: the containers of the tree, metadata, sharding,
+compression, the order of tensors, other items, and the other tensors. So the program that wrote the
+checkpoint can restore the copy.
 """
 
 import math
@@ -34,23 +34,23 @@ _BLOCK = 8 << 20
 
 
 def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
-    """Lays out a stage for the new values, of which a copy of a checkpoint is made at the end.
+    """Lays out a stage for the new values; the copy is made from it at the end.
 
     Args:
       checkpoint: The open checkpoint that is copied.
-      names: The tensors that get other values, of the same dtype and shape.
+      names: The tensors that get new values, with the same dtype and shape.
 
     Returns:
       The layout of the stage, with the function that makes the copy.
 
     Raises:
-      CheckpointError: If a tensor lies where its value cannot be replaced, or a link in the folder
-        of the checkpoint leads out of it.
+      CheckpointError: If a tensor's value cannot be replaced, or a link in the checkpoint's folder
+        leads out of the folder.
     """
     changed = {name: checkpoint.tensors[name] for name in names}
     for name, tensor in changed.items():
         stored = isinstance(tensor, stores.StoredArray)
-        # A checksum of tensors, which other formats may have, would contradict a new value.
+        # Other formats may have checksums of tensors, which would contradict a new value.
         plain = FORMATS[checkpoint.format].plain and isinstance(tensor, StoredTensor)
         if not stored and not plain:
             raise CheckpointError(
@@ -69,10 +69,10 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
 
 
 def needs(tensors: Iterable[Tensor]) -> int:
-    """Computes how many bytes are held while a copy with other values is made.
+    """Computes the memory, in bytes, needed to write a copy with new values.
 
     Args:
-      tensors: Those that get other values.
+      tensors: The tensors that get new values.
 
     Returns:
       The bytes, at most.
@@ -82,7 +82,7 @@ def needs(tensors: Iterable[Tensor]) -> int:
 
 
 def _size(origin: Path) -> int:
-    """The bytes of a file, or of all files in a folder, of which no link leads out."""
+    """The size of a file, or of all files in a folder. No link may lead out of the folder."""
     with reading(origin):
         if not origin.is_dir():
             return max(1, origin.stat().st_size)
@@ -92,7 +92,7 @@ def _size(origin: Path) -> int:
                 if (Path(folder) / name).is_symlink():
                     _within(origin, Path(folder) / name)
             for name in folders:
-                # Copied as the folder it leads to, such as one above it, it might have no end.
+                # A link to a folder is refused: a link to the folder above it would never end.
                 if (link := Path(folder) / name).is_symlink():
                     raise CheckpointError(f"{link} is a link to a folder, which is not copied")
             size += sum((Path(folder) / name).stat().st_size for name in files)
@@ -100,7 +100,7 @@ def _size(origin: Path) -> int:
 
 
 def _within(origin: Path, link: Path) -> None:
-    """CheckpointError for a link that leads out of a folder: its target would be copied."""
+    """Raises CheckpointError for a link out of the folder, since its target would be copied."""
     if link.parent == origin:
         contained(origin, link.name)
     elif not link.resolve(strict=True).is_relative_to(origin.resolve()):
@@ -126,7 +126,7 @@ def _copied(
     roots = [root for root in in_stores if stores.in_one(root)]
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        # What holds the bytes of all arrays is made anew below.
+        # The file with the bytes of all arrays is written anew below.
         return set(filter(stores.belongs, names)) if Path(folder).resolve() in roots else set()
 
     with explained("write", out):
@@ -149,7 +149,7 @@ def _copied(
 
 
 def _bytes(tensor: StoredTensor, entries: _Entries) -> Iterator[tuple[int, memoryview]]:
-    """The new bytes of a tensor in the runs that it has in its file."""
+    """The new bytes of a tensor, divided into its runs in the file."""
     size, step = math.prod(tensor.shape), _BLOCK // tensor.dtype.itemsize
     runs, (offset, room) = iter(tensor.runs), (0, 0)
     for first in range(0, size, step):

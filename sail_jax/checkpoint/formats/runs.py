@@ -1,17 +1,18 @@
-"""The checkpoints of a training run, in order: which there are, and which of them a text names.
+"""The checkpoints of a training run, in order, and the texts that choose some of them.
 
 A run is a folder with a checkpoint for each step, as trainers leave it: `1000`, `step-1000`,
-`ckpt_1000`, `checkpoint-1000`. A text names checkpoints in one of these ways:
+`ckpt_1000`, `checkpoint-1000`. A text chooses checkpoints in one of these forms:
 
     run                     all of them
     run@last                the newest
     run@last:10             the ten newest
-    run@1000                that of step 1000
-    run@1000:5000           those of steps 1000 to 5000, both included; either may be left out
-    run@1000:5000:500       those of steps 1000, 1500, ..., 5000: each of them has to be there
+    run@1000                the checkpoint of step 1000
+    run@1000:5000           steps 1000 to 5000, both included; either may be left out
+    run@1000:5000:500       steps 1000, 1500, ..., 5000; all of them must exist
     run/checkpoint-*        files or folders by a pattern; any of the above may follow
 
-What is still being written is no checkpoint. Where nothing is called so, org/name[@revision] is one
+A checkpoint that is still being written is skipped. If no such path exists, org/name[@revision] is
+one checkpoint, a model on the Hub.
 checkpoint, a model on the Hub.
 """
 
@@ -33,7 +34,7 @@ from sail_jax.checkpoint.formats.table import suffixes
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")
-# What a finished checkpoint of orbax or Levanter has.
+# Files that mark a finished checkpoint of orbax or Levanter.
 _MARKS = (orbax_folders.MARK, levanter_folders.MARK)
 
 
@@ -41,7 +42,7 @@ class Step(NamedTuple):
     """A checkpoint of a run.
 
     Attributes:
-      number: Its step; None if nothing says so.
+      number: Its step; None if its name lacks a number.
       path: Its folder, or its file.
     """
 
@@ -56,10 +57,10 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
       run: The folder that holds them.
 
     Returns:
-      The checkpoints, the oldest first; none if the folder has no numbered checkpoints.
+      The checkpoints, the oldest first; empty if none is numbered.
 
     Raises:
-      CheckpointError: If the folder cannot be read, or holds checkpoints under several names, such
+      CheckpointError: If the folder cannot be read, or holds checkpoints with different names, such
         as ckpt_1 and best_1.
 
     >>> import numpy as np, tempfile
@@ -77,20 +78,20 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
                 found.setdefault(step[0], []).append(Step(step[1], path))
     if len(found) > 1:
         names = ", ".join(str(Path(run) / _like(steps[0].path.name)) for steps in found.values())
-        raise CheckpointError(f"{run} holds checkpoints of several names: name one of {names}")
+        raise CheckpointError(f"{run} holds checkpoints of several names: choose one of {names}")
     return tuple(sorted(*found.values())) if found else ()
 
 
 def _like(name: str) -> str:
-    """The pattern of names that differ in the number at the end only."""
+    """The pattern of all names that differ only in the number at the end."""
     return re.sub(r"\d+\Z", "*", name)
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, and all of it has been written."""
+    """Whether a folder is a completely written checkpoint."""
     if not folder.is_dir():
         return False
-    # Where folders cannot be renamed, orbax notes here that it has finished.
+    # If folders cannot be renamed, orbax marks here that it has finished.
     state = folder / orbax_folders.STATE
     if state.is_file():
         with reading(state):
@@ -109,13 +110,13 @@ def _finished(folder: Path) -> bool:
 
 
 def split(text: str | PathLike[str]) -> tuple[str, str | None]:
-    """Parts a text that names checkpoints into a path and what is chosen of it.
+    """Splits a text into a path and a choice of checkpoints.
 
     Args:
       text: A path, or a path and a choice with "@" between them.
 
     Returns:
-      The path or pattern; and the choice, None without one. A path that exists is taken as it is.
+      The path or pattern, and the choice (None without one). An existing path is not split.
 
     >>> split("run@last:10"), split("run@v1.0")
     (('run', 'last:10'), ('run@v1.0', None))
@@ -128,14 +129,14 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
 
 
 def several(text: str | PathLike[str]) -> bool:
-    """Checks whether a text may name more than one checkpoint, and stands for all of them.
+    """Checks whether a text may choose more than one checkpoint.
 
     Args:
       text: A path, a pattern, or either with a choice of steps.
 
     Returns:
-      True for patterns, and for choices such as "last:10" and "1000:"; False for what exists. A run
-      without a choice stands for its newest checkpoint.
+      True for patterns, and for choices such as "last:10" and "1000:"; False for an existing path.
+      A run without a choice stands for its newest checkpoint.
 
     >>> several("run@last:10"), several("run/checkpoint-*"), several("run@1000"), several("run")
     (True, True, False, False)
@@ -147,7 +148,7 @@ def several(text: str | PathLike[str]) -> bool:
 
 
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
-    """Finds the checkpoints that a text names, as the top of this module says.
+    """Finds the checkpoints that a text chooses; this module's docstring lists the forms.
 
     Args:
       text: A run, a pattern, or either with a choice of steps after "@"; or one checkpoint.
@@ -156,7 +157,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
       The checkpoints, the oldest first; at least one.
 
     Raises:
-      CheckpointError: If there is none, or one that is asked for is missing.
+      CheckpointError: If no checkpoint matches, or a chosen one is missing.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -175,7 +176,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     if os.path.exists(path):
         found = steps(path) if Path(path).is_dir() else ()
         if not found and choice is not None:
-            raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")
+            raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' matches none")
         found = found or (_step(Path(path)),)
     elif _PATTERN.search(path):
         with reading(path):
@@ -183,15 +184,15 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         found = [_step(p) for p in paths if not temporary(p.name)]
         found = tuple(step for step in found if step.path.is_file() or _finished(step.path))
         if not found:
-            raise CheckpointError(f"{path} fits no checkpoint")
-        # Names order what has no numbers.
+            raise CheckpointError(f"no checkpoint matches {path}")
+        # Names without numbers are sorted by name.
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
-        # It may also be out of reach, or too long.
+        # The path may also be inaccessible or too long.
         with reading(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             os.stat(path)
-        # Such as gpt2, an alias of a model on the Hub.
+        # For example gpt2, an alias of a model on the Hub.
         hint = "; a model on the Hub is org/name" if re.fullmatch(r"[\w-]+", path) else ""
         raise CheckpointError(f"{path} does not exist{hint}")
     return found if choice is None else _chosen(found, choice, path)
@@ -206,18 +207,19 @@ def _step(path: Path) -> Step:
 
 
 def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
-    """Those of some checkpoints that a choice such as "last:10" names."""
+    """The checkpoints that a choice such as "last:10" selects."""
     match = _CHOICE.fullmatch(choice)
     assert match is not None
     last, one, first, end, stride = match.groups()
     if choice.startswith("last"):
         count = int(last or 1)
         if not 0 < count <= len(found):
-            raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' asks for {count}")
+            here = f"{path} has {_counted(found)}"
+            raise CheckpointError(f"{here}: expected 1 to {len(found)} of them, got '@{choice}'")
         return tuple(found[-count:])
     by_number = {step.number: step for step in found}
     if None in by_number or len(by_number) < len(found):
-        raise CheckpointError(f"{path}: '@{choice}' asks for steps, which these names do not give")
+        raise CheckpointError(f"{path}: '@{choice}' needs steps, but these names have no numbers")
     numbers = [number for number in by_number if number is not None]
     if one is not None:
         wanted = [int(one)]
@@ -227,18 +229,18 @@ def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
         if stride is not None:
             if not int(stride):
                 raise CheckpointError(f"{path}: '@{choice}' has a stride of 0")
-            # A range may be far longer than the run: the first that is missing ends the walk.
+            # A range may be far longer than the run: the loop ends at the first missing step.
             wanted = range(low, high + 1, int(stride))
     for number in wanted:
         if number not in by_number:
-            raise CheckpointError(f"{path} has no step {number}: it has {_counted(found)}")
+            raise CheckpointError(f"{path} lacks step {number}: it has {_counted(found)}")
     if not wanted:
-        raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' names none")
+        raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' matches none")
     return tuple(by_number[number] for number in wanted)
 
 
 def _counted(found: Sequence[Step]) -> str:
-    """How many checkpoints there are, and from which step to which."""
+    """The number of checkpoints, and their first and last steps."""
     if len(found) == 1:
         return "1 checkpoint" if found[0].number is None else f"step {found[0].number} alone"
     return f"{len(found)} checkpoints" + (
@@ -253,7 +255,7 @@ def latest(run: Path) -> tuple[Step, str] | None:
       run: The folder.
 
     Returns:
-      The checkpoint, and a sentence for messages; None if the folder is no run.
+      The checkpoint, and a sentence for messages; None if the folder is not a run.
 
     Raises:
       CheckpointError: As `steps` does.

@@ -1,6 +1,6 @@
 """The safetensors format: eight bytes of length, a JSON header, then the bytes of all tensors.
 
-It is read strictly, as its specification asks for: no gaps, no overlaps, no repeated names
+It is read as strictly as its specification requires: no gaps, no overlaps, no repeated names
 (https://huggingface.co/docs/safetensors).
 """
 
@@ -65,7 +65,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(f"{path} is damaged: its metadata must be text by name")
     entries = [(_entry(path, name, about), name) for name, about in header.items()]
     end, tensors = 0, {}
-    # In the order of their bytes each tensor has to begin where the one before it ends: that alone
+    # In the order of their bytes, each tensor must begin where the previous one ends. This check
     # rules out gaps and overlaps. An empty tensor has equal ends and sorts before its neighbour.
     for (start, stop, dtype, shape), name in sorted(entries, key=lambda entry: entry[0][:2]):
         if start != end:
@@ -76,8 +76,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors[name] = StoredTensor(name, dtype, shape, file, [run])
     if 8 + length + end != file.size:
         raise CheckpointError(
-            f"{path} is truncated or damaged: its tensors end at byte {8 + length + end}, the "
-            f"file at {file.size}"
+            f"{path} is truncated or damaged: its tensors end at byte {8 + length + end}, but the "
+            f"file ends at {file.size}"
         )
     return tensors, metadata
 
@@ -88,12 +88,12 @@ def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
         case _:
-            raise CheckpointError(f"{path} is damaged: '{name}' has no dtype, shape and offsets")
+            raise CheckpointError(f"{path} is damaged: '{name}' lacks its dtype, shape or offsets")
     # `type` instead of `isinstance`, as true counts as 1.
     if len(about) != 3 or type(start) is not int or type(stop) is not int:
         raise CheckpointError(f"{path} is damaged: '{name}' is described by {sorted(about)}")
     if code not in _CODES:
-        raise CheckpointError(f"{path}: '{name}' has the type {code[:40]!r}, which is not read")
+        raise CheckpointError(f"{path}: '{name}' has the unsupported dtype {code[:40]!r}")
     if not 0 <= start <= stop < 2**62:
         raise CheckpointError(f"{path} is damaged: '{name}' lies at bytes {start} to {stop}")
     dtype = DTYPES[_CODES[code]]
@@ -101,7 +101,7 @@ def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple
 
 
 def read_index(file: File) -> dict[str, list[str]]:
-    """Reads the index (`*.index.json`) of a checkpoint in shards: which file holds which tensors.
+    """Reads the index (`*.index.json`) of a sharded checkpoint: the tensors of each file.
 
     Args:
       file: The index.
@@ -110,8 +110,8 @@ def read_index(file: File) -> dict[str, list[str]]:
       The names of tensors by file name, both in the order of the index.
 
     Raises:
-      CheckpointError: If the index is damaged, too large or empty, or names a file that is missing
-        or lies outside of its folder.
+      CheckpointError: If the index is damaged, too large or empty, or refers to a file that is
+        missing or lies outside its folder.
     """
     path = file.path
     if file.size > MAX_HEADER:
@@ -119,7 +119,7 @@ def read_index(file: File) -> dict[str, list[str]]:
     weights = strict_json(file.bytes_at(0, file.size), path).get("weight_map")
     valid = isinstance(weights, dict) and all(isinstance(v, str) for v in weights.values())
     if not valid or not weights:
-        raise CheckpointError(f"{path} has no valid 'weight_map' (a file for each tensor)")
+        raise CheckpointError(f"{path} lacks a valid 'weight_map' (a file for each tensor)")
     shards: dict[str, list[str]] = {}
     for name, shard in weights.items():
         shards.setdefault(shard, []).append(name)
@@ -136,9 +136,10 @@ def layout(
 
     Args:
       tensors: The dtype and shape of each tensor, by name.
-      name: The name of the file; shards get a number in it, the index ".index.json" behind it.
+      name: The name of the file. A shard's name has a number in it, the index's ends in
+        ".index.json".
       metadata: Text by key, for the header of each file.
-      shard_bytes: The most bytes of tensors in a file; a larger tensor has a shard to itself. None
+      shard_bytes: The most bytes of tensors in a file; a larger tensor gets its own shard. None
         for one file.
 
     Returns:
@@ -152,7 +153,7 @@ def layout(
         if dtype not in _NAMES:
             raise CheckpointError(f"'{key}': safetensors cannot hold {dtype}")
         size = math.prod(shape) * dtype.itemsize
-        # An empty shard takes any tensor, however large.
+        # An empty shard accepts any tensor, however large.
         full = sum(shards[-1].values()) + size if shards[-1] and shard_bytes else 0
         if full > (shard_bytes or 0):
             shards.append({})
@@ -173,7 +174,7 @@ def layout(
             }
             end += size
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        # Spaces, which JSON ignores, so that the tensors begin at a multiple of eight bytes.
+        # Spaces, which JSON ignores, align the tensors to a multiple of eight bytes.
         text += b" " * (-len(text) % 8)
         if len(text) > MAX_HEADER:
             raise CheckpointError(f"{file}: its header would have {len(text)} bytes; use shards")

@@ -1,6 +1,6 @@
-"""Arrays in a TensorStore, as orbax and Levanter write them: all opened at once, read by blocks.
+"""Arrays in a TensorStore, as orbax and Levanter write them. All open at once, read in blocks.
 
-TensorStore is imported by this module alone, and only when there is such a checkpoint.
+Only this module imports TensorStore, and only for such a checkpoint.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_s
 from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
 
-# How many bytes of small blocks are read at once.
+# Small blocks are read together, up to this many bytes.
 _RUN = 8 << 20
-# How many bytes a chunk has that is written, at most, and how many are written at once. TensorStore
-# holds a commit about five times: as it is given, encoded, and in what the allocator keeps.
+# The most bytes of a written chunk, and of chunks written at once. TensorStore holds a commit about
+# five times: as given, encoded, and in memory that the allocator keeps.
 _CHUNK, _IN_FLIGHT = 4 << 20, 8 << 20
 # Bytes of TensorStore itself, its threads and the tree of a store, as measured.
 _ITSELF = 48 << 20
 WRITING = _ITSELF + 5 * _IN_FLIGHT
 """Bytes held while arrays are written, at most."""
-# A node of a store's tree has at most so many bytes: each commit writes those anew that it changes,
-# and with one node for all keys the bytes in all would grow with the square of the array's.
+# The most bytes of a node in a store's tree. Each commit rewrites the nodes that it changes. With
+# one node for all keys, the bytes written would grow with the square of the array's size.
 _NODE = 1 << 16
-# A block may have so many times the bytes of its array: more is a mistake, or an attack.
+# The most bytes of a block, as a multiple of its array's. A larger block is a mistake or an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
-# Folders of a store that are looked into, without those of chunks.
+# The most folders of a store that are searched, without the folders of chunks.
 _FOLDERS = 100_000
 _ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
 
@@ -46,9 +46,9 @@ Index = tuple[int | slice, ...]
 class _Blocks:
     """An array as a sequence of blocks: runs of consecutive entries, of whole chunks each.
 
-    The chunks of one row of chunks are a block: of an array `[4096, 4096]` in chunks `[128, 128]`
-    32 of them. But rows of the first axis may be large, as those of `[8, 14336, 4096]` in chunks
-    `[1, 128, 4096]` are. Each of them then is a run of blocks, here of one chunk.
+    The chunks of one row of chunks are a block: 32 chunks for an array `[4096, 4096]` in chunks
+    `[128, 128]`. But rows of the first axis may be large, as in `[8, 14336, 4096]` in chunks
+    `[1, 128, 4096]`. Then each row is a run of blocks, here of one chunk each.
 
     Attributes:
       size: The entries of a block, at least 1; the last of a run may have fewer.
@@ -80,7 +80,7 @@ class _Blocks:
         return run * self._per_run + inside // self.size
 
     def span(self, first: int, end: int) -> tuple[int, int]:
-        """Returns the first entry of some blocks of a run, and the one behind their last."""
+        """Returns the first entry of some blocks of a run, and the index after their last entry."""
         run, number = divmod(first, self._per_run)
         end = min((number + end - first) * self.size, self.run)
         return run * self.run + number * self.size, run * self.run + end
@@ -94,7 +94,7 @@ class _Blocks:
         return *map(int, np.unravel_index(run, self._above)), slice(number * self._height, end)
 
     def together(self, entries: int) -> Iterator[tuple[int, int]]:
-        """Yields ranges of blocks of a run: of at most so many entries, or of one block."""
+        """Yields ranges of blocks of a run, each of at most this many entries or one block."""
         several = max(1, entries // self.size)
         for run in range(math.prod(self._above) if self.run else 0):
             last = (run + 1) * self._per_run
@@ -105,8 +105,8 @@ class _Blocks:
 class StoredArray:
     """An array that is stored in chunks, read in blocks of whole chunks.
 
-    A block is a run of consecutive entries. If a read ends inside of a block, the block is kept
-    for the next read. It is a `sail_jax.merging.tensors.Tensor`.
+    A block is a run of consecutive entries. If a read ends inside a block, the block is kept for
+    the next read. It is a `sail_jax.merging.tensors.Tensor`.
 
     Attributes:
       name: The tensor's name in the checkpoint.
@@ -118,7 +118,7 @@ class StoredArray:
     """
 
     def __init__(self, name: str, store: Any, source: str, key: str) -> None:
-        """Describes an array; nothing of it is read.
+        """Stores the description of an array; reads nothing.
 
         Args:
           name: The tensor's name in the checkpoint.
@@ -133,7 +133,7 @@ class StoredArray:
         what = f"{source}: '{name}'"
         kind = store.dtype.name
         if kind not in DTYPES:
-            raise CheckpointError(f"{what} has the type {kind}, which is not read")
+            raise CheckpointError(f"{what} has the unsupported dtype {kind}")
         self.name, self.source, self.key, self.dtype = name, source, key, DTYPES[kind]
         self.shape: Shape = checked_shape(tuple(store.shape), self.dtype.itemsize, what)
         chunk = checked_shape(
@@ -147,16 +147,16 @@ class StoredArray:
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
         self._blocks = _Blocks(self.shape, chunk, self.dtype.itemsize)
         block = self._blocks.size * self.dtype.itemsize
-        # Small blocks are read several at once: each call of TensorStore takes a while.
+        # Small blocks are read together, because each call of TensorStore is slow.
         self._most = max(1, _RUN // block)
-        # TensorStore holds what it decodes and what it decoded.
+        # TensorStore holds both the encoded and the decoded bytes.
         self.needs = 2 * max(stored, min(size, self._most * block))
         self._store = store
         self._last = LastBlock(lambda number: self._read(number, number + 1))
 
     @property
     def block(self) -> int:
-        """The number of entries of a block: what is read at once, if it is read from its start."""
+        """The number of entries of a block. A read from a block's start should take all of it."""
         return self._blocks.size
 
     @property
@@ -168,7 +168,7 @@ class StoredArray:
         """Divides the array into runs of whole chunks as they are written.
 
         Yields:
-          The place of a run in the array; the indices of its first entry, and behind its last.
+          The place of a run in the array; the index of its first entry, and the one after its last.
         """
         blocks = self._written()
         for part in blocks.together(_RUN // self.dtype.itemsize):
@@ -200,14 +200,14 @@ class StoredArray:
             number = blocks.at(at)
             first, behind = blocks.span(number, number + 1)
             if at == first and behind <= end:
-                # As many whole blocks as are asked for, of one run.
+                # As many whole blocks of one run as requested.
                 until = min(end, (at // blocks.run + 1) * blocks.run)
                 last = blocks.at(until - 1)
                 last += blocks.span(last, last + 1)[1] <= end
                 part = self._read(number, min(last, number + self._most))
             else:
                 part = self._last.get(number)[at - first : end - first]
-                # The engine reads from the first entry to the last: a block is done at its end.
+                # The engine reads in order, so a block is finished once its end is read.
                 if at + part.size == behind:
                     self._last.forget(number)
             out[at - start : at - start + part.size] = part
@@ -229,8 +229,8 @@ def opened(
       root: The folder of the store.
       names: The name of each tensor, and the key of its array in the store.
       driver: How all arrays are stored, "zarr" or "zarr3".
-      missing_is_zero: Whether chunks that are not there are full of the fill value. Otherwise
-        reading them fails.
+      missing_is_zero: Whether missing chunks are full of the fill value. Otherwise reading them
+        fails.
 
     Returns:
       The arrays by the names of the tensors.
@@ -241,13 +241,13 @@ def opened(
     import tensorstore as ts
 
     store = _store(root)
-    # Nothing that was decoded is kept: the engine reads each entry once. The cache of an OCDBT
-    # store holds the nodes of its tree, which all arrays share.
+    # Decoded chunks are not cached: the engine reads each entry once. The cache of an OCDBT store
+    # holds the nodes of its tree, which all arrays share.
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, **_NODES})
     pending = {}
     for name, key in names.items():
         if any(part in ("", ".", "..") for part in key.split("/")):
-            raise CheckpointError(f"{root}: '{key[:100]}' is no name of an array")
+            raise CheckpointError(f"{root}: '{key[:100]}' is not a valid name of an array")
         spec = {
             "driver": driver,
             "kvstore": {**store, "path": f"{store.get('path', '')}{key}/"},
@@ -279,7 +279,7 @@ def _store(root: Path) -> dict[str, Any]:
 def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
     """Writes arrays into a new OCDBT store, in chunks of at most 4 MiB of consecutive entries.
 
-    Nothing is flushed to the disk. Little of the arrays is held in memory, `WRITING` in all.
+    Nothing is flushed to the disk. At most `WRITING` bytes are held in memory.
 
     Args:
       root: The folder of the store; there must be none yet.
@@ -308,7 +308,7 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
                 "driver": "zarr",
                 "kvstore": {**store, "path": f"{key}/"},
                 "metadata": {"compressor": {"id": "zstd", "level": 1}, "chunks": chunks},
-                # A chunk that is missing is a fault to whoever reads it.
+                # Readers treat a missing chunk as an error.
                 "store_data_equal_to_fill_value": True,
             }
             target = ts.open(
@@ -336,7 +336,7 @@ def _chunks(shape: Shape, itemsize: int) -> list[int]:
 
 
 def listed(root: Path) -> dict[str, tuple[str, str]]:
-    """Lists the arrays of a store that has no description of its own.
+    """Lists the arrays of a store without a description.
 
     Args:
       root: The folder of the store.
@@ -345,7 +345,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
       The key of each array in the store, with its driver, by path; in the order of the paths.
 
     Raises:
-      CheckpointError: If the store is damaged, or has too many folders for one.
+      CheckpointError: If the store is damaged, or has too many folders.
     """
     found = {}
     for key in sorted(_keys(root)):
@@ -356,7 +356,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
 
 
 def _keys(root: Path) -> Iterator[str]:
-    """Yields the keys of a store, or of one in plain folders those that describe its arrays."""
+    """Yields the keys of a store; in plain folders, the keys of its arrays' descriptions."""
     if in_one(root):
         import tensorstore as ts
 
@@ -365,24 +365,24 @@ def _keys(root: Path) -> Iterator[str]:
             keys: Iterable[bytes] = store.list().result()
             yield from (key.decode() for key in keys)
         return
-    # Any folder may have what looks like a description, a home as well. Links are not followed.
+    # Any folder, even a home folder, may hold a similar description. Links are not followed.
     for seen, (folder, inside, files) in enumerate(os.walk(root)):
         if seen == _FOLDERS:
-            raise CheckpointError(f"{root} has more than {_FOLDERS} folders: no checkpoint has")
+            raise CheckpointError(f"{root} has more than {_FOLDERS} folders; no checkpoint has")
         above = Path(folder).relative_to(root)
         yield from ((above / name).as_posix() for name in files if name in _DRIVERS)
         if any(name in _DRIVERS for name in files):
-            # The chunks of zarr lie in the folder itself, those of zarr3 below "c".
+            # The chunks of zarr lie in the folder itself, zarr3's below "c".
             inside[:] = [] if ".zarray" in files else [name for name in inside if name != "c"]
 
 
 def in_one(root: Path) -> bool:
-    """Tells whether a store keeps its arrays in files that they share."""
+    """Checks whether a store keeps its arrays in shared files."""
     return (root / _MANIFEST).exists()
 
 
 def belongs(name: str) -> bool:
-    """Tells whether a file or folder beside a manifest belongs to the OCDBT store."""
+    """Checks whether a file or folder next to a manifest belongs to the OCDBT store."""
     return name in (_MANIFEST, "d") or name.startswith("ocdbt.process_")
 
 
@@ -392,13 +392,13 @@ def rewrite(
     arrays: Sequence[StoredArray],
     entries: Callable[[StoredArray, int, int], np.ndarray],
 ) -> None:
-    """Gives some arrays of a copied store other values; the rest is copied as it is stored.
+    """Gives some arrays of a copied store new values; the rest is copied as stored.
 
     Args:
       source: The folder of the store.
-      target: The folder of the copy. Where each array has its own folder, it holds all of them
-        already; otherwise nothing of the store.
-      arrays: Those that get other values, as `opened` opened them.
+      target: The folder of the copy. If each array has its own folder, the copy already holds all
+        of them; otherwise it holds nothing of the store.
+      arrays: The arrays that get new values, from `opened`.
       entries: Returns new entries of an array, flat: `entries(array, first, last + 1)`.
 
     Raises:
@@ -406,7 +406,7 @@ def rewrite(
     """
     import tensorstore as ts
 
-    # Like all files of an output, those of the copy are flushed when it is complete.
+    # The copy's files are flushed when it is complete, like all files of an output.
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
     keys = {array.key: array for array in arrays}
     place = {**_store(source), "base": {"driver": "file", "path": f"{target}/"}}
@@ -429,7 +429,7 @@ def rewrite(
             spec = {
                 "driver": array.driver,
                 "kvstore": {**place, "path": f"{place.get('path', '')}{key}/"},
-                # Orbax may ask for chunks of zeros, too.
+                # Orbax may require chunks of zeros to be stored, too.
                 "store_data_equal_to_fill_value": True,
             }
             store = ts.open(spec, context=context, write=True, open=True).result()
@@ -442,23 +442,23 @@ def rewrite(
 
 
 def rewriting(arrays: Iterable[StoredArray]) -> int:
-    """Computes how many bytes `rewrite` holds at most."""
-    # Of the rest one value at a time is copied, and values of chunks are not larger than these.
+    """Computes the most bytes that `rewrite` holds."""
+    # The other values are copied one at a time, and they are not larger than these chunks.
     return _ITSELF + 5 * max((_RUN, *(array.band for array in arrays)))
 
 
 class _Batch:
-    """Writes that share a commit: every commit of a store writes the tree of all keys anew.
+    """Writes that share a commit, because every commit of a store rewrites the tree of all keys.
 
     Attributes:
-      transaction: What they belong to.
+      transaction: The transaction of the writes.
     """
 
     def __init__(self, most: int) -> None:
-        """Begins.
+        """Starts the first transaction.
 
         Args:
-          most: After how many bytes there is a commit; they are held in memory until then.
+          most: The number of bytes after which a commit follows; until then they stay in memory.
         """
         import tensorstore as ts
 
@@ -466,7 +466,7 @@ class _Batch:
         self.transaction: Any = ts.Transaction()
 
     def wrote(self, size: int) -> bool:
-        """Counts bytes that were written; True if they were so many that all are committed now."""
+        """Counts written bytes; returns True if they were enough for a commit, which is done."""
         self._held += size
         many = self._held >= self._most
         if many:
@@ -474,13 +474,13 @@ class _Batch:
         return many
 
     def commit(self) -> None:
-        """Commits what was written, and begins anew."""
+        """Commits the writes and starts a new transaction."""
         self.transaction.commit_sync()
         self.transaction, self._held = self._new(), 0
 
 
 def _within(folder: str, keys: Container[str]) -> bool:
-    """Whether a folder of a store is one of some arrays, or lies within one."""
+    """Whether a folder of a store is an array's folder, or lies within one."""
     parts = folder.split("/")
     return any("/".join(parts[:i]) in keys for i in range(1, len(parts) + 1))
 
@@ -489,10 +489,10 @@ def _within(folder: str, keys: Container[str]) -> bool:
 def _failing(doing: str) -> Iterator[None]:
     """Turns any exception of TensorStore into a one-line `CheckpointError`.
 
-    Their errors are of many types, and their messages have many lines.
+    These errors have many types, and their messages have many lines.
 
     Args:
-      doing: What is being done, as the message says it: "read folder: 'name'".
+      doing: The verb and object for the message, such as "read folder: 'name'".
 
     Yields:
       Nothing.

@@ -1,7 +1,7 @@
 """The table of checkpoint formats, one row each.
 
-Whatever reads, writes or lists formats asks this table when it needs it. So a new format is a
-module with a reader (and a layout, if it can be written) and a row.
+All code that reads, writes or lists formats uses this table. So a new format needs only a module
+with a reader (and a layout, if it can be written) and a row here.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,20 +33,19 @@ class Format:
     """One format of checkpoints.
 
     Attributes:
-      name: What options and messages call it.
-      files: The usual names of its file, one for each suffix that such files have. An output gets
-        the first. Empty if a checkpoint of this format is a folder made by a library.
-      read_file: Reads a file: its tensors by name, and its metadata. None if there are no such
-        files.
-      read_folder: Reads a folder made by a library; returns None if the folder is no such folder.
+      name: Its name in options and messages.
+      files: The usual names of its file, one for each suffix. An output gets the first. Empty if a
+        checkpoint of this format is a folder made by a library.
+      read_file: Reads a file: its tensors by name, and its metadata. None if the format has only
+        folders.
+      read_folder: Reads a folder made by a library; returns None for any other folder.
       layout: Lays out an output from its tensors, file name, metadata and the size in bytes from
         which there are several files (None: never). None if this format is only read.
-      needs: Bytes that are held while the output is made of its tensors, if a library makes it.
+      needs: Bytes held while a library makes the output from its tensors.
       sharded: Whether several files of this format in a folder are one checkpoint even without an
         index.
       pickled: Whether it is read only with `allow_pickle`.
-      plain: Whether its files have no checksums of tensors, so that values can be replaced in a
-        copy.
+      plain: Whether its files lack checksums of tensors, so values can be replaced in a copy.
       not_weights: Names of files with its suffix that hold something else.
     """
 
@@ -68,12 +67,12 @@ class Format:
 
 
 def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Format:
-    """Makes the row of a format of what its module defines.
+    """Makes the row of a format from its module.
 
     Args:
       module: A module with a function `read_file` or `read_folder`, and with one `layout` if the
         format is written.
-      name: What options and messages call it.
+      name: Its name in options and messages.
       *files: The usual names of its file; none for folders made by a library.
       **about: The other attributes of a `Format`.
 
@@ -86,7 +85,7 @@ def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Forma
 
 
 _TRAINED = ("training_args.bin", "optimizer.bin", "scheduler.bin")
-# The order counts: where a folder holds several formats, the first of this table is read.
+# The order counts: if a folder holds several formats, the first of this table is read.
 _TABLE = (
     of_module(safetensors_files, "safetensors", "model.safetensors", sharded=True, plain=True),
     of_module(orbax_folders, "orbax", needs=stores.WRITING),
@@ -115,7 +114,7 @@ def layouts() -> dict[str, LayOut]:
     """Lists the formats that are written.
 
     Returns:
-      What lays out an output, by the name of the format.
+      The layout function of each format, by the format's name.
     """
     return {format.name: format.layout for format in FORMATS.values() if format.layout}
 
@@ -133,25 +132,25 @@ def of_file(path: str | Path) -> Format | None:
 
 
 def of_output(out: Path) -> Format | None:
-    """Looks up the format of an output that is to be one file, by its suffix.
+    """Looks up the format of a single-file output by its suffix.
 
     Args:
       out: Where the output goes.
 
     Returns:
-      The format, or None if the output is to be a folder: its name has no suffix of a format that
-      is written.
+      The format, or None if the output is a folder, because its name lacks a suffix of a format
+      that is written.
     """
     format = of_file(out)
     return format if format and format.layout else None
 
 
 def needs(name: str | None) -> int:
-    """Looks up how many bytes are held while an output is made of its tensors.
+    """Looks up how many bytes are held while a library makes an output.
 
     Args:
-      name: The name of a format; None for a choice by the name of the output, where no library
-        makes it.
+      name: The name of a format. None stands for a choice by the output's name, which involves no
+        library.
 
     Returns:
       The bytes, at most.
@@ -163,10 +162,10 @@ def check_written(name: str | None) -> None:
     """Checks that outputs can have the format of this name.
 
     Args:
-      name: The name of a format; None leaves the choice to the writer and is always right.
+      name: The name of a format; None, for a choice by the writer, is always valid.
 
     Raises:
-      CheckpointError: If there is no such format, or it is only read.
+      CheckpointError: If the format is unknown, or can only be read.
     """
     if name is not None:
         one_of("format", name, layouts(), CheckpointError)

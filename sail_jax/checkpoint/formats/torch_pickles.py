@@ -1,12 +1,12 @@
 """PyTorch's zip checkpoints (.bin, .pt), read without PyTorch and without running their pickle.
 
-The pickle is read by the standard library's unpickler, reduced to the opcodes of plain data. The
-few names of PyTorch that it may use stand for functions and types of this module; every other name
-is refused. So nothing is imported, called or built on behalf of the stream.
+The standard library's unpickler reads the pickle, reduced to the opcodes of plain data. The few
+PyTorch names that are allowed stand for functions and types of this module; every other name is
+refused. So the stream cannot import, call or build anything.
 
-The unpickler is the one written in Python. The one in C hashes every key of a stream: tuples nested
-a million deep crash it, and tuples that hold the one before twice keep it busy for ever. It also
-makes room in its memo for any number that a stream names.
+The unpickler is the Python implementation. The C implementation hashes every key of a stream:
+tuples nested a million deep crash it, and tuples that hold their predecessor twice keep it busy for
+ever. It also allocates its memo for any index in the stream.
 """
 
 import io
@@ -33,7 +33,7 @@ from sail_jax.checks import storage
 from sail_jax.merging.tensors import Tensor
 
 # Plain data, the memo, persistent ids (storages), and calls of the stand-ins below. Everything else
-# that a pickle can do, such as building instances of classes, is left out.
+# in the pickle language, such as building instances of classes, is left out.
 _OPCODES = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
@@ -58,8 +58,8 @@ _AXES = 64
 _ARGUMENTS = 16
 # The most bytes of a tensor that repeats entries of its storage.
 _REPEATED = 1 << 30
-# The most bytes that are read for all tensors together, as a multiple of those of the file. Models
-# tie a few weights, and some use one layer many times.
+# The most bytes read for all tensors together, as a multiple of the file's size. Models tie a few
+# weights, and some use one layer many times.
 _SHARED = 64
 # The most reads of a pickle, one or two for each of its instructions. An instruction of one byte
 # makes a list of 70. A tensor takes about 50 reads, and 2^23 a few seconds.
@@ -67,7 +67,7 @@ _READS = 1 << 23
 
 
 class _Stream(io.BytesIO):
-    """A pickle that can be read from so many times only."""
+    """A pickle that can be read only a limited number of times."""
 
     left = _READS
 
@@ -79,9 +79,9 @@ class _Stream(io.BytesIO):
 
 
 class _Dict(dict[str | int, object]):
-    """A dictionary of the stream, with text and integers as its only keys.
+    """A dictionary of the stream. Its keys are only text and integers.
 
-    Other keys are refused before they are hashed, which nested tuples could draw out for ever.
+    Other keys are refused before they are hashed, because hashing nested tuples may never end.
     """
 
     __slots__ = ()
@@ -137,7 +137,7 @@ def _size(numbers: object) -> tuple[int, ...]:
 def _rebuild_parameter(tensor: object, *_: object) -> _Strided:
     """Stands for PyTorch's function of this name: a parameter is its tensor."""
     if not isinstance(tensor, _Strided):
-        raise ValueError("a parameter is no tensor")
+        raise ValueError("a parameter is not a tensor")
     return tensor
 
 
@@ -146,7 +146,7 @@ def _rebuild_tensor_v2(
 ) -> _Strided:
     """Stands for PyTorch's function of this name, for storages that have a type."""
     if not isinstance(storage, _Storage) or storage.dtype is None:
-        raise ValueError("a tensor has no storage of a type that is read")
+        raise ValueError("a tensor lacks a storage of a supported type")
     (first,), sizes, steps = _size([offset]), _size(shape), _size(strides)
     if len(sizes) != len(steps):
         raise ValueError("a tensor has an impossible offset, shape or stride")
@@ -157,7 +157,7 @@ def _rebuild_tensor_v3(storage: object, *about: object) -> _Strided:
     """Stands for PyTorch's function of this name, for untyped storages."""
     offset, shape, strides, _, _, dtype, *_ = about
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
-        raise ValueError("a tensor has no storage or no type")
+        raise ValueError("a tensor lacks its storage or its type")
     return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
 
 
@@ -176,16 +176,16 @@ _STAND_INS = {
 
 
 class _Dispatch(dict[int, Callable[[Any], None]]):
-    """The unpickler's methods by opcode; an opcode that is not among them is refused."""
+    """The unpickler's methods by opcode; any other opcode is refused."""
 
     def __missing__(self, opcode: int) -> Callable[[Any], None]:
-        raise ValueError(f"the opcode {bytes([opcode])!r} has no place in a checkpoint")
+        raise ValueError(f"the opcode {bytes([opcode])!r} is not allowed in a checkpoint")
 
 
 class _Unpickler(pickle._Unpickler):
     """The standard library's unpickler for plain data.
 
-    Whatever a stream says, its stack holds numbers, text, bytes, lists, tuples and stand-ins only.
+    For any stream, its stack holds only numbers, text, bytes, lists, tuples and stand-ins.
     """
 
     stack: list[object]
@@ -195,7 +195,7 @@ class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if f"{module}.{name}" not in _STAND_INS:
             name = f"{module}.{name}"[:100]
-            raise CheckpointError(f"the pickle wants '{name}', which a checkpoint does not need")
+            raise CheckpointError(f"the pickle uses '{name}', which a checkpoint does not need")
         return _STAND_INS[f"{module}.{name}"]
 
     def persistent_load(self, pid: object) -> _Storage:
@@ -205,7 +205,7 @@ class _Unpickler(pickle._Unpickler):
         raise ValueError("a persistent id is not a storage")
 
     def load_frame(self) -> None:
-        """Steps over the length of a frame, so that all reads are the stream's own."""
+        """Skips the length of a frame, so all reads go through the stream's own `read`."""
         self.read(8)
 
     def load_empty_dictionary(self) -> None:
@@ -214,17 +214,17 @@ class _Unpickler(pickle._Unpickler):
     def load_reduce(self) -> None:
         """Calls a stand-in.
 
-        It may have few arguments only, since a stream could have a long tuple copied many times.
+        It may have few arguments only, since a stream could copy a long tuple many times.
         """
         if not isinstance(self.stack[-1], tuple) or len(self.stack[-1]) > _ARGUMENTS:
-            raise ValueError("a function is called with what is no arguments of it")
+            raise ValueError("a function is called with wrong arguments")
         pickle._Unpickler.load_reduce(self)  # type: ignore[attr-defined]
 
     def load_build(self) -> None:
         """Drops the attributes that a stream gives to a dictionary or a parameter."""
         self.stack.pop()
         if not isinstance(self.stack[-1], _Dict | _Strided):
-            raise ValueError("state is given to what has none")
+            raise ValueError("state is given to an object without state")
 
     dispatch = _Dispatch({code: pickle._Unpickler.dispatch[code] for code in b"".join(_OPCODES)})
     dispatch[pickle.FRAME[0]] = load_frame
@@ -241,17 +241,17 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Returns:
       The tensors by name, with "." between the keys of nested dictionaries, and empty metadata. If
-      the checkpoint has a "state_dict", as trainers write it, only that is read. What is not a
-      tensor is left out.
+      the checkpoint has a "state_dict", as trainers write it, only its tensors are read. Everything
+      else is left out.
 
     Raises:
       CheckpointError: If the file is not a zip archive (PyTorch before 1.6 wrote others), holds no
-        PyTorch checkpoint, is damaged, or has a pickle that wants more than plain data.
+        PyTorch checkpoint, is damaged, or its pickle uses more than plain data.
     """
     if file.bytes_at(0, min(4, file.size)) != b"PK\3\4":
         raise CheckpointError(
-            f"{file.path} is not a zip archive: PyTorch's format before 1.6 is not read, "
-            "load it there and save it again"
+            f"{file.path} is not a zip archive; PyTorch's format before 1.6 is not supported: "
+            "load it with PyTorch and save it again"
         )
     # torch.save puts everything under one folder of any name, hence "/data.pkl".
     entries, _ = members(file)
@@ -271,7 +271,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     with reading(file.path):
         try:
             stream = _Stream(inflate(file, entries[pickles[0]]).data)
-            # Texts that Python 2 wrote are any bytes, and latin-1 decodes them all.
+            # Texts written by Python 2 are any bytes, and latin-1 decodes them all.
             tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
             raise CheckpointError(f"{file.path} is refused: {exc}") from None
@@ -294,10 +294,10 @@ def _tensors(node: object, at: str, seen: set[int]) -> Iterator[tuple[str, _Stri
     if isinstance(node, _Strided):
         yield at, node
     elif isinstance(node, _Dict):
-        # The memo lets a stream put one dictionary in many places: walking them all might never
-        # end.
+        # The memo lets a stream put one dictionary in many places, and walking all of them might
+        # never end.
         if id(node) in seen:
-            raise ValueError("a dictionary lies in it twice, or in itself")
+            raise ValueError("it contains a dictionary twice, or within itself")
         seen.add(id(node))
         for key, child in node.items():
             yield from _tensors(child, joined(at, ".", key), seen)
@@ -320,16 +320,16 @@ def _check_work(file: File, views: Iterable[tuple[_Strided, Member]]) -> None:
         work += max(span, size)
         storages[view.key] = member.size
         if member.deflated:
-            # From the beginning, but for a view that lies behind the one before it.
+            # From the beginning, except for a view that lies after the previous one.
             work += first - (at[1] if at[0] == view.key and at[1] <= first else 0)
             at = (view.key, first + span)
     kept = sum(storages.values())
-    # Packed storages may be far larger than the file, and a few views of each are no attack.
+    # Packed storages may be far larger than the file, and a few views of each are normal.
     most = max(_SHARED * file.size, 4 * kept, _REPEATED)
     if work > most:
         raise CheckpointError(
-            f"{file.path}: its tensors are views of {storage(kept)}, for which {storage(work)} "
-            f"would be read; at most {storage(most)} are"
+            f"{file.path}: its tensors are views of {storage(kept)} and would need "
+            f"{storage(work)} of reads; the limit is {storage(most)}"
         )
 
 
@@ -348,11 +348,11 @@ def _tensor(
     first, span, size = _extent(strided)
     if first + span > member.size:
         raise ValueError(f"'{name}' reaches beyond the {member.size} bytes of its storage")
-    # A stride of 0 repeats entries, so that a small file could describe a tensor of any size.
+    # A stride of 0 repeats entries: a small file could describe a tensor of any size.
     if size > max(span, _REPEATED):
         raise ValueError(f"'{name}' repeats {span} bytes until they are {size}")
-    # Contiguous: each stride is that of row-major order, where an axis has more than one entry.
-    # Only then, and if the storage is not packed, can entries be read in place.
+    # Contiguous: each stride is the row-major stride, where an axis has more than one entry. Only
+    # then, and if the storage is not packed, can entries be read in place.
     wanted, contiguous = math.prod(shape), True
     for n, step in zip(shape, strided.strides, strict=True):
         wanted //= max(n, 1)
@@ -369,6 +369,6 @@ def _tensor(
         raw = flat.view(f"V{dtype.itemsize}")
         return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False).view(dtype)
 
-    # Views that are the same have one function, by which they are known as one.
+    # Equal views share a function, which identifies them as one tensor.
     same = loads.setdefault(strided, load)
     return LoadedTensor(name, dtype, shape, file.called, same, span)

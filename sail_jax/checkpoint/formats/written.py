@@ -1,8 +1,8 @@
-"""The record that an output bears, by which it is recognised before it is replaced.
+"""The record in an output. It identifies the output before the output is replaced.
 
 It lists every file and folder of the output. Two runs that write the same bytes write the same
-record. The record is written last. A later change of a file shows in three ways: by the size, by a
-checksum of samples, and by a time of change after the record's.
+record, and they write it last. Three checks detect a later change of a file: its size, a checksum
+of samples, and a change time after the record's.
 """
 
 import os
@@ -18,7 +18,7 @@ _FIELDS = {"files": dict, "folders": list}
 
 
 def unfinished(out: Path) -> Path:
-    """Names the folder in which an output is made, before it takes its name.
+    """Returns the folder in which an output is made before it gets its name.
 
     Args:
       out: The output.
@@ -33,7 +33,7 @@ def unfinished(out: Path) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Leaves the record in a finished output.
+    """Writes the record of a finished output.
 
     Args:
       folder: The output, to which nothing is added afterwards.
@@ -54,7 +54,7 @@ def seal(folder: Path) -> None:
     files: dict[str, list[int]] = {}
     folders: list[str] = []
     with reading(folder):
-        # A run that was killed here has left a record.
+        # A run that was killed here left a record.
         for name, about in _entries(folder):
             if stat.S_ISDIR(about.st_mode):
                 folders.append(name)
@@ -65,7 +65,7 @@ def seal(folder: Path) -> None:
         "files": dict(sorted(files.items())),
         "folders": sorted(folders),
     }
-    # Not by way of another name: that file would stay if the process was killed.
+    # Not through a temporary name: that file would stay if the process was killed.
     with explained("write", folder):
         (folder / RECORD).write_bytes(disk.sealed(about))
 
@@ -74,11 +74,11 @@ def strange(out: Path) -> str:
     """Finds a reason not to replace an output.
 
     Args:
-      out: The path, at which something stands.
+      out: An existing path.
 
     Returns:
-      The reason, for a message; "" if it is an output with its record, and nothing
-      in it was changed, added or removed since.
+      The reason, for a message. It is "" if the output has its record and nothing in it was
+      changed, added or removed since.
 
     Raises:
       CheckpointError: If it cannot be read.
@@ -86,9 +86,9 @@ def strange(out: Path) -> str:
     if out.is_symlink():
         return "it is a link"
     if not out.is_dir():
-        return "it is no folder, and only a folder bears a record of what wrote it"
+        return "it is not a folder, and only a folder has a record of what wrote it"
     if not (out / RECORD).is_file() or (out / RECORD).is_symlink():
-        return f"it has no record of sail-jax, {RECORD}"
+        return f"it lacks sail-jax's record, {RECORD}"
     try:
         record = disk.read_record(out / RECORD, _FIELDS)
     except disk.StoreError:
@@ -121,20 +121,20 @@ def strange(out: Path) -> str:
 
 
 def check_own(out: Path, names: Collection[str] = ()) -> None:
-    """Checks that what stands at a path may be replaced: an output of ours, as it was written.
+    """Checks that an existing path may be replaced: an unchanged output of sail-jax.
 
     Args:
-      out: The path, at which something stands.
-      names: The names of several outputs, if the path is a folder for them. Then it may hold such
-        outputs only, whatever their names are, and unfinished ones of these names.
+      out: An existing path.
+      names: The names of several outputs, if the path is a folder for them. Then it may hold only
+        such outputs, with any name, and unfinished ones with these names.
 
     Raises:
-      CheckpointError: If it may not, or cannot be read; the message names what is in the way.
+      CheckpointError: If it may not be replaced, or cannot be read; the message gives the reason.
     """
     if names and out.is_dir() and not out.is_symlink():
         with reading(out):
             found = sorted(out.iterdir())
-        why = "it is one output, and no folder of several" if out / RECORD in found else ""
+        why = "it is one output, not a folder of several" if out / RECORD in found else ""
         for path in found if not why else ():
             if path.name not in {unfinished(out / name).name for name in names}:
                 check_own(path)
@@ -142,13 +142,13 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
         why = strange(out)
     if why:
         raise CheckpointError(
-            f"{out} is left alone, as {why}; move or remove it, or choose "
+            f"{out} is not replaced, because {why}; move or remove it, or choose "
             "another place for the output"
         )
 
 
 def _entries(folder: Path, above: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yields what lies below a folder, by its path in it; no link is followed."""
+    """Yields the entries below a folder by their relative path; follows no link."""
     with os.scandir(folder / above) as entries:
         for entry in entries:
             name = f"{above}{entry.name}"

@@ -11,7 +11,7 @@ from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File,
 
 # How many bytes are unpacked at once.
 _BLOCK = 1 << 20
-# What may follow a member: its checksum and sizes once more, after their mark.
+# An optional record after a member: a mark, then its checksum and sizes again.
 _DESCRIPTOR = 24
 
 
@@ -57,7 +57,7 @@ class _Reader:
     def read(self, count: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         count = left if count is None or count < 0 else min(count, left)
-        # zipfile reads the directory in one go, of whatever size the file claims for it.
+        # zipfile reads the directory at once, at whatever size the file claims.
         if count > MAX_HEADER:
             raise ValueError(f"its directory would have {count} bytes")
         data = self._file.bytes_at(self._at, count)
@@ -75,9 +75,9 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
       The members by name, and the archive's comment.
 
     Raises:
-      CheckpointError: If the archive is damaged or has bytes that are no member's, or a member is
-        encrypted, packed by anything but deflate, occurs twice, shares bytes with another, claims a
-        size that it cannot have, or has another name where its bytes lie.
+      CheckpointError: If the archive is damaged or has bytes outside its members, or a member is
+        encrypted, packed by anything but deflate, occurs twice, shares bytes with another, claims
+        an impossible size, or has another name in its local header.
     """
     entries: dict[str, Member] = {}
     places: list[tuple[int, int, str]] = []
@@ -90,11 +90,11 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
                 raise ValueError(f"'{info.filename}' is compressed by method {info.compress_type}")
             if info.filename in entries:
                 raise ValueError(f"it holds '{info.filename}' twice")
-            # The header in front of a member: 30 bytes, then a name and an extra field whose
-            # lengths they end with.
+            # The header before a member: 30 bytes, then a name and an extra field. The 30 bytes end
+            # with the lengths of both.
             local = file.bytes_at(info.header_offset, 30)
             if local[:4] != b"PK\3\4":
-                raise ValueError(f"'{info.filename}' is not where the directory says")
+                raise ValueError(f"'{info.filename}' is not where the directory places it")
             skip = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
             offset = info.header_offset + 30 + skip
             if offset + info.compress_size > file.size:
@@ -110,17 +110,17 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             entries[info.filename] = Member(
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
-        # Members that share bytes are how a small archive can claim a large content.
+        # Members that share bytes would let a small archive claim a large content.
         places = [(0, 0, ""), *sorted(places), (archive.start_dir, 0, "")]
         for (_, end, name), (start, _, other) in pairwise(places):
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
-            # The directory has no checksum. One that lost entries would be a smaller checkpoint.
+            # The directory lacks a checksum. Without this check, lost entries would go unnoticed.
             if start - end > _DESCRIPTOR:
                 raise ValueError(f"the bytes {end} to {start} belong to no member")
-        # zipfile compares these names when it opens a member. Members that are not packed are read
-        # without it.
+        # zipfile compares these names when it opens a member. Uncompressed members are read
+        # without zipfile.
         for info in archive.infolist():
             spelt = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
             at = info.header_offset + 26
@@ -136,9 +136,9 @@ def inflate(file: File, member: Member, start: int = 0, count: int | None = None
 
 
 class Views:
-    """Reads parts of members, unpacked; a part behind the one before goes on where that ended.
+    """Reads unpacked parts of members. A read continues the previous one where possible.
 
-    So parts that are read in order unpack their member once. Any number of threads may read.
+    So reading a member's parts in order unpacks the member once. Any number of threads may read.
     """
 
     def __init__(self, file: File) -> None:
@@ -162,7 +162,7 @@ class Views:
           The bytes.
 
         Raises:
-          CheckpointError: If the member is damaged, or shorter than the directory says.
+          CheckpointError: If the member is damaged, or shorter than the directory states.
         """
         left = member.size - start
         count = left if count is None else min(count, left)
@@ -185,7 +185,7 @@ class Views:
         return out
 
     def _opened(self, member: Member, start: int) -> tuple[IO[bytes], int]:
-        """A stream of a member at or before a byte, for the caller alone, and where it stands."""
+        """A stream of a member at or before a byte, for the caller alone, and its position."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None and kept[0] is member and kept[2] <= start:

@@ -1,1 +1,1 @@
-"""Whole commands on checkpoints: merge, grow, align, compare, try."""
+"""Complete operations on checkpoints: merge, grow, align, compare, try."""

@@ -54,14 +54,14 @@ from sail_jax.trees import some_paths
 
 Path_ = str | PathLike[str]
 REST = "rest"
-"""The word for all that has no factors, among the patterns of `modules_to_save`."""
+"""The pattern in `modules_to_save` that stands for all tensors without factors."""
 _FILE = "adapter_model.safetensors"
 _NARROW = ("float32", "bfloat16", "float16")
-# What the names of a model with a head begin with. GPT-2 was published without its head.
+# Prefixes of names in models with a head. GPT-2 was published without its head.
 _PREFIXES = {"gpt2": "transformer."}
-# The embedding of T5 and its like, which several modules share.
+# The embedding of T5 and similar models, which several modules share.
 _SHARED = "shared.weight"
-# The tasks that PEFT gives no module of its own to.
+# Tasks for which PEFT adds no module of its own.
 _TASKS = (
     (("ForCausalLM", "LMHeadModel"), "CAUSAL_LM"),
     (("ForConditionalGeneration",), "SEQ_2_SEQ_LM"),
@@ -69,14 +69,14 @@ _TASKS = (
 
 
 class FactorRow(NamedTuple):
-    """The factors of one module, and how near they are to its change.
+    """The factors of one module, and their error.
 
     Attributes:
       name: The name of the module.
-      shape: The shape of the change as PEFT counts it, (out, in).
+      shape: The shape of the change in PEFT's order, (out, in).
       rank: The rank of the factors.
       norm: The Frobenius norm of the change.
-      error: The Frobenius norm of the change without the factors' product, divided by `norm`.
+      error: The Frobenius norm of the change minus the factors' product, divided by `norm`.
       energy: The fraction of `norm` squared that the factors keep.
     """
 
@@ -90,12 +90,12 @@ class FactorRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Extracted(Result):
-    """What `extract_adapter` did.
+    """The result of `extract_adapter`.
 
     Attributes:
       rows: The modules with factors, in the order of the base.
       saved: The tensors that are stored whole.
-      lost: Tensors that changed and are not in the adapter, with the reason.
+      lost: Changed tensors that the adapter lacks, with the reason.
     """
 
     rows: tuple[FactorRow, ...]
@@ -105,7 +105,7 @@ class Extracted(Result):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MergedAdapters(Result):
-    """What `merge_adapters` did.
+    """The result of `merge_adapters`.
 
     Attributes:
       rows: The modules with factors.
@@ -116,7 +116,7 @@ class MergedAdapters(Result):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Applied(Result):
-    """What `apply_adapter` did.
+    """The result of `apply_adapter`.
 
     Attributes:
       changed: How many of the tensors the adapter changes.
@@ -139,35 +139,35 @@ def extract_adapter(
 ) -> Extracted:
     """Extracts a LoRA adapter from a tuned model and its base, matrix by matrix.
 
-    The output is a folder that PEFT loads. Every change of a matrix gets factors by
-    `sail_jax.lora.approximate`: nearly the least error for the rank, or the smallest rank for the
-    energy. Embeddings get `lora_embedding_A` and `lora_embedding_B`. Where a base ties its head to
-    its embedding, both get the factors. Each alpha is its rank: the scale is 1.
+    The output is a folder that PEFT loads. `sail_jax.lora.approximate` factors every change of a
+    matrix, with nearly the least error for the rank, or the smallest rank for the energy.
+    Embeddings get `lora_embedding_A` and `lora_embedding_B`. If the base ties its head to its
+    embedding, both get the factors. Each alpha equals its rank, so the scale is 1.
 
-    Changes of other tensors (norms, biases) have no factors. They are lost unless
-    `modules_to_save` takes them. Factors go into a folder beside the output first, since their
-    ranks decide the shapes of the output.
+    Changes of other tensors (norms, biases) cannot be factored. They are lost unless
+    `modules_to_save` includes them. The ranks determine the shapes of the output, so the factors
+    are first written to a temporary folder next to it.
 
     Args:
       base: The model before training.
       tuned: The model after training.
-      out: Where the adapter goes, a folder.
+      out: The path of the adapter, a folder.
       rank: The largest rank of a module.
       energy: The fraction of each change's squared singular values to keep, in (0, 1].
-      modules_to_save: Patterns of names of modules that are stored whole where they changed, such
-        as "lm_head" or "*norm". The word "rest" takes all that has no factors; biases are then
-        stored as PEFT's `bias="all"` does.
+      modules_to_save: Patterns of names of modules that are stored whole if they changed, such as
+        "lm_head" or "*norm". The word "rest" includes all tensors without factors; biases are then
+        stored as with PEFT's `bias="all"`.
       dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
       seed: The seed of random columns; see `sail_jax.lora.approximate`.
-      run: How it runs.
+      run: Options of the run.
 
     Returns:
-      What was done, with the error of every module.
+      The result, with the error of every module.
 
     Raises:
       ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, for
         models without a difference, and for an output that cannot be written; MergeError for too
-        little memory; and for arguments that do not fit.
+        little memory; and for invalid arguments.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -203,7 +203,9 @@ def extract_adapter(
         if not works and not plan.whole:
             spool.remove()
             lost = f"; changed: {some_paths([*plan.lost])}" if plan.lost else ""
-            raise CheckpointError(f"{tuned} has the matrices of {base}: no change to factor{lost}")
+            raise CheckpointError(
+                f"{tuned} and {base} have equal matrices: no change to factor{lost}"
+            )
         ranks = {row.name: row.rank for row in rows}
         biases = [key for key, (_, how) in plan.whole.items() if how == "bias"]
         for key, (tensor, how) in plan.whole.items():
@@ -242,28 +244,28 @@ def merge_adapters(
 ) -> MergedAdapters:
     """Merges LoRA adapters of one base into one, module by module, without a dense matrix.
 
-    Without a method the changes are added up exactly: factors are placed next to each other, and
-    ranks add up. A `rank` then takes the best approximation of that sum. With a method the core
-    matrices of the adapters are merged (`sail_jax.lora.core_space`).
+    Without a method, the exact sum of the changes is written: factors are concatenated, and ranks
+    add up. A `rank` then takes the best approximation of the sum. With a method, the core matrices
+    of the adapters are merged (`sail_jax.lora.core_space`).
 
     Args:
       adapters: Folders in PEFT's layout, at least one.
-      out: Where the merged adapter goes, a folder.
+      out: The path of the merged adapter, a folder.
       weights: One for each adapter, 1 by default.
-      rank: The largest rank of a module; by default nothing is cut off.
-      method: The name of a merging method, or a merge; None adds up.
+      rank: The largest rank of a module; by default there is no limit.
+      method: The name of a merging method, or a merge; None for the sum.
       dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
-      seed: The seed of a method that draws at random.
-      run: How it runs.
-      **options: Hyperparameters of a method that is named.
+      seed: The seed of a method with random draws.
+      run: Options of the run.
+      **options: Hyperparameters of a method given by name.
 
     Returns:
-      What was done. The error of a module is that of its factors, compared with the merge of full
+      The result. The error of a module is the error of its factors, relative to the merge of full
       rank.
 
     Raises:
-      ValueError: CheckpointError for adapters that cannot be read, do not fit each other, or are
-        more than factors; MergeError for too little memory; and for arguments that do not fit.
+      ValueError: CheckpointError for adapters that cannot be read, do not fit each other, or hold
+        more than factors; MergeError for too little memory; and for invalid arguments.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -311,7 +313,7 @@ def merge_adapters(
         bases = list(dict.fromkeys(x.get("base_model_name_or_path") for x in named))
         notes = []
         if len(bases) > 1:
-            notes.append(f"the adapters name several bases: {', '.join(map(str, bases))}")
+            notes.append(f"the adapters have different bases: {', '.join(map(str, bases))}")
         config = config_for(
             {row.name: row.rank for row in rows}, base_model=bases[0],
             fan_in_fan_out=any(x.fan_in_fan_out for x in configs),
@@ -332,17 +334,17 @@ def apply_adapter(
 ) -> Applied:
     """Adds a LoRA adapter to its base, and writes the model, tensor by tensor.
 
-    It is what a recipe with the one model `base+adapter` does; see
-    `sail_jax.checkpoint.sources.adapters.adapted` for all that an adapter may hold.
+    A recipe with the single model `base+adapter` does the same. See
+    `sail_jax.checkpoint.sources.adapters.adapted` for the possible content of an adapter.
 
     Args:
       base: The model.
       adapter: A folder in PEFT's layout.
-      out: Where the adapted model goes.
-      run: How it runs, and into which files it writes.
+      out: The path of the adapted model.
+      run: Options of the run, and of the output's files.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
       ValueError: CheckpointError for inputs that cannot be read or do not fit each other, and for
@@ -385,16 +387,16 @@ def apply_adapter(
 
 
 class _Extraction:
-    """What becomes of every tensor of a tuned model.
+    """The treatment of every tensor of a tuned model.
 
     Attributes:
       pairs: The tensors after and before, by the name of the factors.
-      targets: Modules with factors, with the name of these factors; a tied head shares those of
-        the embedding.
+      targets: Modules with factors, with the name of these factors; a tied head shares the
+        embedding's factors.
       whole: Tensors that are stored, by name, with "module" or "bias".
-      saved: The modules of those of "module".
+      saved: The modules of tensors marked "module".
       lost: Tensors that changed and are not stored, with the reason.
-      notes: What a user should know.
+      notes: Notes for the user.
     """
 
     def __init__(self, base: Checkpoint, tuned: Checkpoint, patterns: Sequence[str]) -> None:
@@ -411,7 +413,7 @@ class _Extraction:
         self._old = _renamed(base.tensors, self._new)
         self._untie(tuned)
         if not self._old.keys() & self._new.keys():
-            raise CheckpointError(f"{tuned.path} has no tensor of {base.path}")
+            raise CheckpointError(f"{tuned.path} and {base.path} have no tensor in common")
         if missing := [name for name in self._old if name not in self._new]:
             self.notes.append(f"{tuned.path} lacks {some_paths(missing)}")
         for pattern in self._patterns:
@@ -426,7 +428,7 @@ class _Extraction:
             )
 
     def _untie(self, tuned: Checkpoint) -> None:
-        """Gives a head to a model that keeps it as its embedding: PEFT wraps both modules."""
+        """Adds the head of a model that shares it with its embedding: PEFT wraps both modules."""
         head = head_of(self._old, self._model, filter(_is_head, self._new))
         embeddings = [n for n, x in self._old.items() if role(n) == "embedding" and x.shape[1:]]
         if not head or not embeddings or embeddings[0] not in self._new:
@@ -443,11 +445,11 @@ class _Extraction:
         return lambda module: ends_with(module, pattern) or fnmatch.fnmatchcase(module, pattern)
 
     def _changed(self, name: str) -> bool:
-        """Whether a tensor is new, or has other values."""
+        """Whether a tensor is new, or has different values."""
         return name not in self._old or not same(self._new[name], self._old[name])
 
     def _save_module(self, module: str) -> None:
-        """Stores all tensors of a module, if it changed: PEFT expects all of them."""
+        """Stores all tensors of a module if it changed, because PEFT expects all of them."""
         names = [name for name in self._new if name.startswith(f"{module}.")]
         if module in self.saved or not any(map(self._changed, names)):
             return
@@ -455,7 +457,7 @@ class _Extraction:
         self.whole |= {name: (self._new[name], "module") for name in names}
 
     def _factor(self, path: Path) -> None:
-        """Pairs the matrices, and finds what has no factors."""
+        """Pairs the matrices, and finds the tensors without factors."""
         of_pair: dict[tuple[int, int], str] = {}
         for name, new in self._new.items():
             if name in self.whole:
@@ -474,13 +476,13 @@ class _Extraction:
         resized = [name for name in self.lost if self._resized(name)]
         if resized and not self._rest:
             raise CheckpointError(
-                f"{path}: '{resized[0]}' is {list(self._new[resized[0]].shape)}, in the base it is "
-                f"{list(self._old[resized[0]].shape)}; store it whole, "
+                f"{path}: '{resized[0]}' has shape {list(self._new[resized[0]].shape)}, but "
+                f"{list(self._old[resized[0]].shape)} in the base; store it whole with "
                 f"{argument('modules_to_save')} {resized[0].rpartition('.')[0]}"
             )
 
     def _resized(self, name: str) -> bool:
-        """Whether a tensor of the base has another shape now."""
+        """Whether a tensor has a different shape in the base."""
         return name in self._old and self._new[name].shape != self._old[name].shape
 
     def _no_factors(self, name: str, new: Tensor, old: Tensor | None) -> str:
@@ -492,16 +494,16 @@ class _Extraction:
         if not all(x.dtype.name.startswith(("float", "bfloat")) for x in (new, old)):
             return f"{new.dtype}, not floating"
         if len(new.shape) != 2 or 0 in new.shape:
-            return f"shape {list(new.shape)}, factors are of matrices"
+            return f"shape {list(new.shape)}, only matrices have factors"
         module, _, parameter = name.rpartition(".")
         if not module or parameter not in ("weight", KERNEL):
-            return "no weight of a module"
+            return "not the weight of a module"
         if name.endswith(_SHARED):
-            return "shared by modules, of which PEFT changes one"
+            return "shared by modules, and PEFT changes only one of them"
         return ""
 
     def _keep_rest(self) -> None:
-        """Stores what has no factors, if that is asked for."""
+        """Stores the tensors without factors, if requested."""
         if not self._rest:
             return
         for name in list(self.lost):
@@ -517,7 +519,7 @@ class _Extraction:
 
 
 def _prefixed(tensors: Mapping[str, Tensor], model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model by the names that it has with its head, which PEFT wraps."""
+    """The tensors of a model by their names with the head's prefix, as PEFT wraps them."""
     prefix = _PREFIXES.get(str(look_up(model, "model_type")), "")
     headless = not class_of(model).endswith("LMHeadModel")
     if headless or any(name.startswith(prefix) for name in tensors):
@@ -535,12 +537,12 @@ def _renamed(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> dict[st
 
 
 def _is_head(name: str) -> bool:
-    """Whether a weight, not a bias, gives the output tokens."""
+    """Whether a weight, not a bias, computes the output tokens."""
     return role(name) == "head" and name.endswith("weight")
 
 
 def _task(model: Mapping[str, Any]) -> str | None:
-    """PEFT's name of what a model is for; None if it gives it modules of its own."""
+    """PEFT's name for the model's task; None if PEFT adds modules for it."""
     fitting = (task for ends, task in _TASKS if class_of(model).endswith(ends))
     return next(fitting, None)
 
@@ -549,15 +551,15 @@ def _task(model: Mapping[str, Any]) -> str | None:
 
 
 def _config_of(adapter: Checkpoint) -> AdapterConfig:
-    """The configuration of an adapter; CheckpointError if it is none."""
+    """The configuration of an adapter; CheckpointError without one."""
     config = config_of(adapter.extras, "adapter_config.json")
     if not config:
-        raise CheckpointError(f"{adapter.path} is no adapter: it has no adapter_config.json")
+        raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
     return checked(config, str(adapter.path))
 
 
 def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
-    """The configuration and the factors of an adapter, checked to be all that it holds."""
+    """The configuration and the factors of an adapter; it may hold nothing else."""
     config = _config_of(adapter)
     stated = read_keys(adapter.tensors, config)
     more = [*stated.whole, *stated.tokens]
@@ -573,8 +575,8 @@ def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
             )
     if more:
         raise CheckpointError(
-            f"{adapter.path}: expected factors of matrices alone, got more for {some_paths(more)}; "
-            "merge the adapted models by a recipe, with models 'base+adapter'"
+            f"{adapter.path}: expected only factors of matrices, got more for {some_paths(more)}; "
+            "merge the adapted models with a recipe, with models 'base+adapter'"
         )
     return config, {pair.module: pair for pair in stated.pairs}
 
@@ -603,7 +605,7 @@ def _modules(
 
 
 def _kind(pair: Pair) -> tuple[str, tuple[int, int]]:
-    """The kind of a module as a `Target` has it, and the shape of B A."""
+    """The kind of a module, as in `Target`, and the shape of B A."""
     kind = "embedding" if pair.embedding else "linear"
     return kind, (pair.parts["B"].shape[0], pair.parts["A"].shape[1])
 
@@ -612,16 +614,16 @@ def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) ->
     """The merge of a method by name."""
     if not isinstance(method, str):
         if options:
-            raise ValueError(f"{min(options)}: an option of a method by name, and none is named")
+            raise ValueError(f"{min(options)} is an option of a method, but no method is given")
         return method
     from sail_jax import methods
 
     known = methods.options_of(method)
     if methods.example(method) is None:
-        raise ValueError(f"{argument('method')}: {method} reads data, which adapters do not have")
+        raise ValueError(f"{argument('method')}: {method} needs data, which adapters do not have")
     for name in options:
         if name not in known:
-            raise ValueError(f"{method} has no option {name!r}{nearest(name, known)}")
+            raise ValueError(f"{method} does not have the option {name!r}{nearest(name, known)}")
     if "key" in known and "key" not in options:
         import jax
 
@@ -635,7 +637,7 @@ def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) ->
 def _one_tokenizer(
     inputs: Iterable[Checkpoint],
 ) -> tuple[dict[str, Path | bytes], list[str]]:
-    """The files of the tokenizer that adapters share, and a note if they do not."""
+    """The files of the adapters' common tokenizer, or a note that they have several."""
     found = [files for files in (tokenizer_files(x.extras) for x in inputs) if files]
     contents = {tuple(sorted((n, _bytes(f)) for n, f in files.items())) for files in found}
     if len(contents) > 1:
@@ -677,7 +679,7 @@ def _spooled(
     inputs: Sequence[Checkpoint],
     run: RunOptions,
 ) -> Iterator[FactorSpool]:
-    """Computes factors, those of the largest tensors first; they are not laid out yet."""
+    """Computes factors, the largest tensors first; they are not laid out yet."""
     fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
     with FactorSpool(out, fingerprint, names, run.resume) as spool:
         made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)
@@ -687,8 +689,8 @@ def _spooled(
         done = sum(reads[name] for name in spool.finished)
 
         def progress(_: int, __: int, name: str) -> None:
-            # Works count the bytes of what they are for, the rank; what takes the time is what is
-            # read.
+            # Works count the bytes of their output, the rank, but reading the inputs takes the
+            # time.
             nonlocal done
             done += reads[name]
             if run.progress is not None:
@@ -703,7 +705,7 @@ def _laid_out(
 ) -> tuple[list[FactorRow], list[Work]]:
     """The rows of the table, and the works that write the factors. Rank 0 has neither.
 
-    With `flipped`, factors are those of tensors as they lie in a file; else they are B and A.
+    With `flipped`, factors belong to tensors in the file's order; otherwise they are B and A.
     """
     rows, works = [], []
     for target, name in targets:

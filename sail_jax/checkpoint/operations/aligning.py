@@ -46,13 +46,13 @@ Path_ = str | PathLike[str]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AlignedCheckpoint(Result):
-    """What `align_checkpoints` did.
+    """The result of `align_checkpoints`.
 
     Attributes:
-      aligned: The maps, how near the networks are, and notes.
-      agreement: How far the outputs moved; empty if the network was not run.
-      verdict: Whether the function is preserved, and how that is known.
-      out: Where the output is; None if none was asked for.
+      aligned: The maps, the distance of the networks, and notes.
+      agreement: How much the outputs changed; empty if the network was not run.
+      verdict: Whether the function is preserved, according to the run.
+      out: The path of the output; None if none was requested.
     """
 
     aligned: Aligned
@@ -73,28 +73,28 @@ def align_checkpoints(
 ) -> AlignedCheckpoint:
     """Brings one checkpoint near another by permuting its hidden units, or by other maps.
 
-    A permutation of units that the network treats alike leaves its function as it is, and the two
-    can then be merged. `b` is written in its new form, with the files beside its tensors and an
-    align.json that says what was done to which space, and whether a run shows that the function is
+    A permutation of equivalent units leaves the network's function unchanged, and the two networks
+    can then be merged. `b` is written in its new form, with its plain files and an align.json. This
+    file records the operations on each space, and whether a run shows that the function is
     preserved.
 
     Args:
-      a: The checkpoint that stays as it is.
-      b: The checkpoint that is moved; of the same architecture and size.
-      out: Where the moved checkpoint goes. None only finds the maps.
+      a: The checkpoint that stays unchanged.
+      b: The checkpoint that is moved; it has the same architecture and size.
+      out: The path of the moved checkpoint. None only finds the maps.
       config: The configuration of `b`; by default its config.json.
       certify: Whether `b` is also run before and after, on probe inputs; or a function
         `outputs(tensors, config)` that runs it. By default it is run if its architecture is known
         and both networks fit in 1 GiB.
-      run: How it runs, and into which files it writes.
-      **options: Those of `align_maps`, such as `family`, `spaces` or `spec`; except `max_memory`,
-        which `run` has.
+      run: Options of the run, and of the output's files.
+      **options: Options of `align_maps`, such as `family`, `spaces` or `spec`; except `max_memory`,
+        which belongs to `run`.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
-      ValueError: What `align_maps` raises, CheckpointError and MergeError.
+      ValueError: Errors of `align_maps`, CheckpointError and MergeError.
       TypeError: If an option of `run` is among the options.
 
     References:
@@ -130,9 +130,9 @@ def align_checkpoints(
             return aligned.moved(arrays), own
 
         if run.part is not None:
-            # Whoever joins the parts runs the network, and writes what was found.
+            # The process that joins the parts runs the network, and writes the result.
             certify = False
-        # Both networks: as it was, and as it is moved.
+        # Both networks: before and after the move.
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
         agreed, failed = wanted(
             certify,
@@ -148,8 +148,8 @@ def align_checkpoints(
         if out is not None:
             found = (aligned.maps, dict(aligned.orders))
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
-            # Tensors of the view are known by their maps: a resumed run with other maps is another
-            # output.
+            # Tensors of the view are identified by their maps: a run with other maps makes another
+            # output and is not resumed.
             mark = hashlib.sha256(repr(maps).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
@@ -170,13 +170,13 @@ def align_checkpoints(
 
 
 def _limits(works: Sequence[Work], run: RunOptions, sink: int) -> Limits:
-    """The limits of the copy, within the memory that the matching before it has left."""
+    """The limits of the copy, within the memory that the matching has left."""
     max_memory, output = run.max_memory, needs(run.format)
     if max_memory is None:
         return limits(works, None, run.threads, output=output, sink=sink)
     try:
-        # What the matching holds beyond the program itself is taken off, since it is not given back
-        # to the system before the copy begins.
+        # The matching's memory beyond the program is subtracted, since it is not returned to the
+        # system before the copy begins.
         left = max_memory - max(0, resident() - CONSTANT)
         return limits(works, left, run.threads, output=output, sink=sink)
     # Then one tensor is copied at a time, in memory that the matching used before.
@@ -205,7 +205,7 @@ def _about(
 def _extras(
     extras: Mapping[str, bytes | Path], about: Mapping[str, Any]
 ) -> dict[str, bytes | Path]:
-    """The files beside the tensors of the output."""
+    """The plain files of the output."""
     out = {name: data for name, data in extras.items() if carried(name)}
     out["align.json"] = json.dumps(about, indent=2).encode() + b"\n"
     return out

@@ -41,17 +41,17 @@ from sail_jax.trajectory.shapes import At, Shape
 
 Path_ = str | PathLike[str]
 State = Literal["last", "zero", "drop", "average-moments"]
-"""What becomes of the state of an optimiser; see `average_checkpoints`."""
+"""The treatment of the optimiser's state; see `average_checkpoints`."""
 WriteAs = Literal["run", "params", "safetensors"]
-"""What is written; see `average_checkpoints`."""
+"""The form of the output; see `average_checkpoints`."""
 Gets = Literal["average", "average of moments", "zero", "same in all", "last", "left out"]
-"""What a tensor of the output gets: the average, 0, or what the newest checkpoint has, in which all
-have to agree or not."""
+"""The value of an output tensor: the average, 0, or the newest checkpoint's value. "same in all"
+also requires equal values in all checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Ready):
-    """An average of which everything but the values is known.
+    """An average before its execution: everything is known except the values.
 
     Its inputs are open until the context of `averaging` is left.
 
@@ -59,10 +59,10 @@ class Averaging(Ready):
       steps: The checkpoints, oldest first.
       weights: The weight c of each.
       decay: The factor d of the update before each.
-      gets: What each tensor of the newest checkpoint gets in the output, by name.
-      selection: How the tensors that are averaged were chosen, in words.
-      out: Where the output goes.
-      write_as: What is written.
+      gets: The treatment of each tensor of the newest checkpoint, by name.
+      selection: How the averaged tensors were chosen, in words.
+      out: The path of the output.
+      write_as: The form of the output.
       inputs: The open checkpoints, oldest first.
     """
 
@@ -81,7 +81,7 @@ class Averaging(Ready):
         return self.inputs[-1]
 
     def about(self) -> str:
-        """Describes the average: steps with their weights, and what tensors get.
+        """Describes the average: steps with their weights, and the treatment of tensors.
 
         Returns:
           Several lines.
@@ -106,7 +106,7 @@ class Averaging(Ready):
         return "\n".join(lines)
 
     def groups(self) -> dict[Gets, list[str]]:
-        """Lists the branches of the tree by what their tensors get.
+        """Lists the branches of the tree by the treatment of their tensors.
 
         Returns:
           The first keys of paths, in the order of the checkpoint.
@@ -121,12 +121,12 @@ class Averaging(Ready):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AveragedRun(Result):
-    """What `average_checkpoints` did.
+    """The result of `average_checkpoints`.
 
     Attributes:
       steps: The checkpoints that were averaged, oldest first.
       weights: The weight of each.
-      gets: What each tensor of the newest checkpoint became, by name.
+      gets: The treatment of each tensor of the newest checkpoint, by name.
     """
 
     steps: tuple[Step, ...]
@@ -151,19 +151,19 @@ def averaging(
     """Opens the checkpoints of a run and plans their average; no tensor is read.
 
     Args:
-      checkpoints: See `average_checkpoints`, as for all others.
-      out: Where the output goes.
-      window: The last so many steps.
+      checkpoints: See `average_checkpoints`, as for all other arguments.
+      out: The path of the output.
+      window: How many of the last steps are averaged.
       shape: The shape of the weights.
       decay: The factor of "ema".
-      weights: Weights of one's own.
+      weights: Explicit weights.
       at: The convention of weights at uneven steps.
-      state: What becomes of the state of an optimiser.
-      write_as: What is written.
-      run: How it will run.
+      state: The treatment of the optimiser's state.
+      write_as: The form of the output.
+      run: Options of the run.
 
     Yields:
-      The average, ready to be carried out.
+      The average, ready to be executed.
 
     Raises:
       ValueError: As `average_checkpoints` does.
@@ -177,7 +177,7 @@ def averaging(
         selected = newest.selection
         assert selected is not None
         for checkpoint in inputs:
-            # What is not selected may be averaged, too, as moments are.
+            # Tensors outside the selection may be averaged, too, for example moments.
             checkpoint.select("*")
         write_as = _form(newest, write_as, out)
         gets = _treated(newest, selected.chosen, _state(state, write_as), write_as, c)
@@ -213,42 +213,42 @@ def average_checkpoints(
 ) -> AveragedRun:
     """Averages the checkpoints of one training run on disk, tensor by tensor.
 
-    One checkpoint is read at a time, block by block. So memory does not grow with their number.
+    One checkpoint is read at a time, block by block, so memory does not grow with their number.
 
     Args:
       checkpoints: A run or some of its steps, such as "run@last:10" or "run@1000:5000:500"; a
-        pattern, such as "run/checkpoint-*"; or a list of these. Where steps are known, they order
-        the checkpoints; otherwise the list has the oldest first.
-      out: Where the output goes, which may not be a step of the run itself. By default it lies next
-        to the run: "run-average" for "run".
-      window: Of these checkpoints, those of the last so many steps.
+        pattern, such as "run/checkpoint-*"; or a list of these. Known steps order the checkpoints;
+        otherwise the list has the oldest first.
+      out: The path of the output, which may not be a step of the run itself. By default it lies
+        next to the run: "run-average" for "run".
+      window: How many of the last steps are averaged.
       shape: The shape of the weights; see `trajectory.weights`.
       decay: The factor of "ema", between 0 and 1.
-      weights: One for each checkpoint, oldest first, in place of a shape. They are divided by their
+      weights: One for each checkpoint, oldest first, instead of a shape. They are divided by their
         sum.
       at: The convention of weights at uneven steps; see `trajectory.weights_at`.
-      state: What becomes of the optimiser's state. "last" (the default for a run): it comes from
-        the newest checkpoint. "zero": all of it is 0, counts and schedules as well, as it was
-        before the first step. "average-moments": its floating tensors are averaged, with the same
-        weights, which may not be negative; counts come from the newest. "drop" (the default for
-        parameters): it is left out.
-      write_as: "run": a run with one step, a copy of the newest in which only what is averaged
-        differs, so that a trainer restores it as its own (the default for orbax). "params": what is
-        averaged, alone, in the format of the input or that of `run`. "safetensors": the same in
-        that format.
-      run: How it runs. `run.select` has patterns of the tensors that are averaged, such as
-        "params". By default they are the weights of a state of training that is known, or else all
-        tensors. Integers and bools are taken from the newest checkpoint. Complex numbers are
-        copied, and are refused where the checkpoints differ.
-      before: Called once everything but the values is known, before any tensor is read.
+      state: The treatment of the optimiser's state. "last" (the default for a run): it comes from
+        the newest checkpoint. "zero": all of it is 0, counts and schedules as well, as before the
+        first step. "average-moments": its floating tensors are averaged with the same weights,
+        which may not be negative; counts come from the newest. "drop" (the default for parameters):
+        it is left out.
+      write_as: The form of the output. "run": a run with one step, a copy of the newest step in
+        which only the averaged tensors differ, so a trainer can restore it (the default for orbax).
+        "params": only the averaged tensors, in the format of the input or of `run`. "safetensors":
+        the same in that format.
+      run: Options of the run. `run.select` has patterns of the tensors that are averaged, such as
+        "params". The default is the weights of a known training state, or else all tensors.
+        Integers and bools come from the newest checkpoint. Complex numbers are copied, and must be
+        equal in all checkpoints.
+      before: Called when everything except the values is known, before any tensor is read.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
       ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, and
-        for an output that cannot be written; MergeError for too little memory; and for arguments
-        that do not fit.
+        for an output that cannot be written; MergeError for too little memory; and for invalid
+        arguments.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
@@ -281,7 +281,7 @@ def average_checkpoints(
 
 
 def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
-    """Names the place of an output for which none is given.
+    """Returns the default path of an output.
 
     Args:
       checkpoints: See `average_checkpoints`.
@@ -301,7 +301,7 @@ def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
 
 
 def _named(checkpoints: Path_ | Sequence[Path_]) -> tuple[Step, ...]:
-    """The checkpoints that are named, oldest first."""
+    """The chosen checkpoints, oldest first."""
     one = isinstance(checkpoints, str | PathLike)
     given = [checkpoints] if one else list(checkpoints)
     if not given:
@@ -309,20 +309,20 @@ def _named(checkpoints: Path_ | Sequence[Path_]) -> tuple[Step, ...]:
     found = [step for text in given for step in runs.named(text)]
     numbers = [step.number for step in found]
     if len(set(numbers)) < len(numbers) or None in numbers:
-        # Such numbers are no steps of one run: the list gives the order.
+        # Such numbers are not steps of one run, so the list gives the order.
         return tuple(Step(None, step.path) for step in found)
     return tuple(sorted(found))
 
 
 def _within(steps: tuple[Step, ...], window: int | None) -> tuple[Step, ...]:
-    """Those of the last so many steps."""
+    """The checkpoints of the last steps."""
     if window is None:
         return steps
     if window < 1:
         raise CheckpointError(f"{argument('window')}: expected a number of steps, got {window}")
     numbers = [step.number for step in steps if step.number is not None]
     if len(numbers) < len(steps):
-        raise CheckpointError(f"{argument('window')} asks for steps, which these names do not give")
+        raise CheckpointError(f"{argument('window')} needs steps, but these names have no numbers")
     return tuple(s for s, n in zip(steps, numbers, strict=True) if n > numbers[-1] - window)
 
 
@@ -336,7 +336,7 @@ def _weights(
     """The weight of each checkpoint."""
     if weights is None:
         numbers = [step.number for step in steps if step.number is not None]
-        # Names without steps say nothing of distances: they are taken for even.
+        # Names without steps show no distances, which are assumed to be equal.
         even = numbers if len(numbers) == len(steps) else range(len(steps))
         return shapes.weights_at(list(even), shape, at, decay=decay)
     if shape != "uniform" or decay is not None:
@@ -353,7 +353,7 @@ def _weights(
 
 
 def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
-    """What is written; for trees of a trainer its own run by default."""
+    """The form of the output; for a trainer's trees the default is a run."""
     if write_as is None:
         whole = newest.format in ("orbax", "levanter") and of_output(out) is None
         return "run" if whole else "params"
@@ -362,13 +362,13 @@ def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
 
 
 def _state(state: State | None, write_as: WriteAs) -> State:
-    """What becomes of the optimiser's state."""
+    """The treatment of the optimiser's state."""
     if state is None:
         return "last" if write_as == "run" else "drop"
     one_of(argument("state"), state, State, CheckpointError)
     if write_as == "run" and state == "drop":
         raise CheckpointError(
-            f"{argument('state')}: no trainer restores a run without its state, got 'drop'; "
+            f"{argument('state')}: a trainer cannot restore a run without its state, got 'drop'; "
             f"{argument('write_as')} 'params' writes the parameters alone"
         )
     if write_as != "run" and state != "drop":
@@ -381,15 +381,15 @@ def _state(state: State | None, write_as: WriteAs) -> State:
 def _treated(
     newest: Checkpoint, chosen: Sequence[str], state: State, write_as: WriteAs, c: np.ndarray
 ) -> dict[str, Gets]:
-    """What each tensor gets, given those that are selected."""
+    """The treatment of each tensor, given the selected ones."""
     moments = of_optimiser(newest.tensors)
     if state in ("zero", "average-moments") and not moments:
         raise CheckpointError(
-            f"{argument('state')}: {newest.path} has no state of an optimiser in this item"
+            f"{argument('state')}: {newest.path} lacks an optimiser's state in this item"
         )
     if state == "average-moments" and (c < 0).any():
         raise CheckpointError(
-            f"{argument('state')}: a second moment may not be negative, and a weight is"
+            f"{argument('state')}: a second moment may not be negative, but a weight is negative"
         )
     weights = set(chosen)
     gets: dict[str, Gets] = {}
@@ -418,7 +418,7 @@ def _works(
     write_as: WriteAs,
     run: RunOptions,
 ) -> tuple[Work, ...]:
-    """What is computed: every tensor that is written, for a run those that change."""
+    """The works: every tensor that is written; for a run, only tensors that change."""
     works = []
     for name, what in gets.items():
         last = inputs[-1].tensors[name]
@@ -437,17 +437,17 @@ def _works(
 
 
 def _each(inputs: Sequence[Checkpoint], name: str) -> list[Tensor]:
-    """A tensor in every checkpoint; CheckpointError where it is missing or another."""
+    """A tensor in every checkpoint; CheckpointError if one is missing or different."""
     last = inputs[-1].tensors[name]
     for checkpoint in inputs:
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"{checkpoint.path} lacks '{name}', which {inputs[-1].path} has")
+            raise CheckpointError(f"{checkpoint.path} lacks '{name}' of {inputs[-1].path}")
         alike = _floating(tensor) if _floating(last) else tensor.dtype == last.dtype
         if tensor.shape != last.shape or not alike:
             raise CheckpointError(
-                f"{checkpoint.path}: '{name}' is {tensor.dtype}{list(tensor.shape)}, in "
-                f"{inputs[-1].path} it is {last.dtype}{list(last.shape)}"
+                f"'{name}' is {tensor.dtype}{list(tensor.shape)} in {checkpoint.path}, but "
+                f"{last.dtype}{list(last.shape)} in {inputs[-1].path}"
             )
     return [checkpoint.tensors[name] for checkpoint in inputs]
 
@@ -457,7 +457,7 @@ def _floating(tensor: Tensor) -> bool:
 
 
 def _branch(name: str) -> str:
-    """The first keys of a path, by which tensors are listed together."""
+    """The first keys of a path, by which tensors are grouped."""
     keys = name.split("/")
     return "/".join(keys[: min(2, max(1, len(keys) - 1))])
 
@@ -469,11 +469,11 @@ def _admit(ready: Averaging, run: RunOptions) -> None:
     homes = {step.path.resolve().parent for step in ready.steps if step.path.is_dir()}
     if out.resolve().parent in homes and numbered(out.name):
         raise CheckpointError(
-            f"{out} would become a step of the run: choose a place beside it, such as "
+            f"{out} would become a step of the run: choose a place next to the run, such as "
             f"{beside(ready.steps[-1].path.parent)}"
         )
     if ready.write_as == "run" and of_output(out) and ready.newest.path.is_dir():
-        raise CheckpointError(f"{out}: a run is a folder, and no {out.suffix} file")
+        raise CheckpointError(f"{out}: a run is a folder, not a {out.suffix} file")
 
 
 def _format(ready: Averaging, run: RunOptions) -> RunOptions:
@@ -484,13 +484,13 @@ def _format(ready: Averaging, run: RunOptions) -> RunOptions:
     if run.format is not None:
         raise CheckpointError(
             f"{argument('format')}: a run keeps its own, got {run.format!r}; "
-            f"{argument('write_as')} 'params' writes others"
+            f"{argument('write_as')} 'params' writes other formats"
         )
     return run
 
 
 def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) -> str | None:
-    """The format of parameters alone; None if the name of the output states it."""
+    """The format of parameters alone; None if the suffix of the output determines it."""
     if write_as == "safetensors":
         return write_as
     if run.format or of_output(out):

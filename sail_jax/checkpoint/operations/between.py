@@ -1,10 +1,10 @@
-"""The folder beside an output for what only serves its other documents, until all are done.
+"""A folder next to an output for results that only other documents of the file need.
 
-Recipes of one file may use what others of them make. Their outcomes lie in the folder
-`.<name>.documents` beside the output:
+Recipes of one file may use each other's results. These results lie in the folder
+`.<name>.documents` next to the output, until all documents are done:
 
-- `models/`: the outcomes that others use, by the names of their documents.
-- `done/`: a record for each document that is finished, by which a run that goes on passes it over.
+- `models/`: the results that others use, by the names of their documents.
+- `done/`: a record for each finished document, which a resumed run skips.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ _OURS = ("models", "done")
 
 @contextlib.contextmanager
 def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
-    """Holds the folder, as a context manager; it is removed unless the block is left by an error.
+    """Holds the folder, as a context manager; removes it unless the block ends with an error.
 
     Args:
       out: The output.
       names: The names of the documents that others use.
-      resume: Whether what an earlier run left there is used.
+      resume: Whether results of an earlier run are used.
 
     Yields:
       The folder.
 
     Raises:
-      CheckpointError: If another process holds it, it holds what no run left there, or an earlier
-        run's outcomes without `resume`; or if it cannot be made or removed.
+      CheckpointError: If another process holds it, it holds files that no run leaves, or an earlier
+        run's results without `resume`; or if it cannot be made or removed.
     """
     folder = out.with_name(f".{out.name}.documents")
     with explained("write", folder):
@@ -47,13 +47,13 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
             left = any((folder / "models").iterdir()) if (folder / "models").is_dir() else False
         if strange:
             raise CheckpointError(
-                f"{folder} holds what no run left there ({strange}); remove it or choose another "
-                "place for the output"
+                f"{folder} holds a file that no run leaves ({strange}); remove it or choose "
+                "another place for the output"
             )
         if left and not resume:
             raise CheckpointError(
-                f"{folder} holds documents that are finished or under way; "
-                f"{argument('resume', 'True')} continues them, or remove it"
+                f"{folder} holds documents that are finished or begun; continue them with "
+                f"{argument('resume', 'True')}, or remove it"
             )
         with explained("write", folder):
             for name in _OURS:
@@ -62,7 +62,7 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
         with explained("remove", folder):
             shutil.rmtree(folder)
     finally:
-        # Nothing is left of a run that was refused before it did anything.
+        # A run that was refused before it did anything leaves nothing.
         with contextlib.suppress(OSError):
             for path in (*(folder / name for name in _OURS), folder):
                 path.rmdir()
@@ -71,7 +71,7 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
 
 
 def _strangers(folder: Path, names: Collection[str]) -> str:
-    """The name of something in the folder that is none of ours; "" if all of it is."""
+    """The name of an unexpected entry of the folder; "" without one."""
     models = {*names, *(unfinished(folder / name).name for name in names)}
     known = {folder: {*_OURS}, folder / "models": models}
     for place, ours in known.items():

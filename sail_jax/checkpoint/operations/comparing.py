@@ -30,8 +30,8 @@ from sail_jax.merging.tensors import Tensor, held, same_entries
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
 
-# Entries read at a time. A piece has one of these two sizes, padded, so that only two shapes are
-# compiled: most tensors are large, and norms and biases would waste the large one.
+# Entries read at a time. A piece has one of these two sizes, padded, so only two shapes are
+# compiled. Most tensors are large, and norms and biases would waste the large size.
 PIECE, FEW = 1 << 20, 1 << 14
 # The most bytes of packed or strided tensors, which are held whole, that each thread may hold.
 _HELD = 64 << 20
@@ -50,7 +50,7 @@ class Vectors(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a merge of these checkpoints will meet.
+    """A comparison of checkpoints before a merge.
 
     Attributes:
       models: The paths of the models.
@@ -62,9 +62,9 @@ class Comparison(NamedTuple):
       base_norms: The norm of each tensor of the base, `[tensor]`; None without a base.
       equal: Which models have the same values everywhere, `[model, model]`.
       differences: A sentence for each difference from the first model in configurations, tokenizers
-        and tensors that are not floating. A merge may then not work as either model does.
-      contradictions: A sentence for each statement of a configuration or tokenizer that the tensors
-        of its own checkpoint contradict.
+        and non-float tensors. A merge may then work like neither model.
+      contradictions: A sentence for each statement of a configuration or tokenizer that its own
+        checkpoint's tensors contradict.
     """
 
     models: Names
@@ -102,15 +102,15 @@ def compare_checkpoints(
 ) -> Comparison:
     """Compares two or more checkpoints: cosines, norms, sign conflicts and heterogeneity.
 
-    These are the quantities of `sail_jax.probe.interference` (but for its subspaces), with equal
+    These are the quantities of `sail_jax.probe.interference` (without its subspaces), with equal
     weights of the models. Every file is read once, in pieces of 2^20 entries of each model, one
-    tensor per core (up to 8). Packed tensors, as of compressed .npz files, are held whole. Those
-    that take more than 64 MiB, over all models, are compared one after another. There is no other
-    limit of memory.
+    tensor per core (up to 8). Packed tensors, as in compressed .npz files, are held whole. Packed
+    tensors that need more than 64 MiB over all models are compared one after another. Memory has no
+    other limit.
 
     Args:
       paths: The checkpoints, at least two.
-      base: What they were tuned from; task vectors are compared only if it is given.
+      base: The checkpoint before fine-tuning; task vectors are compared only if it is given.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
       offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
       select: Which tensors are compared; see `sail_jax.merging.selection`.
@@ -119,8 +119,8 @@ def compare_checkpoints(
       The comparison, in total and for each tensor.
 
     Raises:
-      CheckpointError: If there are fewer than two models or one is named twice, tensors are missing
-        or have other shapes, there are no floating tensors, or values are not finite.
+      CheckpointError: If there are fewer than two models or one occurs twice, tensors are missing
+        or have different shapes, none is floating-point, or values are not finite.
 
     >>> import tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -133,12 +133,12 @@ def compare_checkpoints(
     (0.0, 0.5)
     """
     if isinstance(paths, str | PathLike) or len(paths) < 2:
-        raise CheckpointError("name at least two checkpoints to compare")
+        raise CheckpointError("expected at least two checkpoints to compare")
     named = [os.fspath(path) for path in (*paths, *([] if base is None else [base]))]
     for first, second in itertools.combinations(named, 2):
-        # Links and relative paths are looked through: two names of one file are one model.
+        # Links and relative paths are resolved: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):
-            raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
+            raise CheckpointError(f"{second} is given twice; expected different models")
     check_there(named, offline=offline)
     with contextlib.ExitStack() as stack:
         opened = [
@@ -189,8 +189,8 @@ def compare_checkpoints(
 def _alike(opened: Sequence[Checkpoint]) -> list[str]:
     """The tensors that all checkpoints have, in the order of the first.
 
-    CheckpointError if one lacks a tensor (other than what is derived from the configuration), or
-    has another shape.
+    CheckpointError if one lacks a tensor (except tensors derived from the configuration), or has
+    another shape.
     """
     first, *others = opened
     for other in others:
@@ -199,10 +199,10 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
             if lost:
                 more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
                 raise CheckpointError(
-                    f"{b.path} has no tensor {lost[0]!r}{more}, which {a.path} has: models "
+                    f"{b.path} lacks the tensor {lost[0]!r}{more} of {a.path}: models "
                     "of different structure cannot be averaged"
                 )
-    # Tensors that follow from the configuration may be in some files only; they are left out.
+    # Tensors derived from the configuration may be in some files only; they are left out.
     names = [n for n in first.tensors if all(n in other.tensors for other in others)]
     for name in names:
         want = first.tensors[name]
@@ -222,7 +222,7 @@ def _differences(
     vocabularies: Sequence[Vocabulary | None],
     rest: Sequence[str],
 ) -> list[str]:
-    """The sentences of `Comparison.differences`; `rest` are the tensors that are not floating."""
+    """The sentences of `Comparison.differences`; `rest` are the non-float tensors."""
     first, *others = opened
     config = config_of(first.extras)
     lines = []
@@ -230,9 +230,9 @@ def _differences(
     for other, ids in zip(others, theirs, strict=True):
         there = config_of(other.extras)
         for key, (a, b) in (differences(config, there) if config and there else {}).items():
-            lines.append(f"config: {key!r} is {a!r} in {first.path}, {b!r} in {other.path}")
+            lines.append(f"config: {key!r} is {a!r} in {first.path}, but {b!r} in {other.path}")
         if vocabulary and ids and ids != vocabulary:
-            # Tokens that only the other one has show in its length, not in this count.
+            # Tokens that only the other vocabulary has affect its length, not this count.
             apart = sum(ids.get(text) != i for text, i in vocabulary.items())
             lines.append(
                 f"tokenizer: {max(apart, abs(len(ids) - len(vocabulary)))} of {len(vocabulary)} "
@@ -247,14 +247,14 @@ def _differences(
 
 
 def _ids(vocabulary: Vocabulary | None) -> Mapping[str, int]:
-    """The id of each token; empty if the tokenizer is not known."""
+    """The id of each token; empty if the tokenizer is unknown."""
     return {} if vocabulary is None else vocabulary.ids
 
 
 def _alone(
     lock: threading.Lock, with_base: bool, column: Sequence[Tensor]
 ) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
-    """Sums over one tensor, as `_compared` takes them, by itself if much is held for it."""
+    """Sums over one tensor, as `_compared` takes them; one tensor at a time if it is large."""
     with lock if sum(map(held, column)) > _HELD else contextlib.nullcontext():
         return _compared(with_base, column)
 
@@ -262,7 +262,7 @@ def _alone(
 def _compared(
     with_base: bool, column: Sequence[Tensor]
 ) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
-    """Sums over one tensor, from which its conflict follows; the base, if any, comes last.
+    """Sums over one tensor, from which its conflict is computed; the base, if any, comes last.
 
     Returns the sums of the models and of their task vectors, the square of the base's norm, and
     which models are equal.
@@ -285,14 +285,14 @@ def _compared(
 
 
 def _zeros(k: int) -> list[np.ndarray]:
-    """Where `sums` are added up, for k models."""
+    """Totals for `sums`, for k models."""
     return [np.zeros((k, k)), np.zeros(()), np.zeros(())]
 
 
 def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
-    """Entries in float32 or float64, padded with zeros, which no sum counts.
+    """Entries in float32 or float64, padded with zeros, which do not affect the sums.
 
-    The padding leaves two shapes of pieces, so that little is compiled.
+    With the padding, only two shapes of pieces occur, and little is compiled.
     """
     raw = np.empty(count, tensor.dtype)
     tensor.read(raw, start)
@@ -334,7 +334,7 @@ def _conflict(parts: Sequence[ArrayLike], size: ArrayLike) -> Conflict:
 
 
 def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[int]) -> Conflict:
-    """Computes the conflict over some of the tensors together, such as those of a layer.
+    """Computes the conflict over several tensors together, such as a layer's tensors.
 
     Args:
       vectors: The comparison of models or of task vectors.
@@ -346,7 +346,7 @@ def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[
     """
     at = np.asarray(chosen, int)
     norms, cosines, signs, apart = (np.asarray(x)[at] for x in vectors.each)
-    # Back to sums over entries, which add up over tensors as cosines and fractions do not.
+    # Converted back to sums over entries, which can be added, unlike cosines and fractions.
     products = cosines * norms[:, :, None] * norms[:, None, :]
     parts = [x.sum(0) for x in (products, signs * sizes[at], apart)]
     return _conflict(parts, sizes[at].sum())

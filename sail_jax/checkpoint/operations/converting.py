@@ -1,4 +1,4 @@
-"""Checkpoints of MaxText, Tunix and Hugging Face made into one another, tensor by tensor."""
+"""Conversion of checkpoints between MaxText, Tunix and Hugging Face, tensor by tensor."""
 
 import time
 from collections.abc import Mapping
@@ -36,10 +36,10 @@ TARGETS = ("hugging-face", "maxtext", "tunix")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Converted(Result):
-    """What `convert_checkpoint` did.
+    """The result of `convert_checkpoint`.
 
     Attributes:
-      source: What the input is: "hugging-face", "maxtext" or "tunix".
+      source: The kind of the input: "hugging-face", "maxtext" or "tunix".
     """
 
     source: str
@@ -56,31 +56,31 @@ def convert_checkpoint(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Converted:
-    """Converts a checkpoint of MaxText, Tunix or Hugging Face into one of another of them.
+    """Converts a checkpoint between MaxText, Tunix and Hugging Face.
 
-    Trees are written in orbax's format, tensors of Hugging Face as safetensors. The config.json of
-    the network is needed, and written beside both. A tree is recognised by its paths and shapes,
-    also inside of a training state; what else is there is left out.
+    Trees are written in orbax's format, Hugging Face tensors as safetensors. The network's
+    config.json is needed, and is written with both. A tree is recognised by its paths and shapes,
+    also inside a training state; other leaves are left out.
 
     Args:
       path: The checkpoint.
-      out: Where the other one goes.
+      out: The path of the output.
       to: "hugging-face", "maxtext" or "tunix".
-      config: The configuration of the network at Hugging Face, or its path; by default the
+      config: The Hugging Face configuration of the network, or its path; by default the
         config.json next to the input.
-      dtype: The dtype of the output, such as "float32"; by default the one of the input.
-      lora_alpha: Adds the factors that qwix stores next to weights to these first; the alpha of its
-        rule.
-      run: How it runs, and into which files it writes.
-      **options: For a tree of MaxText that is written, those of `sail_jax.interop.layouts.links`:
-        `scan_layers`, `param_scan_axis`, `vocab_size`. For one that is read or written, `rope`.
+      dtype: The dtype of the output, such as "float32"; by default the input's.
+      lora_alpha: First adds the factors that qwix stores next to weights to these weights, with
+        this alpha in qwix's rule.
+      run: Options of the run, and of the output's files.
+      **options: To write a MaxText tree, options of `sail_jax.interop.layouts.links`:
+        `scan_layers`, `param_scan_axis`, `vocab_size`. To read or write one, `rope`.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
       ValueError: If the input is not recognised, does not fit the configuration, or an argument is
-        not one of those above; CheckpointError and MergeError.
+        invalid; CheckpointError and MergeError.
     """
     began = time.monotonic()
     one_of(argument("to"), to, TARGETS)
@@ -93,7 +93,7 @@ def convert_checkpoint(
     admit(Path(out), [path], run.resume, run.force)
     with opened(path, run, adapters=True) as checkpoint:
         known = config_of(checkpoint.extras) if config is None else read_target(config)
-        # A tree that was written here has a configuration that holds the one of Hugging Face.
+        # A tree that was written here has a configuration that contains Hugging Face's.
         inner = known.get("hugging_face")
         known = inner if isinstance(inner, Mapping) else known
         view: Checkpoint = checkpoint
@@ -102,7 +102,7 @@ def convert_checkpoint(
         source, view, notes = _converted(view, to, known, wanted, options)
         notes = [*unselected(checkpoint), *notes]
         works = view.works()
-        # The name of a file states its format; the usual one of folders is not for trees.
+        # A file's name determines its format; the usual format of folders does not fit trees.
         if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:
             run = replace(run, format="orbax")
         mark = repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})])
@@ -123,7 +123,7 @@ def _converted(
     dtype: np.dtype | None,
     options: Mapping[str, Any],
 ) -> tuple[str, View, list[str]]:
-    """What a checkpoint is, the view of it as another, and what a user should know."""
+    """The kind of a checkpoint, its converted view, and notes for the user."""
     shapes = {name: x.shape for name, x in checkpoint.tensors.items()}
     notes: list[str] = []
 
@@ -137,19 +137,19 @@ def _converted(
     try:
         if not config:
             raise ValueError(
-                "the config.json of the network at Hugging Face is needed; give it, "
+                "the Hugging Face config.json of the network is needed; give its path with "
                 f"{argument('config', '...')}"
             )
         source, view = "hugging-face", checkpoint
         if any(name.startswith("model.layers.") for name in shapes):
             if to == source:
-                raise ValueError("these are tensors of Hugging Face already")
+                raise ValueError("these are Hugging Face tensors already")
             made = ()
         else:
             source, made, left = layouts.links_of(shapes, config, **reading)
             if left:
                 notes.append(f"left out: {some_paths(left)}")
-            # From tree to tree the last step alone rounds to a narrower dtype.
+            # From tree to tree, only the last step rounds to a narrower dtype.
             between = widths if to == "hugging-face" else widest
             view = as_hugging_face(checkpoint, made, config, between)
         if to != "hugging-face":
@@ -164,8 +164,8 @@ def _converted(
     if rounded := [link for link in made if not link.exact]:
         kinds = sorted({link.leaf.rsplit("/", 2)[-2] for link in rounded})
         notes.append(
-            f"scaled or shifted, and rounded once: {', '.join(kinds)}. Tensors in bfloat16 come "
-            "back bit for bit by way of float32"
+            f"scaled or shifted, and rounded once: {', '.join(kinds)}. Converted back through "
+            "float32, tensors in bfloat16 are equal bit for bit"
         )
     if padding := max((link.padding for link in made), default=0):
         notes.append(f"{padding} rows of padding in the vocabulary of the tree")

@@ -50,17 +50,17 @@ Path_ = str | PathLike[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Growing(Ready):
-    """A growth of which everything but the values is known.
+    """A growth before its execution: everything is known except the values.
 
     Its input is open until the context of `growing` is left.
 
     Attributes:
       view: The larger network as a checkpoint, computed as it is read.
       growth: The plan.
-      about: What growth.json will say.
+      about: The content of growth.json.
       stated: The configuration of the input; empty if none is known.
       checkpoint: The input.
-      codes: What is written in codes; None for nothing.
+      codes: The weights to write in codes; None for none.
     """
 
     view: View
@@ -73,12 +73,12 @@ class Growing(Ready):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Grown(Result):
-    """What `grow_checkpoint` did.
+    """The result of `grow_checkpoint`.
 
     Attributes:
-      growth: The plan that was carried out.
-      agreement: How far the outputs of both networks agree; empty if they were not run.
-      verdict: Whether the function is preserved, and how that is known.
+      growth: The plan that was executed.
+      agreement: How much the outputs of the two networks differ; empty if they were not run.
+      verdict: Whether the function is preserved, according to the run.
     """
 
     growth: networks.Growth
@@ -100,20 +100,20 @@ def growing(
 ) -> Iterator[Growing]:
     """Opens a checkpoint and plans its growth, as a context manager.
 
-    Only methods that prune read tensors, to decide which units stay.
+    Only pruning methods read tensors, to choose the units that stay.
 
     Args:
       path: The checkpoint of the smaller network.
-      to: What it grows to; see `grow_checkpoint`.
+      to: The target of the growth; see `grow_checkpoint`.
       method: The name of a growth method.
-      seed: The seed of what the method draws.
+      seed: The seed of the method's random draws.
       config: The configuration of the input, or its path; by default its config.json.
-      rules: Which spaces the tensors live in, for architectures that are not known.
-      run: How it will run.
-      **options: Those of `sail_jax.growth.plan` and of the method.
+      rules: The spaces of the tensors, for unknown architectures.
+      run: Options of the run.
+      **options: Options of `sail_jax.growth.plan` and of the method.
 
     Yields:
-      The growth, ready to be carried out.
+      The growth, ready to be executed.
 
     Raises:
       ValueError: If the checkpoint cannot be opened, the growth cannot be planned, or `run` does
@@ -146,8 +146,8 @@ def growing(
             ],
             "notes": list(made.notes),
         }
-        # A tensor that is computed when it is read says in `mark` of what and how. Shapes and
-        # dtypes alone would let another method or seed of the same target resume this output.
+        # The `mark` of a computed tensor identifies its computation. With shapes and dtypes alone,
+        # another method or seed with the same target could resume this output.
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
@@ -173,34 +173,34 @@ def grow_checkpoint(
 ) -> Grown:
     """Grows a checkpoint into one of a larger network, or prunes it, tensor by tensor.
 
-    The output has the new config.json, the files beside the tensors of the input, a model card, and
-    a growth.json that says what was done, what the axes show to be lost, and whether a run of both
+    The output has the new config.json, the input's plain files, a model card, and a growth.json.
+    This file records the operations, the losses that the axes show, and whether a run of both
     networks shows that the function is preserved.
 
     Args:
       path: The checkpoint of the smaller network.
-      out: Where the larger one goes.
-      to: The configuration of the larger network (a mapping, or the path of a config.json), the
-        entries of it that change, or factors such as `{"width": 2, "depth": 4}`.
+      out: The path of the larger one.
+      to: The configuration of the larger network (a mapping, or the path of a config.json), its
+        entries that change, or factors such as `{"width": 2, "depth": 4}`.
       method: The name of a growth method, a key of `sail_jax.growth.METHODS`.
-      seed: The seed of what the method draws.
+      seed: The seed of the method's random draws.
       config: The configuration of the input, or its path; by default its config.json.
-      rules: Which spaces the tensors live in, for architectures that are not known.
+      rules: The spaces of the tensors, for unknown architectures.
       certify: Whether both networks are also run on probe inputs, in float32 and in the dtype of
         the checkpoint; or a function `outputs(tensors, config)` that runs them. By default they are
         run if the architecture is known and both fit in 1 GiB.
-      run: How it runs, and into which files it writes.
-      before: Called once everything but the values is known, before any tensor is read.
-      **options: Those of `sail_jax.growth.plan` and of the method. With `require_lossless` growth
-        is also refused unless both networks were run and agree.
+      run: Options of the run, and of the output's files.
+      before: Called when everything except the values is known, before any tensor is read.
+      **options: Options of `sail_jax.growth.plan` and of the method. With `require_lossless`,
+        growth is also refused unless both networks were run and agree.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
-      ValueError: What `sail_jax.growth.plan` raises, CheckpointError and MergeError.
+      ValueError: Errors of `sail_jax.growth.plan`, CheckpointError and MergeError.
       TypeError: If an option of `run` is among the options.
-      CheckpointError: If growth was to be lossless (`require_lossless`) and outputs differ, or the
+      CheckpointError: If growth must be lossless (`require_lossless`) and outputs differ, or the
         networks were not run.
 
     >>> import tempfile
@@ -224,7 +224,7 @@ def grow_checkpoint(
         if before is not None:
             before(ready)
         if run.part is not None and not options.get("require_lossless"):
-            # Whoever joins the parts runs the networks, and writes what was found.
+            # The process that joins the parts runs the networks, and writes the result.
             certify = False
         agreed, failed = measured(
             ready.view, ready.growth, ready.stated, certify=certify, max_memory=run.max_memory
@@ -232,8 +232,8 @@ def grow_checkpoint(
         if options.get("require_lossless"):
             require_exact(
                 path, agreed, failed,
-                f"{argument('certify', 'True')} runs them whatever their size, "
-                f"{argument('certify', '...')} (MODULE:FUNCTION) by a forward pass of yours",
+                f"{argument('certify', 'True')} runs them at any size, and "
+                f"{argument('certify', '...')} (MODULE:FUNCTION) runs your forward pass",
             )  # fmt: skip
         preserved = verdict(agreed)
         notes = [*ready.growth.notes, *failed]
@@ -252,12 +252,12 @@ def grow_checkpoint(
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:
-    """Whether the function is preserved, as growth.json has it."""
+    """Whether the function is preserved, for growth.json."""
     return {"exact": preserved.exact, "exactness": str(preserved)}
 
 
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
-    """The files beside the tensors of the output."""
+    """The plain files of the output."""
     extras = {n: data for n, data in view.extras.items() if carried(n)}
     prunes = METHODS[about["method"]].prunes
     card = cards.growth_card(about, name, "config.json" in extras, prunes=prunes)

@@ -1,7 +1,7 @@
 """Cross-task linearity of checkpoints: layer by layer, on a few examples.
 
-What Zhou et al. (2024, arXiv 2402.03660) measure of ViT, T5 and soups of ImageNet models (Figures 4
-to 10 and 17 to 24), of any checkpoints whose forward pass is known.
+Zhou et al. (2024, arXiv 2402.03660) measured it on ViT, T5 and soups of ImageNet models (Figures 4
+to 10 and 17 to 24). This module measures it on any checkpoints with a known forward pass.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from sail_jax.probe.networks import OUTPUT, layers
 ALPHAS = (0.25, 0.5, 0.75)
 # Scales of task vectors, as in the paper's figures.
 SCALES = (0.4,)
-# The most sets of three that are looked at. The paper's 20 models have as many.
+# The most sets of three that are measured. The paper's 20 models have as many.
 SETS = 1140
 
 
@@ -48,18 +48,18 @@ class Identity(NamedTuple):
 
 
 class Stitched(NamedTuple):
-    """What upper layers make of features from below, at each of some layers.
+    """Results of upper layers on features from other lower layers, for several layers.
 
     Attributes:
       name: "plain" (features of the first model in the second), "addition" (the mean of two moved
-        models' in the base), "addition, weights" (those of the two moved models' mean), "single"
-        (those of one moved model), "negation" (2 f(base) - f(base + s tau)) or "negation, weights"
-        (f(base - s tau)).
+        models' features in the base), "addition, weights" (features of the two moved models' mean),
+        "single" (features of one moved model), "negation" (2 f(base) - f(base + s tau)) or
+        "negation, weights" (f(base - s tau)).
       models: The models, by number.
       scale: The scale of task vectors; None for "plain".
       layers: The layers.
       metric: The metric of the upper network with these features, by layer.
-      upper: The metric of the upper network as it is.
+      upper: The metric of the unchanged upper network.
     """
 
     name: str
@@ -71,15 +71,15 @@ class Stitched(NamedTuple):
 
 
 class LayerwiseLinearity(NamedTuple):
-    """What `measure_linearity` found.
+    """The results of `measure_linearity`.
 
     Attributes:
       identities: Both sides of each identity, for each pair or model.
       sets: Which models are averaged, by number.
-      averaging: Averages beside ensembles, for each of the sets; None without labels.
-      metric: "accuracy" where there is a label for each example, "loss" in nats where there is one
-        for each token; None without labels.
-      stitched: What upper layers make of features from below; empty without labels.
+      averaging: Averages compared with ensembles, for each of the sets; None without labels.
+      metric: "accuracy" if each example has a label, "loss" in nats if each token has one; None
+        without labels.
+      stitched: Results of upper layers on features from other lower layers; empty without labels.
     """
 
     identities: tuple[Identity, ...]
@@ -103,18 +103,18 @@ def measure_linearity(
 ) -> LayerwiseLinearity:
     """Measures how linear checkpoints are in their parameters, layer by layer.
 
-    Of every pair it compares features of interpolated weights with interpolated features; of all
-    models, and of sets of two and three, averaged weights with ensembles; with a base, features
-    under sums of task vectors, and under their negatives; and it stitches lower layers of combined
-    models to upper ones. Features are what the blocks of a network put out, all tokens of an
-    example side by side; of T5, as in the paper, the mean over the encoder's tokens, and the
-    decoder's first. All models are in memory twice, in float32.
+    For every pair, it compares features of interpolated weights with interpolated features. For all
+    models, and for sets of two and three, it compares averaged weights with ensembles. With a base,
+    it also compares features under sums of task vectors, and under their negatives. It also
+    stitches lower layers of combined models to upper ones. Features are the outputs of a network's
+    blocks, with all tokens of an example concatenated. For T5 they are, as in the paper, the mean
+    over the encoder's tokens, and the decoder's first. All models are in memory twice, in float32.
 
     Args:
       paths: The checkpoints of the models, two or more.
-      examples: What they are run on.
-      base: The checkpoint that they were tuned from. None: no addition or negation.
-      config: The configuration of the models; by default the config.json beside the first.
+      examples: The examples that they are run on.
+      base: The checkpoint before fine-tuning. None: no addition or negation.
+      config: The configuration of the models; by default the first one's config.json.
       alphas: The weights of the first of two models, between 0 and 1.
       scales: The scales of task vectors.
       every_layer: Whether features are stitched at every layer, instead of at a quarter, a half and
@@ -126,8 +126,8 @@ def measure_linearity(
       The estimates, with standard errors over examples.
 
     Raises:
-      CheckpointError: If there is no configuration, no forward pass of its architecture is known,
-        or the models cannot be run on these examples.
+      CheckpointError: If the configuration is missing, no forward pass of its architecture is
+        known, or the models cannot be run on these examples.
       ValueError: If the architecture is unknown.
 
     References:
@@ -176,7 +176,7 @@ def _pooled(run: Running) -> probe.Apply:
     def apply(params: Params, batch: Params) -> tuple[Array, dict[str, Array]]:
         out, seen = run.network(params, batch)
         # Texts differ in length, so only the mean over the encoder's tokens and the decoder's first
-        # state mean the same for all of them. The paper takes these two as well, after sentence-T5
+        # state are comparable between them. The paper uses these two as well, after sentence-T5
         # (Ni et al., 2021).
         first = {name: name.startswith("decoder.") for name in seen}
         return out, {n: x[:, 0] if first[n] else x.mean(1) for n, x in seen.items()}
@@ -216,8 +216,8 @@ def _identities(
 
 
 def _baseline(found: probe.Linearity) -> probe.Estimate:
-    """Mean cosines between the members' features by layer and point, with the mean of their errors,
-    since all are of the same examples."""
+    """Mean cosines between the members' features by layer and point. The error is the mean of the
+    members' errors, since all of them use the same examples."""
     points, members = found.cosine.value.shape[1], found.baseline.value.shape[-1]
     upper = np.triu_indices(members, 1)
 
@@ -233,7 +233,7 @@ def _stitched(
     score: probe.Metric, every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
     """Figures 9 and 10, and the features of each model in every other."""
-    # What T5's decoder made of one encoder cannot go on with another.
+    # A T5 decoder's state from one encoder cannot continue with another encoder.
     names = [
         name
         for name in layers(run.network, models[0], run.data)

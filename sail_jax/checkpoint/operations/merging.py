@@ -42,13 +42,13 @@ Path_ = str | PathLike[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared(Ready):
-    """A merge of which everything but the values is known.
+    """A merge before its execution: everything is known except the values.
 
     Its inputs are open until the context of `prepared` is left.
 
     Attributes:
-      recipe: What was asked for.
-      plan: What happens to every tensor.
+      recipe: The recipe.
+      plan: The treatment of every tensor.
       inputs: The open checkpoints.
     """
 
@@ -59,14 +59,14 @@ class Prepared(Ready):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Merged(Result):
-    """What a merge did.
+    """The result of a merge.
 
     Attributes:
-      recipe: What was asked for.
-      plan: What happened to every tensor.
+      recipe: The recipe.
+      plan: The treatment of every tensor.
       records: The measurements of each tensor, by name; empty unless `measure`.
-      others: What was done for the other documents of the file, in their order. The outputs that
-        only serve others are no longer there.
+      others: The results of the other documents of the file, in their order. Outputs that only
+        other documents need have been removed.
     """
 
     recipe: Recipe
@@ -80,11 +80,11 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge, as a context manager; no tensor is read.
 
     Args:
-      recipe: What is to be merged, and how.
-      run: How it will run.
+      recipe: The recipe.
+      run: Options of the run.
 
     Yields:
-      The merge, ready to be carried out.
+      The merge, ready to be executed.
 
     Raises:
       ValueError: If the recipe does not fit its inputs, an input cannot be opened, or `run` does
@@ -96,7 +96,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
-    """Finds all inputs before any is downloaded, except what recipes make for one another."""
+    """Finds all inputs before any is downloaded, except results of other recipes of the file."""
     places: dict[str, object] = {}
     for one in recipes:
         for ref in one.models():
@@ -110,10 +110,10 @@ def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
 def _prepared(
     recipe: Recipe, run: RunOptions, documents: Mapping[str, Path | Plan]
 ) -> Iterator[Prepared]:
-    """Prepares a merge whose inputs have been looked up.
+    """Prepares a merge after its inputs have been looked up.
 
-    `documents` has the outcomes of other documents of the file: where they lie, by their names, or
-    the plans of those that are not carried out.
+    `documents` has the results of other documents of the file, by name: their paths, or their plans
+    if they are not executed.
     """
     if run.select is not None:
         recipe = recipe.model_copy(update={"select": run.select})
@@ -126,9 +126,9 @@ def _prepared(
             place = documents.get(path, path)
             if isinstance(place, Plan):
                 return pending(place, path)
-            # Which of them are adapters the recipe says, and the planner checks.
+            # The recipe marks adapters, and the planner checks them.
             inputs.append(opened(place, run, adapters=True))
-            # The list is for asking at the end whether an input has changed; the stack closes the
+            # The list is for checking at the end whether an input has changed; the stack closes the
             # files.
             return stack.enter_context(inputs[-1])
 
@@ -145,18 +145,17 @@ def _prepared(
 
 
 def visits(works: Sequence[Work]) -> dict[str, int]:
-    """Counts how often the inputs of each tensor are read, unless they are kept in memory.
+    """Counts how many times the inputs of each tensor are read, unless they are kept in memory.
 
     Args:
-      works: All works of the merges they belong to, since some statistics are of all tensors.
+      works: All works of their merges, since some statistics are taken over all tensors.
 
     Returns:
       The number of visits by tensor name.
     """
     groups: dict[int, list[Work]] = {}
     for work in works:
-        # Works of one merge share the same object, and statistics of the whole tree are of all of
-        # them.
+        # Works of one merge share the same object, and statistics of the tree cover all of them.
         groups.setdefault(id(work.merge), []).append(work)
     return {
         work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group
@@ -171,11 +170,11 @@ def previewed(
 
     Args:
       recipes: The recipes, as `parse_all` orders them.
-      run: How they will run.
+      run: Options of the run.
 
     Yields:
-      Each merge, ready but for what it uses of others; or why it cannot be planned before they are
-      carried out.
+      Each merge, ready except for the results of other merges; or the reason why it cannot be
+      planned before the others are executed.
 
     Raises:
       ValueError: As `prepared` does.
@@ -205,25 +204,26 @@ def merge_recipe(
     run: RunOptions = DEFAULTS,
     before: Callable[[Prepared], None] | None = None,
 ) -> Merged:
-    """Merges checkpoints by a recipe into an output, which appears whole or not at all.
+    """Merges checkpoints by a recipe into an output, which appears completely or not at all.
 
-    YAML of several documents makes several merges, in which later ones may use earlier ones by
-    name. What others use lies in a folder beside the output until all of them are done. An error or
-    an interrupt leaves what is finished, and `run.resume` goes on from there.
+    YAML of several documents makes several merges, and later ones may use earlier ones by name.
+    Results for other documents lie in a folder next to the output until all of them are done. After
+    an error or an interrupt, finished work stays, and `run.resume` continues from there.
 
     Args:
       recipe: The recipe: the path of a YAML file, YAML text, or a parsed recipe; or several, as
         `parse_all` orders them. Text of one line that ends in .yaml or .yml is a path.
-      out: Where the output goes. A name with the suffix of a format, such as .npz, makes one file;
-        any other a folder with config.json, the tokenizer, a model card and the recipe's YAML, if
-        there is one. Of several documents that no other uses, each has a folder by its name there.
+      out: The path of the output. A name with the suffix of a format, such as .npz, makes one file.
+        Any other name makes a folder with config.json, the tokenizer, a model card and the recipe's
+        YAML, if there is one. If several documents are not used by others, each gets a folder with
+        its name there.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
-      run: How it runs, and into which files it writes.
-      before: Called for each merge once everything but the values is known, before any of its
+      run: Options of the run, and of the output's files.
+      before: Called for each merge when everything except the values is known, before any of its
         tensors is read.
 
     Returns:
-      What was done; of several documents for the last, with the others beside it.
+      The result. For several documents it is the last one's, and includes the others.
 
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.
@@ -249,13 +249,13 @@ def merge_recipe(
         return _merged(recipes[0], out, measure, run, before)
     check_whole(
         run,
-        f"the recipe has {len(recipes)} documents, and one is carried out in parts; make a file of "
-        "each",
+        f"the recipe has {len(recipes)} documents, but only one can be made in parts; make a file "
+        "of each",
     )
     last = finals(recipes)
     if len(last) > 1 and of_output(out) is not None:
         raise CheckpointError(f"{out}: expected a folder for {len(last)} models; this is one file")
-    # All of them are planned before any is carried out: a mistake in the last one is found at once.
+    # All of them are planned before any is executed: a mistake in the last one is found at once.
     with previewed(recipes, run) as plans:
         ready = [plan for plan in plans if isinstance(plan, Prepared)]
         admit(
@@ -281,7 +281,7 @@ def merge_recipe(
 
 
 def _recipes(recipe: Recipe | Sequence[Recipe] | Path_) -> tuple[Recipe, ...]:
-    """Reads what `merge_recipe` takes as recipes."""
+    """Reads the recipes in any form that `merge_recipe` takes."""
     if isinstance(recipe, Recipe):
         return (recipe,)
     if isinstance(recipe, str) and not re.fullmatch(r"[^\n]+\.ya?ml", recipe):
@@ -304,7 +304,7 @@ def _merged(
     documents: Mapping[str, Path] = MappingProxyType({}),
     done: Path | None = None,
 ) -> Merged:
-    """Carries out one recipe."""
+    """Executes one recipe."""
     began = time.monotonic()
     with _prepared(recipe, run, documents) as ready:
         admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
@@ -324,7 +324,7 @@ def _merged(
 
 
 def _extras(ready: Prepared, name: str, run: RunOptions) -> dict[str, bytes | Path]:
-    """The files beside the tensors of the output."""
+    """The plain files of the output."""
     extras = dict(ready.plan.extras)
     if not run.write_model_card:
         return extras
@@ -351,20 +351,20 @@ def merge_checkpoints(
     Args:
       models: Folders or files of any format that `open_checkpoint` reads, PyTorch's with
         `run.allow_pickle`; or names on the Hub, such as org/name@revision.
-      out: Where the output goes; see `merge_recipe`.
-      base: What the models were tuned from; methods that need no task vectors do without.
+      out: The path of the output; see `merge_recipe`.
+      base: The checkpoint before fine-tuning; methods without task vectors do not need it.
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
         hyperparameters are then among the options.
-      weights: One per model; by default those of the method, mostly 1.
-      compat: For a method by name, whose defaults count: "paper" (the default) or "mergekit".
+      weights: One per model; the default depends on the method and is mostly 1.
+      compat: For a method by name, the origin of the defaults: "paper" (the default) or "mergekit".
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
-      run: How it runs, and into which files it writes.
+      run: Options of the run, and of the output's files.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
         one for each; and dtype, out_dtype, scope, seed, rename, rest, missing, extra,
         integers, tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.

@@ -1,4 +1,4 @@
-"""What operations that write a checkpoint return."""
+"""The results of operations that write a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from sail_jax.checkpoint.sources.requantised import CodingError
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """What an operation did.
+    """The result of an operation.
 
     Attributes:
-      out: Where the output is.
+      out: The path of the output.
       tensors: How many tensors it has.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took, from opening the inputs on.
+      notes: Notes for the user, a sentence each.
+      seconds: How long it took, starting with opening the inputs.
       unchanged: Whether an earlier call had finished this output.
-      requantized: How far each weight that is written in FP8 lies from what was computed, by name;
-        empty unless `requantize`.
+      requantized: The error of each weight that is written in FP8, by name; empty unless
+        `requantize`.
     """
 
     out: Path
@@ -29,6 +29,6 @@ class Result:
     requantized: Mapping[str, CodingError] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """What was made, in one line: plans and measurements may have thousands."""
+        """A summary in one line, since plans and measurements may have thousands of lines."""
         out = self.out and str(self.out)
         return f"{type(self).__name__}(out={out!r}, tensors={self.tensors})"

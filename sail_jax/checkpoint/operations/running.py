@@ -1,4 +1,4 @@
-"""What all operations share: options of a run, and the way from open inputs to a whole output."""
+"""Code shared by all operations: options of a run, and the execution up to a complete output."""
 
 import contextlib
 import functools
@@ -50,50 +50,50 @@ from sail_jax.trees import some_paths
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How an operation runs, and into which files it writes.
+    """Options of a run, and of the output's files.
 
-    The tensors written are the same byte for byte, whatever these options are and however often the
-    operation was interrupted. The files that hold them are the same, too, except for orbax: it
-    draws names and notes times, so only the values are.
+    The tensors are the same byte for byte, whatever these options are and however often the
+    operation was interrupted. So are the files, except for orbax: it draws names and records times,
+    so only the values are equal.
 
     Attributes:
-      resume: Whether to continue what an interrupted call left. An output that is finished is
-        compared with what would be written, and stays; with `force` another one is replaced.
+      resume: Whether to continue the work of an interrupted call. A finished output is compared
+        with the new values, and stays; with `force` a different one is replaced.
       max_memory: Bytes that the process may use. By default there is no limit; each thread holds
         one tensor, or a piece of it, at a time.
-      threads: How many workers; by default as many as there are cores, up to 8.
-      allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
-      allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
+      threads: The number of workers; by default the number of cores, up to 8.
+      allow_nonfinite: Whether NaN and infinities are read, and results may overflow.
+      allow_pickle: Whether PyTorch's pickles are read; their code is never run.
       offline: Whether models on the Hub are read only if they are in the cache of this machine.
-      allow_crimes: Whether networks of other architectures are merged, and an output may contradict
-        its config.json.
-      strict: Whether what a recipe says without effect is an error. By default it is a note.
-      force: Whether an output that is there already is replaced, once the new one is whole. It must
-        be one that an operation wrote, and unchanged since; anything else is refused.
-      copy_tokenizer: Whether a merge copies the files of a tokenizer. Those that a recipe's
+      allow_crimes: Whether different architectures may be merged, and an output may contradict its
+        config.json.
+      strict: Whether parts of a recipe without effect are an error. By default they give a note.
+      force: Whether an existing output is replaced, once the new one is complete. It must be an
+        unchanged output of an operation; anything else is refused.
+      copy_tokenizer: Whether a merge copies the files of a tokenizer. Files that a recipe's
         `tokenizer` makes are always written.
       write_model_card: Whether a merge writes a model card and the recipe.
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
-      sync: Whether the output is on the disk before it takes its name.
-      select: Which tensors of the inputs are worked on: patterns such as "params/*". By default
-        the weights of a state of training that is known, and all tensors of anything else; see
-        `sail_jax.merging.selection`. It says what is done, as `requantize` does, and all other
-        options how.
-      requantize: "fp8" to write weights in FP8 again, in the scheme of the input that gives
-        config.json; None for plain weights. Merging, growing, aligning and transplanting do so.
-      part: Which part of the output is made, such as (1, 4): parts are made by processes of their
-        own, perhaps on other hosts, in a file system that all of them see. Each owns some of the
-        files. None for all of it.
-      join: Whether the output is made of its parts, when all of them are whole.
-      wait: For how many seconds a part waits for others that give no sign of life, where it needs
-        their statistics.
+      sync: Whether the output is on the disk before it is renamed.
+      select: Which tensors of the inputs are used: patterns such as "params/*". The default is the
+        weights of a known training state, and all tensors of anything else; see
+        `sail_jax.merging.selection`. Like `requantize`, it changes the result; all other options
+        change only the run.
+      requantize: "fp8" to write weights in FP8 again, in the scheme of the input that provides
+        config.json; None for plain weights. For merging, growing, aligning and transplanting.
+      part: The part of the output to make, such as (1, 4). Each part is made by its own process,
+        perhaps on another host, in a file system that all of them see. Each owns some of the files.
+        None for all of it.
+      join: Whether the output is made from its parts, when all of them are complete.
+      wait: How many seconds a part waits for others without a sign of life, if it needs their
+        statistics.
       progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished,
-        and while other parts are waited for.
+        and while waiting for other parts.
 
     Raises:
       CheckpointError: If no output can have this `format`.
-      ValueError: If `requantize` or `part` is anything else, or both `part` and `join` are given.
+      ValueError: If `requantize` or `part` is invalid, or both `part` and `join` are given.
     """
 
     resume: bool = False
@@ -132,12 +132,12 @@ DEFAULTS = RunOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """An operation of which everything but the values is known.
+    """An operation before its execution: everything is known except the values.
 
     Attributes:
-      works: What the executor will do.
-      limits: With how many threads, and how much memory.
-      fingerprint: What identifies this operation when it is resumed.
+      works: The works of the executor.
+      limits: The number of threads, and the memory.
+      fingerprint: The identity of this operation, for resuming it.
     """
 
     works: tuple[Work, ...]
@@ -162,26 +162,26 @@ class Ready:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Checks that options of a run are not among those of the operation itself.
+    """Checks that options of a run are not among the operation's own options.
 
     Args:
       options: Keyword arguments of an operation.
 
     Raises:
-      TypeError: If one of them is a field of `RunOptions`; the message says how to give it.
+      TypeError: If one of them is a field of `RunOptions`; the message shows the right call.
     """
     for field in fields(RunOptions):
         if field.name in options:
             raise TypeError(
-                f"{field.name} is no option of what is done: say run=RunOptions({field.name}=...)"
+                f"{field.name} is an option of the run: pass run=RunOptions({field.name}=...)"
             )
 
 
 def check_whole(
     run: RunOptions,
-    why: str = "only merging, growing, aligning and averaging are carried out in parts",
+    why: str = "only merging, growing, aligning and averaging can be done in parts",
 ) -> None:
-    """CheckpointError if a part is asked for, or that parts are joined, with `why` none can be."""
+    """CheckpointError with the reason `why` if `run` makes or joins parts."""
     if run.part is not None or run.join:
         raise CheckpointError(f"{argument('part' if run.part else 'join')}: {why}")
 
@@ -192,14 +192,14 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
     Args:
       path: The checkpoint.
       run: Whether PyTorch's pickles are read, and models downloaded.
-      adapters: Whether it may be an adapter, or anything else that is no model. `run.select` says
-        nothing of it.
+      adapters: Whether it may be an adapter, or anything else without a model. `run.select` does
+        not apply to it.
 
     Returns:
       The open checkpoint.
 
     Raises:
-      CheckpointError: As `open_values` and `check_model` do, and if it has no tensors.
+      CheckpointError: As `open_values` and `check_model` do, and if it lacks tensors.
       ValueError: If `run.select` selects no tensor, or the state of an optimiser.
     """
     select = None if adapters else run.select
@@ -217,19 +217,19 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
 
 
 def unselected(checkpoint: Checkpoint) -> list[str]:
-    """Lists what of a checkpoint is worked on, and what the output will lack.
+    """Lists the selected part of a checkpoint, and the losses of the output.
 
     Args:
       checkpoint: The open checkpoint.
 
     Returns:
-      Sentences; none if all of it is worked on.
+      Sentences; empty if all of it is used.
     """
     said = checkpoint.about()
     if checkpoint.rest:
         said.append(
-            f"left out, as not selected: {some_paths([*checkpoint.rest], 1)}; the state of an "
-            "optimiser starts anew, or is carried in Python by growth.change_state"
+            f"left out, as not selected: {some_paths([*checkpoint.rest], 1)}; the optimiser's "
+            "state starts anew, or growth.change_state transforms it in Python"
         )
     return said
 
@@ -243,15 +243,15 @@ def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Li
 def codes_of_output(
     checkpoint: Checkpoint, works: Sequence[Work], run: RunOptions
 ) -> Requantisation | None:
-    """Decides which weights of an output are written in codes, if it was asked for.
+    """Chooses the weights of an output to write in codes, if requested.
 
     Args:
-      checkpoint: The input that gives config.json.
-      works: What is to be done.
-      run: Whether it was asked for.
+      checkpoint: The input that provides config.json.
+      works: The works of the operation.
+      run: Options of the run, with the request.
 
     Returns:
-      The decision; None if it was not.
+      The choice; None without a request.
 
     Raises:
       CheckpointError: As `requantised` does.
@@ -265,10 +265,10 @@ def codes_of_output(
 
 
 def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
-    """Returns what changes when an input does: the size, time and checksum of each of its files.
+    """Returns properties that change when an input does: size, time and checksum of each file.
 
-    The checksum is of some of the bytes. It also tells versions apart whose size and time were made
-    the same.
+    The checksum covers some of the bytes. It also distinguishes versions with artificially equal
+    sizes and times.
 
     Args:
       inputs: The open checkpoints.
@@ -299,33 +299,33 @@ def carried_out(
     codes: Requantisation | None = None,
     divisible: bool = False,
 ) -> tuple[dict[str, Record], bool]:
-    """Executes works, and writes the outcome with the files beside it.
+    """Executes works, and writes the result with the plain files.
 
     Args:
-      works: What is to be done.
-      out: Where the output goes.
-      limits: How many workers there are, and what they may keep.
-      fingerprint: What identifies these works, apart from the content of their inputs.
+      works: The works.
+      out: The path of the output.
+      limits: The number of workers, and how much they may keep.
+      fingerprint: The identity of these works, without the content of their inputs.
       inputs: The open checkpoints that are read.
-      extras: Makes the files beside the tensors, for an output that is a folder.
-      run: How it runs, and into which files it writes.
+      extras: Makes the plain files, for an output that is a folder.
+      run: Options of the run, and of the output's files.
       measure: Whether norms, cosines and conflicts are recorded.
-      rewrites: The checkpoint of which the output is a copy, with the outcome in place of its own
-        tensors; None for an output that has nothing but the outcome and `extras`.
-      done: A file that keeps which works are finished, and what files they left. With `run.resume`
-        an output that it describes is not compared, and stays. By default there is none.
+      rewrites: The checkpoint to copy with new values for the tensors of `works`; None for an
+        output with only these tensors and `extras`.
+      done: A file that records finished works and their files. With `run.resume`, an output that it
+        describes is not compared, and stays. By default there is none.
       file: The name of the one file of tensors in an output that is a folder; see `create`.
-      codes: What is written in codes; its `errors` are filled. None for nothing.
-      divisible: Whether the operation can be carried out in parts.
+      codes: The weights to write in codes; its `errors` are filled. None for none.
+      divisible: Whether the operation can be done in parts.
 
     Returns:
-      The measurements by tensor name, also of tensors that an earlier call finished, but not of a
-      part those of other parts; and whether an earlier call had finished the output.
+      The measurements by tensor name, including tensors that an earlier call finished, but without
+      other parts' tensors; and whether an earlier call had finished the output.
 
     Raises:
       CheckpointError: If the output cannot be written, its config.json would contradict its
-        tensors, or an input was changed since it was opened. What was written of two versions
-        cannot be told apart, so it is removed.
+        tensors, or an input was changed since it was opened. In the last case the output may mix
+        two versions, so it is removed.
       MergeError: As `execute` does.
     """
     if run.requantize is not None and codes is None:
@@ -336,8 +336,7 @@ def carried_out(
     part = None if run.part is None else checked(run.part)
     if not divisible:
         check_whole(run)
-    # Part of the fingerprint, so that what was merged from other versions of the inputs is not
-    # resumed.
+    # Part of the fingerprint: a merge from other versions of the inputs is not resumed.
     state = state_of(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
     marks = [fingerprint, state]
@@ -350,7 +349,7 @@ def carried_out(
         return {}, True
 
     def written(resume: bool) -> tuple[dict[str, Record], bool]:
-        """Executes the works, or compares their outcome with an output that is finished."""
+        """Executes the works, or compares their results with a finished output."""
         with create(
             out, wanted(works, codes),
             fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
@@ -371,7 +370,7 @@ def carried_out(
                 if codes is not None and codes.errors:
                     writer.extra(RECORD, codes.record())
             try:
-                # Checked at the end, as only now has everything been read.
+                # Checked at the end, because now everything has been read.
                 _check_unchanged(inputs, state)
             except CheckpointError:
                 with contextlib.suppress(disk.StoreError):
@@ -385,8 +384,8 @@ def carried_out(
     except DiffersError:
         if not run.force:
             raise
-        # The output that is there is another one, which may be replaced. Nothing is left of the
-        # comparison.
+        # The existing output is different, and may be replaced. The comparison leaves nothing
+        # behind.
         records, unchanged = written(False)
     if done is not None:
         disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
@@ -394,7 +393,7 @@ def carried_out(
 
 
 class Share(NamedTuple):
-    """What one of several processes does.
+    """The work of one of several processes.
 
     Attributes:
       read: The bytes that it reads, in all passes.
@@ -413,15 +412,15 @@ def shares(
     visits: Mapping[str, int],
     codes: Requantisation | None = None,
 ) -> list[Share]:
-    """Computes what each part of an output takes.
+    """Computes the work of each part of an output.
 
     Args:
       ready: The operation.
-      out: Where the output goes; None for a folder.
-      run: How it runs, and into which files it writes.
-      count: How many parts there are.
-      visits: How often the inputs of a tensor are read, by name; once for those not named.
-      codes: What is written in codes.
+      out: The path of the output; None for a folder.
+      run: Options of the run, and of the output's files.
+      count: The number of parts.
+      visits: How many times the inputs of a tensor are read, by name; the default is once.
+      codes: The weights to write in codes.
 
     Returns:
       The share of each part.
@@ -442,21 +441,21 @@ def shares(
 
 
 def _made_with(codes: Requantisation | None) -> dict[str, str]:
-    """The weight that each tensor of scales is made along with."""
+    """The weight of each tensor of scales, which must be in the same part."""
     layouts = {} if codes is None else codes.layouts
     return {layout.scales_of(name): name for name, layout in layouts.items()}
 
 
 def _note(writer: Writer, record: Record) -> None:
-    """Keeps the measurements of a tensor beside the unfinished work."""
+    """Stores the measurements of a tensor with the unfinished work."""
     writer.note(MEASURED, json.dumps(record).encode())
 
 
 def _noted(writer: Writer) -> dict[str, Record]:
-    """The measurements of tensors that earlier runs finished, or that parts did."""
+    """The measurements of tensors that earlier runs or other parts finished."""
     records = {}
     for line in writer.lines(MEASURED):
-        # The last line of a run that was killed may be torn.
+        # The last line of a killed run may be torn.
         with contextlib.suppress(ValueError, TypeError):
             record = Record(*json.loads(line))
             if record.name in writer.finished:
@@ -467,7 +466,7 @@ def _noted(writer: Writer) -> dict[str, Record]:
 def _sharing(
     writer: Writer, part: Part, out: Path, works: Sequence[Work], run: RunOptions
 ) -> Gathering:
-    """The way from a part to the others."""
+    """The connection of a part to the others."""
     total = sum(work.reads for work in works if writer.owners[work.name] == part.number - 1)
 
     def waiting(who: str) -> None:
@@ -478,7 +477,7 @@ def _sharing(
 
 
 def _computing() -> dict[str, str]:
-    """What rounds and draws the values of an output, apart from its inputs: an output has one."""
+    """The versions of the programs that affect an output's values; an output has one set."""
     return {
         **versions(),
         "device": jax.default_backend(),
@@ -487,13 +486,13 @@ def _computing() -> dict[str, str]:
 
 
 def _left(out: Path) -> dict[str, list[int]]:
-    """What tells the files of an output from those of another, by their paths."""
+    """Properties that identify the files of an output, by their paths."""
     with open_checkpoint(out) as written:
         return {path: list(about) for path, about in state_of([written]).items()}
 
 
 def _is_done(done: Path, made: str, out: Path) -> bool:
-    """Whether a record describes these works and the output that is there."""
+    """Whether a record describes these works and the existing output."""
     try:
         record = disk.read_record(done, {"works": str, "files": dict})
         return record["works"] == made and record["files"] == _left(out)
@@ -505,9 +504,10 @@ def _is_done(done: Path, made: str, out: Path) -> bool:
 def _consistent(
     out: Path, extras: Mapping[str, bytes | Path], works: Sequence[Work], allow_crimes: bool
 ) -> dict[str, bytes | Path]:
-    """The files of an output, of which config.json follows its tensors.
+    """The files of an output, with a config.json that matches its tensors.
 
-    CheckpointError if it cannot. Whether a head is tied is not looked at: a copy may be stored.
+    CheckpointError if that is impossible. Ties of the head are not checked, since a copy may be
+    stored.
     """
     files, config = dict(extras), config_of(extras)
     written = {work.name: work for work in works}
@@ -518,7 +518,7 @@ def _consistent(
     new, left = following(config, written)
     if left and not allow_crimes:
         raise CheckpointError(
-            f"{out} would contradict itself: {left[0]}; mend the config.json of the input"
+            f"{out} would contradict itself: {left[0]}; correct the config.json of the input"
         )
     if new != config:
         files["config.json"] = json.dumps(new, indent=2, ensure_ascii=False).encode() + b"\n"
@@ -530,7 +530,7 @@ def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) 
     for checkpoint in inputs:
         checkpoint.check_unchanged()
     for path, now in state_of(inputs).items():
-        # A program that writes through a memory map changes bytes first, and the system notes the
+        # A program that writes through a memory map changes bytes first, and the system updates the
         # time later: so the samples are compared too.
         if now != state[path]:
             raise changed(path)

@@ -1,8 +1,8 @@
 """Searches for a merge of checkpoints, scored in memory, by a function or by a command.
 
-Where scores can be computed from tensors, all models are in memory and no candidate is written.
-Otherwise each candidate is written to a folder, scored there and removed; it is scored on all
-examples at once then, since such scores cannot be had for some of them.
+If scores can be computed from tensors, all models are in memory and no candidate is written.
+Otherwise each candidate is written to a folder, scored there and removed. It is then scored on all
+examples at once, since such scores are not available for a part of them.
 """
 
 import json
@@ -36,10 +36,10 @@ Path_ = str | Path
 
 
 class Scores(NamedTuple):
-    """What a scorer of folders gives for one checkpoint.
+    """The scores of one checkpoint from a scorer of folders.
 
     Attributes:
-      examples: What each example is called, in one order.
+      examples: The name of each example, in a fixed order.
       scores: The score of each example; larger is better.
       tasks: The task of each example; None for one task.
     """
@@ -53,7 +53,7 @@ Scorer = Callable[[Path], Scores]
 
 
 def by_function(function: Callable[[str], Any]) -> Scorer:
-    """Makes a scorer of a function that takes the path of a checkpoint.
+    """Makes a scorer from a function that takes the path of a checkpoint.
 
     Args:
       function: Takes the path, and returns a score for each example, in the same order each time.
@@ -74,10 +74,10 @@ def by_function(function: Callable[[str], Any]) -> Scorer:
 
 
 def by_command(command: str, *, timeout: float | None = None) -> Scorer:
-    """Makes a scorer of a command that prints a line of JSON for each example.
+    """Makes a scorer from a command that prints a line of JSON for each example.
 
-    The command is not given to a shell. Lines that are no JSON object with a "score" are passed
-    over, as programs print other things, too.
+    The command runs without a shell. Lines other than a JSON object with a "score" are skipped,
+    since programs print other things, too.
 
     Args:
       command: The command, with "{checkpoint}" in the place of the path. It prints lines such as
@@ -88,7 +88,7 @@ def by_command(command: str, *, timeout: float | None = None) -> Scorer:
       The scorer.
 
     Raises:
-      ValueError: If the command does not name the checkpoint.
+      ValueError: If the command lacks "{checkpoint}".
     """
     words = shlex.split(command)
     if not any("{checkpoint}" in word for word in words):
@@ -128,11 +128,11 @@ def _read_scores(text: str, command: str) -> Scores:
         raise CheckpointError(
             f"command: {command} printed no line such as " + '{"example": "1", "score": 0.5}'
         )
-    # In one order whatever order the command works in.
+    # In a fixed order, whatever the order of the command.
     names = tuple(sorted(found))
     tasks = tuple(found[name][1] for name in names)
     if None in tasks and any(task is not None for task in tasks):
-        raise CheckpointError(f"command: {command} names the task of some examples only")
+        raise CheckpointError(f"command: {command} gives a task for only some examples")
     known = tuple(task for task in tasks if task is not None)
     return Scores(names, np.array([found[name][0] for name in names]), known or None)
 
@@ -149,7 +149,7 @@ def _record(line: str) -> Mapping[str, Any] | None:
 
 
 def _passing(run: RunOptions) -> RunOptions:
-    """Options for outputs of which nothing is kept, so that they need not reach the disk."""
+    """Options for temporary outputs, which need not reach the disk."""
     return replace(run, sync=False, write_model_card=False, force=False, resume=False)
 
 
@@ -161,7 +161,7 @@ class InFolders(searching.Measure):
       base: Their base; None without one.
       scorer: Scores a folder on all examples.
       run: How candidates are merged.
-      folder: Where candidates are written.
+      folder: The folder for candidates.
     """
 
     def __init__(
@@ -211,13 +211,13 @@ class InFolders(searching.Measure):
 
         Args:
           path: The folder.
-          name: What a message calls it.
+          name: Its name in messages.
 
         Returns:
           The scores.
 
         Raises:
-          CheckpointError: If the scorer gives other examples than those of the first model.
+          CheckpointError: If the scorer gives other examples than for the first model.
         """
         found = self._scorer(path)
         if found.examples != self.examples or found.tasks != self.tasks:
@@ -240,7 +240,7 @@ def loaded(path: Path_, *, run: RunOptions = DEFAULTS) -> dict[str, Any]:
       The tensors by name, floating ones in float32.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does, and for tensors that are quantised.
+      CheckpointError: As `open_checkpoint` does, and for quantised tensors.
     """
     with open_values(path, allow_pickle=run.allow_pickle, offline=run.offline) as opened:
         return in_float32(opened)
@@ -268,22 +268,22 @@ def search_checkpoints(
 
     Args:
       models: The checkpoints, two or more.
-      base: What they were tuned from; None without a base.
-      scorer: What scores a folder; `by_function` and `by_command` make one.
+      base: The checkpoint before fine-tuning; None without a base.
+      scorer: Scores a folder; `by_function` and `by_command` make one.
       candidates: As in `sail_jax.search`.
-      names: What the models are called; their paths by default.
+      names: The names of the models; their paths by default.
       budget: As in `sail_jax.search`; each candidate is scored on all examples.
       seconds: As in `sail_jax.search`.
       judge: As in `sail_jax.search`.
       seed: As in `sail_jax.search`.
       history: As in `sail_jax.search`.
       on_trial: As in `sail_jax.search`.
-      folder: Where a candidate is written, on a disk with room for one; a temporary folder by
+      folder: The folder for candidates, on a disk with room for one; a temporary folder by
         default.
       run: How candidates are merged.
 
     Returns:
-      What to use, with the evidence.
+      The recommended model, with the evidence.
 
     Raises:
       ValueError: As `sail_jax.search` does.
@@ -317,25 +317,25 @@ def recipe_of(
     *,
     seed: int = 0,
 ) -> str:
-    """Writes a candidate as a recipe, with which `merge` makes it.
+    """Writes a candidate as a recipe for `merge`.
 
     Args:
       arm: The arm.
       options: Its hyperparameters.
       models: The checkpoints.
       base: Their base; None without one.
-      seed: The seed of methods that draw at random, as `arms` was given it.
+      seed: The seed of methods with random draws, as given to `arms`.
 
     Returns:
       The YAML text.
 
     Raises:
-      ValueError: If the arm has scales of groups, or its merge is no method of the registry.
+      ValueError: If the arm has scales of groups, or its merge is not a method of the registry.
     """
     merge, weights = arm.merge(options)
     entry = mergekit.entry(merge.name)
     if arm.groups:
-        raise ValueError(f"{arm.name}: scales of groups have no recipe")
+        raise ValueError(f"{arm.name}: a recipe cannot have scales of groups")
     chosen = {
         entry.keys.get(name, name): value
         for name, value in merge.options.items()
@@ -355,12 +355,12 @@ def recipe_of(
 
 
 def recipe_arm(name: str) -> Arm:
-    """Makes the arm of a recipe that is tried as it is; `WithRecipes` scores it."""
+    """Makes the arm of a given recipe; `WithRecipes` scores it."""
     return Arm(name, _of_recipe)
 
 
 def _of_recipe() -> Merge:
-    """Stands for a recipe, which is no single merge."""
+    """Stands for a recipe, which is not a single merge."""
     return Merge(name="recipe")
 
 
@@ -371,10 +371,10 @@ def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
       files: The recipes.
 
     Returns:
-      The paths of all models that are no base, in order, and of the base; None without one.
+      The paths of all models except the base, in order, and of the base; None without one.
 
     Raises:
-      RecipeError: If a file is no recipe.
+      RecipeError: If a file is not a recipe.
       ValueError: If recipes have different bases.
     """
     models: dict[str, None] = {}
@@ -391,13 +391,13 @@ def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
 
 
 class WithRecipes(searching.Measure):
-    """Scores recipes by merging them into a folder, and everything else as another measure does.
+    """Scores recipes by merging them into a folder, and all other arms with another measure.
 
     Args:
       inner: The other measure.
       recipes: The recipes, by the names of their arms.
       run: How they are merged.
-      folder: Where they are merged to, one after another.
+      folder: The folder for their results, one after another.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class WithRecipes(searching.Measure):
         if arm.name not in self._recipes:
             return self._inner.merge(arm, options, examples)
         if arm.name not in self._known:
-            # On all examples at once: the merge takes longer than its scores as a rule.
+            # On all examples at once: usually the merge takes longer than the scores.
             out = self._folder / "recipe"
             merge_recipe(read_file(self._recipes[arm.name]), out, run=self._run)
             try:

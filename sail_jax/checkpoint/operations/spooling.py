@@ -1,8 +1,8 @@
-"""Factors kept in a folder beside the output until all of them are known.
+"""Factors kept in a folder next to the output until all of them are known.
 
-The writer of a checkpoint has to know all shapes before it begins, and the ranks of factors show
-only when they have been computed. Factors go into the folder `.<name>.factors` first, one file for
-each change. A run that was interrupted finds them there.
+The writer of a checkpoint must know all shapes before it begins, but the ranks of factors are known
+only after their computation. So factors go into the folder `.<name>.factors` first, one file for
+each change. An interrupted run finds them there.
 """
 
 import contextlib
@@ -29,21 +29,21 @@ _HEAD = "head.json"
 class FactorSpool:
     """Factors in a folder, by name. It is a context manager, which keeps the folder's lock.
 
-    It is also the sink of an executor. The tensors that this executor reads are `Factored`, which
-    keep their factors here.
+    It is also the sink of an executor. The executor reads `Factored` tensors, which store their
+    factors here.
 
     Attributes:
-      finished: The names whose factors an earlier run has kept.
+      finished: The names of the factors that an earlier run has kept.
     """
 
     def __init__(self, out: Path, fingerprint: str, names: Sequence[str], resume: bool) -> None:
-        """Makes the folder, or finds what an earlier run left in it.
+        """Makes the folder, or reads the state of an earlier run.
 
         Args:
           out: The output that the factors are for.
-          fingerprint: A text that identifies what is computed.
+          fingerprint: A text that identifies the computation.
           names: The names of all factors.
-          resume: Whether what an earlier run left is taken.
+          resume: Whether the files of an earlier run are used.
 
         Raises:
           CheckpointError: If the folder is in use, or holds anything else.
@@ -67,8 +67,8 @@ class FactorSpool:
                 )
             elif not resume:
                 raise CheckpointError(
-                    f"{self._folder} holds this very work, unfinished; "
-                    f"{argument('resume', 'True')} continues it, or remove it"
+                    f"{self._folder} holds unfinished work of the same run; continue it with "
+                    f"{argument('resume', 'True')}, or remove it"
                 )
             self.finished = frozenset(n for n, file in self._places.items() if file in there)
         except BaseException:
@@ -82,7 +82,7 @@ class FactorSpool:
         self.close()
 
     def close(self) -> None:
-        """Gives up the lock; factors that were kept stay."""
+        """Releases the lock; factors that were kept stay."""
         with contextlib.suppress(OSError, disk.StoreError):
             if os.listdir(self._folder) in ([], [_HEAD]):
                 self.remove()
@@ -91,10 +91,10 @@ class FactorSpool:
             os.close(lock)
 
     def keep(self, name: str, factors: Factors) -> None:
-        """Keeps factors in a file, which appears whole or not at all.
+        """Keeps factors in a file, which appears completely or not at all.
 
         Args:
-          name: Whose they are.
+          name: Their name.
           factors: The factors.
 
         Raises:
@@ -108,16 +108,16 @@ class FactorSpool:
         save_checkpoint(path, arrays)
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes the rank of factors, which their file shows as well."""
+        """Takes the rank of factors; their file has it as well."""
 
     def done(self, name: str) -> None:
-        """Notes that factors have been kept."""
+        """Records that factors have been kept."""
 
     def norms(self, name: str) -> tuple[int, float, float]:
-        """Returns the rank of factors, the norm of their change, and that of their error.
+        """Returns the rank of factors, the norm of their change, and the norm of their error.
 
         Args:
-          name: Whose they are.
+          name: Their name.
 
         Returns:
           The rank and the two norms.
@@ -135,12 +135,12 @@ class FactorSpool:
 
         Args:
           key: The name of the tensor.
-          name: Whose factor it is.
+          name: The name of the factors.
           side: Which one, "left" or "right".
-          transposed: Whether the transpose is wanted.
+          transposed: Whether the transpose is returned.
 
         Returns:
-          The tensor, read when it is asked for.
+          The tensor, which is read on demand.
 
         Raises:
           CheckpointError: If the file of the factors was damaged.
@@ -161,7 +161,7 @@ class FactorSpool:
           CheckpointError: If it cannot be removed.
         """
         with explained("remove", self._folder):
-            # The head goes last: it shows that the folder is ours.
+            # The header goes last: it identifies the folder as ours.
             for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _HEAD):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._folder.rmdir()

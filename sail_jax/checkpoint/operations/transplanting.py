@@ -24,28 +24,28 @@ def transplant_checkpoint(
 ) -> Merged:
     """Writes a checkpoint with the tokenizer of another one.
 
-    Tokens that both have keep their rows of the embedding and of the head. Rows of the donor's
-    other tokens are made for the base. All other tensors stay as they are, bit for bit. It is the
-    passthrough of one model with `tokenizer: {source: DONOR, transplant: METHOD}` in a recipe.
+    Tokens that both have keep their rows of the embedding and of the head. For the donor's other
+    tokens, rows are made for the base. All other tensors stay unchanged, bit for bit. A recipe does
+    the same with passthrough of one model and `tokenizer: {source: DONOR, transplant: METHOD}`.
 
     Args:
       base: The checkpoint.
-      donor: The checkpoint that has the tokenizer, of any width and architecture. Its embedding is
-        read, and its head if both have one of their own.
-      out: Where the output goes; see `merge_recipe`.
+      donor: The checkpoint with the tokenizer, of any width and architecture. Its embedding is
+        read, and its head if both have a separate one.
+      out: The path of the output; see `merge_recipe`.
       method: How rows are made: "omp" and "nearest" of `sail_jax.transplant`, "mean" of the rows
         that stay, or "zero".
-      k: Of how many rows one is made at most, by "omp" and "nearest".
-      pad_to_multiple_of: What the number of rows is rounded up to a multiple of. The rows behind
-        the last token are means of the others. None for as many rows as it takes.
-      run: How it runs, and into which files it writes.
+      k: The most rows that one row is made from, by "omp" and "nearest".
+      pad_to_multiple_of: The number of rows is rounded up to a multiple of this. The rows after the
+        last token are means of the others. None for no padding.
+      run: Options of the run, and of the output's files.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
-      ValueError: If a checkpoint has no tokenizer or no embedding, they share no token, or an
-        argument is none of these; RecipeError, CheckpointError and MergeError.
+      ValueError: If a checkpoint lacks a tokenizer or an embedding, they share no token, or an
+        argument is invalid; RecipeError, CheckpointError and MergeError.
 
     References:
       Goddard and Fernandes Neto, Training-Free Tokenizer Transplantation via Orthogonal Matching

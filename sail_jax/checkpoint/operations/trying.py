@@ -28,10 +28,10 @@ class Examples(NamedTuple):
     """Examples to run models on.
 
     Attributes:
-      inputs: Tokens `[n, time]`, or what else the network takes, `[n, ...]`.
-      labels: `[n]` or `[n, time]`; entries below 0, such as -100, take no part. None stands for the
-        next token, where the network is causal, and for no loss at all elsewhere.
-      texts: Tokens `[class, time]` of what each class is called, for CLIP.
+      inputs: Tokens `[n, time]`, or other inputs of the network, `[n, ...]`.
+      labels: `[n]` or `[n, time]`; entries below 0, such as -100, are ignored. None stands for the
+        next token if the network is causal, and for no loss otherwise.
+      texts: Tokens `[class, time]` of each class's name, for CLIP.
     """
 
     inputs: np.ndarray
@@ -40,14 +40,14 @@ class Examples(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Models in memory, and how they are run on examples.
+    """Models in memory, with the network that runs them on examples.
 
     Attributes:
       family: The architecture.
       models: The tensors of each model by name, floating ones in float32.
-      network: A network of the third form (`sail_jax.probe.networks`), whose features are the
-        outputs of its layers.
-      data: What it is run on: "inputs", and "labels" where a loss can be told.
+      network: A network of the third form (`sail_jax.probe.networks`). Its features are the outputs
+        of its layers.
+      data: The examples: "inputs", and "labels" if a loss can be computed.
     """
 
     family: architectures.Architecture
@@ -61,7 +61,7 @@ class Running(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """How the average of some models does on examples.
+    """The results of the average of some models on examples.
 
     The linearity of the outputs (cross-task linearity) compares the average's logits, f(mean
     theta), with the mean of the models' logits, mean f(theta).
@@ -70,13 +70,12 @@ class Trial(NamedTuple):
       losses: The mean cross-entropy of each model, `[model]`; None without labels.
       average: The loss of the averaged model; None without labels.
       ensemble: The loss of the mean of the models' logits; None without labels.
-      barrier: How far the loss rises above the interpolated losses of the models: the largest rise
-        on the line between two models, or that at the mean of several, at least 0. None without
-        labels.
+      barrier: The largest rise of the loss above the interpolated losses of the models: on the line
+        between two models, or at the mean of several; at least 0. None without labels.
       cosine: The cosine between the two logits; 1 if they are linear.
       coefficient: |f(mean theta)| times the cosine, divided by |mean f(theta)|; 1 if they are
         linear.
-      gap: The root mean square of the difference of the two logits, relative to that of the second.
+      gap: The root mean square of the difference of the two logits, divided by the second's.
     """
 
     losses: Float[np.ndarray, "model"] | None
@@ -92,9 +91,9 @@ def read_examples(path: str | PathLike[str]) -> Examples:
     """Reads examples from an .npz file; no pickles.
 
     Args:
-      path: The file, of at most 256 MiB. It holds the arrays "tokens" or "inputs", and "labels" if
-        there are any. For CLIP it holds "inputs", which are images, and "tokens", a row for what
-        each class is called.
+      path: The file, of at most 256 MiB. It holds the arrays "tokens" or "inputs", and optionally
+        "labels". For CLIP it holds "inputs", which are images, and "tokens", a row for each class's
+        name.
 
     Returns:
       The examples.
@@ -105,8 +104,8 @@ def read_examples(path: str | PathLike[str]) -> Examples:
     """
     arrays = read_arrays(path)
     names = [n for n in ("inputs", "tokens") if n in arrays]
-    # Images have four axes. Beside them, "tokens" say what their classes are called, for CLIP;
-    # otherwise there is one of the two arrays.
+    # Images have four axes. With images, "tokens" are the names of their classes, for CLIP;
+    # otherwise there is only one of the two arrays.
     with_texts = len(names) == 2 and arrays["inputs"].ndim == 4
     if len(names) - with_texts != 1 or arrays.keys() - {"tokens", "inputs", "labels"}:
         raise CheckpointError(
@@ -135,7 +134,7 @@ def read_examples(path: str | PathLike[str]) -> Examples:
         )
     if texts is not None and not (np.issubdtype(texts.dtype, np.integer) and texts.ndim == 2):
         raise CheckpointError(
-            f"{path}: 'tokens': expected integers [class, time] beside images, got {texts.dtype}"
+            f"{path}: 'tokens': expected integers [class, time] with images, got {texts.dtype}"
             f"{list(texts.shape)}"
         )
     return Examples(inputs, labels, texts)
@@ -151,7 +150,7 @@ def read_arrays(path: str | PathLike[str]) -> dict[str, np.ndarray]:
       The arrays by name.
 
     Raises:
-      CheckpointError: If the file cannot be read, is too large, or no .npz.
+      CheckpointError: If the file cannot be read, is too large, or is not an .npz.
     """
     path = Path(path)
     with reading(path), open_checkpoint(path) as opened:
@@ -185,14 +184,14 @@ def try_average(
     batch_size: int = 8,
     run: RunOptions = DEFAULTS,
 ) -> Trial:
-    """Measures the losses of some models and of their average, and how linear outputs are between.
+    """Measures the losses of some models and of their average, and the linearity of their outputs.
 
-    All models are in memory, in float32, and a further one that is being run.
+    All models are in memory, in float32, and one more that is being run.
 
     Args:
       paths: The checkpoints of the models.
-      examples: What they are run on.
-      config: The configuration of the models; by default the config.json beside the first.
+      examples: The examples that they are run on.
+      config: The configuration of the models; by default the first one's config.json.
       batch_size: How many examples are run at a time.
       run: Whether PyTorch's pickles are read, and models downloaded.
 
@@ -200,8 +199,8 @@ def try_average(
       The losses, and the linearity of the outputs.
 
     Raises:
-      CheckpointError: If there is no configuration, no forward pass of its architecture is known,
-        or the models cannot be run on these examples.
+      CheckpointError: If the configuration is missing, no forward pass of its architecture is
+        known, or the models cannot be run on these examples.
       ValueError: If the architecture is unknown.
 
     References:
@@ -224,7 +223,7 @@ def try_average(
             return trial
         averaged = probe.averaging(outputs, models, data, ready.loss, batch_size=batch_size)
         loss = lambda params, batch: ready.loss(outputs(params, batch), batch).mean()  # noqa: E731
-        # Two models have a line between them; of several, only the mean is looked at.
+        # Two models have a line between them; for several, only the mean is measured.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
             # Without the ends: `simplex_barrier` measures the models themselves, too.
@@ -249,20 +248,20 @@ def running(
 ) -> Running:
     """Loads models, and makes the network that runs them on examples.
 
-    T5 is run on the tokens, and decodes the labels, each after those before it.
+    T5 is run on the tokens, and decodes the labels, each from the previous ones.
 
     Args:
       paths: The checkpoints of the models.
-      examples: What they are to be run on.
-      config: The configuration of the models; by default the config.json beside the first.
+      examples: The examples.
+      config: The configuration of the models; by default the first one's config.json.
       run: Whether PyTorch's pickles are read, and models downloaded.
 
     Returns:
       The models and the network.
 
     Raises:
-      CheckpointError: If there is no configuration, no forward pass of its architecture is known,
-        or the first model cannot be run on these examples.
+      CheckpointError: If the configuration is missing, no forward pass of its architecture is
+        known, or the first model cannot be run on these examples.
       ValueError: If the architecture is unknown.
     """
     models, settings = _load(paths, config, run)
@@ -275,8 +274,7 @@ def running(
     logits, labels = family.logits, examples.labels
     _check_tokens(examples, settings)
     if labels is None and family.causal and examples.inputs.ndim == 2:
-        # A causal model predicts the token that follows; the last one has none, and -100 does not
-        # count.
+        # A causal model predicts the next token; the last one has none, and -100 is ignored.
         labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
     data = {"inputs": jnp.asarray(examples.inputs)}
     data |= {} if labels is None else {"labels": jnp.asarray(labels)}
@@ -289,8 +287,8 @@ def running(
 
         def see(name: str, x: Array) -> Array:
             if name.startswith("text_model."):
-                # The text tower runs on the names of the classes, so its features are not of the
-                # examples.
+                # The text tower runs on the names of the classes, so its features do not belong to
+                # the examples.
                 return x
             seen[name] = x = override[name] if override and name in override else x
             return x
@@ -298,7 +296,7 @@ def running(
         return logits(params, settings, inputs(batch), see), seen
 
     try:
-        # Shapes alone tell whether the examples fit, before anything is compiled or run.
+        # Shapes show whether the examples fit, before anything is compiled or run.
         shape = jax.eval_shape(network, models[0], data)[0].shape
         if labels is not None and labels.shape != shape[:-1]:
             raise ValueError(f"labels {list(labels.shape)} do not fit outputs {list(shape)}")
@@ -315,30 +313,29 @@ def _inputs(
     config: Mapping[str, Any],
     examples: Examples,
 ) -> Callable[[Any], Any]:
-    """What the forward pass of an architecture takes, from a batch."""
+    """The inputs of an architecture's forward pass, from a batch."""
     if family.name == "clip":
         texts = examples.texts
         if texts is None:
             raise CheckpointError(
-                f"{path}: CLIP is run on 'inputs', images [n, channel, y, x], and 'tokens', "
-                "[class, time], of what each class is called; one is missing"
+                f"{path}: CLIP needs 'inputs', images [n, channel, y, x], and 'tokens', the "
+                "names of the classes [class, time]; one of them is missing"
             )
         return lambda batch: (jnp.asarray(texts), batch["inputs"])
     if examples.texts is not None:
         raise CheckpointError(
-            f"{path}: 'tokens' beside 'inputs' are for CLIP; this is {family.name!r}"
+            f"{path}: 'tokens' together with 'inputs' are for CLIP; this is {family.name!r}"
         )
     if family.name != "t5":
         return lambda batch: batch["inputs"]
     if examples.labels is None or examples.labels.ndim != 2:
-        raise CheckpointError(f"{path}: T5 is run on 'tokens' and 'labels', both [n, time]")
+        raise CheckpointError(f"{path}: T5 needs 'tokens' and 'labels', both [n, time]")
     pad = config.get("pad_token_id") or 0
     first = config.get("decoder_start_token_id")
     first = pad if first is None else first
 
     def shifted(batch: Params) -> tuple[Array, Array]:
-        # The decoder sees the label before the one it predicts, and the start token before the
-        # first.
+        # The decoder sees the label before the predicted one, and the start token before the first.
         before = jnp.pad(batch["labels"][:, :-1], ((0, 0), (1, 0)), constant_values=first)
         return batch["inputs"], jnp.where(before < 0, pad, before)
 
@@ -346,7 +343,7 @@ def _inputs(
 
 
 def unfit(path: str | PathLike[str], error: Exception) -> CheckpointError:
-    """Says that examples do not fit a model."""
+    """Makes the error for examples that do not fit a model."""
     said = " ".join(str(error).split())
     return CheckpointError(f"these examples cannot be run through {path}: {said}")
 
@@ -365,15 +362,15 @@ def _load(
             models.append(in_float32(opened))
     if not config:
         raise CheckpointError(
-            f"{paths[0]}: without a config.json it cannot be run; give {argument('config', '...')}"
+            f"{paths[0]} cannot be run without a config.json; give {argument('config', '...')}"
         )
     return models, config
 
 
 def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
-    """CheckpointError for tokens that the vocabulary does not have.
+    """Raises CheckpointError for tokens beyond the vocabulary.
 
-    JAX clips indices that are out of range: there would be a loss all the same.
+    JAX clips indices that are out of range, so there would still be a loss.
     """
     of_text = config if examples.texts is None else config.get("text_config") or {}
     rows, tokens = of_text.get("vocab_size"), examples.inputs
@@ -389,8 +386,8 @@ def _cross_entropy(logits: Array, labels: ArrayLike) -> Float[Array, "example"]:
     y = jnp.asarray(labels)
     counts = y >= 0
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    # A label that does not count may be -100, which would index from the end; its entry is
-    # multiplied by 0 below.
+    # An ignored label may be -100, which would index from the end; its entry is multiplied by 0
+    # below.
     log_probs = jnp.take_along_axis(logs, jnp.where(counts, y, 0)[..., None], -1)[..., 0]
     axes = tuple(range(1, y.ndim))
     return -jnp.sum(log_probs * counts, axes) / jnp.maximum(counts.sum(axes), 1)

@@ -1,8 +1,8 @@
-"""Mixtures of experts made of dense checkpoints: planned from shapes, certified, written.
+"""Mixtures of experts made from dense checkpoints: planned from shapes, certified, written.
 
-What stays as it is becomes a copy, and so is read once for each expert that has it. What is drawn
-is computed when it is read. Routers that are made of prompts are computed before anything is
-written, from one tensor of the base at a time.
+Unchanged tensors are copied, and read once for each expert that has them. Random tensors are
+computed as they are read. Routers made from prompts are computed before anything is written, from
+one tensor of the base at a time.
 """
 
 import contextlib
@@ -64,16 +64,16 @@ Path_ = str | PathLike[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Upcycling(Ready):
-    """A mixture of which everything but the values of its experts is known.
+    """A mixture before its execution: everything is known except the experts' values.
 
     Its inputs are open until the context of `planned` is left.
 
     Attributes:
-      mixture: What was asked for.
-      plan: Which tensor becomes which.
+      mixture: The description of the mixture.
+      plan: The source of each tensor.
       view: The mixture as a checkpoint, computed as it is read.
       inputs: The open checkpoints, the base first.
-      about: What upcycling.json will say.
+      about: The content of upcycling.json.
     """
 
     mixture: Mixture
@@ -85,13 +85,13 @@ class Upcycling(Ready):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Upcycled(Result):
-    """What `upcycle_checkpoint` did.
+    """The result of `upcycle_checkpoint`.
 
     Attributes:
       config: The configuration of the mixture.
-      agreement: How far its outputs agree with those of the dense network; empty if they were not
+      agreement: How much its outputs differ from the dense network's; empty if they were not
         compared.
-      verdict: Whether the function of the dense network is preserved, and how that is known.
+      verdict: Whether the function of the dense network is preserved, according to the run.
     """
 
     config: Config
@@ -103,11 +103,11 @@ class Upcycled(Result):
 def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]:
     """Opens the networks of a mixture and plans it, as a context manager.
 
-    Tensors are read only if the routers are made of prompts.
+    Tensors are read only if the routers are made from prompts.
 
     Args:
-      mixture: What is asked for.
-      run: How it will run.
+      mixture: The description of the mixture.
+      run: Options of the run.
 
     Yields:
       The mixture, ready to be written.
@@ -130,7 +130,7 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
         notes += unselected(base)
         config = config_of(base.extras)
         if not config:
-            raise CheckpointError(f"{base.path} has no config.json, which says what network it is")
+            raise CheckpointError(f"{base.path} lacks a config.json with its architecture")
         for ref, model in models.items():
             _check_alike(config, config_of(model.extras), base.path, str(ref))
         places = {ref: k for k, ref in enumerate(refs)}
@@ -157,12 +157,12 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
             near := routers.dependent(rows[:, : len(experts)])
         ):
             notes.append(
-                f"in {len(near)} of {len(rows)} layers the rows of the router nearly depend on one "
-                "another, so that some experts will hardly be used: choose prompts that differ more"
+                f"in {len(near)} of {len(rows)} layers the rows of the router are nearly linearly "
+                "dependent, and some experts will hardly be used: choose prompts that differ more"
             )
         first = experts[0]
         if experts.count(first) == len(experts) and not (first.noise or first.drop):
-            notes.append("all experts are made alike: they stay so unless training sets them apart")
+            notes.append("all experts are equal, and stay equal unless training distinguishes them")
         mark = _mark(mixture, made)
         view = _view([*models.values()], made, mixture, mark, run)
         works = view.works()
@@ -190,28 +190,28 @@ def upcycle_checkpoint(
     run: RunOptions = DEFAULTS,
     before: Callable[[Upcycling], None] | None = None,
 ) -> Upcycled:
-    """Makes a mixture of experts of dense checkpoints, tensor by tensor.
+    """Makes a mixture of experts from dense checkpoints, tensor by tensor.
 
-    The output has a config.json, the files beside the tensors of the base, a model card, and an
-    upcycling.json that says what was done and whether a run of both networks shows that they
-    compute the same.
+    The output has a config.json, the base's plain files, a model card, and an upcycling.json. This
+    file records the operations, and whether a run of both networks shows that they compute the
+    same.
 
     Args:
-      mixture: What is made of what: the text of a file as mergekit-moe reads it, or what
-        `sail_jax.checkpoint.recipe.mixtures` makes.
-      out: Where the mixture goes.
+      mixture: The description of the mixture: the text of a file in mergekit-moe's format, or a
+        mixture from `sail_jax.checkpoint.recipe.mixtures`.
+      out: The path of the mixture.
       certify: Whether the base and the mixture are run on probe inputs, and how; see
-        `grow_checkpoint`. By default they are if all experts are the base's own and both fit in
-        1 GiB: other experts compute something else.
-      run: How it runs, and into which files it writes.
-      before: Called once everything but the values is known, before experts are read.
+        `grow_checkpoint`. By default they are run if all experts are the base's own and both fit in
+        1 GiB. With other experts the outputs differ.
+      run: Options of the run, and of the output's files.
+      before: Called when everything except the values is known, before experts are read.
 
     Returns:
-      What was done.
+      The result.
 
     Raises:
-      ValueError: If a network is missing or does not fit, CheckpointError and MergeError; or if a
-        run was asked for that could not agree.
+      ValueError: If a network is missing or does not fit, CheckpointError and MergeError; or if the
+        caller requests a run that cannot agree.
 
     >>> import tempfile
     >>> import numpy as np
@@ -259,15 +259,15 @@ def upcycle_checkpoint(
 
 
 def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
-    """CheckpointError if the experts of a network are not computed as those of the base."""
+    """CheckpointError if a network's experts are computed differently from the base's."""
     for entry, default in (("model_type", None), ("hidden_act", "silu")):
         a, b = base.get(entry, default), own.get(entry, default)
         if own and a != b:
-            raise CheckpointError(f"{name} has {entry} {b!r}, and the base {path} has {a!r}")
+            raise CheckpointError(f"{entry} is {b!r} in {name}, but {a!r} in the base {path}")
 
 
 def _records(experts: Sequence[mixtures.Expert]) -> list[dict[str, Any]]:
-    """What upcycling.json says of experts; their place in the file is left out."""
+    """The records of experts in upcycling.json, without their place in the file."""
     bare = (expert.model_copy(update={"where": ()}) for expert in experts)
     return [
         {name: str(x) if name == "source_model" else x for name, x in expert if x != ()}
@@ -276,7 +276,7 @@ def _records(experts: Sequence[mixtures.Expert]) -> list[dict[str, Any]]:
 
 
 def _with_shared(mixture: Mixture, config: Config) -> Mixture:
-    """Adds the shared expert of copies: one of zero output, which adds nothing before training."""
+    """Adds the shared expert of copies. Its output is zero, so it has no effect before training."""
     kind = upcycling.target_of(str(config.get("model_type")), mixture.architecture)
     if mixture.text or mixture.shared_experts or not upcycling.TARGETS[kind].shared:
         return mixture
@@ -290,7 +290,7 @@ def _rows(mixture: Mixture, base: Checkpoint, config: Config, max_memory: int | 
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     for name, value in (("num_hidden_layers", layers), ("hidden_size", width)):
         if type(value) is not int or not 1 <= value < 1 << 24:
-            raise CheckpointError(f"{base.path}: config.json states {name} as {value!r}")
+            raise CheckpointError(f"{base.path}: config.json has {name} {value!r}")
     assert isinstance(layers, int)
     assert isinstance(width, int)
     kind = upcycling.target_of(str(config.get("model_type")), mixture.architecture)
@@ -333,25 +333,25 @@ def _room(
     base: Checkpoint, config: Config, prompts: Sequence[routers.Prompts], table: str,
     max_memory: int | None,
 ) -> dict[str, int]:  # fmt: skip
-    """What `hidden` is told of the memory: CheckpointError if the longest prompt needs more."""
+    """Memory arguments of `hidden`: CheckpointError if the longest prompt needs more."""
     if max_memory is None:
         return {}
     largest = max(math.prod(x.shape) for name, x in base.tensors.items() if name != table)
-    # A weight as it is read, in float32, and laid out for the product.
+    # A weight as it is read, in float32, and in the layout of the product.
     taken = CONSTANT + 12 * largest
     longest = max(len(tokens) for each in prompts for group in each for tokens in group)
     need = routers.activations(config, longest)
     if taken + need > max_memory:
         raise CheckpointError(
             f"{argument('max_memory')}: running a prompt of {longest} tokens takes about "
-            f"{(taken + need) / 1e9:.2f} GB, {need / 1e9:.2f} GB of it for the prompt; got "
+            f"{(taken + need) / 1e9:.2f} GB ({need / 1e9:.2f} GB of it for the prompt), got "
             f"{max_memory / 1e9:.2f} GB"
         )
     return {"most": min(max_memory - taken, routers.TOGETHER)}
 
 
 class _Read(Mapping[str, np.ndarray]):
-    """Tensors by name, read when they are asked for and not kept."""
+    """Tensors by name, read on demand and not kept."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -370,26 +370,26 @@ Encode = Callable[[str], list[int]]
 
 
 def _encoder(base: Checkpoint) -> Encode:
-    """What makes tokens of text, by the tokenizer of the base; it is read when it is needed."""
+    """The function that tokenises text with the base's tokenizer, which is read on first use."""
 
     def encode(text: str) -> list[int]:
         remedy = "give prompts as lists of tokens"
         if "tokenizer.json" not in base.extras:
-            raise CheckpointError(f"{base.path} has no tokenizer.json: {remedy}")
+            raise CheckpointError(f"{base.path} lacks a tokenizer.json: {remedy}")
         try:
             tokenizers = importlib.import_module("tokenizers")
         except ImportError as error:
             raise CheckpointError(
-                f"the package tokenizers reads text (pip install tokenizers): or {remedy}"
+                f"text prompts need the package tokenizers (pip install tokenizers); or {remedy}"
             ) from error
         try:
             tokenizer = tokenizers.Tokenizer.from_str(
                 content(base.extras["tokenizer.json"]).decode()
             )
-        # It raises Exception itself.
+        # The package raises plain Exception.
         except Exception as error:
             raise CheckpointError(f"{base.path}: tokenizer.json cannot be read: {error}") from error
-        # mergekit-moe writes the token that begins a text in front of each prompt.
+        # mergekit-moe adds the token that begins a text before each prompt.
         first = config_of(base.extras, "tokenizer_config.json").get("bos_token") or ""
         first = first.get("content", "") if isinstance(first, dict) else first
         return tokenizer.encode(f"{first}{text}", add_special_tokens=False).ids
@@ -398,18 +398,18 @@ def _encoder(base: Checkpoint) -> Encode:
 
 
 def _tokens(prompt: str | tuple[int, ...], encode: Encode, vocabulary: int) -> list[int]:
-    """The tokens of a prompt, all of which have an embedding."""
+    """The tokens of a prompt; each must have an embedding."""
     tokens = encode(prompt) if isinstance(prompt, str) else list(prompt)
     if far := [token for token in tokens if token >= vocabulary]:
         raise CheckpointError(
-            f"the prompt {prompt!r:.80} has the token {far[0]}, and there are {vocabulary} "
+            f"the prompt {prompt!r:.80} has the token {far[0]}, but there are only {vocabulary} "
             "embeddings"
         )
     return tokens
 
 
 def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
-    """What tells this mixture from others: a resumed run must find the same mark."""
+    """Identifies this mixture: a resumed run must get the same mark."""
     about = [mixture.seed, mixture.dtype, made.config]
     mark = hashlib.sha256(json.dumps(about, default=repr).encode())
     for name, part in made.parts.items():
@@ -428,7 +428,7 @@ def _parts(part: upcycling.Part | upcycling.Joined) -> tuple[upcycling.Part, ...
 def _view(
     models: list[Checkpoint], made: upcycling.Plan, mixture: Mixture, mark: str, run: RunOptions
 ) -> View:
-    """The mixture as a checkpoint, in the dtype that it is written in."""
+    """The mixture as a checkpoint, in the dtype of the output."""
     programs, tensors = Programs(), {}
 
     def tensor(name: str, part: upcycling.Part) -> Tensor:
@@ -450,7 +450,7 @@ def _view(
     dtype = None if mixture.dtype is None else DTYPES[mixture.dtype]
     config = dict(made.config)
     view = View(models, tensors, config, dtype)
-    # The dtype, and what else the tensors show.
+    # The dtype, and other entries that the tensors show.
     config, _ = following(config, {work.name: work for work in view.works()})
     view.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
     return view
@@ -459,7 +459,7 @@ def _view(
 def _measured(
     ready: Upcycling, certify: Certify, max_memory: int | None
 ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
-    """Runs the base and the mixture, if that is asked for or cheap and both should agree."""
+    """Runs the base and the mixture, if requested, or if it is cheap and both should agree."""
     base, plan = ready.inputs[0], ready.plan
     if not plan.alike:
         if certify:
@@ -472,7 +472,7 @@ def _measured(
     def renew(arrays: Arrays) -> tuple[Arrays, Config]:
         return {name: part.of([arrays]) for name, part in plan.parts.items()}, plan.config
 
-    # Experts are the base's own arrays, which are held once, unless they lie in one tensor.
+    # Experts are the base's own arrays and held once, unless they are stacked in one tensor.
     joined = [x for x in plan.parts.values() if isinstance(x, upcycling.Joined)]
     entries = 2 * sum(int(np.prod(x.shape)) for x in base.tensors.values())
     entries += sum(int(np.prod(x.like.shape)) for x in joined)
@@ -486,7 +486,7 @@ def _measured(
 def _extras(
     ready: Upcycling, about: Mapping[str, Any], name: str, run: RunOptions
 ) -> dict[str, bytes | Path]:
-    """The files beside the tensors of the output."""
+    """The plain files of the output."""
     extras = {n: data for n, data in ready.view.extras.items() if carried(n)}
     extras["upcycling.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
     if run.write_model_card:

@@ -1,1 +1,1 @@
-"""Checkpoints written whole or not at all, by runs that can be resumed."""
+"""Checkpoints written completely or not at all, by runs that can be resumed."""

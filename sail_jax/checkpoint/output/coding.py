@@ -1,9 +1,9 @@
 """Weights written in codes of FP8: a sink between the executor and the writer.
 
-A scale is the largest entry of its block divided by 448. So a block has to be there as a whole
-before its first code is known. Entries come in runs, in any order. Those of blocks that are whole
-become codes at once. What is left waits in strips: all columns of as many rows as share a scale. A
-strip that is too large for memory waits in a file without a name.
+A scale is the largest entry of its block divided by 448. So a block must be complete before its
+first code is known. Entries come in runs, in any order. Complete blocks become codes at once. The
+other entries wait in strips: all columns of the rows that share a scale. A strip too large for
+memory waits in an unnamed file.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from sail_jax.merging.work import Work
 
 _F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST = np.float32(448)
-# How many entries become codes at once; a cache of a core holds what is computed of them.
+# How many entries become codes at once. Their intermediate results fit in a core's cache.
 _BLOCK = 1 << 17
 # The most bytes of a strip that waits in memory.
 _STRIP = 8 << 20
 
 HELD = _STRIP + 64 * _BLOCK
-"""Bytes that are held for each worker."""
+"""Bytes held for each worker."""
 
 
 def codes_of(values: np.ndarray) -> np.ndarray:
-    """Rounds numbers to float8_e4m3fn, to nearest and ties to even; beyond 448 they are 448.
+    """Rounds numbers to float8_e4m3fn, to nearest with ties to even, clipped at 448.
 
-    ml_dtypes does so one number after another, and has no code for what is beyond.
+    ml_dtypes rounds one number at a time, and turns numbers beyond 448 into NaN.
 
     Args:
       values: Finite numbers in float32.
@@ -49,7 +49,7 @@ def codes_of(values: np.ndarray) -> np.ndarray:
       The codes as bytes, of the same shape.
     """
     bits = np.minimum(np.abs(values), _LARGEST).view(np.uint32)
-    # Three bits of the significand stay: what is added carries into them where it rounds up.
+    # Three bits of the significand stay. The added term carries into them if it rounds up.
     whole = bits >> np.uint32(20)
     whole &= np.uint32(1)
     whole += bits
@@ -65,13 +65,13 @@ def codes_of(values: np.ndarray) -> np.ndarray:
 
 
 class _Waiting:
-    """A strip that lacks entries."""
+    """An incomplete strip."""
 
     def __init__(self, size: int, dtype: np.dtype, folder: Path) -> None:
         self.missing, self._dtype = size, dtype
         small = size * dtype.itemsize <= _STRIP
         self._array = np.empty(size, dtype) if small else None
-        # The name that it has for a moment is one that a later run clears away.
+        # If the file briefly has a name, a later run removes files of this name.
         self._file = None if small else tempfile.TemporaryFile(dir=folder, prefix="data.")  # noqa: SIM115 - `close` does
 
     def put(self, entries: np.ndarray, at: int) -> None:
@@ -101,7 +101,7 @@ class _Waiting:
 
 
 class _Weight:
-    """A weight: it takes entries, and hands on codes."""
+    """A weight: takes entries and passes on codes."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Weight:
         grid = layout.grid(work.shape)
         self._rows, self._columns = work.shape[-2:]
         if math.prod(grid) == 1:
-            # Matrices that share one scale are one matrix.
+            # Matrices that share one scale count as one matrix.
             self._rows = math.prod(work.shape[:-1])
         # How many rows and columns share a scale.
         self._high = min(layout.rows or self._rows, self._rows)
@@ -126,12 +126,12 @@ class _Weight:
         self._square = self._missed = self._largest = 0.0
 
     def error(self) -> CodingError:
-        """How far the codes lie from the entries."""
+        """How much the codes differ from the entries."""
         relative = math.sqrt(self._missed / self._square) if self._square else 0.0
         return CodingError(relative, self._largest)
 
     def take(self, entries: np.ndarray, start: int) -> None:
-        """Takes entries; strips that are whole go on as codes."""
+        """Takes entries and turns complete strips into codes."""
         matrix, strip = self._rows * self._columns, self._high * self._columns
         with self._lock, explained("write", self._folder):
             while entries.size:
@@ -150,7 +150,7 @@ class _Weight:
                 entries, start = entries[count:], start + count
 
     def _keep(self, number: int, size: int, entries: np.ndarray, offset: int, start: int) -> None:
-        """Keeps entries of a strip, which goes on when it is whole."""
+        """Keeps entries of a strip, which becomes codes when it is complete."""
         waiting = self._waiting.get(number)
         if waiting is None:
             waiting = self._waiting[number] = _Waiting(size, self._dtype, self._folder)
@@ -174,7 +174,7 @@ class _Weight:
         at_once = max(1, _BLOCK // size)
         for first in range(0, count, at_once):
             strips = min(at_once, count - first)
-            # Several strips at once, or several parts of one, which share its scales.
+            # Several strips at once, or several parts of one strip, which share its scales.
             length = strips * size
             step = length if size <= _BLOCK else max(1, _BLOCK // self._columns) * self._columns
             parts = [(at, min(step, length - at)) for at in range(0, length, step)]
@@ -198,10 +198,10 @@ class _Weight:
             return get(at, count).astype(np.float32).reshape(strips, -1, self._columns)
 
     def _scaled(self, peaks: np.ndarray) -> np.ndarray:
-        """The scales of blocks by their largest entries; 1 of a block of zeros."""
+        """The scales of blocks from their largest entries; 1 for a block of zeros."""
         if not np.isfinite(peaks).all():
             raise CheckpointError(
-                f"{self._name}: NaN or infinity, for which FP8 (requantize) has no code"
+                f"{self._name} has NaN or infinity, which FP8 (requantize) cannot store"
             )
         scales, dtype = peaks / _LARGEST, self.scales.dtype
         if self._powers:
@@ -211,13 +211,13 @@ class _Weight:
             scales = scales.astype(dtype)
         if not np.isfinite(scales.astype(np.float32)).all():
             raise CheckpointError(
-                f"{self._name}: up to {peaks.max():.4g}, which scales of {dtype} cannot state"
+                f"{self._name}: its largest entry, {peaks.max():.4g}, needs a scale beyond {dtype}"
             )
         scales = np.where(scales == 0, ml_dtypes.finfo(dtype).smallest_subnormal, scales)
         return np.where(peaks == 0, np.ones((), dtype), scales).astype(dtype)
 
     def _coded(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The codes of entries; adds up how far these lie from them."""
+        """The codes of entries. Adds up their differences from the entries."""
         with np.errstate(over="ignore"):
             codes = codes_of(values / scales)
         wide = values.astype(np.float64).reshape(-1)
@@ -231,11 +231,11 @@ class _Weight:
 def wanted(
     works: Sequence[Work], codes: Requantisation | None
 ) -> dict[str, tuple[np.dtype, Shape]]:
-    """Lists the tensors that an output has, with scales after the codes that they belong to.
+    """Lists the tensors of an output. The scales of a weight follow its codes.
 
     Args:
-      works: What is done to each tensor.
-      codes: What is written in codes; None for nothing.
+      works: The work for each tensor.
+      codes: The weights to write in codes; None for none.
 
     Returns:
       The dtype and shape of each tensor, by name.
@@ -250,26 +250,26 @@ def wanted(
 
 
 class Coding:
-    """A sink that writes some weights in codes, and finds how far these lie from the weights.
+    """A sink that writes some weights in codes, and measures the errors of the codes.
 
     Attributes:
-      finished: The names of the tensors that the writer has, codes with scales and errors.
+      finished: The names of finished tensors; those in codes also have scales and errors.
     """
 
     def __init__(self, writer: Writer, codes: Requantisation, works: Sequence[Work]) -> None:
-        """Finds out what an earlier run finished.
+        """Reads which tensors an earlier run finished.
 
         Args:
           writer: The writer of the tensors that `wanted` lists.
-          codes: What is written in codes; its `errors` are filled.
-          works: What is done to each tensor.
+          codes: The weights to write in codes. Its `errors` are filled.
+          works: The work for each tensor.
         """
         self._writer, self._codes = writer, codes
         self._works = {work.name: work for work in works}
         self._weights: dict[str, _Weight] = {}
         self._lock = threading.Lock()
         noted = self._noted()
-        # A run that was killed after the output got its name has nothing left to find.
+        # A run that was killed after the output was renamed has nothing left to do here.
         whole = writer.unchanged and writer.finished == frozenset(wanted(works, codes))
         self.finished = frozenset(
             name
@@ -279,7 +279,7 @@ class Coding:
         codes.errors.update({n: x for n, x in noted.items() if n in self.finished})
 
     def _noted(self) -> dict[str, CodingError]:
-        """The errors that an earlier run found, of weights that it finished."""
+        """The errors that an earlier run recorded for its finished weights."""
         found = {}
         for line in self._writer.lines(ERRORS):
             # The last line of a run that was killed may be torn.
@@ -291,12 +291,12 @@ class Coding:
         return found
 
     def _weight(self, name: str) -> _Weight:
-        """The weight of a name."""
+        """The weight with this name."""
         with self._lock:
             if name not in self._weights:
 
                 def put(array: np.ndarray, start: int) -> None:
-                    # A run may have been killed before the error was noted.
+                    # A run may have been killed before it recorded the error.
                     if name not in self._writer.finished:
                         self._writer.write(name, array, start)
 
@@ -315,7 +315,7 @@ class Coding:
           start: The index of the first of them in the flat tensor.
 
         Raises:
-          CheckpointError: As `Writer.write` does, and for entries that have no code.
+          CheckpointError: As `Writer.write` does, and for entries without a code.
         """
         if name in self._codes.layouts:
             self._weight(name).take(array.reshape(-1), start)
@@ -323,7 +323,7 @@ class Coding:
             self._writer.write(name, array, start)
 
     def done(self, name: str) -> None:
-        """Writes the scales of a tensor in codes, and notes that it is finished.
+        """Writes the scales of a tensor in codes, and records that it is finished.
 
         Args:
           name: The tensor.

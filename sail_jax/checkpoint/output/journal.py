@@ -1,7 +1,7 @@
 """The journal of an unfinished output: which of its tensors are complete.
 
-A line is added when the bytes of a tensor have been written. Each line has a checksum of its own,
-and digests of the tensor's bytes: a later run trusts a line only if the bytes still have them.
+A line is added when the bytes of a tensor have been written. Each line has its own checksum, and
+digests of the tensor's bytes. A later run trusts a line only if the bytes still match the digests.
 """
 
 import json
@@ -37,8 +37,8 @@ def digest(data: np.ndarray) -> int:
     """Computes a 64-bit checksum of bytes, about as fast as memory can be read.
 
     The sums of pages of 4 KiB (as 512 integers), weighted by odd numbers modulo 2^64, are combined
-    with the CRC-32 of what follows the last whole page. Lost, swapped and accidentally changed
-    pages show; it is no protection against intent.
+    with the CRC-32 of the bytes after the last whole page. Lost, swapped and accidentally changed
+    pages are detected; deliberate changes may not be.
 
     Args:
       data: The bytes, uint8 of shape `(n,)`.
@@ -51,7 +51,7 @@ def digest(data: np.ndarray) -> int:
     # Odd numbers have an inverse modulo 2^64: no change of a single page's sum is lost. They
     # differ, so swapped pages show.
     weights = np.arange(1, 2 * count, 2, dtype=np.uint64)
-    # The size is the start value of the CRC, so that zeros of another length have another digest.
+    # The size is the initial value of the CRC: zeros of another length have another digest.
     rest = zlib.crc32(data[count * 8 * _PAGE :].data, data.size & 0xFFFFFFFF)
     return (int((pages * weights).sum()) * 0x9E3779B97F4A7C15 + rest) % 2**64
 
@@ -76,7 +76,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 class Journal:
     """An append-only file of records, each on a line with its checksum.
 
-    The first line is the header: it says which output the work belongs to.
+    The first line is the header, which identifies the output.
 
     Attributes:
       path: Where the file lies.
@@ -85,15 +85,15 @@ class Journal:
     def __init__(
         self, path: Path, head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]] = ()
     ):
-        """Starts a new journal, in the place of an earlier one if there is any.
+        """Starts a new journal, replacing an earlier one.
 
         Args:
           path: Where the file lies.
           head: The header.
-          lines: Records of the earlier journal that are still trusted.
+          lines: Records of the earlier journal that are still valid.
 
         Raises:
-          CheckpointError: If the disk refuses.
+          CheckpointError: If the file cannot be written.
         """
         disk.write_atomic(path, b"".join(map(_line, (head, *lines))))
         self.path = path
@@ -102,14 +102,14 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> tuple[dict[str, Any], dict[str, list[Piece]], int | None]:
-        """Reads a journal; lines that are torn or damaged count as never written.
+        """Reads a journal and ignores torn or damaged lines.
 
         Args:
           path: Where the file lies.
 
         Returns:
           The header; the pieces of each finished tensor, by name; and the inode number of the
-          output that was about to be committed, None if there was none.
+          output that was about to be renamed, None if there was none.
 
         Raises:
           CheckpointError: If the header is damaged.
@@ -133,13 +133,13 @@ class Journal:
         self._add({"name": name, "pieces": list(pieces)})
 
     def commit(self, inode: int) -> None:
-        """Notes that the output is about to be renamed, and flushes the journal to the disk.
+        """Records that the output is about to be renamed, and flushes the journal to the disk.
 
         Args:
-          inode: The inode number of the output, by which a later run recognises it.
+          inode: The inode number of the output, which identifies it in a later run.
 
         Raises:
-          CheckpointError: If the disk refuses.
+          CheckpointError: If the file cannot be written.
         """
         self._add({"commit": inode})
         with explained("write", self.path):
@@ -148,14 +148,14 @@ class Journal:
     def _add(self, record: Mapping[str, Any]) -> None:
         line = _line(record)
         with explained("write", self.path):
-            # A line that is cut short, by a full disk say, must not swallow the next.
+            # A line cut short, for example by a full disk, must not swallow the next line.
             if os.write(self._fd, line) != len(line):
                 os.write(self._fd, b"\n")
                 raise CheckpointError(f"cannot write {self.path}: the disk is full")
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        # The descriptor is forgotten first, as an interrupt may come before the next line.
+        # The attribute is cleared first, as an interrupt may come before the next line.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -171,7 +171,7 @@ def _is_piece(piece: object) -> bool:
 
 
 def gap(pieces: list[Piece], numel: int) -> str:
-    """Finds where pieces fail to cover the entries of a tensor exactly once.
+    """Finds the first gap or overlap between pieces of a tensor's entries.
 
     Args:
       pieces: The pieces, in order of their first entries.

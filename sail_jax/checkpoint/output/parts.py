@@ -1,17 +1,18 @@
-"""An output made in parts, each by a process of its own, perhaps on a host of its own.
+"""An output made in parts. Each part is a process, perhaps on its own host.
 
-A part owns whole files of the output: no two processes write to one file, for which file systems
-of several hosts promise little. Parts are runs of files in their order, of about as many bytes. All
-of them work in the folder of unfinished work, which all hosts have to see:
+A part owns whole files of the output. Two processes never write to one file, because shared file
+systems guarantee little for that. Parts are consecutive runs of files with about equal bytes. All
+parts work in the folder of unfinished work, which all hosts must see:
 
 - `data/`: the files of all parts.
-- `parts/N/journal`: what part N is of, which tensors it has finished, and whether it is whole.
+- `parts/N/journal`: the header of part N, its finished tensors, and whether it is complete.
 - `parts/N/alive`: a file that part N touches while it runs.
-- `parts/N/statistics/`: what part N has found of its tensors for statistics of the whole tree.
-- `parts/N/errors`, `parts/N/measured`: as the writer has them; see there.
+- `parts/N/statistics/`: part N's share of statistics over the whole tree.
+- `parts/N/errors`, `parts/N/measured`: the files that `writer` describes.
 
-A merge over the tree, such as TIES, goes on in each part when all parts have brought their
-statistics. A part that waits for another says so, and gives up when that gives no sign of life.
+A merge with statistics over the tree, such as TIES, continues in each part once all parts have
+written theirs. A waiting part reports what it waits for. It gives up if the other part shows no
+sign of life.
 """
 
 import contextlib
@@ -34,11 +35,11 @@ from sail_jax.checkpoint.output.journal import Journal
 from sail_jax.checks import argument
 
 FOLDER = "parts"
-"""The folder of all parts, in that of unfinished work."""
+"""The folder of all parts, within the folder of unfinished work."""
 ALIVE, STATISTICS = "alive", "statistics"
-# Seconds between two signs of life, and between two looks at what others bring.
+# Seconds between two signs of life, and between two checks of the other parts.
 _SIGN, _LOOK = 5.0, 1.0
-# The bytes of a checksum in front of arrays.
+# The bytes of the checksum that precedes arrays.
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -46,8 +47,8 @@ class Part(NamedTuple):
     """One of the parts of an output.
 
     Attributes:
-      number: Which one, from 1.
-      count: How many there are.
+      number: Its number, from 1.
+      count: The number of parts.
     """
 
     number: int
@@ -58,36 +59,36 @@ class Part(NamedTuple):
 
 
 class WaitedError(CheckpointError):
-    """Raised where a part waited for others in vain."""
+    """Raised when a part has waited for others in vain."""
 
 
 def checked(part: Sequence[int]) -> Part:
     """Checks the number of a part.
 
     Args:
-      part: The number of the part, from 1, and how many parts there are.
+      part: The number of the part, from 1, and the number of parts.
 
     Returns:
       The part.
 
     Raises:
-      ValueError: Unless the number lies between 1 and how many there are.
+      ValueError: Unless the first number lies between 1 and the second.
     """
     whole = len(part) == 2 and all(isinstance(n, int) for n in part)
     if not whole or not 1 <= part[0] <= part[1]:
         raise ValueError(
-            f"{argument('part')}: expected a number from 1, and how many parts there are, such as "
-            f"1 and 4; got {tuple(part)}"
+            f"{argument('part')}: expected a number from 1 and the number of parts, such as 1 and "
+            f"4; got {tuple(part)}"
         )
     return Part(*part)
 
 
 def divided(sizes: Sequence[int], count: int) -> list[int]:
-    """Divides files into runs of about as many bytes: the largest run is as small as it can be.
+    """Divides files into runs of about equal bytes, with the largest run as small as possible.
 
     Args:
       sizes: The size of each file.
-      count: How many runs there are, at most as many as files.
+      count: The number of runs, at most the number of files.
 
     Returns:
       The number of the run, from 0, for each file. No run is empty.
@@ -97,10 +98,10 @@ def divided(sizes: Sequence[int], count: int) -> list[int]:
     """
 
     def filled(most: int) -> list[int]:
-        """Runs of at most so many bytes, each as long as it can be."""
+        """Runs of at most this many bytes, each as long as possible."""
         runs, run, room = [], 0, most
         for place, size in enumerate(sizes):
-            # Later runs get a file each at least.
+            # Each later run gets at least one file.
             enough = len(sizes) - place > count - 1 - run
             if place and (size > room or not enough):
                 run, room = run + 1, most
@@ -116,17 +117,17 @@ def divided(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) -> dict[str, int]:
-    """Shares out the files of an output.
+    """Assigns the files of an output to parts.
 
     Args:
-      layout: Where the tensors lie.
+      layout: The layout of the whole output.
       out: The output, for messages.
-      count: How many parts there are.
-      belongs: Tensors that are made along with another, such as the scales of a weight, by name:
-        both have to be in one part.
+      count: The number of parts.
+      belongs: Tensors that must be in the same part as another one, such as the scales of a
+        weight, by name.
 
     Returns:
-      The place of its part, from 0, for each tensor.
+      The index of its part, from 0, for each tensor.
 
     Raises:
       CheckpointError: If there are fewer files than parts.
@@ -135,8 +136,8 @@ def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) ->
     order = {
         file: place for place, file in enumerate(dict.fromkeys(itertools.chain(*files.values())))
     }
-    # What is made together begins in the first and ends in the last of its files: those between
-    # cannot be parted.
+    # Files that share a tensor, or tensors made together, form one group. A group runs from the
+    # first such file to the last one and cannot be divided.
     spans: dict[str, tuple[int, int]] = {}
     for name, own in files.items():
         places = [order[file] for file in own] or [0]
@@ -153,8 +154,9 @@ def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) ->
         one = layout.convert is not None or len(order) == 1
         shape = "is written as one" if one else f"has {len(groups)} files that can be parted"
         raise CheckpointError(
-            f"{argument('part')}: parts share out files, and {out} {shape}: write safetensors to a "
-            f"folder, in files of fewer bytes ({argument('shard_bytes', '...')}), or in fewer parts"
+            f"{argument('part')} divides the files of an output, but {out} {shape}: write "
+            f"safetensors to a folder, with smaller files ({argument('shard_bytes', '...')}) or "
+            "fewer parts"
         )
     runs = divided([sum(layout.sizes[file] for file in group) for group in groups], count)
     of_file = {file: run for group, run in zip(groups, runs, strict=True) for file in group}
@@ -162,11 +164,11 @@ def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) ->
 
 
 def narrowed(layout: Layout, names: Collection[str]) -> Layout:
-    """Takes the files of some tensors from a layout.
+    """Restricts a layout to the files of some tensors.
 
     Args:
       layout: The layout of a whole output.
-      names: The tensors of some of its files; none for the files without tensors.
+      names: The tensors of some of its files; empty for the files without tensors.
 
     Returns:
       The layout of these files.
@@ -184,13 +186,13 @@ def narrowed(layout: Layout, names: Collection[str]) -> Layout:
 
 
 def place(partial: Path, number: int) -> Path:
-    """Names the folder of a part, in the folder of unfinished work."""
+    """Returns the folder of a part within the folder of unfinished work."""
     return partial / FOLDER / str(number)
 
 
 @contextlib.contextmanager
 def alive(folder: Path) -> Iterator[None]:
-    """Gives signs of life in the folder of a part while the block lasts.
+    """Touches a part's `alive` file regularly while the block runs.
 
     Args:
       folder: The folder.
@@ -217,19 +219,19 @@ def alive(folder: Path) -> Iterator[None]:
 
 
 def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) -> int:
-    """Checks that all parts of an output are there, whole, and parts of this output.
+    """Checks that all parts of an output exist, are complete, and belong to this output.
 
     Args:
       partial: The folder of unfinished work.
       out: The output, for messages.
-      head: The header of a journal of this output.
-      layout: Where its tensors lie.
+      head: The journal header of this output.
+      layout: The layout of the whole output.
 
     Returns:
-      How many parts there are.
+      The number of parts.
 
     Raises:
-      CheckpointError: If a part is missing, unfinished, or of something else; it is named.
+      CheckpointError: If a part is missing, unfinished, or belongs to another output.
     """
     heads: dict[int, dict[str, Any]] = {}
     whole: set[int] = set()
@@ -243,8 +245,8 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
                 whole.add(int(folder.name))
     if not heads:
         raise CheckpointError(
-            f"{argument('join', 'True')}: {partial} holds no part of {out.name}; make them first "
-            f"({argument('part', '...')})"
+            f"{argument('join', 'True')}: {partial} holds no part of {out.name}; make the parts "
+            f"first ({argument('part', '...')})"
         )
     first = min(heads)
     counts = {number: _count(about) for number, about in heads.items()}
@@ -270,7 +272,7 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
         text = ", ".join(f"{why}: {several(numbers, count)}" for numbers, why in said if numbers)
         raise CheckpointError(
             f"{out.name} cannot be joined yet ({text}): make each with {argument('part', '...')}, "
-            f"and {argument('resume', 'True')} if it was begun"
+            f"and add {argument('resume', 'True')} if it was begun"
         )
     for file, size in narrowed(layout, layout.regions.keys()).sizes.items():
         path = partial / "data" / file
@@ -281,7 +283,7 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
 
 
 def several(numbers: Sequence[int], count: int) -> str:
-    """Names parts.
+    """Formats the numbers of some parts.
 
     >>> several([2], 4), several([2, 3], 4)
     ('part 2 of 4', 'parts 2, 3 of 4')
@@ -291,26 +293,26 @@ def several(numbers: Sequence[int], count: int) -> str:
 
 
 def check_same(other: Mapping[str, Any], head: Mapping[str, Any], who: str, folder: Path) -> None:
-    """Checks that a part is of this output.
+    """Checks that a part belongs to this output.
 
     Args:
       other: The header of the part's journal.
-      head: The header of a journal of this output.
-      who: What messages call the part.
+      head: The journal header of this output.
+      who: The part's name in messages.
       folder: Its folder.
 
     Raises:
-      CheckpointError: If it is of another.
+      CheckpointError: If it belongs to another output.
     """
     if any(other.get(key) != head[key] for key in ("format", "fingerprint", "layout")):
         raise CheckpointError(
-            f"{who} is of another run: what is made, its files or an input differ; remove "
+            f"{who} belongs to another run: the recipe, the files or an input differ; remove "
             f"{folder.parents[1]} to start again"
         )
 
 
 def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]) -> None:
-    """Checks that another part belongs with this one: both may write to one folder then.
+    """Checks that another part and this one may write to the same folder.
 
     Args:
       partial: The folder of unfinished work.
@@ -336,13 +338,13 @@ def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]
 
 
 def others(partial: Path, part: Part) -> list[int]:
-    """Lists the other parts of which there is a folder."""
+    """Lists the numbers of the other parts that have a folder."""
     found = [path.name for path in (partial / FOLDER).iterdir() if path.name.isdecimal()]
     return sorted({*map(int, found)} - {part.number})
 
 
 def _count(head: Mapping[str, Any]) -> int:
-    """How many parts a part belongs to, as its journal says."""
+    """The number of parts, from a part's journal."""
     match head.get("part"):
         case [int(), int(count)]:
             return count
@@ -357,10 +359,10 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 class Gathering:
-    """The way from a part to the others: arrays in files (see `merging.sharing.Sharing`).
+    """Exchanges arrays with other parts through files (see `merging.sharing.Sharing`).
 
     Attributes:
-      mine: The place of this part, from 0.
+      mine: The index of this part, from 0.
     """
 
     def __init__(
@@ -372,15 +374,15 @@ class Gathering:
         patience: float,
         waiting: Callable[[str], None],
     ) -> None:
-        """Reads nothing yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           partial: The folder of unfinished work.
           part: This part.
-          owners: The place of its part for each tensor.
+          owners: The index of its part for each tensor.
           head: The header of this part's journal.
-          patience: How many seconds it waits for parts that give no sign of life.
-          waiting: Called now and then with the parts that are waited for.
+          patience: How many seconds it waits for parts without a sign of life.
+          waiting: Called regularly with the missing parts.
         """
         self._partial, self._part, self._owners, self._head = partial, part, owners, head
         self._patience, self._waiting = patience, waiting
@@ -388,32 +390,32 @@ class Gathering:
         self.mine = part.number - 1
 
     def owner(self, name: str) -> int:
-        """Returns the place of the part that writes a tensor.
+        """Returns the index of the part that writes a tensor.
 
         Args:
           name: The tensor.
 
         Returns:
-          The place, from 0.
+          The index, from 0.
         """
         return self._owners[name]
 
     def gather(
         self, what: str, among: Collection[int], compute: Callable[[], list[np.ndarray]]
     ) -> dict[int, list[np.ndarray]]:
-        """Brings arrays of this part, and waits for those of others; see `Sharing.gather`.
+        """Writes this part's arrays and waits for the others'; see `Sharing.gather`.
 
         Args:
-          what: What they are, in all parts alike: the name of a file.
-          among: The parts that bring some.
-          compute: Makes those of this part.
+          what: The name of the file, equal in all parts.
+          among: The parts that contribute.
+          compute: Makes this part's arrays.
 
         Returns:
-          The arrays of each part, by its place.
+          The arrays of each part, by its index.
 
         Raises:
           WaitedError: If another part gave no sign of life for too long.
-          CheckpointError: If another part is of something else, or the disk refuses.
+          CheckpointError: If another part belongs to another output, or writing fails.
         """
         brought: dict[int, list[np.ndarray]] = {}
         if self.mine in among:
@@ -438,11 +440,11 @@ class Gathering:
         return brought
 
     def _path(self, k: int, what: str) -> Path:
-        """The file of what a part brings."""
+        """The file with a part's arrays."""
         return place(self._partial, k + 1) / STATISTICS / what
 
     def _check(self, k: int) -> None:
-        """CheckpointError if a part does not belong with this one."""
+        """Raises CheckpointError if a part and this one do not belong together."""
         if k not in self._trusted:
             check_beside(self._partial, k + 1, self._part, self._head)
             self._trusted.add(k)
@@ -455,7 +457,7 @@ class Gathering:
                 sign = os.stat(place(self._partial, k + 1) / ALIVE).st_mtime_ns
             except OSError:
                 sign = None
-            # By the clock of this host alone: those of others may differ.
+            # Only this host's clock counts, because other hosts' clocks may differ.
             if k not in signs or signs[k][0] != sign:
                 signs[k] = sign, now
             if now - signs[k][1] >= self._patience:
@@ -463,9 +465,9 @@ class Gathering:
         if lost:
             who = several(lost, self._part.count)
             raise WaitedError(
-                f"{self._part} has brought its statistics and needs those of the others; not "
-                f"running: {who}; start what is missing, then {argument('resume', 'True')} goes on "
-                "with this one"
+                f"{self._part} has written its statistics and waits for the others; not "
+                f"running: {who}; start the missing parts, then {argument('resume', 'True')} "
+                "continues this one"
             )
         self._waiting(several([k + 1 for k in missing], self._part.count))
         time.sleep(min(_LOOK, self._patience / 4))

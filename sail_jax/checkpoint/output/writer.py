@@ -1,15 +1,15 @@
-"""The writer of checkpoints: in any order, by any thread, visible whole or not at all, resumable.
+"""The writer of checkpoints. It takes tensors in any order, from any thread, and can be resumed.
 
-Work happens in the folder `.<name>.partial` beside the output:
+An output appears completely or not at all. The work happens next to it, in `.<name>.partial`:
 
-- `journal`: which output the work belongs to, and which tensors are complete.
+- `journal`: the identity of the output, and its complete tensors.
 - `data/`: the output, every file at its full size from the start.
-- `stage/`: the tensors until the end, only where a library writes the whole output at once.
-- `extras/`: the plain files beside the tensors.
-- `errors`: how far weights in codes lie from what was computed, a line for each; see `coding`.
+- `stage/`: the tensors until the end, only if a library writes the whole output at once.
+- `extras/`: the plain files without tensors.
+- `errors`: the errors of weights in codes, a line for each; see `coding`.
 - `measured`: measurements of tensors, a line for each.
-- `parts/`: the work of several processes, each with these three files of its own; see `parts`.
-- `old/`: an output that is replaced, from the moment the new one is whole until it has the name.
+- `parts/`: the work of several processes, each with its own journal and lines; see `parts`.
+- `old/`: an output that is replaced, while the new one is being renamed.
 
 At the end everything is flushed to the disk and `data` is renamed to the output.
 """
@@ -51,9 +51,9 @@ from sail_jax.merging.tensors import Shape
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
 ERRORS = "errors"
-"""The file of unfinished work that has the errors of weights in codes."""
+"""The file with the errors of weights in codes, within the folder of unfinished work."""
 MEASURED = "measured"
-"""The file of unfinished work that has measurements of tensors."""
+"""The file with measurements of tensors, within the folder of unfinished work."""
 _OURS = {"journal", "data", "stage", "extras", "old", ERRORS, MEASURED}
 _OF_A_PART = {"journal", ERRORS, MEASURED, parts.ALIVE, parts.STATISTICS}
 
@@ -79,42 +79,44 @@ def create(
 ) -> "Writer":
     """Opens an output for the tensors of a checkpoint, to be written in any order.
 
-    If the name of `out` ends in the suffix of a format that is written, such as .npz, the output is
-    one file; otherwise it is a folder. Use the result as a context manager: `write` and `done` for
+    If the name of `out` ends in the suffix of a written format, such as .npz, the output is one
+    file; otherwise it is a folder. Use the result as a context manager: call `write` and `done` for
     each tensor, then `commit`.
 
     Args:
       out: Where the output goes.
       tensors: The dtype and shape of each tensor by name, in the order of the output.
-      fingerprint: A text that identifies what is written. Unfinished work is resumed only if its
-        fingerprint is the same.
-      versions: The versions of what computes the tensors, by name. Work that others began is not
-        resumed: the output would be in part of the ones, in part of the others.
-      format: The name of the format. By default that of the suffix, or safetensors for a folder.
-      file: The name of the one file in a folder, which then has no shards; by default the usual
+      fingerprint: A text that identifies the work. Unfinished work is resumed only if its
+        fingerprint is equal.
+      versions: The versions of the programs that compute the tensors, by name. Work of other
+        versions is not resumed, because their results may differ.
+      format: The name of the format. The default is the suffix's format, or safetensors for a
+        folder.
+      file: The name of the single file in a folder, which then has no shards. The default is the
+        format's usual name.
         name of the format.
       shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a file
         to itself.
-      metadata: Text by key that the format stores; orbax and msgpack have no place for any.
-      resume: Whether unfinished work of the same fingerprint and tensors is continued. An output
-        that is finished already, with these tensors, is compared with what would be written.
-      sync: Whether everything is flushed to the disk before the output takes its name. False is for
+      metadata: Text by key that the format stores; orbax and msgpack cannot store any.
+      resume: Whether unfinished work with the same fingerprint and tensors is continued. A finished
+        output with these tensors is compared with the new values.
+      sync: Whether everything is flushed to the disk before the output is renamed. False is for
         measurements only: a crash of the machine may then lose data.
-      rewrites: A checkpoint of which the output is a copy, but for these tensors. A folder is
-        copied into the output under its own name. Neither `format` nor `metadata` counts then.
+      rewrites: A checkpoint to copy. The output is this checkpoint with new values for `tensors`.
+        A folder is copied into the output under its own name. `format` and `metadata` are ignored.
       record: Whether a folder gets the record by which `force` recognises it later.
-      force: Whether an output with such a record, which nobody changed since, is replaced. It stays
-        until the new one is whole.
+      force: Whether an unchanged output with such a record is replaced. It stays until the new one
+        is complete.
       part: Which part of the output is written; see `parts`. None for all of it.
-      join: Whether all parts have been written: `commit` makes the output of them.
-      belongs: Tensors that are made along with another, by name: they are in the same part.
+      join: Whether all parts have been written, and `commit` joins them.
+      belongs: Tensors that must be in the same part as another one, by name.
 
     Returns:
       The writer.
 
     Raises:
-      CheckpointError: If `out` is taken or in use, there is no room for it, or the format cannot
-        hold the tensors. Nothing has to be computed to find this out.
+      CheckpointError: If `out` is taken or in use, the disk lacks space for it, or the format
+        cannot hold the tensors. These checks come before any computation.
 
     >>> import tempfile
     >>> path = f"{tempfile.mkdtemp()}/model.npz"
@@ -167,7 +169,7 @@ def laid_out(
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
     if own and own is not chosen:
-        raise CheckpointError(f"{out}: a {out.suffix} file does not hold {format}")
+        raise CheckpointError(f"{out}: a {out.suffix} file cannot hold the format {format}")
     if shard_bytes < 1:
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     most = None if own or file else shard_bytes
@@ -185,7 +187,7 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
         except (TypeError, UnicodeError, AttributeError) as exc:
             raise CheckpointError(f"{name!r}: expected a name and a dtype ({exc})") from exc
         if not name or "\0" in name:
-            raise CheckpointError(f"{name!r} is no name for a tensor")
+            raise CheckpointError(f"{name!r} is not a valid name of a tensor")
         if DTYPES.get(dtype.name) != dtype:
             raise CheckpointError(f"'{name}': no checkpoint holds {dtype}")
         wanted[name] = (dtype, checked_shape(tuple(shape), dtype.itemsize, f"'{name}'"))
@@ -193,7 +195,7 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
 
 
 def _differing(earlier: object, now: Mapping[str, str]) -> str:
-    """Names the versions of two runs that differ, both; "" if none do."""
+    """Lists the versions in which two runs differ; "" if none do."""
     earlier = earlier if isinstance(earlier, Mapping) else {}
     unlike = [name for name in now if earlier.get(name) != now[name]]
     noted = {name: str(earlier.get(name, "of a version that is not noted"))[:40] for name in unlike}
@@ -210,25 +212,25 @@ def _holds(path: Path, data: bytes | Path) -> bool:
 
 
 class DiffersError(CheckpointError):
-    """Raised where an output that an earlier run finished holds something else."""
+    """Raised if a finished output of an earlier run holds other values."""
 
 
 class Writer:
-    """An output in the making; `create` makes it.
+    """An unfinished output, made by `create`.
 
     It is a context manager. Leaving it before `commit` keeps the unfinished work, for a later run
     to resume. Tensors may be written by several threads.
 
     Attributes:
       out: Where the output goes.
-      partial: The folder of unfinished work, or of that of the part.
-      folder: Whether the output is a folder. A single file has no files beside it.
-      finished: The names of the tensors that an earlier run completed; all of them where parts are
+      partial: The folder of unfinished work, or the part's folder within it.
+      folder: Whether the output is a folder. A single file has no extras.
+      finished: The names of the tensors that an earlier run completed; all tensors when parts are
         joined.
-      owners: The place of its part, from 0, for each tensor; empty without parts.
-      head: The first line of the journal: which output the work belongs to.
-      unchanged: Whether an earlier run had finished the output. Nothing is written to it then:
-        `write` compares what it is given with what is there.
+      owners: The index of its part, from 0, for each tensor; empty without parts.
+      head: The first line of the journal, which identifies the output.
+      unchanged: Whether an earlier run had finished the output. Then nothing is written: `write`
+        compares its argument with the existing values.
     """
 
     def __init__(
@@ -248,14 +250,14 @@ class Writer:
         join: bool,
         belongs: Mapping[str, str],
     ) -> None:
-        """Takes the place of the output, and finds out what an earlier run left; see `create`.
+        """Claims the output's place, and reads the state of an earlier run; see `create`.
 
         Args:
           out: Where the output goes.
           wanted: The dtype and shape of each tensor.
           layout: Where the bytes of each tensor go.
-          fingerprint: What identifies the work.
-          versions: What computes the tensors.
+          fingerprint: The identity of the work.
+          versions: The versions of the programs that compute the tensors.
           format: The format of the output.
           folder: Whether the output is a folder.
           resume: Whether unfinished work is continued.
@@ -264,11 +266,11 @@ class Writer:
           force: Whether an output with its record is replaced.
           part: Which part is written.
           join: Whether parts are joined.
-          belongs: Which tensors are made along with another.
+          belongs: Tensors that must be in the same part as another one.
 
         Raises:
-          CheckpointError: If the output cannot be written, is taken, or is in use; or a part that
-            is to be joined is missing, unfinished, or of something else.
+          CheckpointError: If the output cannot be written, is taken, or is in use. Also if a part
+            to be joined is missing, unfinished, or belongs to another output.
         """
         self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
         self.partial = partial = written.unfinished(out)
@@ -282,7 +284,7 @@ class Writer:
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
         self._mutex = threading.Lock()
-        # What the files of the output are, by name: any may be closed for a while.
+        # The files of the output, by name; any of them may be closed for a while.
         self._inodes: dict[str, os.stat_result] = {}
         self._journal: Journal | None = None
         self._flusher = Flusher(self._use)
@@ -310,11 +312,11 @@ class Writer:
             head["part"] = list(part)
         self.head: Mapping[str, Any] = head
         if join and (partial / parts.FOLDER).is_dir() and (partial / "data").is_dir():
-            # While a part is written its folder is held, and this says which one is unfinished.
+            # While a part is written, its folder is locked; this file marks it as unfinished.
             parts.joined(partial, out, head, layout)
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            # Before anything is looked at: a second process that writes to the same output is
+            # The lock comes before any check: a second process that writes to the same output is
             # refused here. Parts of one output may be written at the same time.
             self._locks = [hold(partial, out, shared=part is not None)]
         try:
@@ -326,12 +328,12 @@ class Writer:
             raise
 
     def _in(self, partial: Path, part: Part) -> None:
-        """Takes the folder of a part, in that of unfinished work."""
+        """Claims the folder of a part within the folder of unfinished work."""
         with explained("write", partial):
             names = {path.name for path in partial.iterdir() if not path.name.endswith(".part")}
             if strange := names - {"data", parts.FOLDER}:
                 why = (
-                    f"is being joined; {argument('join', 'True')} goes on"
+                    f"is being joined; continue with {argument('join', 'True')}"
                     if parts.FOLDER in names
                     else f"holds the work of a run without {argument('part')}; finish it"
                 )
@@ -340,7 +342,7 @@ class Writer:
             self._locks.append(hold(self.partial, f"{part} of {self.out}"))
 
     def _joins(self, head: dict[str, Any], resume: bool) -> None:
-        """Takes what the parts have written, or finds that an earlier call has joined them."""
+        """Takes over the finished parts, or detects that an earlier call has joined them."""
         partial, layout = self.partial, self._layout
         self._put_back()
         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
@@ -349,9 +351,9 @@ class Writer:
             inode = self.out.stat().st_ino if there else None
         try:
             if (partial / "journal").exists() and not self._payload.exists():
-                # Killed between the renaming and the tidying up, or the output was removed since.
+                # Killed between renaming and cleaning up, or the output was removed since.
                 if inode is None or Journal.read(partial / "journal")[2] != inode:
-                    raise CheckpointError(f"{partial} has lost what its parts wrote; remove it")
+                    raise CheckpointError(f"{partial} has lost its parts' files; remove it")
                 self.unchanged = True
                 return
             parts.joined(partial, self.out, head, layout)
@@ -372,13 +374,13 @@ class Writer:
             raise
 
     def lines(self, file: str) -> Iterator[bytes]:
-        """Reads a file of unfinished work line by line: those of all parts where these are joined.
+        """Reads a file of unfinished work line by line; when joining, the files of all parts.
 
         Args:
           file: The name of the file, `ERRORS` or `MEASURED`.
 
         Yields:
-          The lines; none without such a file. The last line of a run that was killed may be torn.
+          The lines. The last line of a killed run may be torn.
         """
         folders = sorted((self.partial / parts.FOLDER).glob("*")) if self._join else [self.partial]
         for folder in folders:
@@ -394,7 +396,7 @@ class Writer:
           line: The line, without its end.
 
         Raises:
-          CheckpointError: If the disk refuses.
+          CheckpointError: If writing fails.
         """
         if not self.unchanged:
             path = self.partial / file
@@ -408,13 +410,13 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Closes all files and gives up the lock; unfinished work stays and can be resumed."""
+        """Closes all files and releases the lock; unfinished work stays and can be resumed."""
         with contextlib.suppress(OSError, disk.StoreError):  # commit raises it
             self._flusher.close()
         with contextlib.suppress(disk.StoreError):  # the next run does it
             self._put_back()
-        # An interrupt may end this between any two lines, and `with` then closes once more. What is
-        # closed is therefore forgotten first: its number may be another file's by then.
+        # An interrupt may come between any two lines, and `with` then calls `close` again.
+        # Attributes are therefore cleared first: the number may belong to another file by then.
         self._close_files()
         if self._journal:
             self._journal.close()
@@ -434,7 +436,7 @@ class Writer:
             files.OPEN.forget((self, self._inodes.popitem()[0]))
 
     def _use(self, file: str) -> AbstractContextManager[int]:
-        """Lends the descriptor of a file of the output, which was allocated."""
+        """Lends the descriptor of an allocated file of the output."""
         return files.OPEN.use((self, file), lambda: self._again(file))
 
     def _opened(self, file: str) -> int:
@@ -443,7 +445,7 @@ class Writer:
         return os.open(self._root / file, flags, 0o666)
 
     def _again(self, file: str) -> int:
-        """Opens a file of the output that was closed; CheckpointError if it is another one."""
+        """Opens a closed file of the output again; CheckpointError if it was replaced."""
         if file not in self._inodes:
             raise CheckpointError(f"{self.out}: the writer was closed")
         path = self._root / file
@@ -454,7 +456,7 @@ class Writer:
         return fd
 
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
-        """Starts anew, resumes, or finds the output finished; refuses everything else."""
+        """Starts anew, resumes, or detects a finished output; refuses everything else."""
         path = self.partial / "journal"
         ours = _OURS if self._part is None else _OF_A_PART
         self._put_back()
@@ -468,7 +470,7 @@ class Writer:
             previous, pieces, inode = Journal.read(path)
             old = previous == head
             if inode is not None and not self._payload.exists():
-                # Killed between the renaming and the tidying up, or the output was removed since.
+                # Killed between renaming and cleaning up, or the output was removed since.
                 with contextlib.suppress(OSError):
                     if old and resume and taken and self.out.stat().st_ino == inode:
                         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
@@ -476,13 +478,13 @@ class Writer:
                         return
                 self._clear()
                 pieces, names, old = {}, set(), False
-        # What stands at the place of the output may be this very work, finished: `write` then
-        # compares it, entry by entry. Anything else it may only be if it is to be replaced.
+        # An existing output may be the result of this very work. Then `write` compares it, entry by
+        # entry. Any other existing output is accepted only if it is to be replaced.
         if taken:
             try:
                 if self._force:
                     written.check_own(self.out)
-                # An output that is to be replaced would be compared by some parts only.
+                # Only some parts would compare an output that is to be replaced.
                 compared = resume and not (self._force and self._part)
                 if not names and compared and self._is_there():
                     self.unchanged = True
@@ -495,22 +497,22 @@ class Writer:
                 if not names:
                     self._remove()
                 raise
-        # A library that was converting the stage may have been killed beside its output.
+        # A library that was converting the stage may have been killed while writing its output.
         strangers = {name for name in names - ours if not name.startswith("data.")}
         if parts.FOLDER in strangers:
             raise CheckpointError(
-                f"{self.partial} holds parts of an output; {argument('join', 'True')} joins them, "
-                "or remove it"
+                f"{self.partial} holds parts of an output; join them with "
+                f"{argument('join', 'True')}, or remove it"
             )
         if strangers or (names and "journal" not in names):
             raise CheckpointError(
-                f"{self.partial} holds what no run left there ({min(names - {'journal'})}); "
+                f"{self.partial} holds a file that no run leaves ({min(names - {'journal'})}); "
                 "remove it or choose another place for the output"
             )
         if names and not old:
             if others := _differing(previous.get("versions"), head["versions"]):
                 raise CheckpointError(
-                    f"{self.partial} was begun with {others}: values may differ between them; "
+                    f"{self.partial} was begun with {others}; values may differ between them, so "
                     "remove it, or finish it with the earlier versions"
                 )
             raise CheckpointError(
@@ -519,20 +521,20 @@ class Writer:
             )
         if names and not resume:
             raise CheckpointError(
-                f"{self.partial} holds this very work, unfinished; {argument('resume', 'True')} "
-                "continues it, or remove it"
+                f"{self.partial} holds unfinished work of the same run; continue it with "
+                f"{argument('resume', 'True')}, or remove it"
             )
         try:
             if not names:
                 with explained("write", path):
                     self._journal = Journal(path, head)
             if self._part is not None:
-                # After the journal is there: of two that do not belong together one sees the other.
+                # After writing the journal: of two conflicting parts, one then sees the other.
                 above = self.partial.parents[1]
                 for number in parts.others(above, self._part):
                     parts.check_beside(above, number, self._part, head)
                 self._living.enter_context(parts.alive(self.partial))
-            # Files first: what the journal promises is verified against their bytes.
+            # Files first: the journal's digests are compared with their bytes.
             self._allocate()
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
             if names:
@@ -540,7 +542,7 @@ class Writer:
                 with explained("write", path):
                     self._journal = Journal(path, head, lines)
         except BaseException:
-            # Nothing was computed yet, so no trace is left. To remove it takes a descriptor.
+            # Nothing was computed yet, so no trace stays. Removing the folder needs a descriptor.
             self._close_files()
             if not names:
                 self._remove()
@@ -548,7 +550,7 @@ class Writer:
         self._done, self.finished = set(valid), frozenset(valid)
 
     def _is_there(self) -> bool:
-        """Opens an output that is there; False if its files or tensors are others."""
+        """Opens an existing output; False if its files or tensors are different."""
         sizes = {} if self._layout.convert else self._layout.sizes
         try:
             for file, size in sizes.items():
@@ -566,7 +568,7 @@ class Writer:
         return True
 
     def _allocate(self) -> None:
-        """Makes every file at its full size: a disk too small is found out before any work."""
+        """Makes every file at its full size, to detect a small disk before any work."""
         self._allocated = True
         with explained("write", self._root):
             self._root.mkdir(exist_ok=True)
@@ -578,12 +580,12 @@ class Writer:
                     about = self._inodes[file] = os.fstat(fd)
                 if about.st_nlink > 1:
                     raise CheckpointError(
-                        f"{self._root / file} is another file as well (a hard link); remove "
+                        f"{self._root / file} has a second name (a hard link); remove "
                         f"{self.partial}"
                     )
-                # Blocks that an earlier run filled or reserved are not needed again.
+                # Blocks that an earlier run filled or reserved do not count again.
                 missing += max(0, size - about.st_blocks * 512)
-            # The output stands beside its stage at the end, so room for both is needed.
+            # The stage and the output exist together at the end, so both need space.
             if self._layout.convert:
                 missing += self._layout.whole or sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
@@ -602,7 +604,7 @@ class Writer:
     def _runs(
         self, name: str, start: int, view: memoryview
     ) -> Iterator[tuple[str, int, memoryview]]:
-        """Where a tensor's bytes from `start` on lie: file, offset and part of `view`."""
+        """The places of a tensor's bytes from `start` on: file, offset and part of `view`."""
         for file, offset, length in self._layout.regions[name]:
             count = min(length - start, len(view))
             if count > 0:
@@ -612,7 +614,7 @@ class Writer:
                 start -= length
 
     def _verified(self, name: str, pieces: list[Piece]) -> bool:
-        """Whether the bytes of a tensor still are those that the journal describes."""
+        """Whether the bytes of a tensor still match the journal."""
         dtype, shape = self._wanted[name]
         if gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
             return False
@@ -628,7 +630,7 @@ class Writer:
         return True
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Writes entries of a tensor; any thread, any order.
+        """Writes entries of a tensor, from any thread and in any order.
 
         Args:
           name: The tensor.
@@ -636,8 +638,8 @@ class Writer:
           start: The index of the first of them in the flat tensor.
 
         Raises:
-          CheckpointError: If there is no such tensor, its dtype is another, it is finished already,
-            the entries reach beyond it, or they cannot be written. `DiffersError` if the output is
+          CheckpointError: If the tensor does not exist, has another dtype, is finished already, or
+            is shorter than the entries, or if writing fails. `DiffersError` if the output is
             finished already, and holds other values.
         """
         if name not in self._wanted:
@@ -651,9 +653,9 @@ class Writer:
             raise CheckpointError(
                 f"'{name}': entries {start} to {start + array.size} of {math.prod(shape)}"
             )
-        # Bytes from here on: pieces and digests do not depend on the dtype.
+        # Bytes from here on: pieces and digests are independent of the dtype.
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        # Pieces of a fixed size: a later run can verify them in little memory.
+        # Pieces of a fixed size: a later run can verify them with little memory.
         step = _PIECE // dtype.itemsize * dtype.itemsize
         for at in range(0, data.size, step):
             part = data[at : at + step]
@@ -685,17 +687,17 @@ class Writer:
             raise self._differs(name)
 
     def _differs(self, name: str) -> DiffersError:
-        """The error for a tensor or a file that is another in the finished output."""
+        """The error for a tensor or a file that differs in the finished output."""
         return DiffersError(
-            f"{self.out} exists already, and its '{name}' is another; choose another place for the "
+            f"{self.out} exists already with a different '{name}'; choose another place for the "
             "output"
         )
 
     def done(self, name: str) -> None:
-        """Notes in the journal that every entry of a tensor is written.
+        """Records in the journal that every entry of a tensor is written.
 
         Args:
-          name: The tensor; if it was finished already nothing happens.
+          name: The tensor; nothing happens if it was finished already.
 
         Raises:
           CheckpointError: If entries are missing or pieces overlap, or the journal cannot be
@@ -705,7 +707,7 @@ class Writer:
             return
         pieces = sorted(self._pieces.get(name, {}).values())
         if name not in self._wanted or (missing := gap(pieces, math.prod(self._wanted[name][1]))):
-            where = missing if name in self._wanted else "it is no tensor of this output"
+            where = missing if name in self._wanted else "it is not a tensor of this output"
             raise CheckpointError(f"'{name}' is not whole: {where}")
         with self._mutex:
             if self._journal is not None:
@@ -716,7 +718,7 @@ class Writer:
             del self._pieces[name]
 
     def extra(self, filename: str, data: bytes | Path) -> None:
-        """Puts a plain file beside the tensors: config.json, a tokenizer, a model card.
+        """Adds a plain file to the output: config.json, a tokenizer, a model card.
 
         Args:
           filename: Its name in the output.
@@ -725,11 +727,11 @@ class Writer:
         Raises:
           CheckpointError: If the output is a single file, the name is not a plain file name or
             belongs to a file of tensors, or the file cannot be written. `DiffersError` if a
-            finished output that may be replaced holds another.
+            finished output holds another file of this name.
         """
         if not self.folder:
-            raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
-        # It went along when the earlier run committed.
+            raise CheckpointError(f"{self.out} is one file and cannot contain '{filename}'")
+        # The earlier run added it when it committed.
         if self.unchanged:
             if self._force and not _holds(self.out / filename, data):
                 raise self._differs(filename)
@@ -747,11 +749,11 @@ class Writer:
                 file.write(data)
 
     def commit(self) -> None:
-        """Flushes everything to the disk, and renames it to the output; a part stays where it is.
+        """Flushes everything to the disk, and renames it to the output; a part stays in place.
 
         Raises:
           CheckpointError: If tensors are unfinished, something has appeared at `out` meanwhile, or
-            the disk refuses.
+            writing fails.
         """
         if missing := [name for name in self._wanted if name not in self._done]:
             names = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
@@ -762,7 +764,7 @@ class Writer:
             with explained("write", self.out):
                 if self._part is not None:
                     self._flush()
-                    # Whoever joins the parts takes this one for whole.
+                    # The run that joins the parts treats this part as complete.
                     self._journal.commit(0)
                 else:
                     self._finish(self._journal)
@@ -796,7 +798,7 @@ class Writer:
             self._flusher.close()
             for above, _, names in os.walk(data):
                 for name in (*names, ""):
-                    # Files, and then (by the empty name) the folder that lists them.
+                    # First the files, then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
         there = os.path.lexists(self.out) and not is_empty_folder(self.out)
         if there and self._force:
@@ -806,20 +808,20 @@ class Writer:
                 f"{self.out} has appeared meanwhile; move it away, then "
                 f"{argument('resume', 'True')} continues"
             )
-        # Noted before the renaming: if the run is killed right after it, a later one recognises the
-        # output.
+        # Recorded before the renaming: if the run is killed right after it, a later run recognises
+        # the output.
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
         if there:
             os.rename(self.out, self._old)
-        # The one step that others see; everything before it is on the disk already.
+        # The only step that other processes see; everything before it is on the disk already.
         os.rename(self._payload, self.out)
         if self._sync:
             disk.sync(self.out.parent)
 
     def _put_back(self) -> None:
-        """Gives an output its name back that was to be replaced, if the new one never got it."""
+        """Restores the name of an output that was to be replaced, if the new one failed."""
         if self._part is not None:
             return
         if os.path.lexists(self._old) and not os.path.lexists(self.out):
@@ -834,19 +836,19 @@ class Writer:
     def _clear(self) -> None:
         """Empties the folder of unfinished work.
 
-        The journal goes last: without it, what is left could not be told from a stranger's files.
+        The journal goes last: without it, the remaining files would look like a stranger's.
         """
         with explained("remove", self.partial):
             for path in sorted(self.partial.iterdir(), key=lambda path: path.name == "journal"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _remove(self) -> None:
-        """Removes the folder of unfinished work; of a part, what no other part has there."""
+        """Removes the folder of unfinished work, or the files of this part only."""
         self._clear()
         with explained("remove", self.partial):
             self.partial.rmdir()
         if self._part is not None:
-            # Those that it has not opened may be another's.
+            # Files that it has not opened may belong to another part.
             for file in self._layout.sizes if self._allocated else ():
                 with contextlib.suppress(OSError):
                     (self._root / file).unlink()
@@ -856,7 +858,7 @@ class Writer:
 
 
 def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Lists the arrays of a tree with their names; JAX is imported for trees alone."""
+    """Lists the arrays of a tree with their names; imports JAX only for trees."""
     if all(map(_is_array, tensors.values())):
         yield from ((name, np.asarray(array)) for name, array in tensors.items())
         return
@@ -869,7 +871,7 @@ def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _is_array(x: object) -> bool:
-    """Whether `numpy.asarray` makes an array of numbers of it; other lists are trees."""
+    """Whether `numpy.asarray` makes an array of numbers from it; other lists are trees."""
     if isinstance(x, list | tuple):
         return all(map(_is_number, x))
     return _is_number(x) or hasattr(x, "__array__")
@@ -888,10 +890,11 @@ def save_checkpoint(
     shard_bytes: int = 5_000_000_000,
     format: str | None = None,
 ) -> None:
-    """Writes arrays as a checkpoint, which appears whole or not at all.
+    """Writes arrays as a checkpoint, which appears completely or not at all.
 
     Args:
-      out: Where the checkpoint goes: a file or a folder, as `create` decides by its suffix.
+      out: The path of the checkpoint. It is a file or a folder, depending on its suffix as in
+        `create`.
       tensors: Arrays by name (anything that `numpy.asarray` takes); or a tree of them, such as the
         parameters of a Flax module. The name of a leaf is its path, with "/" between keys.
       extras: Plain files for a folder, such as config.json: contents, or paths to copy, by file
@@ -901,9 +904,9 @@ def save_checkpoint(
       format: As `create` takes it.
 
     Raises:
-      CheckpointError: As `create` and `Writer.extra` do. No unfinished work is left behind.
-      ValueError: If two leaves of a tree have one path.
-      TypeError: If `out` is not a path, or `tensors` has no names.
+      CheckpointError: As `create` and `Writer.extra` do. No unfinished work stays.
+      ValueError: If two leaves of a tree have the same path.
+      TypeError: If `out` is not a path, or `tensors` is not a mapping or tree with names.
 
     >>> import tempfile
     >>> path = f"{tempfile.mkdtemp()}/model.npz"
@@ -922,7 +925,7 @@ def save_checkpoint(
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     with create(
         *(out, wanted),
-        # Arrays in hand are written again and never resumed, so their fingerprint is like no other.
+        # Arrays in memory are never resumed, so their fingerprint is unique.
         fingerprint=uuid.uuid4().hex,
         format=format,
         shard_bytes=shard_bytes,

@@ -1,1 +1,1 @@
-"""Plans a merge: from a recipe and open checkpoints to what happens to every tensor."""
+"""Plans a merge: decides the treatment of every tensor from a recipe and open checkpoints."""

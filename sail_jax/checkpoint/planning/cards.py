@@ -23,7 +23,7 @@ from sail_jax.merging.work import Work, passes, tree_bits
 from sail_jax.methods.registry import example, get, options_of
 
 Passes = Mapping[str, int]
-"""How often the inputs of each tensor are read, by its name; once for those not named."""
+"""How many times the inputs of each tensor are read, by its name; the default is once."""
 
 
 def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any]:
@@ -31,16 +31,16 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
 
     Args:
       plan: The plan.
-      passes: How often the inputs of each tensor are read, by its name; once for those not named.
+      passes: How many times the inputs of each tensor are read, by its name; the default is once.
 
     Returns:
-      A dictionary of what is merged, read, written and lost, with sizes in bytes. `read` counts all
+      A dictionary of the inputs, reads, writes and losses, with sizes in bytes. `read` counts all
       passes. `largest` is the tensor with the largest `working`: the bytes of its inputs and its
-      output in float32 (in float64 where an input is), which bounds what a method needs that works
-      on whole tensors.
+      output in float32 (in float64 if an input is). It bounds the memory of methods that work on
+      whole tensors.
 
     Raises:
-      ValueError: If the plan has no tensors.
+      ValueError: If the plan lacks tensors.
     """
     tensors = [_described(treatment, passes) for treatment in plan.treatments]
     return {
@@ -67,7 +67,7 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
     inputs = [*t.models, *([] if t.base is None else [t.base])]
     times = passes.get(t.name, 1)
     wide = 8 if any(x.dtype.itemsize == 8 for x in inputs) else 4
-    # A model that is listed twice, or counts as the base, is read once.
+    # A model that is listed twice, or is also the base, is read once.
     unique = {id(x): x for x in inputs}.values()
     return {
         "name": t.name,
@@ -91,15 +91,15 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
 
     Args:
       plan: The plan.
-      full: Whether every tensor has a line of its own; by default tensors that are treated alike in
-        all layers share one.
-      passes: How often the inputs of each tensor are read, by its name; once for those not named.
+      full: Whether every tensor has its own line; by default tensors with equal treatment in all
+        layers share one.
+      passes: How many times the inputs of each tensor are read, by its name; the default is once.
 
     Returns:
       A summary, a line per tensor or per kind of tensor, and the notes.
 
     Raises:
-      ValueError: If the plan has no tensors.
+      ValueError: If the plan lacks tensors.
     """
     data = describe(plan, passes)
     largest = data["largest"]
@@ -127,11 +127,11 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
 
 
 def methods() -> str:
-    """Lists every method that a recipe may name, as text.
+    """Lists every method that a recipe may use, as text.
 
     Returns:
-      For each method its first sentence, which models and base it needs, how often and in what
-      pieces it reads a tensor, and its parameters with their defaults.
+      For each method its first sentence, its models and base, how many times and in what pieces it
+      reads a tensor, and its parameters with their defaults.
     """
     examples = {name: example(name) for name in mergekit.names()}
     return "\n".join(
@@ -163,7 +163,7 @@ def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
     if given:
         lines.append("parameters: " + ", ".join(given))
     if above:
-        lines.append("beside them: " + ", ".join(above))
+        lines.append("at the top level: " + ", ".join(above))
     return "\n    ".join(lines) + "\n"
 
 
@@ -177,7 +177,7 @@ _BASES = {
 
 
 def _reading(merge: Merge) -> str:
-    """Tells how often a method reads a large tensor, and how much of one at once."""
+    """Describes how many times a method reads a large tensor, and how much of it at once."""
     # Large enough to be read in several pieces: a tensor of one piece is read only once.
     large = Work("", (1 << 12, 1 << 12), np.dtype(np.float32), (), None, np.ones(0), merge)
     times = passes(large, tree_bits([large]))
@@ -186,7 +186,7 @@ def _reading(merge: Merge) -> str:
 
 
 def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
-    """What tensors must have in common to share a line: all but numbers, and the layer."""
+    """The key of a group of tensors that share a line: everything except numbers and the layer."""
     place = None if full else position(tensor["name"])
     name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
     note = re.sub(r"\d+", "#", tensor["note"])
@@ -218,7 +218,7 @@ def _line(group: list[dict[str, Any]]) -> str:
 
 
 def _range(values: Iterable[object]) -> str:
-    """Formats values as their range if they are numbers, else as the first of them."""
+    """Formats numbers as a range, and other values as the first of them."""
     values = list(values)
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) == len(values):
@@ -244,8 +244,8 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [model for model in plan.inputs if model.role != "tokenizer"]
     base = next((model.name for model in models if model.role == "base"), None)
-    # The Hub refuses a card whose base_model is not a name such as owner/model, so paths are left
-    # out, and revisions. An adapter is a model of its own there.
+    # The Hub refuses a card unless base_model is a name such as owner/model, so paths and revisions
+    # are left out. There, an adapter is a model too.
     named = dict.fromkeys(
         name.partition("@")[0]
         for model in models
@@ -284,11 +284,11 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
 def _brief(recipe: Recipe) -> Callable[[str], str]:
     """Makes the function that shortens absolute paths in a text to the ends of their names.
 
-    A card is for others: it names what the recipe names, but not the folders of one machine.
+    A card is for other people: it has the recipe's names, but no folders of one machine.
     """
     models = recipe.models()
     words = {word for ref in models for word in (ref.path, ref.lora) if word is not None}
-    # The text may have comments, and what is done to models; a word ends where YAML ends one.
+    # The text may have comments and operations on models; a word ends where YAML ends one.
     for text in (recipe.text, *map(str, models)):
         words |= {*re.split(r"[@+\s\"'(){},\[\]]", text)}
     words = {word.rstrip("/") for word in words}
@@ -304,9 +304,9 @@ def _brief(recipe: Recipe) -> Callable[[str], str]:
 
 
 def _end(path: Path, paths: Collection[Path]) -> str:
-    """The last parts of a path, as many as tell it from the others: mostly one.
+    """The shortest end of a path that distinguishes it from the others: mostly one part.
 
-    The number of a step alone is no name, so its run is named too.
+    The number of a step alone is not a name, so its run is included.
     """
     for count in range(1 + path.name.isdecimal(), len(path.parts)):
         end = path.parts[-count:]
@@ -321,11 +321,11 @@ def growth_card(
     """Writes the model card (README.md) of a grown checkpoint.
 
     Args:
-      about: What was done, as `Growing.about` in `sail_jax.checkpoint.operations.growing` has it,
+      about: The record of the growth, `Growing.about` in `sail_jax.checkpoint.operations.growing`,
         with "agreement".
       name: The title of the card.
-      transformers: Whether the checkpoint can be loaded by the library transformers, as the front
-        matter then says.
+      transformers: Whether the library transformers can load the checkpoint. If so, the front
+        matter states it.
       prunes: Whether the method makes a network smaller.
 
     Returns:
@@ -358,8 +358,8 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
     """Writes the model card (README.md) of a mixture of experts.
 
     Args:
-      about: What was done, as `Upcycling.about` in `sail_jax.checkpoint.operations.upcycling` has
-        it, with "agreement" and "exactness".
+      about: The record of the upcycling, `Upcycling.about` in
+        `sail_jax.checkpoint.operations.upcycling`, with "agreement" and "exactness".
       name: The title of the card.
 
     Returns:
@@ -390,10 +390,10 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
 def _agreement(about: Mapping[str, Any]) -> Iterator[str]:
     """Lines about runs of both networks, and notes."""
     for run in about["agreement"]:
-        found = "not finite, or of another size"
+        found = "not finite, or different in shape"
         if run["largest"] is not None:
             found = (
-                f"max difference {run['largest']:.3g}, mean {run['mean']:.3g}, of outputs up to "
+                f"largest difference {run['largest']:.3g}, mean {run['mean']:.3g}, largest output "
                 f"{run['scale']:.3g} (rounding allows {run['tolerance']:.3g})"
             )
         yield f"- outputs on probe inputs in {run['dtype']}: {found}"
@@ -407,7 +407,7 @@ def _made(front: Iterable[str], tag: str, body: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    r"""Text of others in Markdown: shown as it is written, never as HTML, a link or an image.
+    r"""Text of unknown origin in Markdown: shown literally, never as HTML, a link or an image.
 
     >>> print(_text("<b>![x](y)"))
     \<b\>!\[x\](y)
@@ -416,15 +416,15 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Text of others in Markdown, as code."""
+    """Text of unknown origin in Markdown, as code."""
     line = escaped(text)
     ticks = _ticks(line, 1)
-    space = " " * (line[:1] == "`" or line[-1:] == "`")  # Markdown takes one away at both ends
+    space = " " * (line[:1] == "`" or line[-1:] == "`")  # Markdown removes one at both ends
     return f"{ticks}{space}{line}{space}{ticks}"
 
 
 def _ticks(text: str, least: int) -> str:
-    """Returns a fence of backticks, at least `least`, that no run of them in the text closes."""
+    """Returns a fence of at least `least` backticks, longer than any run of them in the text."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 

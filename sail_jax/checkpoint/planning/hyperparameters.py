@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
     Attributes:
       weights: One weight per model; None for the method's default.
-      options: The hyperparameters by our names; a tuple where each model has its own value.
+      options: The hyperparameters by our names; a tuple if each model has its own value.
     """
 
     weights: tuple[float, ...] | None
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
         """Restricts the choice to some of the models.
 
         Args:
-          kept: The numbers of the models to keep, among those of the tensor.
+          kept: The indices of the models to keep, among the tensor's models.
 
         Returns:
           Their weights and options; a tuple of equal values becomes that value.
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 class Hyperparameters:
     """Resolves the settings of a recipe for each tensor, and makes its merges.
 
-    `of` and `merge` are called for every tensor; `notes`, at the end, checks that all settings were
+    `of` and `merge` are called for every tensor. At the end, `notes` checks that all settings were
     used.
 
     Args:
@@ -59,18 +59,19 @@ class Hyperparameters:
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
         self.parameters = [*recipe.read().values()]
-        self.named = {name for name, _ in recipe.given()}
+        keys = [self.entry.parameter(name) for name, _ in recipe.given()]
+        self.named = {parameter.name for parameter in keys if parameter}
         listed = mergekit.MERGEKIT.get(recipe.method)
-        # Parameters without a setting that have mergekit's defaults.
+        # Parameters that have mergekit's default without a setting.
         self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
-        # What a recipe sets at its top level.
+        # Hyperparameters from the recipe's top level.
         above = {"compat": recipe.compat, "scope": recipe.scope}
         if not mergekit.accepts(recipe.method, "compat"):
             del above["compat"]
         self.above = {name: value for name, value in above.items() if value is not None}
         self.ledger = Ledger()
         self.key = random_bits.key(recipe.seed)
-        # What was made, checked and compared for earlier tensors, which most tensors are like.
+        # Results for earlier tensors, since most tensors are alike.
         self.made: dict[tuple[str, ...], Merge] = {}
         self.checked = set[tuple[str, int, bool]]()
         self.compared = set[str]()
@@ -82,14 +83,14 @@ class Hyperparameters:
     def of(self, job: Job) -> Choice:
         """Resolves the weights and hyperparameters of one tensor.
 
-        What no setting says is mergekit's default under `compat: mergekit`, else that of our
-        method.
+        Without a setting, the value is mergekit's default under `compat: mergekit`, and our
+        method's default otherwise.
 
         Args:
-          job: The tensor, and the tensors that it is made of.
+          job: The tensor, and the tensors that it is made from.
 
         Returns:
-          The weights and options, with one value for each of the job's sources where models may
+          The weights and options, with one value for each of the job's sources if models may
           differ.
 
         Raises:
@@ -107,7 +108,7 @@ class Hyperparameters:
         return Choice(weights, {**options, **self.above})
 
     def _values(self, parameter: mergekit.Parameter, job: Job) -> list[Value | None]:
-        """The value of a parameter for each source of a tensor, or for all; none if none is set."""
+        """The values of a parameter, for each source of a tensor or for all; empty if unset."""
         outer = [job.part.parameters, job.module.parameters, self.recipe.parameters]
         readers = [(outer, job.name)]
         if parameter.per_model:
@@ -115,40 +116,40 @@ class Hyperparameters:
         values: list[Value | None] = [None] * len(readers)
         if parameter.name in self.named:
             values = [
-                self.ledger.resolve([scope.get(parameter.name) for scope in scopes], name, job.t)
+                self.ledger.resolve([parameter.of(scope) for scope in scopes], name, job.t)
                 for scopes, name in readers
             ]
         weight = parameter.name == "weight"
-        # Where no setting says anything, it is mergekit's default under its conventions. Else it
-        # is nothing at all, so that our method's own default counts, unless the parameter is set
-        # for some of the models or has no default.
+        # Without a setting, mergekit's default counts under its conventions. Otherwise the result
+        # is empty, and our method's default counts, unless the parameter is set for some of the
+        # models or lacks a default.
         theirs = parameter.name in self.theirs
         optional = not theirs and (weight or not parameter.required)
         if optional and all(value is None for value in values):
             return []
-        # Weights of some models only are an error: no default goes with those given.
+        # Weights for only some models are an error: no default goes with the given ones.
         fill = mergekit.REQUIRED if weight and not theirs else parameter.default
         if fill is mergekit.REQUIRED and None in values:
             source = job.sources[values.index(None)][0] if parameter.per_model else None
             who = f" for {source.model}" if source else ""
             raise RecipeError(
                 source.where if source else job.part.where,
-                f"{self.recipe.method} needs {parameter.name!r}{who}, which no condition sets for"
+                f"{self.recipe.method} needs {parameter.name!r}{who}, but no condition sets it for"
                 f" the tensor {job.name!r}",
             )
         return [fill if value is None else value for value in values]
 
     def differs(self, other: "Hyperparameters", job: Job) -> bool:
-        """Tells whether another recipe's hyperparameters would merge a tensor otherwise.
+        """Checks whether another recipe's hyperparameters give a different merge of a tensor.
 
         Args:
           other: The hyperparameters of the other recipe.
-          job: The tensor, and the tensors that it is made of.
+          job: The tensor, and the tensors that it is made from.
 
         Returns:
-          Whether the weights or the merge differ. Tensors for which both recipes say the same as
-          for an earlier one are not compared again: False. False too if either recipe's values
-          cannot be used.
+          Whether the weights or the merge differ. False for tensors with the same hyperparameters
+          as an earlier one, which are not compared again, and if either recipe's values are
+          invalid.
         """
         try:
             pair = [side.of(job) for side in (self, other)]
@@ -160,7 +161,7 @@ class Hyperparameters:
                 (chosen.weights or ones, identity(self._made(self.recipe.method, chosen.options)))
                 for chosen in pair
             )
-        # The other recipe may not be one that can be carried out at all.
+        # The other recipe may be invalid.
         except (TypeError, ValueError):
             return False
         return mine != theirs
@@ -175,14 +176,14 @@ class Hyperparameters:
     ) -> Merge:
         """Makes the merge of a tensor, or returns the one already made for its group.
 
-        Tensors with equal options and the same models share one merge, and with it the statistics
-        that it takes of the whole tree.
+        Tensors with equal options and the same models share one merge, and its statistics of the
+        whole tree.
 
         Args:
           job: The tensor, for messages.
           method: The name of the method.
           options: Its hyperparameters.
-          who: The names of the models, of which there are as many as are merged.
+          who: The names of the merged models.
           base: The base's tensor; None without one.
 
         Returns:

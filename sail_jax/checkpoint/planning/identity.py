@@ -1,10 +1,10 @@
-"""A hash of all that a merge does, which differs between merges that differ.
+"""A hash of a merge's computation, which differs between different computations.
 
-Interrupted work goes on only if its merge is still the same. A merge holds numbers and functions,
-and functions change with the program. Their names do not show it, nor does their own code. For
-example, `transforms.drop` stays the same when `random_bits.mix` changes, which it calls by way of
-two other functions. The hash therefore follows functions to what they name, within this package and
-within that of a user.
+Interrupted work continues only if its merge is still the same. A merge holds numbers and functions,
+and functions change with the program. Neither their names nor their own code show all changes. For
+example, `transforms.drop` stays the same when `random_bits.mix` changes, which it calls through two
+other functions. The hash therefore follows references from functions, within this package and
+within the user's package.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ _HERE = __name__.partition(".")[0]
 
 
 def identity(merge: Merge) -> str:
-    """Computes a hash that changes with anything that a merge does.
+    """Computes a hash that changes with anything that a merge computes.
 
-    It covers the steps with their arrays and functions, the scale, and what the merge expects. The
-    code of a function counts, and so does what it names in its own package or in this one:
-    functions, methods of classes, constants. Other packages do not count, nor do functions that are
-    looked up while another runs. Callers therefore compare versions, too.
+    It covers the steps with their arrays and functions, the scale, and the expected inputs. For a
+    function, it covers the code and everything that the code refers to in its own package or in
+    this one: functions, methods of classes, constants. It does not cover other packages, or
+    functions that are looked up at run time. Callers therefore compare versions, too.
 
     Args:
       merge: The merge; none of its values is traced.
@@ -38,13 +38,13 @@ def identity(merge: Merge) -> str:
     Returns:
       64 hexadecimal digits, the same in every process.
     """
-    # Not the name and the remedy: they change messages, not numbers.
+    # Without the name and the remedy, which affect only messages.
     parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
     return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 
 
 def _plain(x: Any) -> Any:
-    """Takes a part of a merge apart, into values whose `repr` is the same in every process."""
+    """Converts a part of a merge to values with the same `repr` in every process."""
     if isinstance(x, _ARRAY):
         array = np.asarray(x)
         return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
@@ -82,11 +82,11 @@ def _unwrapped(x: Any) -> Any:
 
 
 _FOUND: dict[Any, str] = {}
-"""What `_reached` found, by class or by code and globals; functions are made again and again."""
+"""Results of `_reached`, by class or by code and globals; functions are made again and again."""
 
 
 def _reached(start: Any) -> str:
-    """The name of a function or a class, with a hash of the code and the constants it leads to."""
+    """The name of a function or a class, with a hash of its code and of everything it uses."""
     key = start if isinstance(start, type) else (start.__code__, id(start.__globals__))
     if key not in _FOUND:
         packages = {_HERE, start.__module__.partition(".")[0]}
@@ -110,32 +110,32 @@ def _methods(x: type) -> Iterator[Any]:
 
 
 def _uses(function: FunctionType, record: list[Any]) -> Iterator[Any]:
-    """Notes the code of a function, and yields what it names."""
+    """Records the code of a function, and yields everything that the code refers to."""
     codes = [function.__code__]
     for code in codes:
         codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-        # Without file and line numbers, which change nothing that it does.
+        # Without file and line numbers, which do not affect its behaviour.
         constants = [c for c in code.co_consts if not isinstance(c, CodeType)]
         record.append([code.co_code.hex(), code.co_names, list(map(_ordered, constants))])
     names = sorted({name for code in codes for name in code.co_names})
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType):
-            # `random_bits.mix` are two names; those of a module that occur are likely of it.
+            # `random_bits.mix` is two names; the second probably belongs to the first, a module.
             yield from (vars(value)[other] for other in names if other in vars(value))
         elif value is not None:
             yield value
 
 
 def _ordered(x: Any) -> Any:
-    """A constant of code, of which sets have an order that is the same in every process."""
+    """A constant of code, with sets sorted so their order is the same in every process."""
     if isinstance(x, frozenset):
         return ["set", *sorted(map(repr, x))]
     return [_ordered(value) for value in x] if isinstance(x, tuple) else repr(x)
 
 
 def _followed(x: Any, record: list[Any]) -> Iterator[Any]:
-    """Yields the functions and classes in a value, and notes the constants in it."""
+    """Yields the functions and classes in a value, and records its constants."""
     function = _unwrapped(x)
     if isinstance(x, type) or isinstance(function, FunctionType):
         yield x if isinstance(x, type) else function

@@ -1,7 +1,7 @@
 """Describes an opened input of a merge: its renamed tensors, its config and its head.
 
-The walk over a recipe (`jobs`) and the planner ask an `Input` for tensors. A head that is tied to
-the embedding is resolved here.
+The walk over a recipe (`jobs`) and the planner get tensors from an `Input`. It also resolves a head
+that is tied to the embedding.
 """
 
 import re
@@ -21,7 +21,7 @@ _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked
 
 
 def is_derived(name: str) -> bool:
-    """Tells whether a tensor is a buffer that is computed or counted, not learned.
+    """Checks whether a tensor is a computed or counted buffer, not a learned parameter.
 
     Such buffers (rotary frequencies, position ids, counters) may be missing or differ without harm.
 
@@ -38,19 +38,19 @@ def is_derived(name: str) -> bool:
 
 
 class Input:
-    """A checkpoint that a recipe names, with its tensors renamed.
+    """A checkpoint of a recipe, with its tensors renamed.
 
     Args:
-      ref: The checkpoint as the recipe names it.
+      ref: The checkpoint in the recipe.
       opened: The open checkpoint, with its adapter.
-      recipe: The recipe, for what it says about renaming.
+      recipe: The recipe, for its renaming.
 
     Attributes:
-      ref: The checkpoint as the recipe names it.
+      ref: The checkpoint in the recipe.
       opened: The open checkpoint.
       tensors: The tensors by their names after renaming.
       renamed: The patterns of the recipe that renamed something.
-      config: What its config.json says; empty without one.
+      config: The content of its config.json; empty without one.
 
     Raises:
       RecipeError: If renaming gives two tensors the same name.
@@ -64,8 +64,8 @@ class Input:
         renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
         for name, tensor in opened.tensors.items():
             new = name
-            # One after the other, each on what those before it made: the order of the recipe
-            # counts.
+            # One pattern after the other, each on the previous result: the order in the recipe
+            # matters.
             for pattern, rename in renames.items():
                 done = rename(new)
                 if done != new:
@@ -90,7 +90,7 @@ class Input:
           width: The size that its last axis must have; None for any.
 
         Returns:
-          A tensor `[tokens, width]`, None if there is none.
+          A tensor `[tokens, width]`, or None.
         """
         for name, tensor in self.tensors.items():
             fits = len(tensor.shape) == 2 and width in (None, tensor.shape[-1])
@@ -99,13 +99,13 @@ class Input:
         return None
 
     def table(self, part: Role) -> Tensor | None:
-        """Returns the matrix over tokens for an input or an output, whatever it is called.
+        """Returns the matrix over tokens for an input or an output, under any name.
 
         Args:
-          part: "embedding", or "head" for a head of its own or else the embedding.
+          part: "embedding", or "head" for a separate head or else the embedding.
 
         Returns:
-          A tensor `[tokens, width]`, None if there is none.
+          A tensor `[tokens, width]`, or None.
         """
         for name, tensor in self.tensors.items():
             if part == "head" == role(name) and len(tensor.shape) == 2 and self.has_own(name):
@@ -113,11 +113,11 @@ class Input:
         return self.embedding()
 
     def has_own(self, head: str) -> bool:
-        """Tells whether a head is stored and is not merely a copy of a tied embedding."""
+        """Checks whether a head is stored and is more than a copy of a tied embedding."""
         return head in self.tensors and self.tied is not True
 
     def get(self, name: str, width: int | None = None) -> tuple[Tensor | None, str]:
-        """Returns a tensor by name; for a head that is tied, the embedding in its place.
+        """Returns a tensor by name; for a tied head, the embedding.
 
         Args:
           name: The name of the tensor, after renaming.
@@ -125,8 +125,7 @@ class Input:
             any.
 
         Returns:
-          The tensor, None if the input lacks it; and a note for the user, "" if there is nothing to
-          say.
+          The tensor, None if the input lacks it; and a note for the user, or "".
         """
         if name in self.tensors and not (role(name) == "head" and self.tied is True):
             return self.tensors[name], ""
@@ -134,8 +133,8 @@ class Input:
             embedding = self.embedding(width)
             if embedding is not None and (self.tied is not False):
                 return embedding, f"{self.ref} is tied: merged by its embedding"
-        # A head that its config calls tied is only a copy, and is read here if there is no
-        # embedding of the right width to read in its place.
+        # A head that its config calls tied is only a copy. It is used here if no embedding has the
+        # right width.
         return self.tensors.get(name), ""
 
 
@@ -152,4 +151,4 @@ def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
     used = set().union(*(model.renamed for model in inputs))
     for pattern in recipe.rename:
         if pattern not in used:
-            raise RecipeError(recipe.at("rename"), f"{pattern!r} renames no tensor of any input")
+            raise RecipeError(recipe.at("rename"), f"the pattern {pattern!r} matches no tensor")

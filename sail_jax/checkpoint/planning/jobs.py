@@ -1,6 +1,6 @@
-"""Walks over a recipe: which tensors of which inputs make up each tensor of the output.
+"""Walks over a recipe and lists, for each tensor of the output, the input tensors that it needs.
 
-The walk only pairs names. `plan` turns each `Job` into a `Treatment`, looking at shapes and dtypes.
+The walk only pairs names. `plan` turns each `Job` into a `Treatment`, from shapes and dtypes.
 """
 
 import re
@@ -16,16 +16,16 @@ from sail_jax.checks import nearest
 
 
 class Job(NamedTuple):
-    """A tensor of the output, and the names of the tensors that it is made of.
+    """A tensor of the output, and the names of the tensors that it is made from.
 
     Attributes:
       name: Its name in the output.
-      sources: For each model that is merged, its source in the recipe, the input, and the name of
-        the tensor there.
+      sources: For each merged model, its source in the recipe, the input, and the name of the
+        tensor there.
       base: The input that task vectors start at and the name of the tensor there; None without one.
-      t: The place of its layer in the slice, in [0, 1], by which settings are interpolated.
-      module: The module of the recipe that it belongs to.
-      part: The slice of the recipe that it belongs to.
+      t: The position of its layer in the slice, in [0, 1], by which settings are interpolated.
+      module: Its module in the recipe.
+      part: Its slice in the recipe.
     """
 
     name: str
@@ -37,22 +37,22 @@ class Job(NamedTuple):
 
 
 def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iterator[Job]:
-    """Yields every tensor of the output, with the tensors that it is made of.
+    """Yields every tensor of the output, with the tensors that it is made from.
 
     In a slice of n > 1 layers, layer i has t = i / (n - 1). The only layer of a slice has t = 1,
     and tensors outside the layers have t = 0 (as in mergekit).
 
     Args:
       recipe: The recipe.
-      inputs: The inputs that it names.
-      losses: A list to which is added what of an input the output will lack.
+      inputs: Its inputs.
+      losses: A list that collects the parts of inputs that the output will lack.
 
     Yields:
       The tensors, in the order of the output.
 
     Raises:
-      RecipeError: If tensors belong to no module or a module has none, if a model has tensors that
-        the output lacks, or if the layers that are asked for are not there or differ in number.
+      RecipeError: If tensors belong to no module or a module lacks tensors, if a model has tensors
+        that the output lacks, or if the requested layers do not exist or differ in number.
     """
     walk = _Walk(recipe, inputs, losses)
     for module in recipe.modules:
@@ -60,7 +60,7 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iter
 
 
 class _Place(NamedTuple):
-    """A slice, and what is merged there: sources with their inputs, and the start of task vectors.
+    """A slice, and its inputs: sources with their inputs, and the start of task vectors.
 
     The output has the tensors of the lead.
     """
@@ -72,7 +72,7 @@ class _Place(NamedTuple):
     lead: Source
 
     def job(self, name: str, t: float) -> Job:
-        """The job of a tensor that has one name in all inputs."""
+        """The job of a tensor with the same name in all inputs."""
         sources = tuple((source, model, name) for source, model in self.inputs)
         return Job(name, sources, self.base and (self.base, name), t, self.module, self.part)
 
@@ -114,8 +114,8 @@ class _Walk:
         if homeless:
             raise RecipeError(
                 self.recipe.at("modules"),
-                f"{len(homeless)} tensors of {model.ref} belong to no module, as {homeless[0]!r};"
-                " a module called default takes the rest",
+                f"{len(homeless)} tensors of {model.ref} belong to no module, such as"
+                f" {homeless[0]!r}; a module called default takes the rest",
             )
         names = [name for name, owner in owners.items() if owner == module.name]
         if not names:
@@ -128,29 +128,29 @@ class _Walk:
         return names
 
     def check_extra(self, at: _Place, names: Sequence[str]) -> None:
-        """Refuses, or notes, tensors of other models that the output does not have."""
+        """Refuses or notes tensors of other models that the output lacks."""
         expected = set(names)
         for source, model in at.inputs:
             if source.model == at.lead.model or source.layers is not None:
                 continue
             extra = [name for name in self.members(at.module, model) if name not in expected]
-            # A head that others lack is no extra: they may be tied, and `heads` adds it.
+            # A head that others lack is allowed: they may be tied, and `heads` adds it.
             extra = [name for name in extra if role(name) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
-                # Surplus tensors of a deeper model are told as that: as more layers.
+                # Surplus tensors of a deeper model are reported as additional layers.
                 self.same_depth(at, names)
                 raise RecipeError(
                     source.where,
-                    f"{model.ref} has {len(learned)} tensors that {at.lead.model} lacks, as"
-                    f" {learned[0]!r}; say extra: ignore to leave them out, or rename them",
+                    f"{model.ref} has {len(learned)} tensors that {at.lead.model} lacks, such as"
+                    f" {learned[0]!r}; set extra: ignore to leave them out, or rename them",
                 )
             if extra:
                 shown = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
                 self.losses.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
     def heads(self, at: _Place, names: Sequence[str]) -> list[str]:
-        """Lists the heads that another input has of its own, but the lead does not."""
+        """Lists the separate heads of another input that the lead lacks."""
         heads = dict.fromkeys(
             name
             for _, model in at.inputs
@@ -160,7 +160,7 @@ class _Walk:
         return [name for name in heads if name not in names]
 
     def layers(self, at: _Place, names: Sequence[str], offsets: dict[str, int]) -> Iterator[Job]:
-        """Yields the tensors of a slice's layers, numbered on from those of earlier slices."""
+        """Yields the tensors of a slice's layers, numbered after the layers of earlier slices."""
         depth = stacks(names)
         places = [(name, place) for name in names if (place := position(name)) is not None]
         if at.lead.layers is None:
@@ -173,7 +173,7 @@ class _Walk:
             got = ", ".join(depth) or "none"
             raise RecipeError(
                 at.part.where,
-                f"slices need one stack of layers, got {got}; say which under modules",
+                f"slices need one stack of layers, got {got}; choose one under modules",
             )
         stack = next(iter(depth))
         for source in [at.lead, *(source for source, _ in at.inputs)]:
@@ -182,15 +182,15 @@ class _Walk:
             if first < end and end > n:
                 raise RecipeError(
                     source.where,
-                    f"layer_range {[first, end]} of {source.model}, which has {n} layers",
+                    f"layer_range {[first, end]} is beyond {source.model}, which has {n} layers",
                 )
         a, b = at.lead.layers
         for i in range(b - a):
             t = i / (b - a - 1) if b - a > 1 else 1.0
             for name, place in places:
                 if place.index == a + i:
-                    # Only the number in the output runs on; each source counts from where its own
-                    # range begins.
+                    # Only the numbers in the output continue; each source counts from the first
+                    # layer of its own range.
                     sources = tuple(
                         (source, model, place.at((source.layers or (a, b))[0] + i))
                         for source, model in at.inputs
@@ -203,8 +203,8 @@ class _Walk:
         """Checks that stacks of the same name have equally many layers in all models."""
         depth = stacks(names)
         for source, model in at.inputs:
-            # A stack that the lead lacks is no difference of depth: its tensors are surplus, and
-            # reported so.
+            # A stack that the lead lacks is not a difference of depth: its tensors are surplus,
+            # and reported so.
             for stack, n in stacks(model.tensors).items():
                 if depth.get(stack, n) != n:
                     raise RecipeError(
@@ -214,7 +214,7 @@ class _Walk:
                     )
 
 
-# By a module's name in a recipe, the components of tensor names that stand for the same tower.
+# For a module's name in a recipe, the components of tensor names that stand for the same tower.
 _TOWERS = {
     "text_decoder": ("text_decoder", "language_model", "text_model"),
     "vision_tower": ("vision_tower", "visual", "vision_model", "vision_encoder"),
@@ -224,15 +224,15 @@ _MAIN = ("default", "text_decoder", "decoder")
 
 
 def is_main(name: str) -> bool:
-    """Tells whether a config's number of layers counts the layers of this module."""
+    """Checks whether a config's number of layers counts the layers of this module."""
     return name in _MAIN
 
 
 def _owners(modules: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
     """Finds the module that each tensor belongs to.
 
-    It is the first module whose name, or a name that stands for the same tower, is a component of
-    the tensor's; else the module that takes the rest (`_MAIN`), None without one.
+    It is the first module with a name, or a synonym for the same tower, that is a component of the
+    tensor's name. Otherwise it is the module that takes the rest (`_MAIN`), or None without one.
     """
     rest = next((name for name in _MAIN if name in modules), None)
     owners = {}

@@ -1,8 +1,8 @@
-"""Whether the inputs of a merge mean the same: their architectures, configurations and tokens.
+"""Checks that the inputs of a merge have the same architectures, configurations and tokens.
 
-Tensors of equal names and shapes may belong to networks of other functions, and rows of equal
-numbers to other tokens. Such a merge runs, and its outcome does not work as a network. So other
-architectures and other tokens are refused, and what else differs is listed.
+Tensors with equal names and shapes may belong to different architectures, and rows with equal
+numbers to different tokens. Such a merge runs, but its result does not work as a network. So
+different architectures and tokens are refused, and other differences are listed.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ _FOLLOWS = {"vocab_size", "tie_word_embeddings", "num_labels", *LAYER_KEYS}
 
 
 class Vocabularies:
-    """The vocabularies of inputs, each file read once, however many inputs share its content.
+    """The vocabularies of inputs. Each file is read once, even if several inputs share it.
 
     Args:
-      notes: A list to which is added which tokenizers cannot be read.
+      notes: A list that collects the tokenizers that cannot be read.
     """
 
     def __init__(self, notes: list[str]) -> None:
@@ -40,7 +40,7 @@ class Vocabularies:
           model: The input.
 
         Returns:
-          The vocabulary; None if no file beside the tensors holds one that can be read.
+          The vocabulary; None if no readable file holds one.
         """
         if model.ref not in self._by_ref:
             self._by_ref[model.ref] = None
@@ -57,7 +57,7 @@ class Vocabularies:
           model: The input.
 
         Returns:
-          The vocabulary; None without a file that holds one.
+          The vocabulary; None without such a file.
 
         Raises:
           StoreError: If a file of the tokenizer cannot be read.
@@ -81,16 +81,16 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
     """Compares the configuration of each input with the first one.
 
     Args:
-      first: The input that the output's config.json comes from.
+      first: The input that provides the output's config.json.
       others: The inputs that are merged with it.
-      recipe: The recipe, for places.
-      allow_crimes: Whether other architectures are merged.
+      recipe: The recipe, for places in messages.
+      allow_crimes: Whether different architectures may be merged.
 
     Returns:
-      A sentence for each difference that may make two networks of equal tensors.
+      A sentence for each difference that may change the function of networks with equal tensors.
 
     Raises:
-      RecipeError: If an input has another architecture, unless `allow_crimes`.
+      RecipeError: If an input has a different architecture, unless `allow_crimes`.
     """
     notes = []
     for model in others:
@@ -98,7 +98,7 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
             continue
         mine, other = _family(first.config), _family(model.config)
         if mine and other and mine != other:
-            message = f"{model.ref} is of the architecture {other!r}, {first.ref} of {mine!r}"
+            message = f"{model.ref} has the architecture {other!r}, but {first.ref} has {mine!r}"
             if not allow_crimes:
                 raise RecipeError(
                     recipe.place_of(model.ref),
@@ -110,14 +110,14 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
             if last in _FOLLOWS or "quantization_config" in key or key.startswith("compression_"):
                 continue
             notes.append(
-                f"{model.ref} states {key} {_short(otherwise)}, {first.ref} {_short(stated)}: "
-                "the output states the latter"
+                f"{key} is {_short(otherwise)} in {model.ref} and {_short(stated)} in {first.ref}: "
+                "the output has the latter"
             )
     return notes
 
 
 def _family(config: Config) -> str:
-    """The architecture that a config.json names: its model_type, else its first class."""
+    """The architecture in a config.json: its model_type, else its first class."""
     family = config.get("model_type") or class_of(config)
     return family if isinstance(family, str) else ""
 
@@ -130,18 +130,18 @@ def match_tokens(
     vocabularies: Vocabularies,
     recipe: Recipe,
 ) -> tuple[list[str], list[str]]:
-    """Checks that rows which are merged by their numbers belong to the same tokens.
+    """Checks that rows that are merged by their numbers belong to the same tokens.
 
     Args:
       rows: How many rows the output has.
-      tables: The inputs that give rows, and how many each has.
-      donor: The input that the output's tokenizer comes from.
+      tables: The inputs that provide rows, and how many each has.
+      donor: The input that provides the output's tokenizer.
       inputs: All inputs.
       vocabularies: Their vocabularies.
-      recipe: The recipe, for places.
+      recipe: The recipe, for places in messages.
 
     Returns:
-      Sentences about rows that only one tokenizer has a token for; and about tokens that the output
+      Sentences about rows with a token in only one tokenizer, and about tokens that the output
       loses.
 
     Raises:
@@ -164,28 +164,28 @@ def match_tokens(
             core = any(t not in own.ids and t not in theirs.added for t in theirs.ids)
             raise RecipeError(
                 recipe.place_of(ref),
-                f"{_count(len(other), 'row')} would be merged with rows of other tokens, as {i}: "
-                f"{token!r} here, {token_at[i]!r} in {donor.ref}; write "
+                f"{_count(len(other), 'row')} would be merged with rows of other tokens, such as "
+                f"{i}: {token!r} here, {token_at[i]!r} in {donor.ref}; write "
                 f"tokenizer: {{source: {'base' if core else 'union'}}} to match rows by token",
             )
         extra = [token for i, token in merged if i not in token_at]
         if extra:
             notes.append(
-                f"{_count(len(extra), 'token')} of {ref}, as {extra[0]!r}, have rows that are "
-                f"merged, but are not in the output's tokenizer, which is that of {donor.ref}"
+                f"{_count(len(extra), 'token')} of {ref}, such as {extra[0]!r}, have rows that are "
+                f"merged, but are not in the output's tokenizer ({donor.ref}'s)"
             )
         ends = {i for i, _ in merged}
         lacking = [t for t, i in own.ids.items() if i < min(rows, size) and i not in ends]
         if lacking:
             notes.append(
-                f"{ref} has no {_count(len(lacking), 'token')} of {donor.ref}, as {lacking[0]!r}: "
-                "its rows of these numbers are merged with theirs"
+                f"{ref} lacks {_count(len(lacking), 'token')} of {donor.ref}, such as "
+                f"{lacking[0]!r}: its rows of these numbers are merged with theirs"
             )
         cut = sorted((i, token) for token, i in theirs.ids.items() if rows <= i < size)
         if cut:
             losses.append(
-                f"{_count(len(cut), 'token')} of {ref}, as {cut[0][1]!r}, have rows beyond the "
-                f"{rows} of the output"
+                f"{_count(len(cut), 'token')} of {ref}, such as {cut[0][1]!r}, have rows beyond "
+                f"the {rows} of the output"
             )
     return notes, losses
 

@@ -1,8 +1,8 @@
-"""Opens the inputs of a recipe, and does to them what is asked for before they are merged.
+"""Opens the inputs of a recipe, and carries out their operations before they are merged.
 
-An input may get an adapter, be grown, and be put into another's basis, in this order. The outcome
-is a checkpoint whose tensors are computed when they are read (see `sail_jax.checkpoint.sources`),
-which the planner takes like any other.
+An input may get an adapter, be grown, and be aligned to another, in this order. The result is a
+checkpoint. Its tensors are computed as they are read (see `sail_jax.checkpoint.sources`). The
+planner treats it like any other.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from sail_jax.merging.tensors import Tensor
 
 
 def located(path: str, revision: str | None) -> str:
-    """Tells what is opened for a checkpoint, or an adapter, that a recipe names.
+    """Returns the path to open for a checkpoint, or an adapter, of a recipe.
 
     Args:
       path: Its path.
-      revision: Its revision, or the step of a run; None if none is asked for.
+      revision: Its revision, or the step of a run; None without one.
 
     Returns:
-      path@revision; the path alone without a revision, or if it is on this disk, where only runs
-      and folders of the Hub's cache have revisions.
+      path@revision. It is only the path without a revision, or for a path on this disk, unless it
+      is a run or a folder of the Hub's cache.
     """
     if revision is None:
         return path
@@ -39,13 +39,13 @@ def located(path: str, revision: str | None) -> str:
 
 
 def paths(refs: Iterable[Ref]) -> Iterator[str]:
-    """Lists what is opened for the inputs of a recipe.
+    """Lists the paths to open for the inputs of a recipe.
 
     Args:
-      refs: The inputs, as the recipe names them.
+      refs: The inputs in the recipe.
 
     Yields:
-      The paths of checkpoints, adapters, and models that others are aligned to.
+      The paths of checkpoints, of adapters, and of models that others are aligned to.
     """
     for ref in refs:
         yield located(ref.path, ref.revision)
@@ -60,7 +60,7 @@ class Openings:
     Args:
       open: Opens a checkpoint by its path.
       select: Which tensors of each model are taken; see `sail_jax.merging.selection`.
-      notes: A list to which is added what the user should know, such as what a growth loses.
+      notes: A list that collects notes for the user, such as the losses of a growth.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Openings:
         """Opens an input.
 
         Args:
-          ref: The checkpoint as the recipe names it.
+          ref: The checkpoint in the recipe.
 
         Returns:
-          The checkpoint, with its adapter, after all that is done to it.
+          The checkpoint, with its adapter, after all its operations.
         """
         if ref not in self._made:
             self._made[ref] = self._stepped(ref) if ref.steps else self._adapted(ref)
@@ -87,7 +87,7 @@ class Openings:
         """Returns the tensors of a model that were not selected, as they are stored.
 
         Args:
-          ref: The checkpoint as the recipe names it.
+          ref: The checkpoint in the recipe.
 
         Returns:
           The tensors by name.
@@ -95,13 +95,13 @@ class Openings:
         return self._path(ref.path, ref.revision).rest
 
     def about(self, ref: Ref) -> list[str]:
-        """Lists what of a model's path was opened, if that is not all of it.
+        """Lists which part of a model's path was opened, if not all of it.
 
         Args:
-          ref: The checkpoint as the recipe names it.
+          ref: The checkpoint in the recipe.
 
         Returns:
-          Sentences; none if it is all of it.
+          Sentences; empty if all of it was opened.
         """
         said = self._path(ref.path, ref.revision).about()
         if ref.lora is not None:
@@ -110,16 +110,16 @@ class Openings:
         return said
 
     def _path(self, path: str, revision: str | None) -> Checkpoint:
-        """Opens what lies at a path, once."""
+        """Opens the checkpoint at a path, once."""
         place = located(path, revision)
         if place not in self._opened:
             self._opened[place] = self._open(place)
         return self._opened[place]
 
     def _adapted(self, ref: Ref) -> Checkpoint:
-        """Opens a model, adds its adapter, and notes what else that changes."""
+        """Opens a model, adds its adapter, and notes the adapter's other changes."""
         model = self._path(ref.path, ref.revision)
-        # Whoever opened it may have selected what the tree shows, which is what None means.
+        # With None, the function that opened it may have selected the leaves of a known state.
         if self._select is not None or model.selection is None:
             model.select(self._select)
         if model.selection is not None:
@@ -132,10 +132,10 @@ class Openings:
         return view
 
     def _stepped(self, ref: Ref) -> Checkpoint:
-        """Does the last of a model's steps, after those before it.
+        """Carries out the last of a model's operations, after the earlier ones.
 
-        Models that share their first steps (grown alike, then aligned to different ones) share
-        these checkpoints, as each is kept under the steps that led to it.
+        Each result is kept under its sequence of operations. So models with the same first
+        operations (grown equally, then aligned to different ones) share these checkpoints.
         """
         *earlier, last = ref.steps
         before = self(ref._replace(steps=tuple(earlier)))
@@ -144,9 +144,9 @@ class Openings:
         return self._aligned(ref, before, last)
 
     def _grown(self, ref: Ref, checkpoint: Checkpoint, step: Growth) -> View:
-        """Grows a checkpoint, and notes what that loses.
+        """Grows a checkpoint, and notes the losses.
 
-        Both networks are run, before anything is written, if the growth is to be lossless.
+        If the growth must be lossless, both networks are run before anything is written.
         """
         from sail_jax.checkpoint.sources.agreement import verdict
         from sail_jax.checkpoint.sources.grown import growth_view, measured, require_exact
@@ -157,8 +157,8 @@ class Openings:
         if lossless:
             require_exact(
                 checkpoint.path, agreed, failed,
-                "a recipe runs known architectures up to 1 GiB, so grow the model by itself and "
-                "name the outcome",
+                "a recipe runs known architectures up to 1 GiB, so grow the model separately and "
+                "use the result",
             )  # fmt: skip
         self._notes.append(f"{ref}: grown; exactness: {verdict(agreed)}")
         lost = growth.report.lost
@@ -167,16 +167,16 @@ class Openings:
         return view
 
     def _aligned(self, ref: Ref, checkpoint: Checkpoint, step: Alignment) -> View:
-        """Puts a checkpoint into the basis of another, and notes how near that brings them."""
+        """Aligns a checkpoint to another, and notes the distance before and after."""
         from sail_jax.checkpoint.sources.aligned import align_maps, aligned_view
 
         reference = self(step.to)
         config = config_of(checkpoint.extras)
         if not config:
-            raise ValueError("without a config.json it is not known which spaces to align")
+            raise ValueError("without a config.json, the spaces to align are unknown")
         aligned = align_maps(reference, checkpoint, config, **step.options)
         before, after = aligned.distance
-        self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
+        self._notes.append(f"{ref}: relative distance {before:.3g}, aligned {after:.3g}")
         self._notes += [f"{ref}: {note}" for note in aligned.notes]
         mark = hashlib.sha256(repr(ref).encode()).hexdigest()
         return aligned_view(checkpoint, aligned, how=f"aligned to {step.to}", mark=mark)

@@ -1,4 +1,4 @@
-"""Outcomes of merges that have not been carried out: they can be planned with, but not read."""
+"""Results of merges that have not run yet: they can be planned with, but not read."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from sail_jax.merging.tensors import Shape
 
 
 class PendingError(Exception):
-    """Raised where a plan needs the values of an outcome that is not there yet."""
+    """Raised when a plan needs the values of a result that does not exist yet."""
 
 
 class Pending(NamedTuple):
@@ -21,7 +21,7 @@ class Pending(NamedTuple):
       name: Its name.
       dtype: Its dtype.
       shape: Its shape.
-      source: What the merge is called.
+      source: The name of the merge.
     """
 
     name: str
@@ -30,20 +30,20 @@ class Pending(NamedTuple):
     source: str
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Refuses to read entries: there are none yet."""
+        """Refuses to read entries, since they do not exist yet."""
         del out, start
-        raise PendingError(f"values of {self.source} are needed, which has to be merged first")
+        raise PendingError(f"values of {self.source} are needed, which must be merged first")
 
 
 def pending(plan: Plan, name: str) -> Checkpoint:
-    """Makes the checkpoint that a plan will lead to.
+    """Makes the checkpoint that a plan will produce.
 
     Args:
       plan: The plan.
-      name: What the checkpoint is called.
+      name: The name of the checkpoint.
 
     Returns:
-      A checkpoint with the names, dtypes and shapes of the tensors and with the files beside them.
+      A checkpoint with the names, dtypes and shapes of the tensors, and with the plain files.
     """
     checkpoint = Checkpoint(Path(name))
     checkpoint.format = "safetensors"

@@ -1,28 +1,28 @@
-"""Plans a merge: from a recipe and the headers of its checkpoints to what happens to every tensor.
+"""Plans a merge: decides the treatment of every tensor from a recipe and checkpoint headers.
 
 No entry of a tensor is read. The rules by which tensors are matched:
 
 * By name, after `rename`. The output has the tensors of the base, or without one of the first
-  model. Tensors that others have besides are an error unless `extra: ignore`. A tensor that one
-  lacks is an error unless `missing: skip` (the model is left out) or `missing: base` (it counts as
-  the base). Buffers that are computed (rotary frequencies, position ids, counters) are never a
-  reason to refuse.
-* A head that is tied to the embedding in all inputs is not written. If any input has its own, the
-  output is untied, and tied inputs are merged by their embedding. A stored head that its config
-  calls tied counts as a copy of the embedding.
-* Rows of embeddings and heads are matched by token, if a tokenizer is asked for and vocabularies
-  differ, else by number. By number, rows beyond those of the base are left out, and a row that a
-  model lacks is taken from the base, so that its delta is 0. Without a base, the rows that all have
-  are kept.
-* Rows are matched by number only if the tokenizers give them to the same tokens.
-* Other shapes have to agree. Floating dtypes may differ; the output's is out_dtype, else dtype,
-  else that of the base, or first model. Integers, bools and keys are copied; where they differ,
-  `integers` says whose. Complex numbers are copied, too; where they differ the merge is refused.
-* config.json is that of the base, or first model. Where the tensors of the output contradict it, it
-  follows them; where it cannot, the merge is refused.
-* Layers are what `layers.position` finds. In slices, those of the output are numbered on. Tensors
-  before the layers (embeddings) come from the sources of the first slice, and those after them
-  from the sources of the last.
+  model. Additional tensors of other models are an error unless `extra: ignore`. A missing tensor
+  is an error unless `missing: skip` (the model is left out) or `missing: base` (it counts as the
+  base). Computed buffers (rotary frequencies, position ids, counters) never cause a refusal.
+* A head that is tied to the embedding in all inputs is not written. If any input has a separate
+  head, the output is untied, and tied inputs are merged by their embedding. A stored head that its
+  config calls tied counts as a copy of the embedding.
+* Rows of embeddings and heads are matched by token if a tokenizer is requested and vocabularies
+  differ, else by number. By number, rows beyond the base's are left out, and a row that a model
+  lacks is taken from the base, which makes its delta 0. Without a base, only the rows that all
+  models have are kept.
+* Rows are matched by number only if the tokenizers assign them to the same tokens.
+* Other shapes must be equal. Floating-point dtypes may differ. The output's is out_dtype, else
+  dtype, else the base's or first model's. Integers, bools and keys are copied; if they differ,
+  `integers` chooses the source. Complex numbers are copied, too; if they differ, the merge is
+  refused.
+* config.json comes from the base or first model. If the output's tensors contradict it, it is
+  corrected to match them; if that is impossible, the merge is refused.
+* `layers.position` finds the layers. In slices, the output's layers are numbered consecutively.
+  Tensors before the layers (embeddings) come from the sources of the first slice, and tensors after
+  them from the sources of the last slice.
 """
 
 import hashlib
@@ -87,18 +87,18 @@ from sail_jax.trees import some_paths
 
 
 class Treatment(NamedTuple):
-    """What happens to one tensor of the output: what the engine does, and what people read of it.
+    """The treatment of one tensor of the output: the engine's work, and its description.
 
     Attributes:
-      work: What the engine carries out. Its `merge` is None to copy the bytes of the first model,
-        with which any other models have to agree.
+      work: The engine's work. Its `merge` is None to copy the bytes of the first model, which must
+        be equal in all other models.
       owners: The models that are merged, by their names in `Plan.inputs`.
       base: The tensor of the base; None without one. The work has it only if the merge needs it:
         as the start of the task vectors, or as a model.
-      weights: One weight per model, as asked for; None for the method's default.
+      weights: One weight per model, as requested; None for the method's default.
       group: A number that all tensors with the same merge share. Statistics of the whole tree are
         taken over a group.
-      note: Why it is copied, cropped and so on; "" if there is nothing to say.
+      note: The reason for copying, cropping and so on; "" without one.
     """
 
     work: Work
@@ -127,15 +127,15 @@ class Treatment(NamedTuple):
     def merge(self) -> Merge | None:
         """The merge; None for a copy."""
         merge = self.work.merge
-        # There is no other `Program`.
+        # Merges are the only kind of `Program`.
         assert merge is None or isinstance(merge, Merge)
         return merge
 
     @property
     def models(self) -> tuple[Tensor, ...]:
-        """The tensor of each of the models; a base that the merge counts as a model is not here.
+        """The tensor of each of the models; without a base that the merge counts as a model.
 
-        A tensor that is copied is a single one, whichever of the owners it is taken from.
+        For a copied tensor, it is a single one, whichever owner provides it.
         """
         models = self.work.models
         return models if self.work.merge is None else models[len(models) - len(self.owners) :]
@@ -147,16 +147,16 @@ class Treatment(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The hyperparameters of the merge, but for PRNG keys; a tuple has one value per model."""
+        """The hyperparameters of the merge without PRNG keys; a tuple has one value per model."""
         given = {} if self.merge is None else self.merge.options
         return {name: value for name, value in given.items() if name != "key"}
 
 
 class InputSummary(NamedTuple):
-    """An input as messages and reports show it.
+    """An input in messages and reports.
 
     Attributes:
-      name: The checkpoint as the recipe names it, with what is done to it.
+      name: The checkpoint in the recipe, with its operations.
       role: "base", "model", or "tokenizer" if it takes part in the vocabulary only.
       tensors: How many tensors it has.
       size: Their size in bytes.
@@ -173,16 +173,15 @@ class Plan(NamedTuple):
 
     Attributes:
       method: The name of the method.
-      treatments: What happens to each tensor, in the order of the output.
+      treatments: The treatment of each tensor, in the order of the output.
       aliases: The names that the output does not store, each with the tensor that it is tied to.
-      extras: The files to write beside the tensors, by name: their bytes, or the path of a file to
-        copy.
+      extras: The plain files to write, by name: their bytes, or the path of a file to copy.
       inputs: The checkpoints that take part.
-      compat: Whose defaults and variants are used.
+      compat: The origin of the defaults and variants.
       seed: The seed of methods that draw random numbers.
-      notes: What the user should know, a sentence each.
-      losses: What of the inputs the output lacks, a sentence each.
-      codes: What is written in codes; None for nothing.
+      notes: Notes for the user, a sentence each.
+      losses: The parts of the inputs that the output lacks, a sentence each.
+      codes: The weights that are written in codes; None for none.
     """
 
     method: str
@@ -210,35 +209,36 @@ def plan(
     strict: bool = False,
     copy_tokenizer: bool = True,
 ) -> Plan:
-    """Decides what a recipe does to every tensor, by the rules at the top of this module.
+    """Plans the merge of a recipe, by the rules at the top of this module.
 
     Args:
       recipe: The recipe.
       open: Opens a checkpoint by its path (or path@revision). It is called once for each path. The
         caller closes the checkpoints, after the plan has been used.
-      allow_crimes: Whether networks of other architectures are merged, and an output may contradict
-        its config.json.
-      strict: Whether what has no effect is an error. By default it is a note.
-      copy_tokenizer: Whether the files of a tokenizer are copied. Those that the recipe's
+      allow_crimes: Whether different architectures may be merged, and an output may contradict its
+        config.json.
+      strict: Whether a part without effect is an error. By default it gives a note.
+      copy_tokenizer: Whether the files of a tokenizer are copied. Files that the recipe's
         `tokenizer` makes are in the plan regardless.
 
     Returns:
       The plan. Its tensors are read from the open checkpoints when it is run.
 
     Raises:
-      RecipeError: If the recipe does not fit its checkpoints: a tensor is missing or of another
-        shape, a filter has no effect, and so on; with `strict`, if anything else has none.
-      ValueError: If an adapter does not fit or a file beside the tensors cannot be read; and
-        whatever `open` raises.
+      RecipeError: If the recipe does not fit its checkpoints: a tensor is missing or has another
+        shape, a filter has no effect, and so on; with `strict`, also for other parts without
+        effect.
+      ValueError: If an adapter does not fit or a plain file cannot be read. Errors of `open` are
+        passed on.
     """
     return _Planner(recipe, open, allow_crimes, strict, copy_tokenizer).plan()
 
 
 def fingerprint(plan: Plan) -> str:
-    """Computes a digest of a plan, by which an interrupted merge is recognised.
+    """Computes a digest of a plan, which identifies an interrupted merge.
 
-    It changes with anything that changes the output: what is done, by which merges, to which
-    tensors. Tensors are told apart by their source, dtype and shape, not by their entries.
+    It changes with anything that changes the output: the merges, and the tensors that they apply
+    to. Tensors enter with their source, dtype and shape, not with their entries.
 
     Args:
       plan: The plan.
@@ -272,7 +272,7 @@ def fingerprint(plan: Plan) -> str:
 
 
 class _Planner:
-    """The state of planning one recipe: its inputs, what was made of them, and the notes."""
+    """The state of planning one recipe: its inputs, intermediate results, and notes."""
 
     def __init__(
         self,
@@ -283,17 +283,17 @@ class _Planner:
         copy_tokenizer: bool,
     ):
         self.recipe, self.entry, self.allow_crimes = recipe, recipe.entry, allow_crimes
-        # What a recipe asks for is written, whatever the options.
+        # A tokenizer in the recipe is written, whatever the options.
         self.copy_tokenizer = copy_tokenizer or recipe.tokenizer is not None
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
-        # The tensors that lose something, by what they lose.
+        # The tensors with losses, by the kind of loss.
         self.losses: dict[str, list[str]] = {}
         # How many rows of tokens each input gives, and how many the output gets.
         self.tables: dict[Ref, int] = {}
         self.rows = 0
         self.vocabularies = Vocabularies(self.notes)
-        # The same recipe under the other convention, for `_note_convention`; none if the user named
-        # one, or gave the merge itself.
+        # The same recipe under the other convention, for `_note_convention`; None if the user chose
+        # a convention, or gave the merge itself.
         named = "compat" in recipe.node.value or self.entry.merge is not None
         compat = "mergekit" if recipe.compat == "paper" else "paper"
         other = recipe.model_copy(update={"compat": compat})
@@ -314,7 +314,7 @@ class _Planner:
             except (TypeError, ValueError) as error:
                 if isinstance(error, (StoreError, RecipeError)):
                     raise
-                # What growing or aligning refuses does not name a place: it is this model's.
+                # Errors of growing or aligning lack a place: use this model's.
                 raise RecipeError(recipe.place_of(ref), f"{ref}: {error}") from error
         unmatched_renames(recipe, self.inputs.values())
         first = recipe.base_model or next(recipe.sources()).model
@@ -323,18 +323,18 @@ class _Planner:
         self.vocabulary = self._output_vocabulary()
 
     def _look(self) -> None:
-        """Notes what the inputs state otherwise than their tensors, or than each other."""
+        """Notes contradictions between the inputs' files and tensors, and between inputs."""
         merged = [self.inputs[ref] for ref in self.inputs if ref in self.merged]
         opened = {model.ref: self.openings.about(model.ref) for model in merged}
         for ref, said in opened.items():
-            # What is the same of all, such as the leaves that were selected, takes one line.
+            # Equal sentences about all inputs, such as about selected leaves, take one line.
             of_all = [text for text in said if all(text in other for other in opened.values())]
             self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
             if rivals := model.opened.rivals:
                 self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)
-            # What the output leaves out is noted with it.
+            # Files that the output leaves out are noted there.
             stale = {"quantization_config", "compression_config"} if model is self.first else set()
             found = contradictions_of(model.opened, vocabulary)
             self.notes += [f"{model.ref}: {x}" for x in found if x.key not in stale]
@@ -342,7 +342,7 @@ class _Planner:
         self.notes += compare(self.first, others, self.recipe, self.allow_crimes)
 
     def _loses(self, text: str, *names: str) -> None:
-        """Records what the output lacks, of which tensors."""
+        """Records a loss of the output, and the tensors that it affects."""
         self.losses.setdefault(text, []).extend(names)
 
     def plan(self) -> Plan:
@@ -366,15 +366,15 @@ class _Planner:
             self.notes += notes
             for text in losses:
                 self._loses(text)
-        # Only now is it known what is written: an alias has to point to that, and must not be it.
+        # The written tensors are known only now: an alias must refer to one, and not be one.
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         extras, codes = self._extras(treatments), self._codes(treatments)
         notes = list(dict.fromkeys(self.notes))
-        # In mergekit `dtype` is also that of the arithmetic.
+        # In mergekit, `dtype` is the dtype of the arithmetic, too.
         narrow = self.recipe.dtype is not None and np.dtype(self.recipe.dtype).itemsize < 4
         if narrow and self.recipe.compat == "mergekit":
-            notes.append(f"dtype: {self.recipe.dtype} is written; arithmetic is always in float32")
+            notes.append(f"dtype: output files are {self.recipe.dtype}; arithmetic is float32")
         return Plan(
             self.recipe.method,
             tuple(treatments),
@@ -389,7 +389,7 @@ class _Planner:
         )
 
     def _codes(self, treatments: Sequence[Treatment]) -> Requantisation | None:
-        """Decides what is written in codes, in the scheme of the first input."""
+        """Chooses the weights to write in codes, in the scheme of the first input."""
         if self.recipe.requantize is None:
             return None
         try:
@@ -400,7 +400,7 @@ class _Planner:
         return codes
 
     def _note_convention(self, job: Job, treatment: Treatment) -> None:
-        """Notes which convention is used, if none was named and the other merges otherwise."""
+        """Notes the convention in use, if none was chosen and the other gives other numbers."""
         if self.other is None or treatment.merge is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
@@ -431,15 +431,15 @@ class _Planner:
         tensors, base = self._shaped(job, [job.sources[k][1] for k in places], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
-        # Models may have been left out here (`missing: skip`), so the number that the recipe was
-        # checked for may not be reached.
+        # Models may have been left out here (`missing: skip`), so the number of models may be lower
+        # than the one checked for the recipe.
         if len(places) < self.entry.least:
             who = "the first model" if base is None else "the base"
             if job.sources:
-                notes.append(text := f"too few models have it for {method}: as it is in {who}")
+                notes.append(text := f"too few models have it for {method}: copied from {who}")
                 self._loses(text, job.name)
             else:
-                self.notes.append(f"nothing to merge into the base: as it is in {owner[0]}")
+                self.notes.append(f"nothing to merge into the base: copied from {owner[0]}")
             method, weights, options = "passthrough", None, {"scale": 1.0}
             tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
         normalised = method == "linear" and options.get("normalize", True)
@@ -452,7 +452,7 @@ class _Planner:
         same = dtype == tensors[0].dtype
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
-        # Bytes are copied as they are, without a way through float32.
+        # Bytes are copied unchanged, without a conversion to float32.
         if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
             return self._treatment(copy(job.name, dtype, tensors[0]), owners, base, None, note)
         merge = self.hyperparameters.merge(job, method, options, owners, base)
@@ -463,7 +463,7 @@ class _Planner:
         return self._treatment(work, owners, base, weights, note)
 
     def _rest(self, merged: Set[str]) -> Iterator[Treatment]:
-        """Copies the tensors that are not selected, of the model that the recipe's rule names."""
+        """Copies the tensors that are not selected from the model of the recipe's rule."""
         rule = self.recipe.rest
         ref = [*self.recipe.sources()][-1].model if rule == "last" else self.first.ref
         rest = {name: x for name, x in self.openings.rest(ref).items() if name not in merged}
@@ -472,13 +472,13 @@ class _Planner:
         names = some_paths([*rest], 1)
         if rule == "error":
             where = self.recipe.at("rest")
-            raise RecipeError(where, f"{ref}: {names} are not selected, and rest is error")
+            raise RecipeError(where, f"{ref}: {names} are not selected, which rest: error refuses")
         if rule == "drop" or ref.steps:
             self._loses("not selected" if rule == "drop" else f"not selected, as {ref}", *rest)
             return
-        self.notes.append(f"not selected: {names}; those of the {rule} model, {ref}, are taken")
+        self.notes.append(f"not selected: {names}; copied from the {rule} model, {ref}")
         for name, tensor in rest.items():
-            note = f"not selected: that of the {rule} model"
+            note = f"not selected: copied from the {rule} model"
             yield self._treatment(copy(name, tensor.dtype, tensor), [str(ref)], None, None, note)
 
     def _treatment(
@@ -489,55 +489,56 @@ class _Planner:
         weights: tuple[float, ...] | None,
         note: str,
     ) -> Treatment:
-        """Puts what people read of a tensor beside its work, and numbers its group."""
+        """Adds the description of a tensor to its work, and numbers its group."""
         # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it,
-        # so that its identity tells groups apart.
+        # so its identity identifies the group.
         key = None if work.merge is None else id(work.merge)
         group = self.groups.setdefault(key, len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
     def _note_dtype(self, dtype: np.dtype, tensors: Sequence[Tensor]) -> None:
-        """Notes a written dtype that nobody chose and that holds less than that of an input."""
+        """Notes an unrequested output dtype that is narrower than an input's dtype."""
         if self.recipe.out_dtype or self.recipe.dtype:
             return
         for x in tensors:
             if not _holds(dtype, x.dtype):
                 self.notes.append(
-                    f"written in {dtype}, the dtype of {self.first.ref}, to which {x.dtype} of "
-                    f"other inputs is rounded; dtype: {x.dtype} keeps more"
+                    f"the output dtype is {dtype}, as in {self.first.ref}; tensors of other inputs"
+                    f" in {x.dtype} are rounded; dtype: {x.dtype} keeps more"
                 )
 
     def _copied(
         self, job: Job, tensors: list[Tensor], owners: list[str], notes: list[str]
     ) -> Treatment:
-        """Copies a tensor that is not floating; where models differ, the rule decides."""
+        """Copies a non-float tensor; if models differ, the rule decides."""
         first, rule = tensors[0], self.recipe.integers
         odd = [x for x in tensors if (x.dtype, x.shape) != (first.dtype, first.shape)]
         if odd and not (is_derived(job.name) and rule in ("first", "last")):
             raise RecipeError(
                 job.part.where,
                 f"{job.name} is {first.dtype}{list(first.shape)} in {first.source} and"
-                f" {odd[0].dtype}{list(odd[0].shape)} in {odd[0].source}; what is not floating is"
-                " copied and has to be alike",
+                f" {odd[0].dtype}{list(odd[0].shape)} in {odd[0].source}; non-float tensors must"
+                " have equal dtypes and shapes in all models",
             )
         if odd:
             tensors = tensors[-1:] if rule == "last" else tensors[:1]
             self._loses(f"of another shape in other models: {rule} kept", job.name)
         if len(tensors) == 1:
-            notes.append("not floating: copied")
+            notes.append("non-float: copied")
             return self._treatment(
                 copy(job.name, first.dtype, tensors[0]), owners[:1], None, None, "; ".join(notes)
             )
-        notes.append(f"not floating: copied; where models differ: {rule_for(first.dtype, rule)}")
+        notes.append(f"non-float: copied; where models differ: {rule_for(first.dtype, rule)}")
         work = copy(job.name, first.dtype, Chosen(tensors, rule))
         return self._treatment(work, owners, None, None, "; ".join(notes))
 
     def _gather(
         self, job: Job, notes: list[str]
     ) -> tuple[list[int], list[Tensor], Tensor | None] | None:
-        """Finds the tensors to merge, their places among the sources, and the base's tensor.
+        """Finds the tensors to merge, their indices among the sources, and the base's tensor.
 
-        Returns None for a head that is only an alias, and for what no model has and may be missing.
+        Returns None for a head that is only an alias, and for an optional tensor that all models
+        lack.
         """
         everyone = [model for _, model, _ in job.sources] + ([job.base[0]] if job.base else [])
         tied = role(job.name) == "head" and not job.name.endswith("bias")
@@ -546,7 +547,7 @@ class _Planner:
             if embedding is not None and any(model.tied is True for model in everyone):
                 self.aliases[job.name] = embedding
                 return None
-        # The width of a head that is stored: an embedding of another width cannot stand for it.
+        # The width of a stored head: an embedding with another width cannot stand for it.
         width = None
         for model in everyone if tied else ():
             if model.has_own(job.name):
@@ -559,7 +560,7 @@ class _Planner:
         for k, (source, model, name) in enumerate(job.sources):
             tensor, note = model.get(name, width)
             notes += [note] if note else []
-            # Computed buffers are in some releases of a checkpoint and not in others, without
+            # Some releases of a checkpoint have computed buffers and others do not, without
             # meaning.
             if tensor is None and is_derived(name):
                 continue
@@ -615,8 +616,8 @@ class _Planner:
             other = next(x for x in tensors if x.shape != first.shape)
             raise RecipeError(
                 job.part.where,
-                f"{job.name} is {list(first.shape)} in {first.source} and {list(other.shape)} in"
-                f" {other.source}",
+                f"{job.name} has shape {list(first.shape)} in {first.source} and"
+                f" {list(other.shape)} in {other.source}; shapes must be equal",
             )
         rows = min(x.shape[0] for x in tensors) if base is None else base.shape[0]
         out: list[Tensor] = []
@@ -636,19 +637,19 @@ class _Planner:
     def _by_token(
         self, job: Job, refs: list[Ref], tensors: list[Tensor], base: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Makes tensors over the output's vocabulary of those over the models' own."""
+        """Makes tensors over the output's vocabulary from tensors over the models' own."""
         assert self.vocabulary is not None
         pool = dict(zip(refs, tensors, strict=False))
         if base is not None and job.base is not None:
             pool[job.base[0].ref] = base
         if len({x.shape[1:] for x in pool.values()}) > 1:
             shapes = ", ".join(f"{list(x.shape)} in {x.source}" for x in pool.values())
-            raise RecipeError(job.part.where, f"{job.name} is of several widths: {shapes}")
+            raise RecipeError(job.part.where, f"{job.name} has several widths: {shapes}")
         sizes = {ref: x.shape[0] for ref, x in pool.items()}
         tables = self._tables(job, pool)
         donors = None if tables is None else {ref: x.shape[0] for ref, x in tables.items()}
         key = (*sizes.items(), *([None] if donors is None else donors.items()))
-        # The embedding and the head have the same sizes, and share what is expensive here.
+        # The embedding and the head have the same sizes, and share the expensive results here.
         if key not in self.rowings:
             self.rowings[key] = self.vocabulary.rowings(sizes, donors)
         parts, tables = list(pool.values()), {**pool, **(tables or {})}
@@ -657,11 +658,11 @@ class _Planner:
             made = [Transplanted(pool[ref], tables[donor], making) for donor, making in rowing.made]
             for donor, making in rowing.made:
                 width = tables[donor].shape[1]
-                # Measured: sums that meet a donor's rows exactly may be worse than a mean.
+                # Measured: sums that fit a donor's rows exactly may be worse than a mean.
                 if making.method == "omp" and making.k >= width:
                     self.notes.append(
                         f"transplant: k {making.k} is not below the {width} columns of {donor}, so"
-                        " sums meet its rows exactly; a smaller k may give better ones"
+                        " sums fit its rows exactly; a smaller k may give better ones"
                     )
             rows[ref] = Rows([*parts, *made], rowing.part, rowing.row, rowing.means)
         if base is None or job.base is None:
@@ -669,7 +670,7 @@ class _Planner:
         return [rows[ref] for ref in refs] or [rows[job.base[0].ref]], rows[job.base[0].ref]
 
     def _tables(self, job: Job, pool: Mapping[Ref, Tensor]) -> dict[Ref, Tensor] | None:
-        """Finds the matrix of a donor that is not merged; None where no rows can be made."""
+        """Finds the matrix of a donor that is not merged; None if no rows can be made."""
         assert self.vocabulary is not None
         donor = self.inputs[self.vocabulary.donor]
         if any(len(x.shape) != 2 for x in pool.values()):
@@ -677,11 +678,11 @@ class _Planner:
         if self.vocabulary.spec.transplant is None or donor.ref in pool:
             return {}
         table = donor.table(role(job.name))
-        assert table is not None  # without an embedding it would be no donor
+        assert table is not None  # a model without an embedding cannot be a donor
         return {donor.ref: table}
 
     def _output_vocabulary(self) -> OutputVocabulary | None:
-        """Makes the output's vocabulary, if the recipe asks for a tokenizer."""
+        """Makes the output's vocabulary, if the recipe requests a tokenizer."""
         spec = self.recipe.tokenizer
         if spec is None:
             return None
@@ -689,7 +690,7 @@ class _Planner:
         for ref, model in self.inputs.items():
             embedding = model.embedding()
             if embedding is None:
-                raise RecipeError(spec.where, f"{ref} has no token embedding to go by")
+                raise RecipeError(spec.where, f"{ref} lacks a token embedding")
             sizes[ref] = embedding.shape[0]
         vocabularies = {ref: self.vocabularies.read(m) for ref, m in self.inputs.items()}
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref
@@ -704,7 +705,7 @@ class _Planner:
         return vocabulary
 
     def _extras(self, treatments: Sequence[Treatment]) -> dict[str, bytes | Path]:
-        """Collects the files beside the tensors: the first model's, with the donor's tokenizer."""
+        """Collects the plain files: the first model's, with the donor's tokenizer."""
         spec = self.recipe.tokenizer
         donor = self.first
         if spec is not None and isinstance(spec.source, Ref):
@@ -739,7 +740,7 @@ class _Planner:
         return extras
 
     def _special_ids(self, donor: Input) -> dict[str, Any] | None:
-        """The ids of the donor's special tokens by their keys; None if those of the first stay."""
+        """The ids of the donor's special tokens by their keys; None to keep the first input's."""
         if donor is self.first or self.vocabulary is None or self.vocabulary.same:
             return None
         ids = self.vocabulary.ids
@@ -748,7 +749,7 @@ class _Planner:
         return {**named, **(inner if isinstance(inner, dict) else {}), **donor.config}
 
     def _config(self, treatments: Sequence[Treatment], donor: Input) -> dict[str, Any]:
-        """Makes the output's config.json of the first input's: it follows the tensors."""
+        """Makes the output's config.json from the first input's, corrected to the tensors."""
         changes: dict[str, Any] = {"dtype": self.recipe.out_dtype or self.recipe.dtype}
         layered = [m for m in self.recipe.modules if m.slices[0].sources[0].layers]
         if len(layered) == 1 and (len(self.recipe.modules) == 1 or is_main(layered[0].name)):
@@ -756,11 +757,9 @@ class _Planner:
                 i for part in layered[0].slices for i in range(*(part.sources[0].layers or (0, 0)))
             ]
         elif layered:
-            self.notes.append(
-                "config.json: the numbers of layers of the towers are left as they are"
-            )
+            self.notes.append("config.json: the numbers of layers of the towers are unchanged")
         changes["special"] = self._special_ids(donor)
-        # A head that is not written is the embedding, whatever the first input says of its own.
+        # A head that is not written is the embedding, whatever the first input's config states.
         if self.aliases and self.first.tied is False:
             changes["tied"] = True
         if self.vocabulary is None:
@@ -790,7 +789,7 @@ class _Planner:
 
 
 def _revisions(recipe: Recipe) -> Iterator[Note]:
-    """Yields a note for each revision that is asked for of a checkpoint on this disk."""
+    """Yields a note for each requested revision of a checkpoint on this disk."""
     for ref in recipe.models():
         for path, revision in ((ref.path, ref.revision), (ref.lora, ref.lora_revision)):
             if path is not None and revision is not None and located(path, revision) == path:
@@ -805,10 +804,10 @@ def _read(model: Input) -> str:
 
 
 def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None) -> bool:
-    """Whether an output may have a contradiction, as its donor has it and works.
+    """Whether an output may have a contradiction, because its donor has it and works.
 
-    Some models come with added tokens that have no row, such as Gemma 3 without its vision tower.
-    They are never produced. A token of the core would be.
+    Some models come with added tokens without a row, such as Gemma 3 without its vision tower. They
+    are never produced. A token of the core would be produced.
     """
     if found.key != TOKENIZER or vocabulary is None:
         return False
@@ -820,15 +819,15 @@ def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None
 
 
 def _remedy(left: Contradiction) -> str:
-    """What to do about a contradiction that nothing can mend."""
+    """The advice for a contradiction that cannot be corrected."""
     if left.key == TOKENIZER:
         return "with tokenizer: {source: base} in the recipe tokens without a row are left out"
     regardless = argument("allow_crimes", "True")
-    return f"mend the config.json of the input, or merge it regardless with {regardless}"
+    return f"correct the config.json of the input, or merge it regardless with {regardless}"
 
 
 def _holds(dtype: np.dtype, other: np.dtype) -> bool:
-    """Whether a floating dtype has all numbers of another one."""
+    """Whether a floating-point dtype has all numbers of another one."""
     if dtype == other:
         return True
     a, b = ml_dtypes.finfo(dtype), ml_dtypes.finfo(other)
@@ -836,7 +835,7 @@ def _holds(dtype: np.dtype, other: np.dtype) -> bool:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Tells whether a dtype is floating, bfloat16 and the float8s included."""
+    """Checks whether a dtype is floating-point, including bfloat16 and the float8s."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 

@@ -1,4 +1,4 @@
-"""Chooses the chat template of the output, and has the plain form of each that goes by a name."""
+"""Chooses the chat template of the output, and defines the plain form of each named template."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,17 +53,17 @@ def chat_template(
     extras: Mapping[Ref, Mapping[str, Path | bytes]],
     donor: Mapping[str, Path | bytes],
 ) -> dict[str, bytes]:
-    """Makes the tokenizer file that carries the chat template which a recipe asks for.
+    """Makes the tokenizer file with the requested chat template.
 
     Args:
-      recipe: The recipe. Its template is a name, a text in Jinja, or "auto" for the one that most
-        models have (of equally many, the one listed first).
-      extras: The files beside the tensors of each input.
-      donor: The files that the output gets, which tell where a template is kept.
+      recipe: The recipe. Its template is a name, a text in Jinja, or "auto" for the models' most
+        frequent one (in a tie, the one listed first).
+      extras: The plain files of each input.
+      donor: The files of the output, which determine where a template is stored.
 
     Returns:
-      The file's bytes by its name, chat_template.jinja if the output has one, else
-      tokenizer_config.json; empty if no template is asked for, or none is found.
+      The file's bytes by its name: chat_template.jinja if the output has one, else
+      tokenizer_config.json. Empty if no template is requested or found.
 
     Raises:
       RecipeError: If the output has neither file.
@@ -82,7 +82,7 @@ def chat_template(
         return {"chat_template.jinja": template.encode()}
     if "tokenizer_config.json" not in donor:
         where = recipe.at("chat_template")
-        raise RecipeError(where, "the output has no tokenizer_config.json to put it in")
+        raise RecipeError(where, "the output lacks a tokenizer_config.json for it")
     config = config_of(donor, "tokenizer_config.json")
     return {"tokenizer_config.json": dump({**config, "chat_template": template})}
 

@@ -1,28 +1,29 @@
-"""Brings the vocabularies of several models to one, and says whose rows its tokens get.
+"""Unifies the vocabularies of several models, and chooses the source of each token's rows.
 
-Hugging Face's files are read: tokenizer.json, or vocab.json with added_tokens.json where nothing
-has to be written. The output has the ids of one tokenizer, the donor, so that its own tokens keep
-their rows. For "base" and "union" the donor is `base_model`, or without one the first model; else
-it is the model that is named.
+Hugging Face's files are read: tokenizer.json, or vocab.json with added_tokens.json if nothing has
+to be written. The output has the ids of one tokenizer, the donor, so the donor's tokens keep their
+rows. For "base" and "union" the donor is `base_model`, or without one the first model; otherwise it
+is the given model.
 
-"union" appends to it what other models *added* to theirs. It does not merge cores: entries of
-another BPE, WordPiece or Unigram core, appended as added tokens, would match raw text that the
-core never saw in this form. A core with entries that the donor lacks is therefore refused.
+"union" appends tokens that other models *added* to their tokenizers. It does not merge cores:
+entries of another BPE, WordPiece or Unigram core, appended as added tokens, would match raw text
+that the core never saw in this form. A core with entries that the donor lacks is therefore refused.
 
-Where a model has no row for a token, it gets one as in mergekit: what `tokens` says; else the row
-of the only model that has one; else the base's; else the mean over the models that have one; zeros
-if none has. A token whose id is beyond a model's embedding has no row there. If such a token of the
-donor has a row nowhere, it is left out if it was added, and the merge is refused if it belongs to
-the core.
+If a model lacks a row for a token, the rules are mergekit's. The first of these counts: the entry
+in `tokens`; the row of the only model that has one; the base's row; the mean over the models that
+have one; zeros. A token with an id beyond a model's embedding has no row there. If no model has a
+row for such a token of the donor, the token is left out if it was added; if it belongs to the core,
+the merge is refused.
 
-With `transplant` such a row is made for the model instead: from those of tokens that it shares with
-a donor that has one, or as the mean of its own rows, or as zeros. The donor may then be a network
-of another width that takes no part in the merge. Tokens are matched by what they stand for; see
-`vocabulary.counterparts`.
+With `transplant`, such a row is made for the model instead: from rows of tokens that it shares with
+a donor that has the row, or as the mean of its own rows, or as zeros. The donor may then be a
+network of another width that is not merged. `vocabulary.counterparts` matches the tokens by their
+meaning.
 
-Rows that belong to no token (padding to a round number) are kept, unless `pad_to_multiple_of` is
-given: then there are as many rows after the last token as it takes, each the mean of the model's
-others. mergekit always drops them. Those of a donor that takes no part are not in the output.
+Rows without a token (padding to a round number) are kept, unless `pad_to_multiple_of` is given.
+Then the rows after the last token fill up to the multiple, and each is the mean of the model's
+other rows. mergekit always drops rows without a token. The padding of a donor that is not merged is
+not in the output.
 """
 
 import json
@@ -41,15 +42,15 @@ from sail_jax.checkpoint.sources.transplanted import Making
 
 
 class Rowing(NamedTuple):
-    """For each row of the output's vocabulary, where a model takes it from; see `rows.Rows`.
+    """The source of each row of the output's vocabulary, for one model; see `rows.Rows`.
 
     Attributes:
-      part: For each output row, the number of the model whose tensor it is taken from, or `ZERO` or
-        `FILL`; `[rows]`.
-      row: For each output row, the row in that tensor; `[rows]`.
+      part: For each output row, the index of the model that provides it, or `ZERO` or `FILL`;
+        `[rows]`.
+      row: For each output row, the row in that model's tensor; `[rows]`.
       means: The output rows that are instead the mean of several (part, row).
-      made: What is made of rows of a donor, with the donor. It is a part as the models are, with
-        numbers after theirs.
+      made: The rows made from a donor's rows, with the donor. They are additional parts, with
+        indices after the models'.
     """
 
     part: np.ndarray
@@ -65,15 +66,15 @@ class OutputVocabulary(NamedTuple):
       ids: The id of each token in the output.
       rows: How many rows the embedding of the output has.
       fill: The first row that is a mean of the others; `rows` if there is none.
-      donor: The model whose tokenizer the output's starts from.
+      donor: The model with the tokenizer that the output's starts from.
       base: The base; None without one.
-      same: Whether all vocabularies agree and nothing was asked for, so that every row stays where
-        it is.
+      same: Whether all vocabularies agree and the recipe requests no change, so every row keeps its
+        place.
       vocabularies: The vocabulary of each model.
-      found: The ids that the tokens of the output have in each model.
-      spec: What the recipe says about the tokenizer.
-      files: The tokenizer files of the output that are not the donor's own, by name.
-      notes: What the user should know, a sentence each.
+      found: The ids of the output's tokens in each model.
+      spec: The tokenizer of the recipe.
+      files: The tokenizer files of the output that differ from the donor's, by name.
+      notes: Notes for the user, a sentence each.
     """
 
     ids: Mapping[str, int]
@@ -91,26 +92,26 @@ class OutputVocabulary(NamedTuple):
     def rowings(
         self, sizes: Mapping[Ref, int], donors: Mapping[Ref, int] | None = None
     ) -> dict[Ref, Rowing]:
-        """Says for each model which rows make up its tensor over the output's vocabulary.
+        """Lists for each model the rows of its tensor over the output's vocabulary.
 
         Args:
           sizes: How many rows each model's tensor has; `Rowing.part` counts the models in this
             order.
-          donors: The same of models that only have rows made of theirs. None if no rows can be
-            made, as of tensors that are no matrices.
+          donors: The same for models that only provide rows for transplants. None if no rows can
+            be made, for example for tensors that are not matrices.
 
         Returns:
           The rows of each model.
 
         Raises:
-          RecipeError: If the recipe takes a token's row from a model that is not among them, or
-            that has no such row; or if a row is to be made and no token is shared.
+          RecipeError: If the recipe takes a token's row from a model that is not merged or lacks
+            the row. Also if a row must be made and no token is shared.
         """
         merged = list(sizes)
         transplanted = self.spec.transplant is not None and donors is not None
         sizes = {**sizes, **(donors or {})}
         keys = list(sizes)
-        # own[k, i]: the row of model k for row i of the output, -1 where it has none.
+        # own[k, i]: the row of model k for row i of the output, -1 without one.
         own = np.full((len(keys), self.rows), -1, np.int64)
         for k, key in enumerate(keys):
             ids = self.found[key]
@@ -119,7 +120,7 @@ class OutputVocabulary(NamedTuple):
                 own[k, i] = j if j < sizes[key] else -1
         token_rows = np.zeros(self.rows, bool)
         token_rows[list(self.ids.values())] = True
-        # Rows of no token keep their number, in models where they belong to no token either.
+        # Rows without a token keep their number, in models where they have no token either.
         pads = np.flatnonzero(~token_rows[: self.fill])
         for k, key in enumerate(keys):
             taken = np.array(list(self.vocabularies[key].ids.values()), np.int64)
@@ -134,7 +135,7 @@ class OutputVocabulary(NamedTuple):
             mine = {i: m for i, m in means.items() if not present[i]}
             made: list[tuple[Ref, Making]] = []
             if transplanted:
-                # Padding that a model lacks has nothing that it could be made of.
+                # Padding that a model lacks cannot be made from anything.
                 lacks, mine = ~present & token_rows, {}
                 made = self._made(own, k, keys, len(merged), lacks, part, row, parts, rows)
             for i, (p, r) in chosen.items():
@@ -149,9 +150,9 @@ class OutputVocabulary(NamedTuple):
         self, own: np.ndarray, k: int, keys: list[Ref], count: int, lacks: np.ndarray,
         part: np.ndarray, row: np.ndarray, parts: np.ndarray, rows: np.ndarray,
     ) -> list[tuple[Ref, Making]]:  # fmt: skip
-        """Puts rows that are made in the place of those that model k lacks, and lists the makings.
+        """Inserts rows made for tokens that model k lacks, and lists the makings.
 
-        `part` and `row` have where a token has a row, and `parts` and `rows` become the model's.
+        `part` and `row` locate a token's row, and `parts` and `rows` become the model's.
         """
         method, made = self.spec.transplant, []
         if method in ("mean", "zero"):
@@ -160,12 +161,12 @@ class OutputVocabulary(NamedTuple):
         assert method is not None
         for donor in np.unique(part[lacks & (part >= 0)]):
             new = np.flatnonzero(lacks & (part == donor))
-            # Padding that both have is no token.
+            # Padding in both models is not a token.
             shared = np.intersect1d(
                 np.flatnonzero((own[k] >= 0) & (own[donor] >= 0)), list(self.ids.values())
             )
             if not len(shared):
-                who = f"{keys[k]} has no row of a token in common with {keys[donor]}"
+                who = f"{keys[k]} and {keys[donor]} share no token that has a row in both"
                 raise RecipeError(self.spec.where, f"transplant: {who}")
             making = Making(row[new], own[donor, shared], own[k, shared], method, self.spec.k)
             parts[new], rows[new] = count + len(made), np.arange(len(new))
@@ -175,23 +176,23 @@ class OutputVocabulary(NamedTuple):
     def _defaults(
         self, own: np.ndarray, keys: list[Ref]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[tuple[int, int], ...]]]:
-        """Finds the rows for models that lack a token: parts, rows, and those that are means."""
+        """Finds the rows for models that lack a token: parts, rows, and which rows are means."""
         has = own >= 0
         first = has.argmax(0)
-        # The later one prevails: the base's row, else the donor's, else that of the first model.
+        # Later ones take precedence: the base's row, else the donor's, else the first model's.
         for key in (self.donor, self.base):
             if key is not None and key in keys:
                 k = keys.index(key)
                 first = np.where(has[k], k, first)
         row = np.take_along_axis(own, first[None], 0)[0]
         part = np.where(has.any(0), first, ZERO)
-        # A mean is only of tokens that two models or more have; where one has it, its row was taken
+        # Only tokens of at least two models need a mean; for a single model, its row was taken
         # above.
         shared = has.sum(0) > 1
-        # Where the base has the token, its row is taken, and no mean.
+        # If the base has the token, its row is taken instead of a mean.
         if self.base is not None and self.base in keys:
             shared &= ~has[keys.index(self.base)]
-        # Where all models have the token, each keeps its own row, and no default is needed.
+        # If all models have the token, each keeps its own row, and no default is needed.
         partial = shared & ~has.all(0)
         means = {
             int(i): tuple((int(k), int(own[k, i])) for k in np.flatnonzero(has[:, i]))
@@ -202,7 +203,7 @@ class OutputVocabulary(NamedTuple):
     def _chosen(
         self, keys: list[Ref], sizes: Mapping[Ref, int]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Finds the rows that the recipe names for tokens, and which replace a model's own."""
+        """Finds the rows that the recipe chooses for tokens, and that replace a model's own."""
         chosen: dict[int, tuple[int, int]] = {}
         tokens = self.spec.tokens
         for text, token in tokens.items():
@@ -220,7 +221,7 @@ class OutputVocabulary(NamedTuple):
                 row = self.vocabularies[source.model].ids.get(source.token or text, -1)
             if not 0 <= row < sizes[source.model]:
                 name = repr(source.token or text) if source.token_id is None else f"id {row}"
-                raise RecipeError(token.where, f"{source.model} has no row for the token {name}")
+                raise RecipeError(token.where, f"{source.model} lacks a row for the token {name}")
             chosen[i] = (k, row)
         return chosen, {self.ids[text] for text, token in tokens.items() if token.force}
 
@@ -234,30 +235,30 @@ def output_vocabulary(
     extras: Mapping[str, Path | bytes],
     names: Mapping[Ref, Mapping[str, str]],
 ) -> OutputVocabulary:
-    """Makes the vocabulary of the output from those of the models.
+    """Makes the vocabulary of the output from the models' vocabularies.
 
     Args:
-      spec: What the recipe says about the tokenizer.
+      spec: The tokenizer of the recipe.
       models: The models that are merged, with the base.
       base: The base; None without one.
-      vocabularies: The vocabulary of each model; None where it cannot be read, and is taken to be
-        that of the donor.
+      vocabularies: The vocabulary of each model; None if it cannot be read, and is assumed to be
+        the donor's.
       sizes: How many rows the embedding of each model has.
-      extras: The files beside the donor, by name.
-      names: The special tokens of each model by their roles; read with `transplant` alone.
+      extras: The plain files of the donor, by name.
+      names: The special tokens of each model by their roles; used only with `transplant`.
 
     Returns:
       The vocabulary, the files that hold it and the means to match rows.
 
     Raises:
       RecipeError: If there is no tokenizer to start from, if cores differ under "union", if a model
-        has no token in common with the donor, if a token of the donor's core has no row, or if
-        tokens are added without a tokenizer.json.
+        and the donor share no token, if a token of the donor's core lacks a row, or if tokens are
+        added without a tokenizer.json.
     """
     donor = spec.source if isinstance(spec.source, Ref) else base or models[0]
     notes: list[str] = []
     if base is None and not isinstance(spec.source, Ref):
-        notes.append(f"tokenizer: no base_model, so the ids are those of {donor}")
+        notes.append(f"tokenizer: no base_model is given, so the ids come from {donor}")
     start = vocabularies.get(donor)
     if start is None:
         raise RecipeError(
@@ -267,7 +268,7 @@ def output_vocabulary(
     for ref in models:
         vocabulary = vocabularies.get(ref)
         if vocabulary is None:
-            notes.append(f"tokenizer: {ref} has none that can be read; taken to be that of {donor}")
+            notes.append(f"tokenizer: {ref} has none that can be read; {donor}'s is assumed")
         resolved[ref] = vocabulary or start
     resolved[donor] = start
     ids, added = dict(start.ids), dict(start.added)
@@ -279,7 +280,7 @@ def output_vocabulary(
         if text not in ids:
             _add(ids, added, text, {"content": text, **PLAIN}, start)
         elif not token.force and all(text in resolved[ref].ids for ref in models):
-            notes.append(f"{token.where}: every model has {text!r}; without force no effect")
+            notes.append(f"{token.where}: every model has {text!r}; it has no effect without force")
     found = {ref: vocabulary.ids for ref, vocabulary in resolved.items()}
     if spec.transplant is not None:
         output = Vocabulary(ids, added, start.document, start.source)
@@ -290,7 +291,7 @@ def output_vocabulary(
     for ref in models:
         common = len({found[ref][text] for text in ids if text in found[ref]})
         if not common:
-            raise RecipeError(spec.where, f"{ref} has no token in common with {donor}")
+            raise RecipeError(spec.where, f"{ref} and {donor} share no token")
         if common < len(resolved[ref].ids):
             lost = len(resolved[ref].ids) - common
             notes.append(f"tokenizer: {lost} tokens of {ref} are not in the output")
@@ -300,7 +301,7 @@ def output_vocabulary(
             notes.append(f"tokenizer: {ref} gets rows for {lacks} tokens ({how}); {common} shared")
     used = max(ids.values()) + 1
     if spec.pad_to_multiple_of is None:
-        # The padding of a network that is not merged stands for nothing in those that are.
+        # The padding of a network that is not merged has no meaning in the merged ones.
         own = spec.transplant is None or donor in models
         rows = fill = max(used, sizes.get(donor, 0) if own else 0)
     else:
@@ -318,7 +319,7 @@ def output_vocabulary(
 
 
 def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
-    """Leaves out the donor's added tokens that have a row nowhere; refuses those of its core."""
+    """Leaves out the donor's added tokens without a row; refuses such tokens of its core."""
     beyond = [
         text
         for text, i in ids.items()
@@ -331,8 +332,8 @@ def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
     if core:
         raise RecipeError(
             where,
-            f"{donor}: {len(core)} tokens of the tokenizer's core, as {core[0]!r}, have ids beyond"
-            f" the {sizes[donor]} rows of the embedding",
+            f"{donor}: {len(core)} tokens of the tokenizer's core, such as {core[0]!r}, have ids"
+            f" beyond the {sizes[donor]} rows of the embedding",
         )
     for text in beyond:
         notes.append(f"tokenizer: {text!r} (id {ids[text]}) has no row anywhere and is left out")
@@ -346,9 +347,9 @@ def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> No
     if core:
         raise RecipeError(
             where,
-            f"union: the core of {ref}'s tokenizer has {len(core)} entries that {donor}'s lacks, as"
-            f" {core[0]!r}. Appended to it they would not be produced as they were; name one"
-            " tokenizer (source: base, or a model) and the rows of the others follow by token",
+            f"union: the core of {ref}'s tokenizer has {len(core)} entries that {donor}'s lacks,"
+            f" such as {core[0]!r}. As added tokens they would match other texts; choose one"
+            " tokenizer (source: base, or a model), and the other rows are matched by token",
         )
     for text in sorted(new, key=vocabulary.ids.__getitem__):
         _add(ids, added, text, vocabulary.added[text], start)
@@ -369,9 +370,7 @@ def _add(ids, added, text, entry, start) -> None:
 def _files(ids, added, start, extras, where) -> dict[str, bytes]:
     """Writes the donor's tokenizer files with the tokens that were added or left out."""
     if start.document is None:
-        raise RecipeError(
-            where, f"tokens are to be added, which needs tokenizer.json beside {start.source}"
-        )
+        raise RecipeError(where, f"adding tokens needs a tokenizer.json next to {start.source}")
     entries = sorted(added.values(), key=lambda entry: entry["id"])
     files = {"tokenizer.json": dump({**start.document, "added_tokens": entries})}
     if "tokenizer_config.json" in extras:

@@ -1,1 +1,1 @@
-"""Reads recipes and tables of spaces from YAML, and checks what they say."""
+"""Reads recipes and tables of spaces from YAML, and checks them."""

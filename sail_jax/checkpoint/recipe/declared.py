@@ -1,8 +1,8 @@
-"""Reads a mapping of a recipe by its declaration, with errors that name the place and the remedy.
+"""Reads a mapping of a recipe by its declaration. Errors contain the place and the remedy.
 
-A declaration is a pydantic model: its fields are the keys that the mapping may have, under their
-names or aliases. Fields that are excluded are not keys. They hold where the mapping stands, or what
-follows from its keys. `parts` has the declarations of a recipe, `tables` that of a table of spaces.
+A declaration is a pydantic model: its fields are the keys of the mapping, under their names or
+aliases. Excluded fields are not keys. They hold the place of the mapping, or data derived from its
+keys. `parts` has the declarations of a recipe, and `tables` the declaration of a table of spaces.
 """
 
 from collections.abc import Callable, Collection
@@ -36,7 +36,7 @@ _BOUNDS |= {"le": "less than or equal to"}
 
 
 class Given(dict[str, Any]):
-    """A mapping of a recipe as a dict of plain values, which also keeps the places of its keys.
+    """A mapping of a recipe as a dict of plain values. It also keeps the places of its keys.
 
     Attributes:
       node: The node that the mapping was read from.
@@ -47,13 +47,13 @@ class Given(dict[str, Any]):
         self.node = node
 
     def only(self, *keys: str) -> str:
-        """Returns the one of several keys that is given.
+        """Returns the single key of several that is given.
 
         Args:
-          *keys: Keys that exclude one another, of which one is needed.
+          *keys: Keys that exclude one another. Exactly one of them must be given.
 
         Returns:
-          The key that stands in the mapping.
+          The key that is given.
 
         Raises:
           RecipeError: If none of the keys is given, or more than one.
@@ -66,7 +66,7 @@ class Given(dict[str, Any]):
         return given[0]
 
     def within(self, key: str, *outer: str) -> "Given":
-        """Moves what stands under a key below other keys.
+        """Moves the value of a key below other keys.
 
         Args:
           key: A key of this mapping.
@@ -82,7 +82,7 @@ class Given(dict[str, Any]):
 
 
 def plain(node: Node) -> Any:
-    """Turns a node into the plain value that it stands for.
+    """Converts a node to a plain value.
 
     Args:
       node: A part of a recipe.
@@ -99,7 +99,7 @@ def kind(value: object) -> str:
     """Describes a value for an error message, such as "a mapping" or "an empty list".
 
     Args:
-      value: What was found where something else was expected.
+      value: The value that was found instead of the expected one.
 
     Returns:
       A few words; the first 80 characters of its `repr` for a scalar, "nothing" for None.
@@ -111,11 +111,11 @@ def kind(value: object) -> str:
 
 
 class Note(NamedTuple):
-    """A part of a recipe that may stand there and has no effect.
+    """A part of a recipe that is allowed but has no effect.
 
     Attributes:
       where: Its place in the recipe.
-      text: What has no effect, and why.
+      text: A sentence about the part and the reason.
     """
 
     where: Where
@@ -124,34 +124,34 @@ class Note(NamedTuple):
 
 @dataclass(kw_only=True)
 class Reading:
-    """What validators are told, as `info.context`; declarations may ask for more.
+    """The context of validators (`info.context`); some declarations need a subclass of it.
 
     Attributes:
-      notes: What was found to have no effect so far.
+      notes: The parts without effect that were found so far.
     """
 
     notes: list[Note] = field(default_factory=list)
 
 
 def remark(info: ValidationInfo, where: Where, text: str) -> None:
-    """Adds a note to those that the context of reading collects."""
+    """Adds a note to the notes in the context."""
     assert isinstance(info.context, Reading)
     info.context.notes.append(Note(where, text))
 
 
 class Declared(BaseModel):
-    """The base of declarations: a mapping that has these keys and no others.
+    """The base of declarations: a mapping with these keys and no others.
 
-    A key without a value counts as a key that is not there.
+    A key without a value counts as missing.
     """
 
-    # Checking is set up for what a recipe uses, not for all that a recipe could: that takes longer
-    # than to read it.
+    # Validators are built when a recipe needs them, not for all declarations: building them takes
+    # longer than reading the recipe.
     model_config = ConfigDict(frozen=True, validate_by_name=True, defer_build=True)
 
     @classmethod
     def what(cls) -> str:
-        """Returns what error messages call the mapping, such as "a slice"."""
+        """Returns the name of the mapping in error messages, such as "a slice"."""
         name = cls.__name__.lower()
         return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -160,8 +160,8 @@ class Declared(BaseModel):
         """Lists the keys that the mapping may have.
 
         Args:
-          given: The mapping that is being read: in some declarations its values decide which other
-            keys there are.
+          given: The mapping that is being read. In some declarations its values determine further
+            keys.
 
         Returns:
           The names and aliases of all fields that are keys.
@@ -173,13 +173,13 @@ class Declared(BaseModel):
 
     @classmethod
     def ignores(cls, key: str) -> str | None:
-        """Explains why a key that the mapping does not have may stand in it."""
+        """Explains why an unknown key is allowed in the mapping."""
         del key
         return None
 
     @classmethod
     def hint(cls, key: str, keys: Collection[str]) -> str:
-        """Names what may have been meant by a key that is an error."""
+        """Suggests the intended key for an unknown one."""
         return nearest(key, keys)
 
     @model_validator(mode="wrap")
@@ -200,10 +200,10 @@ class Declared(BaseModel):
                 remark(info, part.key, ignored)
             elif key not in keys:
                 hint = cls.hint(key, keys)
-                raise RecipeError(part.key, f"{key!r} is no key of {cls.what()}{hint}")
+                raise RecipeError(part.key, f"{cls.what()} does not have the key {key!r}{hint}")
             if part.value is None or ignored is not None:
                 del given[key]
-        # Set for all: a declaration that has no such field ignores it.
+        # Set for all declarations: one without this field ignores it.
         given["where"] = given.node.where
         try:
             return handler(given)
@@ -212,7 +212,7 @@ class Declared(BaseModel):
 
 
 class Placed(Declared):
-    """A mapping that remembers where it stands.
+    """A mapping that knows its place.
 
     Attributes:
       where: Its place in the recipe.
@@ -222,11 +222,11 @@ class Placed(Declared):
 
 
 class Published(Declared):
-    """A mapping that mergekit reads, too: what it knows and does not read there gives a note."""
+    """A mapping that mergekit reads, too. A key that mergekit ignores there gives a note."""
 
     @classmethod
     def here(cls) -> str:
-        """Returns where the keys of the mapping stand, in words."""
+        """Returns the place of the mapping's keys, in words."""
         return f"in {cls.what()}"
 
     @classmethod
@@ -242,15 +242,15 @@ def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
     """Reads a node by a declaration.
 
     Args:
-      declaration: The pydantic model that says what may stand there.
+      declaration: The pydantic model with the allowed content.
       node: The part of the recipe to read.
-      context: What validators are told.
+      context: The context of validators.
 
     Returns:
       An instance of the declaration.
 
     Raises:
-      RecipeError: If the node says something that the declaration does not allow.
+      RecipeError: If the node has content that the declaration does not allow.
     """
     try:
         return declaration.model_validate(plain(node), context=context)
@@ -259,13 +259,13 @@ def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
 
 
 def _in_our_words(declaration: type[BaseModel], node: Node, error: ErrorDetails) -> RecipeError:
-    """Makes an error of pydantic's a RecipeError at the place where it happened."""
+    """Converts a pydantic error to a RecipeError at the place of the error."""
     cause = error.get("ctx", {}).get("error")
-    # This error has its place already, deeper in than this one.
+    # This error already has a place, deeper in the recipe.
     if isinstance(cause, RecipeError):
         return cause
-    # The path that pydantic gives may have steps that are not in the recipe, such as the member of
-    # a union that failed. They are passed over: the error is placed at the nearest node above.
+    # The path from pydantic may have steps that are not in the recipe, such as the member of a
+    # union that failed. They are skipped, and the error gets the place of the nearest node above.
     for step in error["loc"]:
         if isinstance(node.value, dict):
             node = node.value.get(step, node)
@@ -282,14 +282,14 @@ def _in_our_words(declaration: type[BaseModel], node: Node, error: ErrorDetails)
 
 
 def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
-    """Words what pydantic expected, by the kind of its error and the types of fields.
+    """Describes what pydantic expected, from the kind of its error and the types of fields.
 
     Args:
       declaration: The model that was read.
-      error: The error, of any kind but "value_error" and "missing".
+      error: The error, of any kind except "value_error" and "missing".
 
     Returns:
-      What was expected, such as "one of tensor, tree".
+      The expectation, such as "one of tensor, tree".
     """
     context, last = error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
     if bounds := [f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context]:
@@ -310,7 +310,7 @@ def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
 
 
 def _options(annotation: object) -> list[str]:
-    """The words that a type allows, wherever a `Literal` stands in it."""
+    """The words that a type allows, wherever it contains a `Literal`."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     return [word for part in get_args(annotation) for word in _options(part)]

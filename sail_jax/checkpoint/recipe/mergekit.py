@@ -1,13 +1,14 @@
-"""Says what a recipe may set for each merging method: mergekit's names and parameters, and ours.
+"""The parameters that a recipe may set for each merging method: mergekit's names, and ours.
 
-Methods of mergekit keep its names, its defaults (under `compat="mergekit"`) and its reading of
-which models are inputs; the table `MERGEKIT` has them. Methods that mergekit lacks go by their own
-names, with the options of their signatures as parameters.
+Methods of mergekit keep its names, its defaults (under `compat="mergekit"`) and its rule for which
+models are inputs; the table `MERGEKIT` has them. Methods that mergekit lacks have our names, with
+the options of their signatures as parameters. The factor on the merged task vector is `scale`.
+mergekit's name for it, `lambda`, is read as the same parameter.
 """
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -17,31 +18,33 @@ from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 from sail_jax.methods.registry import Takes, takes
 
+T = TypeVar("T")
 REQUIRED: Any = object()
-"""Stands for the default of a parameter that has none and must be set."""
+"""Marks a parameter without a default, which must be set."""
 
 Base = Literal["required", "optional", "first", "input", "joins"]
-"""What `base_model` is to a method.
+"""The role of `base_model` in a method.
 
 - "required", "optional": task vectors start at it, and it is not itself merged, listed or not.
   Without an optional one, they start at 0.
-- "first": the first of the merged models (where slerp has t = 0).
-- "input": one of the merged models if it is listed, else nothing.
-- "joins": as "input"; under mergekit's conventions it joins whole models even if it is not listed,
-  unless it then lacks a weight that the method needs.
+- "first": the first of the merged models (slerp has t = 0 there).
+- "input": one of the merged models if it is listed; otherwise it is ignored.
+- "joins": like "input". Under mergekit's conventions it also joins whole models without being
+  listed, unless it then lacks a weight that the method needs.
 """
 
 
 class Parameter(NamedTuple):
-    """A parameter of a method, as YAML names it.
+    """A parameter of a method, as a recipe sets it.
 
     Attributes:
       name: The name in a recipe.
-      option: The name of our hyperparameter; None if the parameter changes no number.
+      option: The name of our hyperparameter; None if the parameter has no effect on the result.
       type: The type of a value, as pydantic takes it.
       default: The default, which is mergekit's for methods that it has; `REQUIRED` without one.
       per_model: Whether each model may have its own value. If so, the `parameters` of a model are
-        read first, then those of the slice, the module and the recipe; else only the latter three.
+        read first, then the slice's, the module's and the recipe's; else only the latter three.
+      theirs: mergekit's name in a recipe, where it differs; "" elsewhere.
     """
 
     name: str
@@ -49,26 +52,31 @@ class Parameter(NamedTuple):
     type: Any = Number
     default: Any = REQUIRED
     per_model: bool = False
+    theirs: str = ""
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Whether it must be set."""
         return self.default is REQUIRED
+
+    def of(self, scope: Mapping[str, T]) -> T | None:
+        """Returns the value in a mapping of parameters, under either name; None without one."""
+        return scope.get(self.name, scope.get(self.theirs) if self.theirs else None)
 
 
 class Entry(NamedTuple):
-    """What a recipe needs to know of a method.
+    """The properties of a method that a recipe depends on.
 
     Attributes:
       name: The name in a recipe.
-      base: What `base_model` is to the method; see `Base`.
+      base: The role of `base_model`; see `Base`.
       least: The smallest number of models that are merged.
       most: The largest number of models that are merged; None for any.
       parameters: The parameters by their names in YAML.
       title: The name in a model card.
       reference: The address of the paper; "" without one.
-      merge: The merge of all tensors, if it was given as a value; None if it is made of a name and
-        parameters.
+      merge: The merge of all tensors, if it was given as a value; None if a name and parameters
+        define it.
     """
 
     name: str
@@ -82,17 +90,22 @@ class Entry(NamedTuple):
 
     @property
     def keys(self) -> dict[str, str]:
-        """The parameter in YAML of each hyperparameter, by the name of the latter."""
+        """Our hyperparameters' names, each with the parameter's name in YAML."""
         return {x.option: x.name for x in self.parameters.values() if x.option is not None}
+
+    def parameter(self, key: str) -> Parameter | None:
+        """Returns the parameter that a key of a recipe sets; None for an unknown key."""
+        other = (p for p in self.parameters.values() if p.theirs == key)
+        return self.parameters.get(key) or next(other, None)
 
     @property
     def published(self) -> bool:
-        """Whether the method is one of mergekit's, which published recipes may name."""
+        """Whether the method is one of mergekit's, so published recipes may use it."""
         return self.merge is None and self.name in MERGEKIT
 
     @property
     def alone(self) -> bool:
-        """Whether mergekit writes the base as it is, where a recipe lists nothing else."""
+        """Whether mergekit copies the base unchanged if a recipe lists nothing else."""
         deltas = self.base == "required" and (self.least, self.most) == (1, None)
         return self.published and deltas
 
@@ -102,7 +115,7 @@ _DENSITY = Parameter("density", "density", between(0, 1, above=True), 1.0, True)
 _GAMMA = Parameter("gamma", "gamma", between(0, 1), 0.01, True)
 _EPSILON = Parameter("epsilon", "epsilon", between(0, 1), 0.15, True)
 _MASK = Parameter("int8_mask", None, bool, False)
-_LAMBDA = Parameter("lambda", "scale", Number, 1.0)
+_SCALE = Parameter("scale", "scale", Number, 1.0, theirs="lambda")
 
 
 def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter, ...]:
@@ -110,7 +123,7 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
     return (
         _WEIGHT,
         _DENSITY,
-        _LAMBDA,
+        _SCALE,
         Parameter("normalize", "normalize", bool, normalize),
         Parameter("rescale", "rescale", bool, rescale),
         _MASK,
@@ -119,7 +132,7 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
 
 
 def _without_effect(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    """Makes density and rescale change nothing, as in mergekit's task arithmetic."""
+    """Gives density and rescale no effect, as in mergekit's task arithmetic."""
     return tuple(
         p._replace(option=None) if p.name in ("density", "rescale") else p for p in parameters
     )
@@ -134,13 +147,13 @@ def _bool(name: str, default: bool, option: str | None = None) -> Parameter:
 
 
 class Listed(NamedTuple):
-    """What mergekit has of a method.
+    """A method's entry in mergekit.
 
     Attributes:
       title: The name in a model card.
       reference: The address of the paper; "" without one.
-      parameters: The parameters by their names in YAML. Their defaults are those of mergekit's
-        code, which differ from the papers' in places.
+      parameters: The parameters by their names in YAML. Their defaults come from mergekit's code,
+        which differs from the papers in places.
     """
 
     title: str
@@ -204,12 +217,12 @@ MERGEKIT = {
     ),
     "passthrough": _listed("Passthrough", "", Parameter("scale", "scale", Number, 1.0, True)),
 }
-"""mergekit's methods by name. How many models they merge, our merges state themselves."""
+"""mergekit's methods by name. Our merges define how many models each of them takes."""
 
-# What base_model is to a method, where mergekit has it otherwise than our merge.
+# The role of base_model, where mergekit's method and our merge differ.
 _BASE_MODEL: Mapping[str, Base] = {"linear": "joins", "karcher": "joins", "slerp": "first"}
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
-"""Hyperparameters that a recipe sets at its top level; `key` is made of its seed."""
+"""Hyperparameters that a recipe sets at its top level; `key` is made from its seed."""
 _PER_MODEL = frozenset({"density", "gamma", "epsilon"})
 _BASES: Mapping[str, Base] = {
     "required": "required",
@@ -222,8 +235,8 @@ _BASES: Mapping[str, Base] = {
 def names() -> list[str]:
     """Lists the names that a recipe may give as merge_method.
 
-    Methods whose hyperparameters are arrays are left out, as a recipe cannot hold arrays, and those
-    whose annotations allow what they refuse (`methods.example`).
+    Methods with arrays as hyperparameters are left out, since a recipe cannot hold arrays. So are
+    methods whose annotations allow values that they refuse (`methods.example`).
 
     Returns:
       The names, sorted.
@@ -242,36 +255,36 @@ def names() -> list[str]:
 
 
 def accepts(name: str, option: str) -> bool:
-    """Tells whether a method takes a hyperparameter.
+    """Checks whether a method takes a hyperparameter.
 
     Args:
       name: The name of a method.
       option: The name of one of our hyperparameters.
 
     Returns:
-      Whether the method's signature has it; False for a name that is no method's, such as that of a
-      merge given as a value.
+      Whether the method's signature has it; False for an unknown name, such as the name of a merge
+      given as a value.
     """
     return name in methods.METHODS and option in methods.options_of(name)
 
 
 def entry(method: str | Merge) -> Entry:
-    """Looks up what a recipe may say about a method.
+    """Looks up the parameters of a method, and its other properties.
 
     Args:
       method: The name of a method, or a merge.
 
     Returns:
-      For a name, mergekit's row if there is one, with the options of our signature that it lacks;
-      `compat`, `scope` and `key` are not among them, as a recipe sets them at its top level. For a
-      merge, an entry whose only parameter is the weight.
+      For a name, mergekit's row if there is one, with the missing options of our signature.
+      `compat`, `scope` and `key` are left out, since a recipe sets them at its top level. For a
+      merge, an entry with the weight as its only parameter.
 
     Raises:
       ValueError: If no method has the name (the message lists the nearest), if its hyperparameters
-        are arrays, or if it refuses what their annotations allow.
+        are arrays, or if it refuses values that their annotations allow.
 
-    >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
-    ('scale', 1.0)
+    >>> entry("ties").parameters["density"].default, entry("ties").parameter("lambda").name
+    (1.0, 'scale')
     """
     if isinstance(method, Merge):
         return _entry_of(method)
@@ -282,40 +295,41 @@ def entry(method: str | Merge) -> Entry:
     try:
         example = methods.example(method) if is_method else None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{error}; its annotations allow this: they have to state all") from error
+        raise ValueError(f"{error}; annotations have to exclude refused values") from error
     if example is None:
         why = "; its hyperparameters are arrays" if is_method else ""
         raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
     record = _entry_of(example)
     parameters = dict(MERGEKIT[method].parameters if method in MERGEKIT else record.parameters)
     taken = {p.option for p in parameters.values()}
-    # mergekit's is unweighted; ours may be given weights.
+    # mergekit's is unweighted; ours accepts weights.
     if method == "karcher":
         parameters["weight"] = _WEIGHT._replace(default=None)
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option, takes(method)[option.name])
     base = _BASE_MODEL.get(method, record.base)
-    # `example` is an instance with stand-in hyperparameters: not the merge that is asked for.
+    # `example` is an instance with stand-in hyperparameters, and not the requested merge.
     return record._replace(base=base, parameters=parameters, merge=None)
 
 
 def _entry_of(merge: Merge) -> Entry:
-    """The entry of a merge: its number of models and its kind of base, and the weight."""
+    """The entry of a merge: its number of models, the role of its base, and the weight."""
     title, reference, _ = MERGEKIT.get(merge.name, Listed(merge.name, "", {}))
     parameters = {"weight": _WEIGHT._replace(default=None)}
     return Entry(merge.name, _BASES[merge.base], *merge.models, parameters, title, reference, merge)
 
 
 def _own(argument: inspect.Parameter, takes: Takes) -> Parameter:
-    """Makes an argument of our signature a parameter; its default and annotation give the type."""
+    """Converts an argument of our signature to a parameter, by its default and annotation."""
     required = argument.default is argument.empty
     like = takes.any_value if required else argument.default
     types = {bool: bool, int: Integer, float: Number, str: str}
     kind = types.get(type(like), Scalar)
-    # A default such as 1 does not mean whole numbers where the signature says float.
+    # A default such as 1 does not imply whole numbers if the signature has float.
     if kind is Integer and float in takes.plain:
         kind = Number
     per_model = argument.name in _PER_MODEL or takes.per_model
     default = REQUIRED if required else argument.default
-    return Parameter(argument.name, argument.name, kind, default, per_model=per_model)
+    theirs = _SCALE.theirs if argument.name == _SCALE.name else ""
+    return Parameter(argument.name, argument.name, kind, default, per_model, theirs)

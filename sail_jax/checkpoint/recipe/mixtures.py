@@ -1,15 +1,16 @@
-"""Reads mergekit-moe's files, which say what mixture of experts is made of which networks.
+"""Reads mergekit-moe's files, which describe mixtures of experts made from networks.
 
-The grammar is mergekit's. Further, `gate_mode` may be zero, a file may have a `seed`, an expert may
-`drop` a fraction of its hidden units, which are drawn anew, and a prompt may be a list of tokens.
+The grammar is mergekit's, with additions: `gate_mode` may be zero, a file may have a `seed`, an
+expert may `drop` a fraction of its hidden units (they are drawn anew), and a prompt may be a list
+of tokens.
 
-base_model: path              # has all but the experts
+base_model: path              # has everything except the experts
 gate_mode: hidden             # or hidden_avg, cheap_embed, random, uniform_random, zero
 experts_per_token: 2
-dtype: bfloat16               # by default each tensor keeps its own
-architecture: mixtral         # by default the first that is made of such networks
-shared_experts: []            # one for mixtures that have such, as an expert below
-seed: 0                       # of all that is drawn
+dtype: bfloat16               # by default each tensor keeps its dtype
+architecture: mixtral         # by default the first that fits these networks
+shared_experts: []            # at most one, like an expert below, for mixtures with shared experts
+seed: 0                       # of all random draws
 experts:
 - source_model: path
   positive_prompts: [text, [1, 17, 4]]
@@ -34,7 +35,7 @@ from sail_jax.growth.routers import Drawn, Read
 
 Mode = Read | Drawn
 PROMPTED = ("hidden", "hidden_avg", "hidden_last", "cheap_embed")
-"""The modes that are made of prompts."""
+"""The modes that need prompts."""
 
 
 def _prompt(given: object) -> str | tuple[int, ...]:
@@ -53,14 +54,14 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 class Expert(Placed):
-    """An expert, as a file has it.
+    """An expert in a file.
 
     Attributes:
       source_model: The network that has its feed-forward parts.
-      positive_prompts: Prompts that it should answer.
-      negative_prompts: Prompts that others should answer.
+      positive_prompts: Prompts for this expert.
+      negative_prompts: Prompts for the other experts.
       noise_scale: The standard deviation of noise that is added to its weights.
-      residual_scale: What its last layer is multiplied by.
+      residual_scale: The factor on its last layer.
       drop: The fraction of its hidden units that is drawn anew.
       where: Its place in the file.
     """
@@ -74,17 +75,17 @@ class Expert(Placed):
 
 
 class Mixture(Placed):
-    """A mixture of experts, as a file has it.
+    """A mixture of experts in a file.
 
     Attributes:
-      base_model: The network that has everything but the experts.
+      base_model: The network that has everything except the experts.
       experts: The experts, in order.
-      gate_mode: What the routers are made of.
-      dtype: The dtype that is written; None for the one of each tensor.
+      gate_mode: How the routers are made.
+      dtype: The dtype of the output; None for each tensor's own dtype.
       experts_per_token: How many experts each token uses.
       shared_experts: An expert that every token uses, for mixtures that have one.
-      architecture: What the mixture is called; None for the first that fits.
-      seed: The seed of all that is drawn.
+      architecture: The name of the mixture's architecture; None for the first that fits.
+      seed: The seed of all random draws.
       where: Its place in the file.
       text: The file; "" if it was made in Python.
     """
@@ -101,7 +102,7 @@ class Mixture(Placed):
 
     @model_validator(mode="after")
     def _fits(self) -> "Mixture":
-        """Checks what can be checked without the networks."""
+        """Runs the checks that do not need the networks."""
         if len(self.shared_experts) > 1:
             raise RecipeError(
                 self.shared_experts[1].where,
@@ -109,7 +110,7 @@ class Mixture(Placed):
             )
         if self.experts_per_token > len(self.experts):
             raise ValueError(
-                f"experts_per_token is {self.experts_per_token}, and there are "
+                f"experts_per_token is {self.experts_per_token}, but there are only "
                 f"{len(self.experts)} experts"
             )
         if self.gate_mode not in PROMPTED:
@@ -118,13 +119,13 @@ class Mixture(Placed):
             if not expert.positive_prompts:
                 raise RecipeError(
                     expert.where,
-                    f"an expert needs positive_prompts where gate_mode is {self.gate_mode}; "
+                    f"an expert needs positive_prompts if gate_mode is {self.gate_mode}; "
                     "random, uniform_random and zero need none",
                 )
         prompts = {(expert.positive_prompts, expert.negative_prompts) for expert in self.experts}
         if len(prompts) == 1 < len(self.experts):
             raise ValueError(
-                "all experts have the same prompts, so that no router could tell them apart"
+                "all experts have the same prompts, so a router could not distinguish them"
             )
         return self
 
@@ -134,13 +135,13 @@ def parse(text: str | bytes, file: str = "mixture") -> Mixture:
 
     Args:
       text: The YAML, in UTF-8 if it is bytes.
-      file: What error messages call it, such as its path.
+      file: The file's name in error messages, such as its path.
 
     Returns:
-      The mixture, checked as far as it can be without its networks.
+      The mixture, after all checks that do not need its networks.
 
     Raises:
-      RecipeError: If it is not valid; the message names the place.
+      RecipeError: If it is not valid; the message contains the place.
 
     >>> mixture = parse("{base_model: a, gate_mode: zero, experts: [{source_model: a}], "
     ...                 "experts_per_token: 1}")
@@ -153,14 +154,13 @@ def parse(text: str | bytes, file: str = "mixture") -> Mixture:
 
 
 def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
-    """Makes a mixture in which all experts are made of one network, without a file.
+    """Describes a mixture with all experts made from one network, without a file.
 
     Args:
-      base: The checkpoint, a path as it is.
-      experts: How many experts there are.
-      **options: The keys of a file, and those of an expert, which hold for all of them. Those that
-        are None are left out. `gate_mode` is "uniform_random" by default, as nothing is known of
-        the experts.
+      base: The checkpoint, a plain path.
+      experts: The number of experts.
+      **options: The keys of a file, and keys of an expert, which then apply to all experts. None
+        counts as missing. `gate_mode` is "uniform_random" by default, since the experts are equal.
 
     Returns:
       The mixture.
@@ -175,7 +175,7 @@ def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
     own = {name: given.pop(name) for name in [*given] if name in Expert.model_fields}
     if not 1 <= experts <= 4096:
         raise RecipeError(Where("experts"), f"expected a number from 1 to 4096, got {experts}")
-    # JSON is YAML: the same reader checks what a file and what a call says.
+    # JSON is YAML, so one reader checks files and calls.
     each = {"source_model": "-", **own}
     top = {"gate_mode": "uniform_random", **given, "base_model": "-", "experts": [each] * experts}
     mixture = read(Mixture, compose(json.dumps(top), ""), Document())

@@ -1,7 +1,7 @@
 """Declares every mapping that may stand in a recipe, one class for each.
 
-`declared` reads YAML by these classes, and `recipes` makes and checks whole recipes of them. The
-parameters that a mapping may set depend on the method, which `mergekit` knows.
+`declared` reads YAML by these classes, and `recipes` makes and checks whole recipes from them. The
+parameters that a mapping may set depend on the method; `mergekit` lists them.
 """
 
 import re
@@ -34,6 +34,7 @@ from sail_jax.checkpoint.recipe.declared import (
     Published,
     Reading,
     kind,
+    plain,
     read,
     remark,
 )
@@ -48,7 +49,7 @@ from sail_jax.merging.merge import Merge
 ALIGNMENT = (
     "method", "family", "spaces", "within", "normalize", "weights", "seed", "max_sweeps",
 )  # fmt: skip
-"""What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
+"""The options of an alignment in a recipe: `align_maps` without the options of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
 
@@ -56,15 +57,15 @@ _PATH = r"([^@+\0]+)(?:@([^@+\0]+))?"
 
 
 class Ref(NamedTuple):
-    """A checkpoint that a recipe names, in mergekit's notation path[@revision][+lora[@revision]].
+    """A checkpoint in a recipe, in mergekit's notation path[@revision][+lora[@revision]].
 
     Attributes:
       path: The folder or file.
-      revision: Which revision of it, or which step of a run; None if none is named. A folder by the
-        name of `path` alone has none.
+      revision: The revision, or the step of a run; None without one. It is also None if a folder
+        has the whole text, with its "@", as its name.
       lora: The path of an adapter that is added to the checkpoint; None without one.
-      lora_revision: Which revision of the adapter; None if none is named.
-      steps: What is done to the checkpoint before it is merged, in this order.
+      lora_revision: The revision of the adapter; None without one.
+      steps: The operations on the checkpoint before it is merged, in this order.
     """
 
     path: str
@@ -92,11 +93,11 @@ class Ref(NamedTuple):
 
 @dataclass(kw_only=True)
 class Document(Reading):
-    """What validators are told of a document, and what they find in it.
+    """The context of validators for a document, and their findings.
 
     Attributes:
       others: The names of all documents of the file, if there are several.
-      uses: The names of those that are inputs of this one, as often as they are named.
+      uses: The names of the documents that are inputs of this one, with repetitions.
       entry: The method; None before it is read, or if it was refused.
     """
 
@@ -132,7 +133,7 @@ def _ref(given: object, info: ValidationInfo) -> Ref:
 
 
 def _location(given: object) -> object:
-    """Splits path[@revision]; anything but text is left to be validated."""
+    """Splits path[@revision]; values other than text are left to the validator."""
     if not isinstance(given, str):
         return given
     parts = re.fullmatch(r"([^@\0]+)(?:@([^@\0]+))?", given)
@@ -142,33 +143,33 @@ def _location(given: object) -> object:
 
 
 def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """Checks a range of layers; one without layers stands for what lies outside of them."""
+    """Checks a range of layers; an empty range stands for the tensors outside the layers."""
     if len(layers) != 2:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
     if not 0 <= layers[0] <= layers[1]:
         raise ValueError(f"expected 0 <= first <= last + 1; got {list(layers)}")
-    # The planner walks over the range. A number this large is a typing error.
+    # The planner iterates over the range. A number this large is a typing error.
     if layers[1] > 1_000_000:
         raise ValueError(f"no model has {layers[1]} layers")
     return layers
 
 
 def _dtype(name: str) -> str:
-    """Checks the name of a dtype to write weights in, and drops "torch." from it."""
+    """Checks the name of an output dtype, and drops "torch." from it."""
     name = name.removeprefix("torch.")
     if name not in DTYPES:
         why = "; whole numbers would cut the weights" if name.startswith("int") else ""
-        raise ValueError(f"no dtype to merge in: {name!r}{nearest(name, DTYPES)}{why}")
+        raise ValueError(f"expected a floating dtype, got {name!r}{nearest(name, DTYPES)}{why}")
     return name
 
 
 def _name(given: object) -> object:
-    """Reads the name of a document; a number or a truth value stands for its text."""
+    """Reads the name of a document; numbers and booleans become text."""
     return str(given) if isinstance(given, (bool, int, float)) else given
 
 
 def _template(template: str) -> str:
-    """Checks a chat template: the name of one, or a text long enough to be Jinja."""
+    """Checks a chat template: a name, or a text long enough to be Jinja."""
     if template not in TEMPLATES and not (len(template) >= 20 and "{" in template):
         hint = nearest(template[:40], TEMPLATES)
         raise ValueError(f"expected a name or a Jinja template{hint}")
@@ -185,39 +186,45 @@ def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
 def _settings(
     given: object, info: ValidationInfo, *, of_model: bool = False
 ) -> Mapping[str, Setting]:
-    """Reads the parameters of a mapping by what the recipe's method takes."""
+    """Reads the parameters of a mapping, as the recipe's method takes them."""
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
     document = _document(info)
-    entry, settings = document.entry, {}
-    # The method itself was refused, and that is the error to report.
+    entry, settings, first = document.entry, {}, dict[str, str]()
+    # The method itself was refused, and that error is reported.
     if entry is None:
         return {}
     for name, node in given.node.value.items():
-        parameter = entry.parameters.get(name)
+        parameter = entry.parameter(name)
         if parameter is None:
             here = f"under {entry.name}"
             ignored = without_effect(name, here, of_method=True) if entry.published else None
             if ignored is None:
                 hint = nearest(name, entry.parameters)
-                raise RecipeError(node.key, f"{name!r} is no parameter of {entry.name}{hint}")
+                raise RecipeError(
+                    node.key, f"{entry.name} does not have the parameter {name!r}{hint}"
+                )
             remark(info, node.key, ignored)
         elif of_model and not parameter.per_model:
             remedy = "set it for the slice, the module or the recipe"
-            if not entry.published or name not in mergekit.MERGEKIT[entry.name].parameters:
+            theirs = mergekit.MERGEKIT[entry.name].parameters if entry.published else {}
+            if parameter.name not in theirs:
                 raise RecipeError(
                     node.key, f"{entry.name} does not read {name!r} per model; {remedy}"
                 )
             remark(
                 info, node.key, f"{name} of one model has no effect under {entry.name}; {remedy}"
             )
-        else:
+        elif (other := first.setdefault(parameter.name, name)) == name:
             settings[name] = setting(node, parameter.type, document.notes)
+        elif plain(node) != plain(given.node.value[other]):
+            same = f"{other} and {name} are the same parameter, but their values differ"
+            raise RecipeError(node.key, f"{same}: set only one of them")
     return settings
 
 
 def _entry(given: str | Merge | mergekit.Entry, info: ValidationInfo) -> mergekit.Entry:
-    """Looks up the method, and tells whatever is read after it which parameters there are."""
+    """Looks up the method, and puts it into the context for the validators that follow."""
     entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
     _document(info).entry = entry
     return entry
@@ -231,7 +238,7 @@ OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_setting
 
 
 class Options(dict[str, Any]):
-    """Options by name, in the order of the names; nobody changes them.
+    """Immutable options by name, in the order of the names.
 
     A `Ref` holds its steps and is a key of dictionaries, so options have a hash.
     """
@@ -240,12 +247,12 @@ class Options(dict[str, Any]):
         super().__init__(sorted(given.items()))
 
     def __hash__(self) -> int:  # type: ignore[override]
-        # Of the names alone, as values may be lists and mappings.
+        # Hashes only the names, since values may be lists and mappings.
         return hash(tuple(self))
 
 
 class Step(Declared):
-    """Something that is done to a model before it is merged.
+    """An operation on a model before it is merged.
 
     Attributes:
       options: All keys that are not fields, with their values.
@@ -269,13 +276,13 @@ def _target(given: object) -> str | Options:
 
 
 class Growth(Step):
-    """A model is made larger before it is merged.
+    """A model is enlarged before it is merged.
 
     Attributes:
       to: The target: the path of a config.json, factors such as {"width": 2}, or entries of a
         configuration.
       method: The name of a growth method.
-      seed: The seed of whatever the method draws.
+      seed: The seed of the method's random draws.
       options: The method's options.
     """
 
@@ -303,7 +310,7 @@ class Growth(Step):
 
 
 class Alignment(Step):
-    """A model is put into the basis of another before it is merged.
+    """A model is aligned to another one before it is merged.
 
     Attributes:
       to: The model that it is aligned to.
@@ -321,11 +328,11 @@ class Alignment(Step):
 
 
 class Stepped(Declared):
-    """A mapping that names a model and may say what is done to it: it is grown first, then aligned.
+    """A mapping with a model and its operations: the model is grown first, then aligned.
 
     Attributes:
-      grow: How the model is grown; None if it is not.
-      align: How the model is aligned; None if it is not.
+      grow: How the model is grown; None to leave it.
+      align: How the model is aligned; None to leave it.
     """
 
     grow: Growth | None = None
@@ -333,7 +340,7 @@ class Stepped(Declared):
 
     @property
     def steps(self) -> tuple[Growth | Alignment, ...]:
-        """What is done to the model, in order."""
+        """The operations on the model, in order."""
         return tuple(step for step in (self.grow, self.align) if step is not None)
 
 
@@ -342,7 +349,7 @@ class Location(Published):
 
     Attributes:
       path: The path.
-      revision: Which revision of it; None if none is named.
+      revision: The revision; None without one.
     """
 
     path: str
@@ -355,8 +362,8 @@ class Model(Published, Stepped):
     Attributes:
       model: The checkpoint.
       lora: The adapter that is added to it; None without one.
-      grow: How the model is grown; None if it is not.
-      align: How the model is aligned; None if it is not.
+      grow: How the model is grown; None to leave it.
+      align: How the model is aligned; None to leave it.
     """
 
     model: Annotated[Location, BeforeValidator(_location)]
@@ -375,8 +382,8 @@ class Source(Published, Stepped, Placed):
       model: The model.
       layers: The layers (first, last + 1); None for all. The key is layer_range.
       parameters: The parameters set for this model alone.
-      grow: How the model is grown; None if it is not.
-      align: How the model is aligned; None if it is not.
+      grow: How the model is grown; None to leave it.
+      align: How the model is aligned; None to leave it.
       where: Its place in the recipe.
     """
 
@@ -389,7 +396,7 @@ class Source(Published, Stepped, Placed):
         if not self.steps:
             return self
         if self.model.steps:
-            message = f"{self.model} already says what is done to it, inside of model"
+            message = f"{self.model} has these operations already, inside of model"
             raise RecipeError(self.where, message)
         return self.model_copy(update={"model": self.model._replace(steps=self.steps)})
 
@@ -397,7 +404,7 @@ class Source(Published, Stepped, Placed):
 class Slice(Published, Placed):
     """A run of layers of the output, merged layer by layer from equally many layers of each source.
 
-    A recipe that lists whole models has one slice, with all their layers and all other tensors.
+    A recipe with whole models has one slice, with all their layers and all other tensors.
 
     Attributes:
       whole: Whether the sources are whole models, not ranges of layers.
@@ -407,7 +414,7 @@ class Slice(Published, Placed):
       where: Its place in the recipe.
     """
 
-    # Before `sources`: fields are validated in this order, and `_alike` asks for it.
+    # Before `sources`: fields are validated in this order, and `_alike` needs it.
     whole: bool = Field(False, exclude=True)
     sources: tuple[Source, ...]
     base_model: Reference | None = None
@@ -416,7 +423,7 @@ class Slice(Published, Placed):
     @field_validator("sources")
     @classmethod
     def _several(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Puts the checkpoints of a run in the place of a text that names several."""
+        """Replaces a text for several checkpoints of a run by these checkpoints."""
         each: list[Source] = []
         for source in sources:
             model = source.model
@@ -449,9 +456,9 @@ class Module(Published, Placed):
     """A part of the output, such as the text tower, made of slices one after another.
 
     Attributes:
-      slices: The slices, in the order in which their layers stand in the output.
+      slices: The slices, in the order of their layers in the output.
       parameters: The parameters set for this module.
-      name: Its name; "" if the recipe has no modules, and this is all of the output.
+      name: Its name; "" if the recipe has no modules, and this is the whole output.
       where: Its place in the recipe.
     """
 
@@ -473,14 +480,14 @@ class Module(Published, Placed):
 
 
 class Row(Published):
-    """Where a row of an embedding comes from.
+    """The source of an embedding row.
 
     Attributes:
       kind: "zero" for a row of zeros, "model_token" for a row of a model.
-      model: The model whose row it is; None for a row of zeros.
-      token: The token whose row it is in that model.
-      token_id: The id of that token, in place of its name. If neither is given, the row is that of
-        the token of the same name.
+      model: The model that provides the row; None for a row of zeros.
+      token: The row's token in that model.
+      token_id: The token's id, instead of its name. Without either, the row belongs to the token
+        with the same name.
     """
 
     kind: Literal["zero", "model_token"]
@@ -490,13 +497,13 @@ class Row(Published):
 
 
 def _row(given: object, info: ValidationInfo) -> Row:
-    """Reads a row that is given as a mapping, or as a model alone."""
+    """Reads a row that is given as a mapping, or only as a model."""
     if not isinstance(given, Given) or "kind" not in given:
         return Row(kind="model_token", model=_ref(given, info))
     row = read(Row, given.node, info.context)
     says = [key for key in ("model", "token", "token_id") if getattr(row, key) is not None]
     if row.kind == "zero" and says:
-        raise ValueError(f"a row of zeros has no {says[0]}")
+        raise ValueError(f"a row of zeros cannot have {says[0]}")
     if row.kind == "model_token" and row.model is None:
         raise ValueError("a row of a model needs 'model', which is missing")
     if row.kind == "model_token" and len(says) != 2:
@@ -505,7 +512,7 @@ def _row(given: object, info: ValidationInfo) -> Row:
 
 
 class Token(Published, Placed):
-    """How a token gets its row in the embeddings that are merged.
+    """The source of a token's row in the merged embeddings.
 
     Attributes:
       source: The row.
@@ -522,18 +529,18 @@ def _tokenizer_source(given: object, info: ValidationInfo) -> str | Ref:
 
 
 class Tokenizer(Published, Placed):
-    """Which vocabulary the output gets.
+    """The vocabulary of the output.
 
     Attributes:
       source: "base" for the base model's, "union" for the base model's with the tokens that others
-        added, or the model whose vocabulary it is.
+        added, or the model that provides the vocabulary.
       tokens: The rows of single tokens, by token.
-      pad_to_multiple_of: What the number of embedding rows is rounded up to a multiple of; None to
-        keep rows that belong to no token.
+      pad_to_multiple_of: The number of embedding rows is rounded up to a multiple of this; None to
+        keep rows without a token.
       transplant: How a model gets the rows of tokens that it lacks: by "omp" or "nearest", both of
-        `sail_jax.transplant`, the "mean" of its other rows, or "zero". None for copies of the rows
-        of others.
-      k: How many rows one is made from at most, by "omp" and "nearest".
+        `sail_jax.transplant`, the "mean" of its other rows, or "zero". None for copies of the
+        other models' rows.
+      k: The most rows that one row is made from, by "omp" and "nearest".
       where: Its place in the recipe.
     """
 
@@ -545,7 +552,7 @@ class Tokenizer(Published, Placed):
 
 
 def _modules(given: object) -> list[object]:
-    """Lists the modules, each of which is told its name."""
+    """Lists the modules, each with its name."""
     if not isinstance(given, Given) or not given:
         raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")
     for name, module in given.items():
@@ -555,44 +562,44 @@ def _modules(given: object) -> list[object]:
 
 
 class Recipe(Published):
-    """A recipe that has been checked as far as it can be without its checkpoints.
+    """A recipe, after all checks that do not need its checkpoints.
 
     Attributes:
       entry: The method. The key is merge_method.
-      modules: The parts of the output; models or slices at the top level are those of one module.
+      modules: The parts of the output; models or slices at the top level form one module.
       base_model: The base; None without one.
       parameters: The parameters set for the whole recipe.
-      dtype: The dtype that is written, unless `out_dtype` is given; None for that of the base, or
-        without one of the first model.
-      out_dtype: The dtype that is written; None for `dtype`.
-      requantize: "fp8" to write weights in FP8 again, in the scheme of the base, or without one of
-        the first model; None for plain weights.
-      tokenizer: Which vocabulary the output gets; None to match rows by their numbers.
-      chat_template: The name of a conversation format, "auto" for the one that most models have, or
-        a template in Jinja; None to keep what is there.
-      compat: Whose defaults and variants of methods are used.
-      scope: Whether thresholds are of each "tensor" or of the whole "tree", for methods that have
-        the choice; None for their default.
+      dtype: The dtype of the output, unless `out_dtype` is given. None for the base's dtype, or
+        without a base the first model's.
+      out_dtype: The dtype of the output; None for `dtype`.
+      requantize: "fp8" to write weights in FP8 again, in the base's scheme, or without a base in
+        the first model's; None for plain weights.
+      tokenizer: The vocabulary of the output; None to match rows by their numbers.
+      chat_template: The name of a conversation format, "auto" for the models' most frequent one, or
+        a template in Jinja; None to keep the existing one.
+      compat: The origin of the defaults and variants of methods.
+      scope: Whether thresholds are taken per "tensor" or over the whole "tree", for methods with
+        this choice; None for their default.
       seed: The seed of methods that draw random numbers.
       rename: Regular expressions and their replacements, applied to the tensor names of every
         input.
-      select: Patterns of the tensors that are merged; None for the weights of a state of training
-        that is known, and all tensors of anything else.
-      rest: Whose tensors are taken that are not selected: those of the "last" or the "first" model;
-        "drop" leaves them out, "error" refuses them.
-      missing: What happens where a model lacks a tensor: "error", "skip" to leave the model out, or
-        "base" to take the base's tensor for it.
-      extra: What happens to tensors that the output does not have: "error" or "ignore".
-      integers: Whose values are taken where integers, bools or keys differ: those of the base or
-        else the "first" model, of the "last", or the largest ("max"); "refuse" makes it an error.
-      name: What other documents of the same file call the outcome; None without a name.
-      notes: The parts that have no effect, which mergekit passes over.
-      uses: The names of other documents of the same file whose outcomes are inputs.
+      select: Patterns of the tensors that are merged; None for the weights of a known training
+        state, and for all tensors of anything else.
+      rest: The source of tensors that are not selected: the "last" or the "first" model; "drop"
+        leaves them out, "error" refuses them.
+      missing: What happens if a model lacks a tensor: "error", "skip" to leave the model out, or
+        "base" to use the base's tensor for it.
+      extra: What happens to tensors that the output lacks: "error" or "ignore".
+      integers: The source of integers, bools or keys that differ: the base or else the "first"
+        model, the "last" model, or the largest value ("max"); "refuse" makes it an error.
+      name: The name of the result in other documents of the same file; None without a name.
+      notes: The parts without effect, which mergekit ignores.
+      uses: The names of other documents of the same file that are inputs.
       text: The YAML text; "" if the recipe was made in Python.
       node: The YAML tree, for the places of keys.
     """
 
-    # Before all that has parameters: fields are validated in this order, and `_settings` needs it.
+    # Before all fields with parameters: fields are validated in order, and `_settings` needs it.
     entry: Annotated[mergekit.Entry, PlainValidator(_entry)] = Field(
         validation_alias="merge_method"
     )
@@ -626,14 +633,14 @@ class Recipe(Published):
     @model_validator(mode="before")
     @classmethod
     def _one_module(cls, given: Given) -> Given:
-        """Reads models or slices at the top level as those of one module without a name."""
+        """Reads models or slices at the top level as one module without a name."""
         given["node"] = given.node
         form = given.only("models", "slices", "modules")
         if form != "modules":
             given["modules"] = given.within(form, "", form)
         if "tokenizer_source" in given and "tokenizer" in given:
             where = given.node.value["tokenizer_source"].key
-            raise RecipeError(where, "not beside tokenizer; move it to its source")
+            raise RecipeError(where, "not allowed with tokenizer; move it to its source")
         if "tokenizer_source" in given:
             given["tokenizer"] = given.within("tokenizer_source", "source")
         return given
@@ -657,8 +664,8 @@ class Recipe(Published):
         """Lists the parameters of the method that count under the recipe's conventions.
 
         Returns:
-          The parameters by their names in YAML. Under mergekit's conventions karcher is not
-          weighted, as ours may be.
+          The parameters by their names in YAML. Under mergekit's conventions, karcher does not
+          take our optional weights.
         """
         every = self.entry.parameters
         if self.compat != "mergekit" or not self.entry.published:
@@ -667,26 +674,26 @@ class Recipe(Published):
         return {name: p for name, p in every.items() if name in theirs or name not in PARAMETERS}
 
     def at(self, key: str) -> Where:
-        """Finds where a top-level key was given, for an error message."""
+        """Finds the place of a top-level key, for an error message."""
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
     def place_of(self, ref: Ref) -> Where:
-        """Finds where a model is first named among those to merge, else where the base is."""
+        """Finds the place of a model: its first source, else the base's place."""
         named = [source.where for source in self.sources() if source.model == ref]
         return named[0] if named else self.at("base_model")
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """Lists all parameters that are set anywhere in the recipe and count there."""
-        read = self.read()
+        """Lists all parameters that are set in the recipe and count there."""
+        read = {key for p in self.read().values() for key in (p.name, p.theirs)}
         return [(name, setting) for name, setting in self.given() if name in read]
 
     def given(self) -> list[tuple[str, Setting]]:
-        """Lists all parameters that are set anywhere in the recipe.
+        """Lists all parameters that are set in the recipe.
 
         Returns:
-          Pairs of a parameter's name and its setting: the recipe's first, then those of each
-          module, its slices and their sources.
+          Pairs of a parameter's name and its setting, with the name as written: first the recipe's,
+          then those in each module, its slices and their sources.
         """
         scopes: list[Parameters] = [self.parameters]
         for module in self.modules:
@@ -704,16 +711,16 @@ class Recipe(Published):
         return chain.from_iterable(part.sources for part in self.slices())
 
     def merged(self) -> set[Ref]:
-        """Collects the checkpoints that are merged, and bases: not those for a tokenizer alone."""
+        """Collects the checkpoints that are merged, and bases; not those for a tokenizer alone."""
         bases = [self.base_model, *(part.base_model for part in self.slices())]
         return {*(source.model for source in self.sources()), *filter(None, bases)}
 
     def models(self) -> list[Ref]:
-        """Lists every checkpoint that the recipe names as an input, each once.
+        """Lists every checkpoint that is an input of the recipe, each once.
 
         Returns:
-          The base first, then the models and the bases of slices as they are listed, then those
-          that only the tokenizer names.
+          The base first, then the models and the bases of slices in their order, then models for
+          the tokenizer alone.
         """
         named: list[Ref | str | None] = [self.base_model]
         for part in self.slices():

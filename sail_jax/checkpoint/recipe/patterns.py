@@ -1,7 +1,7 @@
-"""Compiles regular expressions that come with a recipe or an adapter, which may be a stranger's.
+"""Compiles regular expressions from recipes and adapters, which may come from strangers.
 
-They run under RE2, whose time is linear in the length of the name and whose memory is a few MB.
-Python's own engine can take exponential time on a hostile pattern. RE2 has no lookarounds, and no
+They run under RE2: its time is linear in the length of the name, and its memory is a few MB.
+Python's own engine can take exponential time on a hostile pattern. RE2 lacks lookarounds and
 references to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
 """
 
@@ -39,7 +39,7 @@ def compiled(text: str) -> Pattern:
     except (re2.error, UnicodeEncodeError) as error:
         why = error.args[0]
         why = why.decode(errors="replace") if isinstance(why, bytes) else error
-        raise ValueError(f"{text!r} is no regular expression of RE2's: {why}") from error
+        raise ValueError(f"{text!r} is not a regular expression of RE2: {why}") from error
 
 
 def renaming(text: str, replacement: str) -> Callable[[str], str]:
@@ -48,14 +48,14 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
     Args:
       text: The regular expression, in RE2's syntax.
       replacement: What replaces a match: \1, \g<1> and \g<name> stand for groups, \\ for a
-        backslash. A group that took no part in the match stands for "".
+        backslash. A group that matched nothing stands for "".
 
     Returns:
       A function from a name to the name with all matches replaced.
 
     Raises:
-      ValueError: If `text` is no regular expression, or if `replacement` names a group that it does
-        not have or holds any other escape.
+      ValueError: If `text` is not a regular expression, or if `replacement` refers to a group that
+        `text` lacks or holds any other escape.
 
     >>> renaming(r"^(\w+)\.block(\d+)", r"\1.layers.\g<2>")("model.block3.weight")
     'model.layers.3.weight'
@@ -71,7 +71,7 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
         if group is not None:
             group = int(group) if group.isdecimal() else pattern.groupindex.get(group, -1)
             if not 0 <= group <= pattern.groups:
-                raise ValueError(f"{replacement!r}: {text!r} has no group for {escape[0]!r}")
+                raise ValueError(f"{replacement!r}: {text!r} lacks a group for {escape[0]!r}")
         parts += [replacement[end : escape.start()], other if group is None else group]
         end = escape.end()
     parts.append(replacement[end:])

@@ -1,9 +1,9 @@
-"""What recipes may hold that has no effect, since mergekit 0.1.5 reads it elsewhere, or not at all.
+"""Keys without effect that recipes may have, because mergekit 0.1.5 ignores them, too.
 
-mergekit passes over every key that a mapping does not read, and over every parameter that the
-method does not read. Here such a word gives a note if mergekit knows it: it is a key of one of its
-mappings (`KEYS`) or a parameter of one of its methods (`PARAMETERS`). Any other word is an error,
-as a typing error would be. Which method reads which parameter is in `mergekit.MERGEKIT`.
+mergekit ignores every key that a mapping does not read, and every parameter that the method does
+not read. Here such a word gives a note if mergekit has it elsewhere: as a key of one of its
+mappings (`KEYS`) or as a parameter of one of its methods (`PARAMETERS`). Any other word is an
+error, since it may be a typing error. `mergekit.MERGEKIT` lists the parameters of each method.
 """
 
 import difflib
@@ -29,7 +29,7 @@ KEYS = {
 """The keys of mergekit's mappings, by the place where they are read."""
 
 OF_MIXTURES = ("gate_mode", "experts", "experts_per_token", "shared_experts")
-"""The keys that only mergekit-moe's files have."""
+"""Keys that only mergekit-moe's files have."""
 
 PARAMETERS = (
     *("alpha", "density", "eps", "epsilon", "filter_wise", "gamma", "int8_mask", "lambda"),
@@ -39,22 +39,22 @@ PARAMETERS = (
 """The parameters of mergekit's methods."""
 
 _READ_BY_NONE = ("int_space", "override_architecture", "residual_weight")
-"""What published recipes have, and nothing reads: tensors are matched by name here, whatever the
+"""Words in published recipes that no program reads. Tensors are matched by name here, whatever the
 architecture is called.
 """
 
 
 def without_effect(word: str, here: str, *, of_method: bool = False) -> str | None:
-    """Explains why a word has no effect where nothing reads it, if recipes may have it.
+    """Explains why a word has no effect in a place, if recipes may have it there.
 
     Args:
       word: A key, or the name of a parameter.
-      here: The place where it stands, in words.
-      of_method: Whether it stands among the parameters of a method. Then it is in its place, and
-        the method does not read it.
+      here: The place, in words.
+      of_method: Whether it is one of a method's parameters. Then its place is right, but the method
+        does not read it.
 
     Returns:
-      A sentence, with the place where mergekit reads the word; None if it is unknown.
+      A sentence with the place where mergekit reads the word; None if the word is unknown.
 
     >>> without_effect("pad_to_multiple_of", "at the top")
     'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
@@ -71,15 +71,15 @@ def without_effect(word: str, here: str, *, of_method: bool = False) -> str | No
 
 
 def nearest_word(word: str, keys: Collection[str]) -> str:
-    """Names the words near one that nobody reads, for a message.
+    """Suggests the nearest known word for an unknown one, for a message.
 
     Args:
       word: A key of a mapping, unknown everywhere.
       keys: The keys that the mapping has.
 
     Returns:
-      A text in brackets, as from `checks.nearest`; with the place where it belongs if the nearest
-      word is read elsewhere.
+      A text in brackets, as from `checks.nearest`. If the nearest word belongs in another place,
+      the text contains this place.
 
     >>> nearest_word("wieght", ["models", "seed"])
     " (nearest: 'weight', which belongs in parameters)"
@@ -87,7 +87,7 @@ def nearest_word(word: str, keys: Collection[str]) -> str:
     " (nearest: 'models')"
     """
     words = [*(w for known in KEYS.values() for w in known), *PARAMETERS]
-    # Nearer than `nearest` asks for: a word of another place is a guess about the place, too.
+    # Stricter than `nearest`: a word of another place is a guess about the place, too.
     own, near = (
         difflib.get_close_matches(word[:100], among, n=1, cutoff=0.75) for among in (keys, words)
     )

@@ -1,31 +1,30 @@
-"""Makes recipes, which say what is merged and how, from mergekit's YAML or from Python.
+"""Makes recipes, the descriptions of merges, from mergekit's YAML or from Python.
 
-The grammar is mergekit's. What mergekit knows and passes over, such as a parameter that the method
-does not read, gives a note (`published`). Any other key, method, parameter or filter that would
-have no effect is an error, with its line and the nearest valid name. At the top level a recipe may
-also have:
+The grammar is mergekit's. Keys that mergekit has but ignores, such as a parameter that the method
+does not read, give a note (`published`). Any other key, method, parameter or filter without effect
+is an error, with its line and the nearest valid name. At the top level a recipe may also have:
 
-    compat: mergekit | paper        whose defaults and variants; mergekit's in a recipe
+    compat: mergekit | paper        the origin of defaults and variants; in a file mergekit
     scope: tensor | tree            of methods that have one
     seed: 0                         of methods that draw random numbers
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
     select: params/*                patterns of the tensors that are merged, "," between them; by
-                                    default the weights of a state of training that is known
-    rest: last | first | drop | error    whose tensors are taken that are not selected
+                                    default the weights of a known training state
+    rest: last | first | drop | error    the source of tensors that are not selected
     missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
-    integers: first | last | max | refuse    whose integers and keys are taken where models differ
+    integers: first | last | max | refuse    the source of integers and keys that differ
     requantize: fp8                 weights are written in FP8 again, in the scheme of the base
 
-A model, wherever it is named (`models`, `sources`, or base_model: {model: ...}), may also have:
+A model, in any place (`models`, `sources`, or base_model: {model: ...}), may also have:
 
     grow: {to: config.json, factors {width: 2} or entries, method: lemon, seed: 0, ...}
     align: {to: model, ...}         permuted to match another model, after it has grown
 
 Filters may be "re:..." or "glob:..." patterns. All regular expressions are RE2's. Where mergekit
-fails or is unsound, recipes are read otherwise: a single {filter, value} mapping is a setting;
-lists of bools are steps, not interpolated numbers; `dtype` only says what is written (arithmetic is
-in float32 or better), and `out_dtype` takes precedence over it.
+fails or is unsound, recipes are read differently: a single {filter, value} mapping is a setting;
+lists of bools are steps, not interpolated numbers; `dtype` is only the output's dtype (arithmetic
+is in float32 or better), and `out_dtype` takes precedence over it.
 """
 
 import graphlib
@@ -78,15 +77,15 @@ def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
 
     Args:
       text: The recipes, in UTF-8 if it is bytes.
-      file: What error messages call the text, such as its path.
+      file: The name of the text in error messages, such as its path.
 
     Returns:
-      The recipes in an order in which each comes after those that it uses. Those that no other
-      uses are what the file is for; see `finals`.
+      The recipes, each after the recipes that it uses. Those that no other uses are the outputs of
+      the file; see `finals`.
 
     Raises:
-      RecipeError: As `parse` does; or if several documents have one name, need each other in a
-        circle, or if one of several that no other uses has no name.
+      RecipeError: As `parse` does. Also if several documents share a name, need each other in a
+        circle, or if one of several outputs lacks a name.
 
     >>> text = "name: b\\nmerge_method: passthrough\\nmodels: [{model: NEXT}]\\n"
     >>> several = text.replace("NEXT", "a") + "---\\n" + text.replace("b", "a", 1)
@@ -121,7 +120,8 @@ def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
         if recipe.name is None:
             who = ", ".join(repr(x.name) for x in last if x is not recipe and x.name) or "another"
             raise RecipeError(
-                recipe.node.where, f"needs a name, as this and {who} are both used by no other"
+                recipe.node.where,
+                f"needs a name, since this and {who} are both outputs",
             )
     return tuple(ordered)
 
@@ -146,7 +146,7 @@ def read_file(path: str | PathLike[str]) -> tuple[Recipe, ...]:
     return parse_all(disk.read_bytes(Path(path), _MOST), str(path))
 
 
-# One part of a path, without what stands for something else in the name of a model.
+# One part of a path, without the characters that have a meaning in the name of a model.
 _NAME = re.compile(r"[^\\/@+*?\[\]\0.][^\\/@+*?\[\]\0]{0,199}")
 
 
@@ -164,7 +164,7 @@ def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def _parsed(root: Node, text: str | bytes, names: Collection[str] | None = None) -> Recipe:
-    """Makes the recipe of one document; `names` are those of all documents, if there are others."""
+    """Makes the recipe of one document; `names` are all documents' names, if there are several."""
     document = Document(others=names or ())
     recipe = read(Recipe, root, document)
     if recipe.name is not None and names is None:
@@ -187,20 +187,20 @@ def simple(
     """Makes the recipe of one merge of whole models, without YAML.
 
     Args:
-      models: The checkpoints. Text is a path as it is, even with "+" or "@" in it.
+      models: The checkpoints. Text is a plain path, even with "+" or "@" in it.
       base: The base; None without one.
       method: A merge, or the name of a method.
       weights: One weight per model; None for the method's default, which is 1 each where mergekit
         requires weights.
-      compat: Whose defaults and variants are used, "mergekit" or "paper"; None means the paper's,
+      compat: The origin of defaults and variants, "mergekit" or "paper"; None means the paper's,
         unlike in YAML.
-      **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
-        value or, where models may have their own (such as density), a sequence with one per model.
-        And keys of the recipe: dtype, out_dtype, scope, seed, rename, rest, missing, extra,
-        integers, tokenizer ("union", "base", a model, or a mapping as in YAML), chat_template.
+      **options: Hyperparameters of a method, under our names or mergekit's. Each is one value or,
+        if models may have their own (such as density), a sequence with one value per model. Also
+        keys of the recipe: dtype, out_dtype, scope, seed, rename, rest, missing, extra, integers,
+        tokenizer ("union", "base", a model, or a mapping as in YAML), chat_template.
 
     Returns:
-      The recipe, checked as far as it can be without its checkpoints.
+      The recipe, after all checks that do not need its checkpoints.
 
     Raises:
       RecipeError: If the method or an option is unknown, or if a value does not fit.
@@ -226,15 +226,18 @@ def simple(
     given: dict[str, Node] = {}
     by_model: list[dict[str, Node]] = [{} for _ in models]
     for key, value in options.items():
-        own = key if key in entry.parameters else entry.keys.get(key)
+        own = key if entry.parameter(key) else entry.keys.get(key)
         if own is None:
             names = sorted(p.option or p.name for p in entry.parameters.values())
             hint = nearest(key, [*names, *_TOP])
-            raise RecipeError(Where(key), f"{entry.name} has no hyperparameter of this name{hint}")
+            raise RecipeError(
+                Where(key), f"{entry.name} does not have the hyperparameter {key!r}{hint}"
+            )
         if not isinstance(value, Sequence) or isinstance(value, str):
             given[own] = _node(value, key)
             continue
-        per_model = entry.parameters[own].per_model
+        parameter = entry.parameter(own)
+        per_model = parameter is not None and parameter.per_model
         if not per_model or len(value) != len(models):
             expected = f"one number per model ({len(models)})" if per_model else "one value"
             raise RecipeError(Where(key), f"expected {expected}, got {len(value)}")
@@ -253,13 +256,13 @@ def simple(
         top["compat"] = _node(compat, "compat")
     document = Document()
     recipe = read(Recipe, Node(top, Where(), Where()), document)
-    # Set after reading: a `compat` among the keys would count as one that the user named.
+    # Set after reading: a `compat` among the keys would count as the user's choice.
     named = recipe if compat else recipe.model_copy(update={"compat": "paper"})
     return check(named, document.notes)
 
 
 def _path(model: object, path: str) -> Ref:
-    """Makes a path a `Ref`, without reading "@" and "+" in it."""
+    """Converts a path to a `Ref`, without parsing "@" and "+" in it."""
     if isinstance(model, Ref):
         return model
     if not isinstance(model, (str, PathLike)):
@@ -269,7 +272,7 @@ def _path(model: object, path: str) -> Ref:
 
 
 def _node(value: object, path: str) -> Node:
-    """Makes a Python value a node, as if it had been written in a recipe."""
+    """Converts a Python value to a node, as if a recipe contained it."""
     if isinstance(value, Node):
         return value
     if isinstance(value, Mapping):
@@ -286,31 +289,23 @@ def check(recipe: Recipe, notes: Iterable[Note] = ()) -> Recipe:
 
     Args:
       recipe: The recipe.
-      notes: What was found to have no effect when it was read.
+      notes: The parts without effect that were found while reading.
 
     Returns:
-      The recipe without what has no effect, and with a note for each such thing.
+      The recipe without these parts, and with a note for each of them.
 
     Raises:
-      RecipeError: If there are too few or too many models, if a base or a parameter is missing, if
-        a parameter is set that nothing reads or under two names, or if there is a scope that the
-        method lacks.
+      RecipeError: If there are too few or too many models, if a base or a parameter is missing,
+        or if the recipe has a scope that the method lacks.
     """
     entry = recipe.entry
     recipe, passed = _without_bases(recipe)
     for module in recipe.modules:
         for part in module.slices:
             _check_inputs(recipe, module, part)
-    used: dict[str, str] = {}
-    for name, setting in recipe.settings():
-        option = entry.parameters[name].option
-        if option is not None and used.setdefault(option, name) != name:
-            where = setting[0].where
-            other = used[option]
-            raise RecipeError(where, f"{name} and {other} are one parameter; set one of them")
     own = entry.merge is None and mergekit.accepts(recipe.method, "scope")
     if recipe.scope is not None and not own:
-        raise RecipeError(recipe.at("scope"), f"{recipe.method} has no scope")
+        raise RecipeError(recipe.at("scope"), f"{recipe.method} does not have a scope")
     passed = {note.text: note for note in (*notes, *passed, *_unread(recipe))}
     return recipe.model_copy(update={"notes": tuple(passed.values())})
 
@@ -339,12 +334,15 @@ def _without_bases(recipe: Recipe) -> tuple[Recipe, list[Note]]:
 
 
 def _unread(recipe: Recipe) -> Iterator[Note]:
-    """Yields a note for each parameter that the method has and that changes nothing here."""
+    """Yields a note for each known parameter that has no effect in this recipe."""
     read = recipe.read()
     for name, setting in recipe.given():
-        # int8_mask says in which type mergekit keeps masks: the outcome is the same.
-        inert = recipe.entry.parameters[name].option is None and name != "int8_mask"
-        if inert or name not in read:
+        # int8_mask is the dtype of mergekit's masks: the result is the same.
+        parameter = recipe.entry.parameter(name)
+        if parameter is None:
+            continue
+        inert = parameter.option is None and name != "int8_mask"
+        if inert or parameter.name not in read:
             where = setting[0].where
             more = "" if inert else "; compat: paper reads it"
             yield Note(where, f"{name} has no effect under {recipe.method}{more}")
@@ -359,19 +357,19 @@ def _unread(recipe: Recipe) -> Iterator[Note]:
 
 
 def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | None]:
-    """Tells which sources of a slice are merged, and which is the base.
+    """Divides the sources of a slice into the merged ones and the base.
 
     Args:
       recipe: The recipe.
       part: One of its slices.
 
     Returns:
-      The sources whose tensors are merged, and the base as a source. The latter is the base as it
-      is listed in the slice, with its own parameters; if it is not listed, it is made from the path
-      where task vectors start at the base, and else None.
+      The sources that are merged, and the base as a source. The base is the listed source, with its
+      own parameters. If it is not listed, it is made from the path if task vectors start at the
+      base, and is None otherwise.
 
     Raises:
-      RecipeError: If the base is not listed and it cannot be told which of its layers are meant.
+      RecipeError: If the base is not listed, and its layers are ambiguous.
     """
     entry = recipe.entry
     base = part.base_model or recipe.base_model
@@ -381,13 +379,13 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
         return list(part.sources), listed
     ranges = list(dict.fromkeys(source.layers for source in part.sources))
     if listed is None and len(ranges) > 1:
-        raise RecipeError(part.where, f"which layers of {base}? list it among the sources")
+        raise RecipeError(part.where, f"the layers of {base} are ambiguous; list it in sources")
     unlisted = Source(model=base, layers=next(iter(ranges), None), where=recipe.at("base_model"))
     if entry.base == "first":
         return [listed or unlisted, *others], listed
     if entry.base == "joins":
-        # In mergekit the base of whole models is one more of them. One that then lacks a weight is
-        # refused there; in older versions it was passed over, as it is here.
+        # In mergekit the base of whole models is one more of them. A base without a weight is
+        # refused there; older versions ignored it, as is done here.
         outer = {*part.parameters, *recipe.parameters}
         within = [m for m in recipe.modules if any(part is x for x in m.slices)]
         outer |= {name for module in within for name in module.parameters}
@@ -415,8 +413,8 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
         raise RecipeError(
             part.where, f"{entry.name} merges {expected} model(s){besides}; got {len(sources)}"
         )
-    # By the papers' conventions no weight need be set; if one is, every model needs one. What else
-    # has no default is asked for when tensors are planned.
+    # Under the papers' conventions, weights are optional; but if one model has a weight, every
+    # model needs one. Other parameters without a default are checked when tensors are planned.
     outer = [part.parameters, module.parameters, recipe.parameters]
     inner = [source.parameters for source in sources]
     if recipe.compat != "mergekit" and not any("weight" in scope for scope in inner + outer):
@@ -430,6 +428,4 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
                 continue
             who = f" for {source.model}" if parameter.per_model else ""
             where = source.where if parameter.per_model else recipe.at("merge_method")
-            raise RecipeError(
-                where, f"{entry.name} needs the parameter {parameter.name!r}, missing{who}"
-            )
+            raise RecipeError(where, f"{entry.name} lacks the parameter {parameter.name!r}{who}")

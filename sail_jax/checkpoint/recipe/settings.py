@@ -1,8 +1,8 @@
 """Reads the parameters of a recipe, and resolves them for each tensor.
 
-A parameter is set to a value, to values that are interpolated over the layers, or to conditions:
-each has a filter of tensor names and such a value. `declared` reads the mappings; the planner asks
-a `Ledger` for the value at each tensor.
+A parameter is set to a value, to values that are interpolated over the layers, or to conditions.
+Each condition has a filter of tensor names and such a value. `declared` reads the mappings. A
+`Ledger` gives the planner the value at each tensor.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ Value = bool | int | float | str
 
 
 def _no_flag(value: object) -> object:
-    """Refuses true and false, which Python would take for the numbers 1 and 0."""
+    """Refuses true and false, which Python would treat as the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number; got {value}")
     return value
@@ -39,7 +39,7 @@ def _scalar(value: object) -> Value:
     return value
 
 
-# Text such as 1e-5, which YAML 1.1 does not take for a number, is one where a number is expected.
+# YAML 1.1 reads 1e-5 as text. Where a number is expected, such a text counts as a number.
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Integer = Annotated[int, BeforeValidator(_no_flag)]
 Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
@@ -47,7 +47,7 @@ Scalar = Annotated[Any, AfterValidator(_scalar)]
 
 
 def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
-    """Makes the type of numbers in an interval, for pydantic.
+    """Makes a pydantic type of the numbers in an interval.
 
     Args:
       low: The lower bound.
@@ -55,7 +55,7 @@ def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
       above: Whether `low` itself is not allowed.
 
     Returns:
-      A type whose validation refuses all other numbers, infinite ones included.
+      A type that refuses all other numbers, including infinite ones.
     """
     interval = f"{'(' if above else '['}{low}, {high}{')' if high == math.inf else ']'}"
 
@@ -79,7 +79,7 @@ def _filter(filter: str) -> str:
 
 
 def _values(given: object) -> Sequence[object]:
-    """Returns a list of values, also of one value alone."""
+    """Returns a list of values; a single value becomes a list."""
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values:
         raise ValueError("expected a value; got none")
@@ -88,7 +88,7 @@ def _values(given: object) -> Sequence[object]:
 
 @dataclass(kw_only=True)
 class OfType(Reading):
-    """What validators of conditions are told.
+    """The context for validators of conditions.
 
     Attributes:
       type: The type of a value, as pydantic takes it.
@@ -98,13 +98,13 @@ class OfType(Reading):
 
 
 def _value(given: object, info: ValidationInfo) -> object:
-    """Validates a value by the type that the context of reading gives."""
+    """Validates a value by the type in the context."""
     of_type = info.context
     return _adapter(of_type.type).validate_python(given) if isinstance(of_type, OfType) else given
 
 
 class Condition(Published, Placed):
-    """A value of a parameter, for the tensors whose names fit a filter.
+    """A value of a parameter, for the tensors with names that fit a filter.
 
     The context with which a condition is read, an `OfType`, gives the type of the value.
 
@@ -121,11 +121,11 @@ class Condition(Published, Placed):
 
 
 Setting = tuple[Condition, ...]
-"""The conditions of one parameter in one place of a recipe; the first that fits decides."""
+"""The conditions of one parameter in one place of a recipe. The first one that fits counts."""
 
 
 def setting(node: Node, type: object, notes: list[Note]) -> Setting:
-    """Reads what a recipe says of one parameter.
+    """Reads the setting of one parameter.
 
     Args:
       node: A value, a list of values along the layers, a condition, or a list of conditions.
@@ -133,7 +133,7 @@ def setting(node: Node, type: object, notes: list[Note]) -> Setting:
       notes: A list to which notes are added.
 
     Returns:
-      The conditions in their order; one that fits all tensors if there were none.
+      The conditions in their order. A plain value becomes one condition that fits all tensors.
 
     Raises:
       RecipeError: If a value is not of the type, or a condition comes after one that fits
@@ -141,7 +141,7 @@ def setting(node: Node, type: object, notes: list[Note]) -> Setting:
     """
     several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
     if not several and not isinstance(node.value, dict):
-        # A bare value is the condition that fits every tensor.
+        # A plain value is the condition that fits every tensor.
         node = node._replace(value={"value": node})
     context = OfType(type=type, notes=notes)
     conditions = tuple(read(Condition, p, context) for p in (node.value if several else [node]))
@@ -155,8 +155,8 @@ def setting(node: Node, type: object, notes: list[Note]) -> Setting:
 def interpolate(values: Sequence[Value], t: float) -> Value:
     """Interpolates values that are spread evenly over [0, 1].
 
-    With n values, value i stands at i / (n - 1). Numbers are piecewise linear between these points.
-    Of bools and texts, the last value reached is taken.
+    With n values, value i stands at i / (n - 1). Numbers are interpolated linearly between these
+    points. For bools and texts, the last value reached counts.
 
     Args:
       values: One value or more.
@@ -172,7 +172,7 @@ def interpolate(values: Sequence[Value], t: float) -> Value:
     low = int(place)
     part = place - low
     numbers = [value for value in values if not isinstance(value, (bool, str))]
-    # Without a fraction the value itself is returned, so that whole numbers stay whole.
+    # At a point, the value itself is returned, so whole numbers stay whole.
     if len(numbers) < len(values) or not part:
         return values[low]
     return (1 - part) * numbers[low] + part * numbers[low + 1]
@@ -182,15 +182,15 @@ def matcher(filter: str | None) -> Callable[[str], bool]:
     """Makes a test of whether a tensor name fits a filter.
 
     Args:
-      filter: None or "*" fits every name; "re:..." fits where the regular expression is found;
-        "glob:..." has to match the whole name; any other text fits where it is part of the name, as
-        in mergekit, which has no "re:" and "glob:".
+      filter: None or "*" fits every name. "re:..." fits where the regular expression is found.
+        "glob:..." must match the whole name. Any other text fits if it is part of the name, as in
+        mergekit, which lacks "re:" and "glob:".
 
     Returns:
       A function from a name to whether it fits.
 
     Raises:
-      ValueError: If what follows "re:" is no regular expression of RE2's.
+      ValueError: If the text after "re:" is not a regular expression of RE2.
 
     >>> matcher("re:mlp|attn")("layers.3.mlp.weight"), matcher("glob:layers.*")("model.layers.3")
     (True, False)
@@ -207,7 +207,7 @@ def matcher(filter: str | None) -> Callable[[str], bool]:
 
 
 class Ledger:
-    """Resolves settings for tensors, and remembers which conditions decided anything."""
+    """Resolves settings for tensors, and records which conditions had an effect."""
 
     def __init__(self) -> None:
         self._fits: dict[Where, Callable[[str], bool]] = {}
@@ -218,8 +218,8 @@ class Ledger:
         """Returns the value of a parameter for one tensor.
 
         Args:
-          scopes: The settings of the parameter, the one closest to the tensor first; None where
-            there is none. The first with a condition that fits decides, by its first such
+          scopes: The settings of the parameter, the one closest to the tensor first; None where it
+            is not set. The first setting with a condition that fits counts, by its first such
             condition.
           name: The name of the tensor.
           t: The place of the tensor in its slice, in [0, 1].
@@ -252,8 +252,8 @@ class Ledger:
           A note for each setting without a filter that is overridden everywhere.
 
         Raises:
-          RecipeError: If a filter decided nothing; or if it reads two ways, as "layers.1" does
-            where there are tensors of layers 1 and 10.
+          RecipeError: If a filter had no effect, or if it is ambiguous, as "layers.1" is if there
+            are tensors of layers 1 and 10.
         """
         notes = []
         for parameter, setting in settings:
@@ -296,7 +296,7 @@ def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
         return
     before = r"(?:^|\D)" if text[0].isdigit() else ""
     after = r"(?:\D|$)" if text[-1].isdigit() else ""
-    # The same filter, but with no further digit beside it.
+    # The same filter, without a further digit next to it.
     exact = compiled(before + re.escape(text) + after)
     longer = [name for name in names if not exact.search(name)]
     if longer:

@@ -1,17 +1,17 @@
 """Reads and drafts tables of spaces, in YAML or JSON, for networks of unknown architecture.
 
-A table says which feature space each axis of each tensor lives in:
+A table lists the feature space of each axis of each tensor:
 
 axes:                              # see `sail_jax.basis.axes`: a pattern of paths, and spaces
   blocks.{i}.in.weight: hidden.{i} resid*
   blocks.{i}.out.weight: resid hidden.{i}*
-spaces: {"hidden.{i}": relu}       # what is applied to a space
-sizes: {"head.{i}": 4}             # of spaces whose size no tensor tells
-settings: {hidden_size: resid}     # which entry of config.json states which spaces
-layers: {num_layers: "blocks.{i}."}    # which entry counts the layers, and their prefix
+spaces: {"hidden.{i}": relu}       # the nonlinearity of a space
+sizes: {"head.{i}": 4}             # sizes that no tensor shows
+settings: {hidden_size: resid}     # the spaces of an entry of config.json
+layers: {num_layers: "blocks.{i}."}    # the entry that counts the layers, and their prefix
 optional: ["*.bias"]               # patterns that need not match
-open: [...]                        # questions of a draft, to be answered and taken out
-scales: {embed.weight: resid^0.5}  # what the network multiplies by a power of a size
+open: [...]                        # questions of a draft, to be answered and removed
+scales: {embed.weight: resid^0.5}  # the network multiplies by this power of a size
 """
 
 import json
@@ -49,8 +49,8 @@ def _prefix(text: str) -> str:
 
 
 def _axes(text: object) -> object:
-    """Checks an axes string; no text stands for a tensor without axes."""
-    # Without braces a name with a placeholder, "hidden.{i}", reads as any other name.
+    """Checks an axes string; an empty value stands for a tensor without axes."""
+    # Without its braces, a name with a placeholder, "hidden.{i}", parses like any other name.
     parse_axes(str(text or "").replace("{", "").replace("}", ""))
     return "" if text is None else text
 
@@ -58,7 +58,7 @@ def _axes(text: object) -> object:
 def _of_axes(pattern: str, info: ValidationInfo) -> str:
     """Checks that a pattern is one of those under axes."""
     if pattern not in info.data.get("axes", [pattern]):
-        raise ValueError(f"{pattern!r} is none of the patterns of axes")
+        raise ValueError(f"{pattern!r} is not one of the patterns of axes")
     return pattern
 
 
@@ -81,18 +81,18 @@ _Product = Annotated[str, AfterValidator(_product)]
 
 
 class Table(Declared):
-    """A table of spaces as it stands in a file; see the top of this module.
+    """A table of spaces in a file; see the top of this module.
 
     Attributes:
       axes: The axes strings, by pattern of tensor paths.
-      spaces: What is applied to a space, such as relu, by its name or a pattern of names.
+      spaces: The nonlinearity of a space, such as relu, by its name or a pattern of names.
       sizes: The sizes of spaces, by name or pattern.
-      settings: The spaces whose sizes multiply to an entry of config.json, by entry; a list where
-        it states several.
-      layers: The prefix of the tensors of a layer, by the entry of config.json that counts them.
+      settings: The spaces whose sizes multiply to an entry of config.json, by entry; or a list of
+        such products.
+      layers: The prefix of a layer's tensors, by the entry of config.json that counts the layers.
       optional: The patterns under axes that need not match a tensor.
       open: The questions of a draft that are not answered yet.
-      scales: The size and power that the network multiplies a tensor's outcome by, by pattern.
+      scales: The size and its power by which the network multiplies a tensor's result, by pattern.
     """
 
     axes: dict[Annotated[str, AfterValidator(_pattern)], Annotated[str, BeforeValidator(_axes)]] = (
@@ -119,25 +119,25 @@ def read_table(path: str | Path) -> Rules:
       The rules of the architecture, as `sail_jax.architectures` has them for known ones.
 
     Raises:
-      RecipeError: If a key is unknown, axes cannot be read, a size is not a whole number, a name is
-        no space of the axes, or questions of a draft are open; the message has the line.
+      RecipeError: If a key is unknown, axes cannot be parsed, a size is not a whole number, a name
+        is not a space of the axes, or questions of a draft are open; the message has the line.
       StoreError: If the file is missing or too long.
     """
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
     table = read(Table, root)
-    # A draft must not be used before somebody has decided what it leaves open, since a wrong guess
-    # is a silent loss of function.
+    # A draft must not be used before its open questions are answered, since a wrong guess changes
+    # the function silently.
     if table.open:
         raise RecipeError(
             root.value["open"].key,
             f"{len(table.open)} of a draft's questions are open, such as {table.open[0]!r}: answer "
-            "where it says, and take it out of 'open'",
+            "them in the table, and remove them from 'open'",
         )
     words = {word for text in table.axes.values() for word in re.findall(r"[\w./:{}-]+\*?", text)}
     names = sorted({word.rstrip("*") for word in words} - {"_", "diag"})
 
     def named(part: str, key: str, name: str) -> list[str]:
-        """The names of spaces, as they stand in the axes, that a name stands for."""
+        """The names of spaces in the axes that a name or pattern stands for."""
         if name in names:
             return [name]
         where = root.value[part].value[key].key
@@ -147,7 +147,7 @@ def read_table(path: str | Path) -> Rules:
             raise RecipeError(where, str(error)) from error
         if not fitting:
             hint = nearest(name, names)
-            raise RecipeError(where, f"no space of the axes is called {name!r}{hint}")
+            raise RecipeError(where, f"the axes lack the space {name!r}{hint}")
         return fitting
 
     for key, (size, _) in table.scales.items():
@@ -177,11 +177,11 @@ def draft_table(checkpoint: Checkpoint, config: Config | None = None) -> str:
 
     Args:
       checkpoint: The open checkpoint; no tensor is read.
-      config: The configuration; None for that beside the tensors.
+      config: The configuration; None for the checkpoint's config.json.
 
     Returns:
       The table as YAML, with the questions that names and shapes leave open. `read_table` refuses
-      it until they are answered and taken out.
+      it until they are answered and removed.
     """
     shapes: Mapping[str, Any] = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
@@ -199,7 +199,7 @@ def draft_table(checkpoint: Checkpoint, config: Config | None = None) -> str:
             # JSON strings are valid YAML, whatever characters a name holds.
             lines += [f"{key}:", *(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())]
     if drafted.questions:
-        lines.append("open:  # answer above, then take the question out; until then it is not read")
+        lines.append("open:  # answer these questions in the table, then remove them")
     for question in drafted.questions:
         lines.append(f"  - {json.dumps(f'{question.path}: {question.text}')}")
         lines += [f"    #   {json.dumps(option)[1:-1]}" for option in question.options]
@@ -207,7 +207,7 @@ def draft_table(checkpoint: Checkpoint, config: Config | None = None) -> str:
 
 
 _UNSEEN = """\
-# Drafted from names, shapes and config.json, which do not show what is applied to a space (state it
-# in spaces: relu, elementwise, layernorm, rmsnorm; not stated, nothing but permutations is exact)
-# nor what is multiplied by a size (state it in scales). Spaces that are "outer" stay as they are.
+# Drafted from names, shapes and config.json. They do not show the nonlinearity of a space: state it
+# in spaces (relu, elementwise, layernorm, rmsnorm); without it, only permutations are exact. They
+# do not show factors that depend on a size: state them in scales. "outer" spaces stay unchanged.
 """

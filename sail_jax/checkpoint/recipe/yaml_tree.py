@@ -1,7 +1,7 @@
-"""Reads YAML into a tree in which every part knows its line and its key path.
+"""Reads YAML into a tree in which every part has its line and its key path.
 
-The rest of the room turns this tree into recipes and tables. YAML may come from a stranger, so it
-is only ever turned into plain values, and its size is bounded.
+The rest of the package turns this tree into recipes and tables. YAML may come from a stranger, so
+only plain values are made from it, and its size is bounded.
 """
 
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from sail_jax.checks import escaped
 LIMIT = 1 << 20
 """The longest text that is read, in bytes."""
 
-# Aliases make a small file large (each may stand for a list of aliases), so the nodes are counted
-# after expansion.
+# Aliases can make a small file large (each may stand for a list of aliases), so the nodes are
+# counted after expansion.
 _NODES, _DEPTH = 100_000, 40
 _KINDS = {"str", "int", "float", "bool", "null", "timestamp", "value"}
 
@@ -22,7 +22,7 @@ class Where(NamedTuple):
 
     Attributes:
       path: The key path, such as `models[1].parameters`; "" for the top.
-      file: The file, or what the caller calls the text; "" if the recipe was made in Python.
+      file: The file, or the caller's name for the text; "" if the recipe was made in Python.
       line: The line, counted from 1; 0 if the recipe was made in Python.
       column: The column, counted from 1; 0 if the recipe was made in Python.
     """
@@ -43,7 +43,7 @@ class RecipeError(ValueError):
     The message begins with the place, if it is known.
 
     Attributes:
-      where: The place in the recipe that is at fault.
+      where: The place of the error in the recipe.
     """
 
     def __init__(self, where: Where, message: str):
@@ -56,9 +56,9 @@ class Node(NamedTuple):
 
     Attributes:
       value: A dict or a list of nodes, or a str, int, float, bool or None.
-      where: Where the value stands.
-      key: Where the key of the value stands; the same as `where` for a part without a key, such as
-        an item of a list.
+      where: The place of the value.
+      key: The place of the value's key; equal to `where` for a part without a key, such as an item
+        of a list.
     """
 
     value: Any
@@ -75,7 +75,7 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
 
     Args:
       text: The YAML text, in UTF-8 if it is bytes; at most `LIMIT` bytes.
-      file: What error messages call the text, such as its path.
+      file: The name of the text in error messages, such as its path.
 
     Returns:
       The root node.
@@ -101,7 +101,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
 
     Args:
       text: The YAML text, in UTF-8 if it is bytes; at most `LIMIT` bytes.
-      file: What error messages call the text, such as its path.
+      file: The name of the text in error messages, such as its path.
 
     Returns:
       The root node of each document that is not empty; at least one.
@@ -117,7 +117,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
     top = Where("", file)
     if isinstance(text, bytes):
         try:
-            # Editors on Windows begin files with a byte order mark, which "utf-8-sig" drops.
+            # Windows editors begin files with a byte order mark, which "utf-8-sig" drops.
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise RecipeError(top, f"expected text in UTF-8: {error}") from error
@@ -126,7 +126,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
     left = _NODES
 
     class Loader(yaml.SafeLoader):
-        """Stops at a node too many: PyYAML takes seconds for a text of the longest length."""
+        """Stops at too many nodes: PyYAML takes seconds for a text of the longest length."""
 
         def compose_node(self, *place: Any) -> Any:
             nonlocal left
@@ -144,7 +144,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
         at = top if mark is None else Where("", file, mark.line + 1, mark.column + 1)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise RecipeError(at, f"not YAML: {problem}") from error
-    # PyYAML's composer calls itself for each level, and runs before the depth can be counted here.
+    # PyYAML's composer is recursive, and runs before the depth can be checked here.
     except RecursionError as error:
         raise RecipeError(top, "nested too deeply") from error
     except ValueError as error:
@@ -157,7 +157,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
 
 
 class _Walk:
-    """Turns PyYAML's nodes into ours, and counts them against the bounds."""
+    """Converts PyYAML's nodes to ours, and counts them against the bounds."""
 
     def __init__(self, file: str):
         from yaml.constructor import SafeConstructor
@@ -165,7 +165,7 @@ class _Walk:
         self.file, self.left, self.scalars = file, _NODES, SafeConstructor()
 
     def node(self, raw: Any, path: str, key: Where | None, depth: int) -> Node:
-        """Converts a node and all below it; `path` is its key path, `key` where its key stands."""
+        """Converts a node and all below it; `path` is its key path, `key` its key's place."""
         at = self.at(raw, path)
         self.left -= 1
         if self.left < 0:
@@ -195,7 +195,7 @@ class _Walk:
         return kind
 
     def scalar(self, raw: Any, at: Where) -> Any:
-        """Converts a scalar; what is not a number, a bool or null stays the text that it was."""
+        """Converts a scalar; text other than a number, a bool or null stays unchanged."""
         kind = self.tag(raw, at, *_KINDS)
         # PyYAML's own constructors know all numbers of YAML 1.1, such as 0x1F and 1_000.
         try:
@@ -218,8 +218,8 @@ class _Walk:
                 for parent in part.value if part.id == "sequence" else [part]:
                     if parent.id != "mapping":
                         raise RecipeError(at, "<<: expected a mapping, or a list of mappings")
-                    # Of several parents the first one prevails, as YAML's specification of "<<" has
-                    # it.
+                    # Of several parents the first one prevails, according to YAML's specification
+                    # of "<<".
                     merged = self.node(parent, path, None, depth + 1).value | merged
                 continue
             if name.id != "scalar":

@@ -10,26 +10,26 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
 
-# How many entries of B A are formed at once.
+# How many entries of B A are computed at once.
 _BLOCK = 1 << 18
 # How many entries are converted at once.
 _CHUNK = 1 << 20
 
 
 class Change(NamedTuple):
-    """What an adapter adds to a weight: scale * B A, or what LoRA's variants make of it.
+    """The change that an adapter makes to a weight: scale * B A, or a variant of LoRA.
 
     Attributes:
       B: The factor `[out, rank]`; of a convolution `[out, rank, 1, ...]`; of stacked experts
         `[out, rank * experts]`, the expert changing fastest. For the change of a bias `[out]`.
       A: The factor `[rank, in]`; of a convolution `[rank, in, k, ...]`; of stacked experts
         `[experts * rank, in]`, the rank changing fastest. None stands for the number 1.
-      scale: What multiplies the product.
-      transposed: Whether (B A)^T is added: the weight lies as [in, out].
-      magnitude: The norms that DoRA gives to the output units; None without.
+      scale: The factor on the product.
+      transposed: Whether (B A)^T is added, because the weight is stored as [in, out].
+      magnitude: DoRA's norms of the output units; None without DoRA.
       experts: How many pairs of factors are stacked.
-      one: An expert and the rows of its product that are added, for a base that keeps each expert
-        in tensors of its own; None for all.
+      one: An expert and the rows of its product that are added, for a base that stores each expert
+        in separate tensors; None for all.
     """
 
     B: Tensor
@@ -65,7 +65,7 @@ class Change(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that it is made of."""
+        """The tensors of the change."""
         return tuple(x for x in (self.B, self.A, self.magnitude) if x is not None)
 
     @property
@@ -83,12 +83,12 @@ class Change(NamedTuple):
         """Reads the factors.
 
         Args:
-          scale: What the factor that comes from B is multiplied by; by default `self.scale`.
+          scale: The multiplier of the factor that comes from B; by default `self.scale`.
 
         Returns:
           For each expert a left and a right factor, in float32.
         """
-        # Scaled once, on the small factor instead of on every block of the product.
+        # Scaled once, on the small factor and not on every block of the product.
         B = _whole(self.B) * np.float32(self.scale if scale is None else scale)
         A = np.ones((1, 1), np.float32) if self.A is None else _whole(self.A)
         if self.one is not None:
@@ -105,51 +105,51 @@ class Change(NamedTuple):
         return [(right.T, left.T) for left, right in pairs] if self.transposed else pairs
 
     def equals(self, other: "Change") -> bool:
-        """Returns whether another change is the same product of the same factors.
+        """Checks whether another change is the same product of the same factors.
 
         Args:
           other: The other change.
 
         Returns:
-          True if it is; False if it is not, or shows only in what is changed.
+          True if it is. False if it is not, or if only the sums would show it.
         """
         if self.magnitude is not None or other.magnitude is not None:
             return False
         if self.scale != other.scale or self.experts != other.experts:
             return False
-        # Without the scale, which lies in the left or the right factor.
+        # Compared without the scale, which is in the left or the right factor.
         pairs = zip(self.matrices(1.0), other.matrices(1.0), strict=True)
         return all(np.array_equal(x, y) for one in pairs for x, y in zip(*one, strict=True))
 
 
 _Matrices = list[tuple[np.ndarray, np.ndarray]]
 _Formed = tuple[_Matrices, np.ndarray | None]
-"""The factors of each expert, and what DoRA multiplies the sum by."""
+"""The factors of each expert, and DoRA's multipliers of the sum."""
 
 
 class Adapted(OnDemand):
     """A weight with a change added: base + scale * B A, computed as it is read.
 
-    The sum is taken in float32 and rounded once. With magnitudes m, as DoRA has them, it is
-    multiplied by m / |sum| before that, where the norm is over what one output unit reads. The
-    factors are kept in memory, the product is not: it is formed in blocks of rows that depend on
-    the shape alone, so that an entry has the same bits whatever else is read with it.
+    The sum is taken in float32 and rounded once. With DoRA's magnitudes m, it is multiplied by
+    m / |sum| before that, where the norm is taken over the inputs of each output unit. The factors
+    are kept in memory, but the product is not. It is computed in blocks of rows that depend only on
+    the shape. So an entry has the same bits whatever else is read with it.
 
     Attributes:
       base: The weight without the adapter.
-      change: What is added.
+      change: The change that is added.
 
     References:
       Hu et al., LoRA, 2021 (arXiv 2106.09685); Liu et al., DoRA, 2024 (arXiv 2402.09353), Eq. 5.
     """
 
     def __init__(self, base: Tensor, change: Change, dtype: np.dtype | None = None) -> None:
-        """Describes the sum; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           base: The weight without the adapter, of the change's shape.
-          change: What is added.
-          dtype: The type of the sum; by default that of the base.
+          change: The change that is added.
+          dtype: The dtype of the sum; by default the base's.
         """
         dtype = base.dtype if dtype is None else np.dtype(dtype)
         super().__init__(base.name, dtype, base.shape, f"{base.source} + {change.B.source}")
@@ -160,12 +160,12 @@ class Adapted(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the factors, and of a block: of the base, of its change, and of their sum."""
+        """Bytes of the factors, and of a block: the base, its change, and their sum."""
         parts = self.change.tensors
         entries = sum(math.prod(part.shape) for part in parts)
         block = max(_BLOCK, self._columns) * (self.base.dtype.itemsize + 3 * 4)
         if self.change.magnitude is not None:
-            # The norms, and what a block is multiplied by.
+            # The norms, and a block's multipliers.
             entries += 4 * (self._rows + self._columns)
             block += max(_BLOCK, self._columns) * 3 * 8
         if self.change.experts > 1:
@@ -205,28 +205,28 @@ class Adapted(OnDemand):
             left, right = matrices[which]
             first = which * size
             low, high = max(start, first) - first, min(stop, first + size) - first
-            # Blocks begin at multiples of their height, wherever reading begins.
+            # Blocks begin at multiples of their height, wherever a read begins.
             for row in range(low // columns // height * height, -(-high // columns), height):
                 at = row * columns
                 begin, end = max(low, at), min(high, at + height * columns)
                 original = np.empty(end - begin, self.base.dtype)
                 self.base.read(original, first + begin)
                 change = (left[row : row + height] @ right).reshape(-1)[begin - at : end - at]
-                # The sum in float32 and one cast: a small change added in bfloat16 would be
-                # rounded away.
+                # The sum in float32 and a single cast: adding in bfloat16 would round small
+                # changes away.
                 yield first + begin, original.astype(np.float32) + change
 
 
 class Named:
-    """A tensor under another name, and in another dtype if one is given."""
+    """A tensor under another name, and optionally in another dtype."""
 
     def __init__(self, tensor: Tensor, name: str, dtype: np.dtype | None = None) -> None:
-        """Describes the tensor.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           tensor: The tensor.
-          name: Its other name.
-          dtype: Its other dtype; by default its own.
+          name: Its new name.
+          dtype: Its new dtype; by default its own.
         """
         self.tensor, self.name = tensor, name
         self.dtype = tensor.dtype if dtype is None else dtype
@@ -248,7 +248,7 @@ class Named:
 
 
 def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
-    """Reads consecutive entries into a buffer, cast if its dtype is another.
+    """Reads consecutive entries into a buffer, and casts them to the buffer's dtype.
 
     Args:
       tensor: The tensor.
@@ -264,10 +264,10 @@ def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors have the same values.
+    """Checks whether two tensors have equal values.
 
-    Of weights that are changed alike the factors are compared. Others are read in pieces, up to
-    the first that differs.
+    For weights with the same kind of change, the factors are compared. Other tensors are read in
+    pieces, up to the first difference.
 
     Args:
       a: A tensor.
@@ -287,13 +287,13 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(a: Adapted, b: Adapted) -> bool:
-    """Whether the same is added to the same."""
+    """Whether two weights are the same base with the same change."""
     # B A of a head and (B A)^T of an embedding are one change, though rounded differently.
     return a.change.equals(b.change) and same(a.base, b.base)
 
 
 def _under(tensor: Tensor) -> Tensor:
-    """The tensor that another is only a name of."""
+    """The tensor under a chain of new names."""
     while isinstance(tensor, Named) and tensor.dtype == tensor.tensor.dtype:
         tensor = tensor.tensor
     return tensor

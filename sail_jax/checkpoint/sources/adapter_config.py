@@ -1,8 +1,8 @@
-"""An adapter's configuration, as far as the numbers depend on it.
+"""The entries of an adapter's configuration that affect the computation.
 
-Some entries are computed with: the fields of `AdapterConfig`. Some choose what was trained, which
-the tensors show anyway, or act in training alone. Any other is refused by its name, unless it is
-switched off: it makes another function, starts from a changed base, or is unknown here.
+Some entries enter the computation: the fields of `AdapterConfig`. Some choose which modules were
+trained, which the tensors show anyway, or act only in training. Any other entry is refused by its
+key, unless it is switched off: it changes the function or the base, or is unknown here.
 """
 
 import math
@@ -17,9 +17,9 @@ from sail_jax.checkpoint.recipe.declared import expected, kind
 from sail_jax.checkpoint.recipe.patterns import Pattern, compiled
 from sail_jax.configurations import Config
 
-# What a LoraConfig of peft 0.21 has that changes no number of the trained adapter: where it came
-# from, which modules were chosen, and options of training and of initialisations. (The entries of
-# single initialisations act only where `init_lora_weights` names one, and that is checked.)
+# Entries of peft 0.21's LoraConfig that do not affect a trained adapter: its origin, the choice of
+# modules, and options of training and initialisation. (Options of one initialisation act only if
+# `init_lora_weights` selects it, and that is checked.)
 _HARMLESS = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"),
@@ -28,8 +28,8 @@ _HARMLESS = frozenset(
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "ensure_weight_tying"),
     )
 )
-# Initialisations that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
-# subtract from it what the factors begin with.
+# Initialisations that leave the base unchanged. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
+# subtract the initial factors from the base.
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -57,7 +57,7 @@ def _row(value: object) -> int:
 
 def _module(text: object) -> Pattern:
     """The compiled pattern of a module's name, which PEFT matches against the name's end."""
-    # Compiled alone first: its parentheses might otherwise be closed by those around it.
+    # Compiled separately first: surrounding parentheses could otherwise close its own.
     compiled(str(text))
     return compiled(rf"(?:.*\.)?(?:{text})$")
 
@@ -70,21 +70,21 @@ _Module = Annotated[Pattern, PlainValidator(_module)]
 
 
 class AdapterConfig(BaseModel):
-    """The entries of `adapter_config.json` that the numbers depend on.
+    """The entries of `adapter_config.json` that affect the computation.
 
     Attributes:
       peft_type: The kind of adapter.
-      task_type: The task, which decides whether the model has a head of tokens.
-      r: The rank of modules without one of their own.
-      lora_alpha: The alpha of modules without one of their own.
+      task_type: The task, which determines whether the model has a head of tokens.
+      r: The rank of modules without an entry in `rank_pattern`.
+      lora_alpha: The alpha of modules without an entry in `alpha_pattern`.
       rank_pattern: Ranks of single modules.
       alpha_pattern: Alphas of single modules.
       use_rslora: Whether the scale is alpha / sqrt(r).
-      fan_in_fan_out: Whether weights lie as [in, out], where their shape does not show it.
-      modules_to_save: The modules that were trained, and are saved, whole.
+      fan_in_fan_out: Whether weights are stored as [in, out], where their shape does not show it.
+      modules_to_save: The modules that were trained and saved whole.
       bias: Which biases were trained.
-      init_lora_weights: How the factors began.
-      use_dora: Whether each output unit has a magnitude of its own.
+      init_lora_weights: The initialisation of the factors.
+      use_dora: Whether each output unit has its own magnitude.
       lora_bias: Whether the factor B has a bias.
       trainable_token_indices: The rows of embeddings that were trained alone, by module.
       target_parameters: Parameters, not modules, that have factors.
@@ -113,7 +113,7 @@ class AdapterConfig(BaseModel):
         return _of_module(self.r, self.rank_pattern, module)
 
     def scale(self, module: str) -> float:
-        """Returns what multiplies the product of a module's factors."""
+        """Returns the factor on the product of a module's factors."""
         rank, alpha = self.rank(module), _of_module(self.lora_alpha, self.alpha_pattern, module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -124,7 +124,7 @@ class AdapterConfig(BaseModel):
           module: The name of an embedding or head.
 
         Returns:
-          The rows; None if none are stated for it.
+          The rows; None without an entry for the module.
         """
         stated = self.trainable_token_indices
         if not isinstance(stated, dict):
@@ -137,7 +137,7 @@ class AdapterConfig(BaseModel):
         return any(f".{part}." in f".{module}." for part in self.modules_to_save or ())
 
     def parameters(self, module: str) -> list[str]:
-        """Lists the parameters of a module that may have factors of their own.
+        """Lists the parameters of a module that may have their own factors.
 
         Args:
           module: The name of the module.
@@ -151,14 +151,14 @@ class AdapterConfig(BaseModel):
 
 
 def ends_with(module: str, part: str) -> bool:
-    """Returns whether the last components of a name are those of another, as PEFT matches names.
+    """Checks whether the last components of a name equal another name, as PEFT matches names.
 
     Args:
       module: The name of a module.
-      part: Its last component, or several.
+      part: The last component, or several.
 
     Returns:
-      Whether they are.
+      Whether they are equal.
     """
     return f".{module}".endswith(f".{part}")
 
@@ -171,11 +171,11 @@ def checked(config: Config, source: str) -> AdapterConfig:
       source: Where the adapter lies, for messages.
 
     Returns:
-      The entries that the numbers depend on.
+      The entries that affect the computation.
 
     Raises:
-      CheckpointError: If an entry has another type, or means something that is not computed here.
-        The message names the entry.
+      CheckpointError: If an entry has another type, or a meaning that is not supported here. The
+        message contains the key.
     """
     what = f"{source}: adapter config"
     try:
@@ -189,14 +189,14 @@ def checked(config: Config, source: str) -> AdapterConfig:
         wanted = cause or f"expected {expected(AdapterConfig, first)}"
         raise CheckpointError(f"{what}: {key}: {wanted}, got {kind(first['input'])}") from error
     for key, value in config.items():
-        # A later version of peft may compute something else under a key that is unknown here; what
-        # is null, false or empty is switched off.
+        # A later version of peft may define unknown keys that affect the result. Null, false and
+        # empty values count as switched off.
         if key not in AdapterConfig.model_fields and key not in _HARMLESS and value:
             raise CheckpointError(f"{what}: {key[:80]!r} is not supported, got {kind(value)}")
     start = read.init_lora_weights
     if not any(start is known or start == known for known in _STARTS):
         raise CheckpointError(
-            f"{what}: init_lora_weights: {kind(start)} belongs to a changed base, or is unknown; "
+            f"{what}: init_lora_weights: {kind(start)} changes the base, or is unknown; "
             "convert the adapter to plain LoRA where it was trained"
         )
     return read

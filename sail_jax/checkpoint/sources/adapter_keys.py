@@ -1,10 +1,10 @@
 """The keys of an adapter's file, sorted by the weight that they belong to.
 
-PEFT wraps modules, and the names of its keys show the wrappers. So one weight may appear several
-times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`),
-as a copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), as the weight
-that the copy replaced (`x.original_module.weight`), and as rows that were trained alone
-(`x.token_adapter.trainable_tokens_delta`). Nothing is combined here.
+PEFT wraps modules, and the wrappers appear in its keys. So one weight may appear several times: as
+its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`), as a copy
+that was trained whole (`x.modules_to_save.weight`, or simply `x.weight`), as the weight that the
+copy replaced (`x.original_module.weight`), and as rows that were trained alone
+(`x.token_adapter.trainable_tokens_delta`). This module only sorts them.
 """
 
 import re
@@ -17,7 +17,7 @@ from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.merging.tensors import Tensor, Tensors
 
 PREFIX = "base_model.model."
-# What follows the name of the module. The name of the adapter may stand between.
+# The rest of a key after the module's name. The adapter's name may stand between them.
 _FACTOR = re.compile(
     r"(?<=.)\.(?P<what>lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)"
     r"(?:\.(?!weight$|bias$)[^.]+)?(?P<end>\.weight|\.bias|)\Z"
@@ -34,18 +34,18 @@ _PARTS = {
 _TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
 _WRAPPED = ".base_layer"
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
-# Saved whole if the vocabulary was resized; `role` has the names of other families.
+# Saved whole if the vocabulary was resized; `role` knows the names of other families.
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte")
 
 
 @dataclass
 class Pair:
-    """The factors of one module or parameter, and what goes with them.
+    """The factors of one module or parameter, with related tensors.
 
     Attributes:
       module: The name of the module.
-      nested: How many wrappers lie around these factors: of parameters that share a module, each
-        wraps the one before.
+      nested: How many wrappers surround these factors. If parameters share a module, each wrapper
+        surrounds the previous one.
       embedding: Whether they change an embedding.
       parts: The tensors: "A" and "B", "magnitude" of DoRA, "bias" of B.
     """
@@ -58,11 +58,11 @@ class Pair:
 
 @dataclass
 class Whole:
-    """The whole tensors that an adapter has for one name.
+    """The whole tensors of an adapter for one name.
 
     Attributes:
       saved: Trained copies, by key; they replace the weight.
-      stored: What the adapter found, by key: what factors are added to, or what was resized.
+      stored: The original weights, by key: the base of the factors, or the weight before resizing.
     """
 
     saved: dict[str, Tensor] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Whole:
 
 @dataclass
 class Stated:
-    """All that an adapter states.
+    """The content of an adapter, sorted.
 
     Attributes:
       source: Where the adapter lies, for messages.
@@ -95,11 +95,11 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
       names: The names of the base's tensors.
 
     Returns:
-      The statements of the adapter.
+      The sorted tensors.
 
     Raises:
       CheckpointError: If a key is unknown, if the config contradicts it, if two adapters have
-        factors of one module, or a factor lacks the other.
+        factors of one module, or a factor lacks its partner.
     """
     stated = Stated(next(iter(tensors.values())).source)
     pairs: dict[tuple[str, int], Pair] = {}
@@ -143,8 +143,8 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
         name, saved, announced = _whole(rest, config, modules, names)
         if not announced:
             raise CheckpointError(
-                f"{tensor.source}: unknown key {key!r}: neither a factor nor of modules_to_save "
-                f"{config.modules_to_save or []}"
+                f"{tensor.source}: unknown key {key!r}: it is not a factor, and its module is not "
+                f"in modules_to_save {config.modules_to_save or []}"
             )
         entry = stated.whole.setdefault(name, Whole())
         (entry.saved if saved else entry.stored)[key] = tensor
@@ -154,7 +154,7 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
 def _whole(
     rest: str, config: AdapterConfig, modules: Iterable[str], names: Container[str]
 ) -> tuple[str, bool, bool]:
-    """The weight that a whole tensor is one of, and whether it is a trained copy, and announced."""
+    """A whole tensor's weight; whether it is a trained copy, and announced by the config."""
     if _SAVED in rest:
         before, _, after = rest.partition(_SAVED)
         # The name of the adapter may stand between: "score.modules_to_save.default.weight".
@@ -165,7 +165,7 @@ def _whole(
     if _ORIGINAL in rest:
         name = rest.replace(_ORIGINAL, ".")
         return name, False, config.is_saved(name.rpartition(".")[0])
-    # A wrapper of rows and one of factors call the module that they wrap alike.
+    # A wrapper of rows and a wrapper of factors use the same name for the wrapped module.
     name = rest.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
     module, _, parameter = name.rpartition(".")
     if name == rest and config.is_saved(module):
@@ -179,23 +179,23 @@ def _whole(
 
 
 def _check_pair(pair: Pair, config: AdapterConfig) -> None:
-    """CheckpointError unless the parts of a pair are all there, and announced by the config."""
+    """CheckpointError unless a pair is complete and matches the config."""
     source = next(iter(pair.parts.values())).source
     for side in "AB":
         if side not in pair.parts:
-            raise CheckpointError(f"{source}: {pair.module!r} has no lora_{side}")
+            raise CheckpointError(f"{source}: {pair.module!r} lacks lora_{side}")
     if bool(config.use_dora) != ("magnitude" in pair.parts):
         has = "a" if "magnitude" in pair.parts else "no"
         raise CheckpointError(
-            f"{source}: {pair.module!r} has {has} lora_magnitude_vector, but its config says "
+            f"{source}: {pair.module!r} has {has} lora_magnitude_vector, but its config has "
             f"'use_dora': {bool(config.use_dora)}"
         )
     if "bias" in pair.parts and not config.lora_bias:
         raise CheckpointError(
-            f"{source}: {pair.module!r} has a lora_B.bias, but its config says 'lora_bias': False"
+            f"{source}: {pair.module!r} has a lora_B.bias, but its config has 'lora_bias': False"
         )
 
 
 def _no_factor(tensor: Tensor, key: str) -> CheckpointError:
-    """The error for a key that is like a factor's."""
-    return CheckpointError(f"{tensor.source}: {key!r} is no factor A or B of an adapter")
+    """The error for a key that resembles a factor's."""
+    return CheckpointError(f"{tensor.source}: {key!r} is not a factor A or B of an adapter")

@@ -1,4 +1,4 @@
-"""What an adapter states of each weight of its base, under the base's own names."""
+"""The content of an adapter for each weight of its base, under the base's names."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,23 +16,23 @@ from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
 from sail_jax.configurations import Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
-# Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
-# `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
+# Families with Conv1D modules, which store weights as [in, out]. PEFT sets `fan_in_fan_out` for
+# each module, but the entry in the file belongs to the last module only.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
 KERNEL = "kernel"
-"""What Flax calls a weight that lies as [in, out]."""
-# Families with stacked experts [expert, in, out]; in others they are [expert, out, in]. It matters
-# for square ones alone.
+"""Flax's name of a weight stored as [in, out]."""
+# Families with stacked experts [expert, in, out]; other families use [expert, out, in]. The
+# difference matters only for square ones.
 _EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
-# How files name the experts that transformers stacks when it loads them: the weights that lie on
-# top of one another in each parameter.
+# Names in files of the experts that transformers stacks at loading: the weights that are
+# concatenated in each parameter.
 _UNSTACKED = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
 _MOST = 6  # parameters of one module
-# The embedding of T5, BART and their kin, which several modules use and PEFT changes in one.
+# The embedding of T5, BART and similar models, which several modules use and PEFT changes in one.
 _SHARED = "shared.weight"
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
@@ -40,13 +40,13 @@ _HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
 
 @dataclass(frozen=True)
 class Weight:
-    """All that an adapter states of one weight.
+    """The content of an adapter for one weight.
 
     Attributes:
       source: Where it lies, for messages.
-      stored: What the change is added to, if not to the base's.
-      saved: What replaces the weight.
-      change: What is added.
+      stored: The weight that the change is added to, if not the base's.
+      saved: The tensor that replaces the weight.
+      change: The change that is added.
       rows: Rows that replace some of the weight's, and their numbers.
     """
 
@@ -59,10 +59,10 @@ class Weight:
 
 @dataclass
 class Weights:
-    """All that an adapter states, by the base's names of weights.
+    """The content of an adapter, by the base's names of weights.
 
     Attributes:
-      weights: The statements by the name of the weight.
+      weights: The content by the name of the weight.
       sides: The names of the embedding and of the head that is tied to it, if the adapter changes
         either of them; else empty.
     """
@@ -71,20 +71,21 @@ class Weights:
     sides: tuple[str, ...] = ()
 
     def items(self) -> Iterator[tuple[str, Weight]]:
-        """Iterates over the statements."""
+        """Iterates over the weights."""
         yield from self.weights.items()
 
     def both_sides(self) -> dict[str, Weight]:
-        """Returns the statements on the two sides of a tie; each side has those that they share.
+        """Returns the content for both sides of a tie; each side includes the shared content.
 
-        In memory a tied weight is one: PEFT loads into it what the adapter stores for either side.
-        PEFT also gives rows that were trained alone to both sides, unless the head has its own.
+        In memory a tied weight is one tensor: PEFT loads into it whatever the adapter stores for
+        either side. PEFT also applies rows that were trained alone to both sides, unless the head
+        has its own.
 
         Returns:
-          The statements on the embedding and on the head, by name.
+          The content for the embedding and the head, by name.
 
         Raises:
-          CheckpointError: If one side has such rows by the tie, and a change of its own.
+          CheckpointError: If one side has such rows by the tie, and another change as well.
         """
         embedding, head = (self.weights.get(name) for name in self.sides)
         source = next(w.source for w in (embedding, head) if w is not None)
@@ -97,8 +98,8 @@ class Weights:
         for name, weight in zip(self.sides, sides, strict=True):
             if weight.rows and (weight.change or weight.saved):
                 raise CheckpointError(
-                    f"{source}: {name!r} has trained rows (trainable_token_indices), by its tie to "
-                    "the embedding, and a change of its own; this is not supported"
+                    f"{source}: {name!r} has trained rows (trainable_token_indices) through its "
+                    "tie to the embedding, and another change; this is not supported"
                 )
         return dict(zip(self.sides, sides, strict=True))
 
@@ -106,19 +107,19 @@ class Weights:
     def of(
         cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Config
     ) -> "Weights":
-        """Sorts the statements of an adapter by weight.
+        """Sorts the content of an adapter by weight.
 
         Args:
-          stated: The statements of its keys.
+          stated: The adapter's sorted tensors.
           config: Its config.
           base: The tensors of the base; None without a base, for factors that are loaded.
           model: The content of the base's config.json.
 
         Returns:
-          The statements on each weight.
+          The content for each weight.
 
         Raises:
-          CheckpointError: If something is stated twice, or does not fit the base.
+          CheckpointError: If something occurs twice, or does not fit the base.
         """
         new, to = cls(), _Trained(config, base, model)
         names = to.names
@@ -140,7 +141,7 @@ class Weights:
         for module, tensor in stated.tokens.items():
             name, rows = _resolved(f"{module}.weight", names), config.tokens(module)
             if rows is None and role(name) == "head":
-                # A tied head is saved with the rows of the embedding, which alone is named.
+                # A tied head is saved with the rows of the embedding, which alone is listed.
                 rows = next((r for r in map(config.tokens, stated.tokens) if r is not None), None)
             if rows is None or len(set(rows)) != len(rows):
                 raise CheckpointError(
@@ -152,33 +153,33 @@ class Weights:
         for name, weight in new.weights.items():
             if sum(x is not None for x in (weight.saved, weight.change, weight.rows)) > 1:
                 raise CheckpointError(
-                    f"{weight.source}: {name!r} is stated in several ways: expected one of "
+                    f"{weight.source}: {name!r} is changed in several ways: expected one of "
                     "factors, a whole weight of modules_to_save, or trained rows"
                 )
             changed = weight.saved or weight.change or weight.rows
             if changed and name.endswith(_SHARED) and role(name) == "embedding":
                 raise CheckpointError(
                     f"{weight.source}: {name!r} is shared by modules of encoder and decoder, "
-                    "only one of which the adapter changes; this is not supported"
+                    "but the adapter changes only one of them; this is not supported"
                 )
         return new
 
     def _add(self, name: str, tensor: Tensor, **what: Any) -> None:
-        """Adds a statement on a weight; CheckpointError if there was one of its kind."""
+        """Adds content for a weight; CheckpointError if this kind exists already."""
         before = self.weights.get(name, Weight(tensor.source))
         for how in what:
             if getattr(before, how) is not None:
-                raise CheckpointError(f"{tensor.source}: {name!r} is stated twice")
+                raise CheckpointError(f"{tensor.source}: {name!r} occurs twice")
         self.weights[name] = replace(before, **what)
 
 
 def _one(copies: Mapping[str, Tensor]) -> Tensor:
-    """The one tensor that several keys hold copies of; CheckpointError if they differ."""
+    """The tensor that several keys hold copies of; CheckpointError if they differ."""
     (key, tensor), *others = copies.items()
     for other, again in others:
         if not same(tensor, again):
             raise CheckpointError(
-                f"{tensor.source}: {key!r} and {other!r} are one weight, and differ"
+                f"{tensor.source}: {key!r} and {other!r} are the same weight, but differ"
             )
     return tensor
 
@@ -199,7 +200,7 @@ def _resolved(name: str, base: Tensors) -> str:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What an adapter was trained for.
+    """The context of an adapter's training.
 
     Attributes:
       config: Its config.
@@ -226,8 +227,8 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
     pair, source = pairs[0], pairs[0].parts["A"].source
     if len(pairs) > 1 or pair.nested:
         raise CheckpointError(
-            f"{source}: {module!r} has factors of several parameters, which "
-            f"{config.target_parameters or []} (target_parameters) does not name in the base"
+            f"{source}: {module!r} has factors of several parameters, but "
+            f"{config.target_parameters or []} (target_parameters) matches none in the base"
         )
     name = f"{module}.weight"
     flax = f"{module}.{KERNEL}"
@@ -263,7 +264,7 @@ def _factors(pair: Pair, rank: int, experts: int = 1) -> tuple[Tensor, Tensor]:
         )
     if A.shape[0] != rank * experts:
         raise CheckpointError(
-            f"{A.source}: {pair.module!r} has rank {A.shape[0] / experts:g}, but its config says "
+            f"{A.source}: {pair.module!r} has rank {A.shape[0] / experts:g}, but its config has "
             f"{rank}"
         )
     return A, B
@@ -279,12 +280,12 @@ def _check_floating(pair: Pair, factor: Tensor) -> None:
 
 
 def _is_transposed(module: str, A: Tensor, B: Tensor, start: Tensor | None, to: _Trained) -> bool:
-    """Whether a weight lies as [in, out]."""
+    """Whether a weight is stored as [in, out]."""
     flipped = bool(to.config.fan_in_fan_out) or is_conv1d(module, to.model)
     # Heads of tokens are plain linear layers in all families.
     if len(A.shape) != 2 or role(f"{module}.weight") == "head":
         return False
-    # The shape decides: a model may have weights of both kinds. Square ones do not show theirs.
+    # The shape decides, since a model may have both kinds. A square weight does not show its kind.
     shape = (B.shape[0], A.shape[1])
     if start is not None and shape == start.shape and shape != shape[::-1]:
         return False
@@ -292,7 +293,7 @@ def _is_transposed(module: str, A: Tensor, B: Tensor, start: Tensor | None, to: 
 
 
 def is_conv1d(module: str, model: Config) -> bool:
-    """Returns whether a module is a Conv1D of transformers, whose weight lies as [in, out].
+    """Checks whether a module is a Conv1D of transformers, which stores weights as [in, out].
 
     Args:
       module: The name of the module.
@@ -308,12 +309,12 @@ def is_conv1d(module: str, model: Config) -> bool:
 
 
 class _Parameter(NamedTuple):
-    """A parameter with factors of its own.
+    """A parameter with its own factors.
 
     Attributes:
       shape: Its shape in memory.
-      whole: The name of the base's tensor; "" if the base keeps each expert in tensors of its own.
-      experts: Then the names of each expert's tensors, which lie on top of one another in memory.
+      whole: The name of the base's tensor; "" if the base stores each expert in separate tensors.
+      experts: In that case the names of each expert's tensors, which are concatenated in memory.
     """
 
     shape: Shape
@@ -322,7 +323,7 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
-    """The parameters of a module that `target_parameters` names, and the base has."""
+    """The parameters of a module that match `target_parameters` and exist in the base."""
     parameters: dict[str, _Parameter] = {}
     base = to.names
     for parameter in to.config.parameters(module):
@@ -330,7 +331,7 @@ def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
         if name in base:
             parameters[parameter] = _Parameter(base[name].shape, name, [])
             continue
-        # Mixtral's files name the module otherwise.
+        # Mixtral's files use another name for the module.
         places = (module, module.replace(".mlp.", ".block_sparse_moe."))
         for place, weights in itertools.product(places, _UNSTACKED.get(parameter, ())):
             experts = []
@@ -351,7 +352,7 @@ def _of_parameters(
 ) -> Iterator[tuple[str, Change]]:
     """The changes of a module's parameters.
 
-    Each wrapper holds the factors of one parameter, and does not name it: their shapes show which.
+    Each wrapper holds one parameter's factors without its name; the shapes identify the parameter.
     """
     config, source = to.config, pairs[0].parts["A"].source
     few = len(pairs) == len(parameters) <= _MOST
@@ -371,7 +372,7 @@ def _of_parameters(
         )
     for pair, parameter in zip(pairs, orders[0], strict=True):
         if pair.parts.keys() != {"A", "B"} or pair.embedding:
-            raise CheckpointError(f"{source}: {module!r}: expected factors A and B alone")
+            raise CheckpointError(f"{source}: {module!r}: expected only factors A and B")
         name, (shape, whole, experts) = f"{module}.{parameter}", parameters[parameter]
         count = shape[0] if len(shape) == 3 else 1
         A, B = _factors(pair, config.rank(name), count)
@@ -392,7 +393,7 @@ def _of_parameters(
 
 
 def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
-    """Whether factors, for each expert of that rank, can change a parameter of that shape."""
+    """Whether factors of this rank for each expert can change a parameter of this shape."""
     A, B = pair.parts["A"].shape, pair.parts["B"].shape
     experts = shape[0] if len(shape) == 3 else 1
     if len(shape) not in (2, 3) or len(A) != 2 or len(B) != 2:
@@ -404,7 +405,7 @@ def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
 
 
 def _sides(weights: Mapping[str, Weight], to: _Trained) -> tuple[str, ...]:
-    """The names of an embedding and the head that is tied to it, if the adapter changes one."""
+    """The names of an embedding and its tied head, if the adapter changes one of them."""
     base = to.names
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
@@ -422,7 +423,7 @@ def head_of(
     stated: Iterable[str] = (),
     task_type: str | None = None,
 ) -> str:
-    """Names the head that is the embedding of a model.
+    """Finds the name of a model's tied head.
 
     Args:
       base: The tensors of the model.
@@ -431,8 +432,8 @@ def head_of(
       task_type: The task of an adapter, if it is known.
 
     Returns:
-      The name of the head's weight, which may not be stored; "" if the model has no head of
-      tokens, or one of its own.
+      The name of the head's weight, which may not be stored; "" if the model lacks a head of
+      tokens, or its head is not tied.
     """
     stored = [name for name in base if _is_head(name)]
     decided = tied(model, base)
@@ -440,12 +441,12 @@ def head_of(
         return ""
     if heads := [*filter(_is_head, stated), *stored]:
         return heads[0]
-    # A classifier lacks a head of tokens, though its configuration calls it tied.
+    # A classifier lacks a head of tokens, even if its configuration ties one.
     if not class_of(model).endswith(_HEADED) and task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
         return ""
     return _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")
 
 
 def _is_head(name: str) -> bool:
-    """Whether a weight, not a bias, gives the output tokens."""
+    """Whether a weight, not a bias, computes the output tokens."""
     return role(name) == "head" and name.endswith("weight")

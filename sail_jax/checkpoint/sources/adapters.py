@@ -1,9 +1,9 @@
 """LoRA adapters in PEFT's layout, added to a base tensor by tensor as it is read.
 
 An adapter is a pair of files, `adapter_config.json` and `adapter_model.safetensors`. `with_adapter`
-adds one to a checkpoint, `adapted` to the tensors of a base, `load_adapter` brings its factors into
-memory, and `adapter_files` makes both files' content from factors. `adapter_weights` sorts what an
-adapter states by weight; here that is combined as PEFT's modules compute it.
+adds one to a checkpoint, and `adapted` to the tensors of a base. `load_adapter` loads its factors
+into memory, and `adapter_files` makes both files' content from factors. `adapter_weights` sorts an
+adapter's content by weight; this module combines it with the base as PEFT's modules do.
 """
 
 import fnmatch
@@ -40,7 +40,7 @@ class _Combined(NamedTuple):
 
     Attributes:
       tensors: All tensors by name.
-      rows: The rows of its embedding; None if the base has as many.
+      rows: The rows of its embedding; None if the base has equally many.
       untied: Whether the head is no longer the embedding.
     """
 
@@ -60,16 +60,16 @@ def adapted(
     """Adds a LoRA adapter to the tensors of a base; each sum is computed as it is read.
 
     A weight becomes W + s B A, where s = lora_alpha / r, or lora_alpha / sqrt(r) with `use_rslora`.
-    `rank_pattern` and `alpha_pattern` give single modules an r and an alpha of their own.
-    Embeddings, and weights that lie as [in, out], get (B A)^T instead. W is what the adapter
-    stores as the module's base layer, else what the base has. Convolutions, stacked experts
-    (`target_parameters`), DoRA's magnitudes, biases of B (`lora_bias`) and rows that were trained
-    alone (`trainable_token_indices`) are computed as PEFT does. Whole tensors in the adapter (of
-    `modules_to_save`, biases, embeddings saved along) replace the base's.
+    `rank_pattern` and `alpha_pattern` give single modules their own r and alpha. Embeddings, and
+    weights stored as [in, out], get (B A)^T instead. W is the base layer that the adapter stores
+    for the module, or else the base's weight. Convolutions, stacked experts (`target_parameters`),
+    DoRA's magnitudes, biases of B (`lora_bias`) and rows that were trained alone
+    (`trainable_token_indices`) are computed as in PEFT. Whole tensors in the adapter
+    (`modules_to_save`, biases, saved embeddings) replace the base's.
 
-    Where `model` ties the head to the embedding, a change of one side leaves the other as it is,
-    as in PEFT's modules. A base layer that is stored, and rows that were trained alone, belong to
-    both sides. A head that ends equal to the embedding stays tied; another is a tensor of its own.
+    If `model` ties the head to the embedding, a change of one side leaves the other unchanged, as
+    in PEFT's modules. A stored base layer, and rows that were trained alone, belong to both sides.
+    A head that ends equal to the embedding stays tied; otherwise it becomes a separate tensor.
 
     References:
       Hu et al., LoRA, 2021 (arXiv 2106.09685); Kalajdzievski, A Rank Stabilization Scaling Factor
@@ -83,8 +83,8 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
     """Adds an open adapter to an open checkpoint.
 
     The configuration follows the tensors: `vocab_size` if the adapter resized the vocabulary, and
-    `tie_word_embeddings` if only one side of a tie changed. Where the adapter's folder has a
-    tokenizer, the adapter was trained with it: its files replace the base's.
+    `tie_word_embeddings` if only one side of a tie changed. If the adapter's folder has a
+    tokenizer, the adapter was trained with it, and its files replace the base's.
 
     Args:
       base: The checkpoint of the base model.
@@ -110,14 +110,14 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
 
 
 def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
-    """Lists what an adapter changes beyond tensors.
+    """Lists the adapter's changes to files other than tensors.
 
     Args:
       base: The base.
-      adapted: What `with_adapter` made of it.
+      adapted: The result of `with_adapter`.
 
     Returns:
-      Sentences without a subject's name.
+      Sentences in which the caller adds the model's name.
     """
     before, after = config_of(base.extras), config_of(adapted.extras)
     notes = []
@@ -139,25 +139,25 @@ def load_adapter(tensors: Tensors, config: Config) -> dict[str, LowRank]:
       config: The content of `adapter_config.json`.
 
     Returns:
-      The factors by the name of the weight, with the scale multiplied into B. Where the adapter
-      adds (B A)^T, the factors are A^T and B^T: their product is added.
+      The factors by the name of the weight, with the scale multiplied into B. If the adapter adds
+      (B A)^T, the factors are A^T and B^T, and their product is added.
 
     Raises:
-      CheckpointError: As `adapted` does, and if the adapter is more than factors of matrices.
+      CheckpointError: As `adapted` does, and if the adapter has more than factors of matrices.
     """
     _check_any(tensors)
     read = checked(config, _source(tensors))
     stated = read_keys(tensors, read)
     if others := [*stated.whole, *stated.tokens]:
-        raise CheckpointError(f"adapter: expected factors only, got the whole of {_some(others)}")
+        raise CheckpointError(f"adapter: expected only factors, got the whole of {_some(others)}")
     adapter = {}
     for pair in stated.pairs:
         more = sorted(pair.parts.keys() - {"A", "B"})
         plain = not more and not pair.nested and not read.parameters(pair.module)
         if not plain or len(pair.parts["A"].shape) != 2:
-            what = f"also {_some(more)}" if more else "those of another kind"
+            what = f"also {_some(more)}" if more else "factors of another kind"
             raise CheckpointError(
-                f"adapter: expected factors of matrices only; {pair.module!r} has {what}"
+                f"adapter: expected only factors of matrices; {pair.module!r} has {what}"
             )
     weights = Weights.of(stated, read, None, {})
     for name, weight in weights.items():
@@ -173,7 +173,7 @@ def adapter_files(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Makes the content of an adapter's two files, in PEFT's layout for weights [out, in].
 
-    Each alpha equals its rank: the scale is 1.
+    Each alpha equals its rank, so the scale is 1.
 
     Args:
       adapter: Factors B `(out, rank)` and A `(rank, in)` by the name of the weight, which ends in
@@ -235,7 +235,7 @@ def config_for(
     {'^b': 1}
     """
     most = max(ranks.values(), default=1)
-    # The config has one rank for all modules; those that differ are listed.
+    # The config has one rank for all modules; modules with another rank are listed.
     pattern = {f"^{re.escape(m)}": r for m, r in ranks.items() if r != most}
     return {
         "peft_type": "LORA",
@@ -258,13 +258,13 @@ def config_for(
 
 
 def tokenizer_files(extras: Mapping[str, Path | bytes]) -> dict[str, Path | bytes]:
-    """Returns the files of a tokenizer among those beside a checkpoint's tensors.
+    """Returns the files of a tokenizer among a checkpoint's plain files.
 
     Args:
       extras: The files by name.
 
     Returns:
-      Those of the tokenizer.
+      The tokenizer's files.
     """
     return {name: file for name, file in extras.items() if of_tokenizer(name)}
 
@@ -276,7 +276,7 @@ def _combined(
     model: Config,
     dtype: np.dtype | None = None,
 ) -> _Combined:
-    """Combines what an adapter states of each weight with the base."""
+    """Combines the content of an adapter with the base, weight by weight."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
     weights = Weights.of(read_keys(tensors, read, base), read, base, model)
@@ -304,7 +304,7 @@ def _combined(
 def _value(
     name: str, weight: Weight, start: Tensor | None, base: Tensors, dtype: np.dtype | None
 ) -> Tensor:
-    """One weight: what is stated of it, combined as PEFT's modules do."""
+    """One weight, combined with the adapter's content as PEFT's modules do."""
     if weight.saved is not None:
         return _fitting(name, weight.saved, start)
     own = None if start is None else start.dtype
@@ -323,8 +323,8 @@ def _value(
     fits = len(start.shape) == 2 and delta.shape == (len(rows), start.shape[1])
     if not fits or max(rows, default=0) >= start.shape[0]:
         raise CheckpointError(
-            f"{delta.source}: expected {len(rows)} rows of {name!r}, whose shape is "
-            f"{start.shape}, got {delta.shape}"
+            f"{delta.source}: expected {len(rows)} rows of {name!r} {start.shape}, got shape "
+            f"{delta.shape}"
         )
     row = np.arange(start.shape[0])
     part = np.zeros_like(row)
@@ -333,7 +333,7 @@ def _value(
 
 
 def _fitting(name: str, tensor: Tensor, start: Tensor | None) -> Tensor:
-    """A whole tensor in the place of the base's; only its rows may be more or fewer."""
+    """A whole tensor that replaces the base's; only its number of rows may differ."""
     if start is not None and start.shape[1:] != tensor.shape[1:]:
         raise CheckpointError(
             f"{tensor.source}: expected {name!r} of shape {start.shape}, got {tensor.shape}"
@@ -342,18 +342,18 @@ def _fitting(name: str, tensor: Tensor, start: Tensor | None) -> Tensor:
 
 
 def _rows(base: Tensors, merged: Tensors, source: str) -> int | None:
-    """The rows of a vocabulary that an adapter resized, the same for embedding and head."""
+    """The number of rows of a resized vocabulary, equal for embedding and head."""
     old = {name: x.shape[0] for name, x in base.items() if role(name) and x.shape}
     new = {name: merged[name].shape[0] for name in merged if role(name) and merged[name].shape}
     changed = {name for name in new if old.get(name, new[name]) != new[name]}
     if not changed:
         return None
     name = min(changed)
-    # What had as many rows as the old vocabulary has as many as the new one, a new head too.
+    # Tensors with as many rows as the old vocabulary must have as many as the new one.
     for other, rows in new.items():
         if old.get(other, old[name]) == old[name] and rows != new[name]:
             raise CheckpointError(
-                f"{source}: it gives {name!r} {new[name]} rows, but {other!r} has {rows}; save the "
+                f"{source}: {name!r} has {new[name]} rows, but {other!r} has {rows}; save the "
                 "adapter with both (modules_to_save), or resize the base first"
             )
     return new[name]
@@ -362,16 +362,16 @@ def _rows(base: Tensors, merged: Tensors, source: str) -> int | None:
 def _with_tokenizer(
     base: Mapping[str, Path | bytes], adapter: Mapping[str, Path | bytes]
 ) -> dict[str, Path | bytes]:
-    """The files of a base, with those of the adapter's tokenizer in place."""
+    """The files of a base, with the adapter's tokenizer."""
     files = tokenizer_files(adapter)
-    # A whole tokenizer takes the place of the base's; a template alone joins it.
+    # A complete tokenizer replaces the base's; a single template is added to it.
     whole = any(fnmatch.fnmatchcase(name, part) for name in files for part in _VOCABULARY)
     kept = {name: file for name, file in base.items() if not (whole and of_tokenizer(name))}
     return kept | files
 
 
 def _check_any(tensors: Tensors) -> None:
-    """CheckpointError if there are no tensors."""
+    """Raises CheckpointError if the adapter lacks tensors."""
     if not tensors:
         raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
 

@@ -1,6 +1,6 @@
-"""Certificates for changed networks: how far the outputs agree on probe inputs, before and after.
+"""Certificates for changed networks: differences of their outputs on probe inputs.
 
-Growth and alignment of checkpoints run both networks with it, where a forward pass is known or
+Growth and alignment of checkpoints run the old and the new network, if a forward pass is known or
 given.
 """
 
@@ -24,7 +24,7 @@ from sail_jax.configurations import Config
 from sail_jax.interop import transformers
 from sail_jax.merging.tensors import Tensors, read_whole
 
-# The bytes of both networks in float32 up to which they are run without being asked.
+# The most bytes of both networks in float32 for a run without an explicit request.
 FITS = 1 << 30
 
 Arrays = Mapping[str, jax.Array]
@@ -34,23 +34,23 @@ Certify = bool | Callable[[Arrays, Config], Any] | None
 
 None means: if its forward pass is known and both networks fit in 1 GiB. A function
 `outputs(tensors, config)` runs the network itself: it takes arrays by name, and returns a pytree of
-arrays, on probe inputs of its own that are always the same.
+arrays. It must always use the same probe inputs.
 """
 
 
 class Agreement(NamedTuple):
-    """How far the outputs of a changed network are from those of the one before, on probe inputs.
+    """The difference between the outputs of a network before and after a change, on probe inputs.
 
-    If there are several arrays of outputs, `largest`, `scale` and `tolerance` are those of the
-    array that agrees worst.
+    If there are several arrays of outputs, `largest`, `scale` and `tolerance` belong to the array
+    with the worst agreement.
 
     Attributes:
-      by: What ran the networks.
-      dtype: The floating type in which they were run.
+      by: The forward pass that ran the networks.
+      dtype: The floating-point dtype of the run.
       largest: max |new - old|.
       mean: The mean of |new - old| over all outputs.
       scale: max |old|.
-      tolerance: What rounding may change, as `sail_jax.certificate` estimates it.
+      tolerance: The largest effect of rounding, as `sail_jax.certificate` estimates it.
       preserved: Whether every array of outputs agrees within its tolerance.
     """
 
@@ -68,11 +68,11 @@ class Agreement(NamedTuple):
 
     def __str__(self) -> str:
         if not np.isfinite(self.largest):
-            return f"outputs in {self.dtype}: not finite, or of another size"
-        within = "within rounding" if self.preserved else "more than rounding"
+            return f"outputs in {self.dtype}: not finite, or different in shape"
+        within = "within" if self.preserved else "more than"
         return (
-            f"outputs in {self.dtype}: differ by at most {self.largest:.2g}, {self.mean:.2g} on "
-            f"average, of {self.scale:.2g}: {within} ({self.tolerance:.2g})"
+            f"outputs in {self.dtype}: largest difference {self.largest:.2g}, mean {self.mean:.2g},"
+            f" largest output {self.scale:.2g}; {within} rounding ({self.tolerance:.2g})"
         )
 
 
@@ -80,17 +80,19 @@ def verdict(agreed: Sequence[Agreement]) -> Verdict:
     """Combines the runs of a changed network in all dtypes.
 
     Args:
-      agreed: The runs, if there were any.
+      agreed: The runs; may be empty.
 
     Returns:
-      Whether the function is preserved, as measured; "not run" without a run.
+      Whether the function is preserved according to the runs.
     """
-    by = agreed[0].by if agreed else ""
-    return Verdict(by, bool(agreed) and all(run.preserved for run in agreed))
+    if not agreed:
+        return Verdict()
+    worst = next((run for run in agreed if not run.preserved), agreed[0])
+    return Verdict(worst.by, worst.preserved, worst.largest)
 
 
 Renew = Callable[[Arrays], tuple[Arrays, Config]]
-"""Makes the changed network of arrays by name: its tensors, and its configuration."""
+"""Changes a network given as arrays by name: returns its tensors and its configuration."""
 
 
 def wanted(
@@ -100,15 +102,15 @@ def wanted(
     run: Callable[[], tuple[Agreement, ...]],
     max_memory: int | None = None,
 ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
-    """Runs both networks if that is asked for or cheap, and otherwise leaves it.
+    """Runs both networks if the caller requests it or the run is cheap.
 
-    Where nothing is said (`certify=None`), "cheap" means: both networks fit in 1 GiB as float32
-    and, with what is made of them on the way, in `max_memory`. A run that fails is then only noted.
+    With `certify=None` a run is cheap if both networks fit in 1 GiB as float32 and, with their
+    intermediate results, in `max_memory`. If such a run fails, the failure is only noted.
 
     Args:
-      certify: Whether the networks are to be run, or what runs them.
+      certify: Whether to run the networks, or the function that runs them.
       entries: How many entries both networks have together.
-      path: The checkpoint that messages name.
+      path: The checkpoint, for messages.
       run: Runs both networks; returns nothing if no forward pass is known.
       max_memory: Bytes that the process may use; None for no limit.
 
@@ -116,11 +118,10 @@ def wanted(
       The agreements, and the reason if a run failed; either may be empty.
 
     Raises:
-      CheckpointError: If a run was asked for and failed, or no forward pass is known.
+      CheckpointError: If a requested run failed, or no forward pass is known.
     """
     fits = 4 * entries <= FITS
-    # In float32 both networks take 4 bytes per entry; the rest is for what is made of them on the
-    # way.
+    # In float32 both networks take 4 bytes per entry; the rest is for intermediate results.
     fits &= max_memory is None or resident() + 10 * entries <= max_memory
     if not (fits if certify is None else certify):
         return (), ()
@@ -133,8 +134,8 @@ def wanted(
         return (), (sentence,)
     if certify and not agreed:
         raise CheckpointError(
-            f"{path}: no certificate, as no forward pass of this network is known: give one, "
-            f"{argument('certify', '...')} (MODULE:FUNCTION), or leave out "
+            f"{path}: no certificate, because no forward pass of this network is known: give one "
+            f"with {argument('certify', '...')} (MODULE:FUNCTION), or leave out "
             f"{argument('certify', 'True')}"
         )
     return agreed, ()
@@ -146,14 +147,14 @@ def certified(
     """Runs a network before and after a change, in float32 and in its own dtype.
 
     Both networks are held in memory, in float32. The probe inputs are drawn for the configuration,
-    or belong to the function that is given.
+    or belong to the given function.
 
     Args:
       tensors: The network before the change, by name.
       config: Its configuration.
       renew: Makes the changed tensors and their configuration from arrays by name.
-      certify: A function `outputs(tensors, config)` that runs a network. Otherwise the forward pass
-        of the configuration's architecture does.
+      certify: A function `outputs(tensors, config)` that runs a network. The default is the forward
+        pass of the configuration's architecture.
 
     Returns:
       The agreement in each dtype. Empty if no forward pass is known, or tensors are complex.
@@ -161,27 +162,27 @@ def certified(
     Raises:
       ValueError: If the network cannot be run.
     """
-    # The networks are run in real dtypes, to which complex tensors cannot be cast.
+    # The networks are run in real dtypes, and complex tensors cannot be cast to them.
     if any(np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()):
         return ()
     forward = _given(certify) if callable(certify) else _known(config, tensors)
     if forward is None:
         return ()
-    # Without this, JAX would make float64 tensors float32, and certify another network.
+    # Without this, JAX would convert float64 tensors to float32, and certify another network.
     wide = any(x.dtype == np.float64 for x in tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         return _certified(forward, tensors, config, renew)
 
 
 class _Forward(NamedTuple):
-    """What runs a network: `at(config)(tensors)` are its outputs."""
+    """Runs a network: `at(config)(tensors)` returns its outputs."""
 
     name: str
     at: Callable[[Config], Callable[[Arrays], Any]]
 
 
 def _given(function: Callable[..., Any]) -> _Forward:
-    """The user's function as a forward pass; what it raises becomes a sentence that names it."""
+    """The user's function as a forward pass; errors get a sentence with its name."""
     name = f"{function.__module__}:{getattr(function, '__qualname__', function)}"
 
     def outputs(config: Config, tensors: Arrays) -> Any:
@@ -208,12 +209,12 @@ def _known(config: Config, tensors: Tensors) -> _Forward | None:
             f"the forward pass of {name}",
             lambda config: transformers.outputs_of_config(config, tensors),
         )
-    # Drawn once for both networks, with a fixed seed: the same command has the same certificate.
+    # Drawn once for both networks, with a fixed seed: equal commands give equal certificates.
     inputs = family.inputs(stated(config), np.random.default_rng(0))
 
     return _Forward(
         f"the forward pass of {family.name} in sail_jax",
-        # The configuration is closed over, since it decides how many layers are traced.
+        # The configuration is closed over, because it determines how many layers are traced.
         lambda config: jax.jit(lambda tensors: outputs(tensors, stated(config), inputs)),
     )
 
@@ -221,10 +222,10 @@ def _known(config: Config, tensors: Tensors) -> _Forward | None:
 def _certified(
     forward: _Forward, tensors: Tensors, config: Config, renew: Renew
 ) -> tuple[Agreement, ...]:
-    """Runs both networks in float32, and in the floating dtype of lowest precision they have."""
+    """Runs both networks in float32, and in their floating-point dtype of lowest precision."""
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
-    # The coarsest dtype is the one in which rounding could hide or feign a difference.
+    # In the coarsest dtype, rounding could hide or feign a difference.
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
     agreements = []
     for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
@@ -242,7 +243,7 @@ def agreement(
     """Runs two networks in one dtype, and compares their outputs.
 
     Args:
-      forward: What runs them.
+      forward: The forward pass.
       old: The tensors of the first, by name, in `dtype`.
       config: Its configuration.
       new: The tensors of the second, by name, in `dtype`.
@@ -253,7 +254,7 @@ def agreement(
       How far the outputs agree.
 
     Raises:
-      ValueError: If the outputs do not depend on the tensors, so that agreement would say nothing.
+      ValueError: If the outputs do not depend on the tensors, since agreement would prove nothing.
     """
     networks = {0: forward.at(config), 1: forward.at(new_config)}
     outputs: list[list[np.ndarray]] = []
@@ -264,12 +265,12 @@ def agreement(
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y
 
-    # The number beside the tensors tells the two networks apart, which may need different programs.
-    # What each run returned is kept here, for the mean that `certificate` does not report.
+    # The number next to the tensors identifies the network; the two may need different programs.
+    # Each run's outputs are kept here, for the mean that `certificate` does not report.
     measured = certificate(run, (0, old), (1, new), None, dtype=dtype)
     # `certificate` also runs the old network with its tensors a little moved.
     before, after, moved = outputs
-    # A function that ignores its tensors, say by loading a model of its own, would always agree.
+    # A function that ignores its tensors, for example by loading its own model, always agrees.
     if all(map(np.array_equal, before, moved)):
         raise ValueError(f"the outputs of {forward.name} do not change with the tensors")
     distance = np.concatenate(

@@ -1,8 +1,7 @@
 """Alignment of checkpoints: finds maps, space by space, that bring one network near another.
 
-`align_maps` looks at the tensors of both, a few at a time, and returns maps; `aligned_view` is the
-second checkpoint with these maps applied as it is read. The matching itself is that of
-`sail_jax.align`.
+`align_maps` reads the tensors of both, a few at a time, and returns maps. `aligned_view` is the
+second checkpoint with these maps applied as it is read. `sail_jax.align` does the matching itself.
 """
 
 import contextlib
@@ -57,20 +56,20 @@ FAMILIES = {
 
 
 class Aligned(NamedTuple):
-    """The maps that bring one network near another, and what they do.
+    """The maps that bring one network near another, and their effects.
 
     Attributes:
       spec: The spaces of the network's tensors.
       maps: A map for each matched space, for `change_blocks(params, spec, maps, within)`.
-      report: Whether each map preserves the function, as far as axes say.
+      report: The losses that the axes show for each map, if any.
       history: The weighted distances between the networks that `match_weights` reports.
-      within: The spaces with a map of their own for each unit of a block, and the block of each.
-      matches: For each matched space how much moved, and how near its tensors are.
+      within: The spaces with a separate map for each unit of a block, and the block of each.
+      matches: For each matched space, how much moved and how similar its tensors are.
       distance: |a - b| / |a| over all floating tensors, before and after.
-      notes: What a user should know, a sentence each.
+      notes: Notes for the user, a sentence each.
       experts: The experts of each layer of a mixture.
-      orders: The order of a layer's experts, by the name of their space; they are put into it
-        first. The maps are of the network in this order.
+      orders: The order of a layer's experts, by the name of their space. The experts are reordered
+        first, and the maps are for the network in this order.
     """
 
     spec: Spec
@@ -85,7 +84,7 @@ class Aligned(NamedTuple):
     orders: Mapping[str, Order] = MappingProxyType({})
 
     def moved(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Moves the parameters of the second network, arrays by name."""
+        """Applies the maps to the parameters of the second network, arrays by name."""
         return change_blocks(
             permute_experts(params, self.experts, self.orders), self.spec, self.maps, self.within
         )
@@ -96,14 +95,14 @@ def spec_of(
     config: Config | None = None,
     spec: Spec | Rules | None = None,
 ) -> Spec:
-    """Finds out which spaces the tensors of a checkpoint live in.
+    """Finds the spaces of a checkpoint's tensors.
 
     Args:
-      checkpoint: The checkpoint; only shapes and dtypes are looked at.
+      checkpoint: The checkpoint; only shapes and dtypes are used.
       config: The configuration of the network; by default its config.json.
-      spec: The spec itself, or rules that give it. By default the rules of the architecture that
-        the configuration names; where no table knows it, what the forward pass of its class in
-        transformers shows, if that is installed with torch and torchax.
+      spec: The spec itself, or rules that give it. The default is the table of the configuration's
+        architecture. Without such a table, the spec is derived from the forward pass of its class
+        in transformers, if transformers, torch and torchax are installed.
 
     Returns:
       The spec.
@@ -120,9 +119,9 @@ def spec_of(
     config = config or config_of(checkpoint.extras) or architectures.of_tree(shapes)
     if not config:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is "
-            f"({argument('config', '...')}), or which spaces the tensors live in "
-            f"({argument('spec', '...')})"
+            f"{checkpoint.path} lacks a config.json: give its path with "
+            f"{argument('config', '...')}, or the spaces of the tensors with "
+            f"{argument('spec', '...')}"
         )
     try:
         family = architectures.of(config)
@@ -138,7 +137,7 @@ def spec_of(
 
 
 def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
-    """Lists the spaces that can be matched: those within the network whose units may change places.
+    """Lists the spaces that can be matched: inner spaces with interchangeable units.
 
     Args:
       spec: The spaces of a network.
@@ -148,7 +147,7 @@ def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[s
       The names that match, in the order of the spec.
 
     Raises:
-      ValueError: If a pattern matches no such space; the message names the nearest.
+      ValueError: If a pattern matches no such space; the message suggests the nearest.
     """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if patterns is None:
@@ -161,11 +160,11 @@ def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[s
             outer = fnmatch.filter((s.name for s in spec.spaces), pattern)
             why = (
                 f"only {outer[0]!r}, which cannot be matched: it is the network's input or output, "
-                "or its units are told apart (rotary pairs, layers)"
+                "or its units are not interchangeable (rotary pairs, layers)"
                 if outer
                 else f"no space{nearest(pattern, inner)}"
             )
-            raise ValueError(f"spaces {pattern!r}: names {why}")
+            raise ValueError(f"spaces {pattern!r} matches {why}")
     return [name for name in inner if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 
@@ -189,17 +188,17 @@ def align_maps(
     """Finds the maps that bring a checkpoint near another one of the same architecture.
 
     Both networks are compared weight by weight, as `sail_jax.align.match_weights` does. Tensors are
-    read as they are needed, so that memory need not hold a network.
+    read as needed, so memory need not hold a network.
 
     Args:
-      reference: The checkpoint that stays as it is.
-      other: The checkpoint that is to be moved.
+      reference: The checkpoint that stays unchanged.
+      other: The checkpoint that is moved.
       config: The configuration of `other`; see `spec_of`.
       spec: The spec or its rules; see `spec_of`.
-      method: "weights", the only one that needs no data.
-      family: One of `FAMILIES`, or a `Family`. As one for all, it is used in every space that
-        allows it; the others are permuted, as `notes` then say. As a mapping from patterns of space
-        names, each space has to allow its family.
+      method: "weights", the only method without data.
+      family: One of `FAMILIES`, or a `Family`. A single family is used in every space that allows
+        it. The other spaces are permuted, and `notes` list them. In a mapping from patterns of
+        space names, each space must allow its family.
       spaces: Shell patterns of the spaces to match. None for all that can be.
       within: Spaces that are matched block by block, such as the units of each head, and the block
         of each. None for all that may be (`sail_jax.align.nested`).
@@ -209,22 +208,21 @@ def align_maps(
         tensor that reads and writes one space (such as in the head of BERT) has the weight 0.
       seed: The seed of the order in which spaces are visited.
       max_sweeps: The most visits of all spaces.
-      max_memory: Bytes that the process may use. What they leave goes to keeping tensors between
-        visits; by default they are read anew.
+      max_memory: Bytes that the process may use. The remainder keeps tensors between visits; by
+        default tensors are read anew.
       progress: Called as `progress(sweep, space)` before a space is visited.
 
     Returns:
-      The maps, and what they do.
+      The maps, and their effects.
 
     Raises:
-      ValueError: If the checkpoints differ in tensors, shapes or sizes stated in their
-        configurations, a name is unknown, a space does not allow its family, or `max_memory` is too
-        little.
+      ValueError: If the checkpoints differ in tensors, shapes or sizes in their configurations, a
+        name is unknown, a space does not allow its family, or `max_memory` is too small.
     """
     if method != "weights":
         raise ValueError(
-            f"unknown method {method!r}: checkpoints are matched by 'weights'; activations need "
-            "data, see sail_jax.align.activation_matching"
+            f"unknown method {method!r}: checkpoints are matched by 'weights'; matching by "
+            "activations needs data, see sail_jax.align.activation_matching"
         )
     for name, value in {"seed": seed, "max_sweeps": max_sweeps}.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
@@ -237,11 +235,11 @@ def align_maps(
     layers, chosen = to_match(resolved, other, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
-    # A map would enter such a tensor twice, so its part in the distance is not linear in the map.
+    # A map would enter such a tensor twice, so its term of the distance is not linear in the map.
     for path, name in recurrent(flat).items():
         if spec is None and name in chosen and path not in weights:
             weights[path] = 0.0
-            notes.append(f"{path} reads and writes {name}: it is moved, but has no say")
+            notes.append(f"{path} reads and writes {name}: it is moved, but has weight 0")
     kinds, more = _families(resolved, family, chosen)
     notes += more
     inside = nested(resolved) if within is None else dict(within)
@@ -250,8 +248,7 @@ def align_maps(
         for name, block in inside.items()
         if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
     }
-    # Leaves that are read anew each time an array is asked of them, so that `keep` decides what
-    # stays in memory.
+    # Leaves that are read anew for each array, so `keep` determines how much stays in memory.
     first, second = (
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
@@ -273,7 +270,7 @@ def align_maps(
     if orders:
         distance = apart, distance[1]
         matches = (*(_match(name, found) for name, found in ordered.items()), *matches)
-        # Tensors change places, and no entry changes.
+        # Tensors are reordered; no entry changes.
         own = (SpaceReport(name, Family.PERMUTATION, 0.0, "") for name in orders)
         report = Report((*own, *report.spaces))
     if not match.converged:
@@ -287,12 +284,12 @@ def align_maps(
 def to_match(
     spec: Spec, checkpoint: Checkpoint, patterns: Sequence[str] | str | None = None
 ) -> tuple[tuple[Experts, ...], list[str]]:
-    """Lists the layers whose experts are put in order, and the spaces that are matched then.
+    """Lists the layers with experts to reorder, and the other spaces to match.
 
     Args:
       spec: The spaces of a network.
-      checkpoint: Its checkpoint, of which shapes are looked at.
-      patterns: Shell patterns of names, also those of experts, such as "expert.*". None for all.
+      checkpoint: Its checkpoint; only shapes are used.
+      patterns: Shell patterns of names, including experts such as "expert.*". None for all.
 
     Returns:
       The layers, and the names of the spaces.
@@ -302,9 +299,9 @@ def to_match(
     """
     layers = experts_of(spec, checkpoint.tensors)
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    # Stacked experts are a space of the spec, which is put in order before others are matched.
+    # Stacked experts are a space of the spec, which is reordered before others are matched.
     stacks = {layer.stack for layer in layers}
-    # What is no list of patterns is refused there.
+    # An argument that is not a list of patterns is refused there.
     if not layers or not isinstance(patterns, Sequence):
         return layers, [name for name in matchable(spec, patterns) if name not in stacks]
     names = [name for layer in layers for name in (layer.space, layer.stack)]
@@ -325,18 +322,18 @@ def _match(space: str, found: Ordered) -> Match:
 
 
 def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
-    """CheckpointError unless both have the same tensors, of the same shapes."""
+    """CheckpointError unless both have the same tensors, with the same shapes."""
     for a, b in ((reference, other), (other, reference)):
         for name in a.tensors:
             if name not in b.tensors:
                 raise CheckpointError(
-                    f"{b.path} has no '{name}', which {a.path} has: only networks of one "
-                    "architecture can be aligned"
+                    f"{b.path} lacks '{name}' of {a.path}: only networks of one architecture can "
+                    "be aligned"
                 )
     for name, tensor in reference.tensors.items():
         if tensor.shape != (shape := other.tensors[name].shape):
             raise CheckpointError(
-                f"'{name}' is {list(tensor.shape)} in {reference.path} and {list(shape)} in "
+                f"'{name}' has shape {list(tensor.shape)} in {reference.path} and {list(shape)} in "
                 f"{other.path}: only networks of one size can be aligned; grow the smaller first"
             )
 
@@ -346,7 +343,7 @@ def _differing(
 ) -> list[str]:
     """Sentences about entries in which the two configurations differ.
 
-    ValueError if such an entry states a size: networks of equal tensors may still differ in heads.
+    ValueError if such an entry is a size: networks with equal tensors may still differ in heads.
     """
     own = config_of(reference.extras)
     if spec is not None or not own or not config:
@@ -355,24 +352,24 @@ def _differing(
         family = architectures.of(config)
         sizes = set(dict(family.rules(config).settings))
     except ValueError:
-        # Of another architecture it is not known which entries state sizes: any number may.
+        # For an unknown architecture, any number may be a size.
         sizes = {key for key, value in own.items() if isinstance(value, int | float)}
         sizes = {key for key in sizes if not key.endswith("_token_id")}
     notes = []
     for key, (mine, theirs) in differences(own, config).items():
         if key in sizes:
             raise CheckpointError(
-                f"{reference.path} states {key!r}: {mine!r}, the other {theirs!r}: only networks "
-                "of one architecture can be aligned"
+                f"{key!r} is {mine!r} in {reference.path} and {theirs!r} in the other: only "
+                "networks of one architecture can be aligned"
             )
-        notes.append(f"the two state {key!r} differently: {mine!r} and {theirs!r}")
+        notes.append(f"{key!r} differs between the two configurations: {mine!r} and {theirs!r}")
     return notes
 
 
 def _families(
     spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
 ) -> tuple[dict[str, Family], list[str]]:
-    """The family of each space, and sentences about spaces that do not allow the one asked for."""
+    """Each space's family, and sentences about spaces that do not allow the requested one."""
     silent = recurrent(unfused(spec)[0])
     if isinstance(family, Mapping):
         named = {pattern: _family(kind) for pattern, kind in family.items()}
@@ -401,9 +398,9 @@ def _family(name: str | Family) -> Family:
 def _kept(
     spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
 ) -> int:
-    """Bytes of tensors to keep between visits: what `max_memory` leaves, or none.
+    """Bytes of tensors to keep between visits: the remainder of `max_memory`, or 0.
 
-    The system keeps files that were read in memory of its own, and gives it up when it is needed.
+    The system caches files that were read in memory of its own, and frees it when necessary.
     """
     flat, _ = unfused(spec)
     largest = 0
@@ -415,10 +412,10 @@ def _kept(
         spec.space(name).size ** 2 * (spec.space(within[name]).size if name in within else 1)
         for name in chosen
     ]
-    # For the largest tensor or piece: of each network as read, in float32, moved, and laid out for
-    # the product. For the largest space: the sum of products, a term of it, this term in float32,
-    # and what the solver needs. Half as much again: what the allocator does not give back, and
-    # kernels for every shape.
+    # For the largest tensor or piece: each network as read, in float32, moved, and laid out for the
+    # product. For the largest space: the sum of products, a term of it, this term in float32, and
+    # the solver's memory. Half as much again for memory that the allocator keeps, and for kernels
+    # of every shape.
     least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
     if max_memory is None:
         return 0
@@ -433,13 +430,13 @@ def _kept(
 def aligned_view(
     other: Checkpoint, aligned: Aligned, *, how: str = "aligned", mark: str = ""
 ) -> View:
-    """Makes a checkpoint of the moved network, whose tensors are computed as they are read.
+    """Makes a checkpoint of the moved network. Its tensors are computed as they are read.
 
     Args:
       other: The checkpoint that `align_maps` moved.
-      aligned: What `align_maps` returned.
-      how: What is added to the sources of tensors, in messages.
-      mark: What tells these maps from others in fingerprints; see `Computed`.
+      aligned: The result of `align_maps`.
+      how: A text added to the sources of tensors, in messages.
+      mark: Identifies these maps in fingerprints; see `Computed`.
 
     Returns:
       The view. Closing it closes `other`.
@@ -457,5 +454,5 @@ def aligned_view(
 
 
 def _rows(order: jax.Array, x: jax.Array) -> jax.Array:
-    """Takes rows of a router."""
+    """Reorders rows of a router."""
     return x[order]

@@ -1,7 +1,7 @@
 """The weighted sum of one tensor over the checkpoints of a run, read block by block.
 
-One checkpoint is read at a time. So memory does not grow with the number of checkpoints: it is that
-of a block, which is the least that every one of them can be read by.
+One checkpoint is read at a time, so memory does not grow with their number. It holds one block,
+which is the smallest unit that every checkpoint can be read in.
 """
 
 import math
@@ -14,19 +14,19 @@ from sail_jax.checks import argument
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read, held
 from sail_jax.merging.work import ENTRIES
 
-# So many entries are multiplied and added at a time: they stay in the processor's cache.
+# How many entries are multiplied and added at a time: they stay in the processor's cache.
 _SLICE = 1 << 16
 
 
 class Averaged:
-    """A tensor whose entries are sum_j c_j theta_j, in float32, or in float64 where one has it.
+    """The sum of c_j theta_j over checkpoints j, in float32, or float64 if one has that dtype.
 
-    Several threads may read at once, each from any place; one that reads on from where it stopped
+    Several threads may read at once, at any offset. A thread that continues where it stopped
     computes nothing twice.
 
     Attributes:
       name: The name of the tensor.
-      dtype: The dtype of its entries, that of the last checkpoint.
+      dtype: The dtype of its entries, the last checkpoint's.
       shape: Its shape.
       source: Where it lies, for messages.
     """
@@ -34,10 +34,10 @@ class Averaged:
     def __init__(
         self, tensors: Sequence[Tensor], weights: Sequence[float], allow_nonfinite: bool = False
     ) -> None:
-        """Describes the sum; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          tensors: The tensor in each checkpoint, oldest first, all of one shape.
+          tensors: The tensor in each checkpoint, oldest first, all with one shape.
           weights: The weights c, one for each. A tensor of weight 0 is not read.
           allow_nonfinite: Whether NaN and infinities are added like other values.
         """
@@ -56,7 +56,7 @@ class Averaged:
 
     @property
     def needs(self) -> int:
-        """The bytes held while it is read, at most."""
+        """Bytes held while it is read, at most."""
         read = max(tensor.dtype.itemsize for tensor in self._tensors)
         each = max(map(held, self._tensors))
         cast = 0 if self.dtype == self._wide else self.dtype.itemsize
@@ -70,9 +70,9 @@ class Averaged:
           start: Row-major index of the first entry to read.
 
         Raises:
-          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
-          CheckpointError: If a checkpoint cannot be read, or holds NaN or infinity where this is
-            not allowed.
+          ValueError: If the buffer does not fit, or the tensor is shorter than the request.
+          CheckpointError: If a checkpoint cannot be read, or holds NaN or infinity without
+            `allow_nonfinite`.
         """
         check_read(self, out, start)
         at = start
@@ -82,7 +82,7 @@ class Averaged:
             out[at - start : at - start + part.size] = part
             at += part.size
         if at == math.prod(self.shape):
-            # Read to the end: nobody needs the last block after that.
+            # After a read to the end, nobody needs the last block.
             self._last.forget((at - 1) // self._block)
 
     def _summed(self, start: int) -> np.ndarray:
@@ -99,7 +99,7 @@ class Averaged:
                 if not self._allow_nonfinite and not np.isfinite(part).all():
                     raise CheckpointError(
                         f"NaN or infinity in {tensor.name} of {tensor.source}; "
-                        f"{argument('allow_nonfinite', 'True')} goes on regardless"
+                        f"{argument('allow_nonfinite', 'True')} adds them regardless"
                     )
                 total[at : at + _SLICE] += part
         del read

@@ -1,4 +1,4 @@
-"""What is copied of several models as one tensor, by the rule for values that differ."""
+"""Non-float tensors of several models, copied as one tensor by the rule for different values."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,14 @@ class Chosen:
       shape: Its shape, the same in all models.
       source: Where the tensors lie.
       mark: The rule, for fingerprints and notes.
-      differs: Whether a difference was read so far.
+      differs: Whether the entries read so far differ between models.
     """
 
     def __init__(self, tensors: Sequence[Tensor], integers: Integers) -> None:
-        """Describes the choice; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          tensors: The tensor of the base, if there is one, and of each model, alike in dtype and
+          tensors: The tensor of the base, if any, and of each model. They have the same dtype and
             shape.
           integers: The rule for integers.
         """
@@ -53,7 +53,7 @@ class Chosen:
 
         Raises:
           CheckpointError: If the models differ and the rule is "refuse".
-          ValueError: If the tensor does not have all these entries.
+          ValueError: If the tensor is shorter than the request.
         """
         check_read(self, out, start)
         values = [np.empty(out.size, self.dtype) for _ in self._tensors]

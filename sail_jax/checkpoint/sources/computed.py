@@ -1,8 +1,8 @@
 """Tensors of grown networks, and of those in another basis, computed as they are read.
 
-A tensor is formed whole, from the tensors it needs, when its first entries are read, and kept
-until its last have been. So memory is that of the largest tensor, and reading a tensor from end
-to end computes it once.
+A tensor is computed whole when its first entries are read, and kept until its last entries have
+been read. So memory is bounded by the largest tensor, and reading a tensor in order computes it
+once.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Computed(OnDemand):
     """A tensor computed from others as `function(operands, *arrays)`.
 
     Attributes:
-      mark: What tells this computation from others of the same name, for fingerprints.
+      mark: Distinguishes this computation from others of the same name, for fingerprints.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Computed(OnDemand):
         mark: str,
         allow_nonfinite: bool = True,
     ) -> None:
-        """Describes the computation; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           name: The tensor's name.
           like: Its shape and dtype.
           parts: The tensors that it is computed from, which become `arrays`.
-          function: What is done. It is pure; for tensors of which the same is done it is equal and
-            has the same hash, so that it is compiled once for all of them.
-          operands: A pytree of what differs between such tensors.
-          programs: Where compiled functions are kept.
-          how: What is done, in a word or two, for messages.
-          mark: What tells this computation from others of the same name, for fingerprints.
-          allow_nonfinite: Whether NaN and infinities are computed with. If not, reading raises
-            CheckpointError that names where they are.
+          function: The pure function. Tensors with the same computation must share an equal
+            function with an equal hash, so it is compiled once for all of them.
+          operands: A pytree of the differences between such tensors.
+          programs: The cache of compiled functions.
+          how: The computation in a word or two, for messages.
+          mark: Distinguishes this computation from others of the same name, for fingerprints.
+          allow_nonfinite: Whether NaN and infinities enter the computation. If not, they raise
+            CheckpointError with their location.
         """
         source = " and ".join(dict.fromkeys(part.source for part in parts))
         super().__init__(name, np.dtype(like.dtype), tuple(like.shape), f"{source or name}, {how}")
@@ -71,7 +71,7 @@ class Computed(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes held from the first read to the last, at most: parts, temporaries and outcome."""
+        """Bytes held from the first read to the last, at most: parts, temporaries and result."""
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
@@ -95,7 +95,7 @@ class Computed(OnDemand):
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
             on = argument("allow_nonfinite", "True")
-            raise CheckpointError(f"{message}; {on} goes on regardless")
+            raise CheckpointError(f"{message}; {on} computes regardless")
 
     def _program(self) -> jax.stages.Compiled:
         """The compiled function for the shapes of this tensor."""
@@ -104,7 +104,7 @@ class Computed(OnDemand):
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
-        """Computes in 64 bits if, and only if, a tensor has them, whatever the thread is set to."""
+        """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
         with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts))):
             yield
 
@@ -131,23 +131,23 @@ def rebased(
     how: str = "aligned",
     mark: str = "",
 ) -> View:
-    """Makes a checkpoint whose spaces are re-expressed by maps: `change_basis`, leaf by leaf.
+    """Makes a checkpoint with spaces re-expressed by maps: `change_basis`, leaf by leaf.
 
     Args:
       checkpoint: The checkpoint.
       spec: The spaces of its tensors.
-      maps: The maps, by space. Tensors of no mapped space stay those of the checkpoint.
+      maps: The maps, by space. Tensors without a mapped space stay unchanged.
       within: Spaces with a map for each unit of a block; see `sail_jax.align.change_blocks`.
-      config: What replaces config.json; None keeps it.
-      how: What is added to the sources of tensors, in messages.
-      mark: What tells these maps from others in fingerprints; see `Computed`.
+      config: The new config.json; None keeps the old one.
+      how: A text added to the sources of tensors, in messages.
+      mark: Identifies these maps in fingerprints; see `Computed`.
 
     Returns:
-      The view, whose tensors are computed as they are read.
+      The view. Its tensors are computed as they are read.
 
     Raises:
-      ValueError: If a map does not fit its space, a block does not fit its leaves, or the
-        checkpoint has a tensor that the spec does not know.
+      ValueError: If a map does not fit its space, a block does not fit its leaves, or the spec
+        lacks a tensor of the checkpoint.
     """
     within = dict(within or {})
     shared = {name: m for name, m in maps.items() if name not in within}

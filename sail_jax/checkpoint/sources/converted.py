@@ -1,7 +1,7 @@
 """Tensors laid out for another program, computed as they are read.
 
-Several tensors of Hugging Face may lie in one leaf of a tree. The leaf is then read once, and kept
-until the last of them has been formed.
+Several Hugging Face tensors may share one leaf of a tree. The leaf is then read once, and kept
+until the last of them has been computed.
 """
 
 import math
@@ -24,11 +24,11 @@ from sail_jax.lora import factors, folded
 from sail_jax.merging.tensors import OnDemand, Tensor, bytes_of, held, read_whole
 
 Widths = Callable[[np.dtype], np.dtype]
-"""The dtype that becomes of a dtype."""
+"""Converts a dtype."""
 
 
 class _Leaf(OnDemand):
-    """A leaf of a tree, put together from tensors of Hugging Face."""
+    """A leaf of a tree, assembled from Hugging Face tensors."""
 
     def __init__(self, link: Link, parts: list[Tensor], dtype: np.dtype) -> None:
         shapes = {part.shape for part in parts}
@@ -54,7 +54,7 @@ class _Leaf(OnDemand):
 
 
 class _Shared:
-    """A leaf that several tensors are taken from: read when the first is formed."""
+    """A leaf that several tensors are taken from, read with the first of them."""
 
     def __init__(self, leaf: Tensor, users: int) -> None:
         self.leaf, self._users, self._left = leaf, users, users
@@ -62,7 +62,7 @@ class _Shared:
         self._array: np.ndarray | None = None
 
     def array(self) -> np.ndarray:
-        """Returns the leaf, and forgets it if this was the last of its users."""
+        """Returns the leaf, and frees it after its last user."""
         with self._lock:
             if self._array is None:
                 self._array = read_whole(self.leaf).reshape(self.leaf.shape)
@@ -73,7 +73,7 @@ class _Shared:
 
 
 class _Part(OnDemand):
-    """A tensor of Hugging Face, taken from a leaf of a tree."""
+    """A Hugging Face tensor, taken from a leaf of a tree."""
 
     def __init__(self, link: Link, n: int, shared: _Shared, dtype: np.dtype) -> None:
         leaf = shared.leaf
@@ -94,7 +94,7 @@ class _Part(OnDemand):
 
 
 def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
-    """The bytes that laying out a tensor takes: a copy, and float64 where it is computed with."""
+    """The bytes for laying out a tensor: a copy, and float64 if it enters a computation."""
     return math.prod(tensor.shape) * (tensor.dtype.itemsize + 8 * (not link.plain))
 
 
@@ -104,19 +104,19 @@ def as_tree(
     config: Config,
     widths: Widths,
 ) -> View:
-    """Makes a checkpoint of Hugging Face one with the leaves of a framework's tree.
+    """Converts a Hugging Face checkpoint to the leaves of a framework's tree.
 
     Args:
       checkpoint: The checkpoint.
       links: The leaves and their tensors; see `sail_jax.interop.layouts.links`.
-      config: What its config.json becomes.
-      widths: The dtype of a leaf, from that of its tensors.
+      config: The new content of config.json.
+      widths: The dtype of a leaf, from its tensors' dtype.
 
     Returns:
       The view; its leaves are computed as they are read.
 
     Raises:
-      CheckpointError: If a tensor is missing, has no place in the tree, or does not fit.
+      CheckpointError: If a tensor is missing, has no counterpart in the tree, or does not fit.
     """
     have, tensors = checkpoint.tensors, {}
     try:
@@ -136,13 +136,13 @@ def as_hugging_face(
     config: Config,
     widths: Widths,
 ) -> View:
-    """Makes a checkpoint with a framework's tree one with the tensors of Hugging Face.
+    """Converts a checkpoint with a framework's tree to Hugging Face tensors.
 
     Args:
       checkpoint: The checkpoint.
       links: The leaves and their tensors; see `sail_jax.interop.layouts.links_of`.
-      config: What its config.json becomes.
-      widths: The dtype of a tensor, from that of its leaf.
+      config: The new content of config.json.
+      widths: The dtype of a tensor, from its leaf's dtype.
 
     Returns:
       The view; its tensors are computed as they are read.
@@ -176,7 +176,7 @@ def without_factors(checkpoint: Checkpoint, alpha: float) -> View:
       CheckpointError: As `sail_jax.lora.fold` raises ValueError.
     """
     have, programs = checkpoint.tensors, Programs()
-    # The moments of an optimiser have the paths of the factors, inside of its state.
+    # An optimiser's moments have the paths of the factors, inside its state.
     names = [name for name in have if "opt_state" not in name.split("/")]
     try:
         pairs = factors(dict.fromkeys(names))

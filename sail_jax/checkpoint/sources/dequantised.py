@@ -1,7 +1,7 @@
 """Weights of quantised networks, computed from codes and scales as they are read.
 
-All schemes state one formula, `(code - zero) * scale`, where a scale and a zero belong to a block
-of the weight. They differ in how codes are packed, and in which order the matrices lie.
+All schemes use one formula, `(code - zero) * scale`. A scale and a zero belong to a block of the
+weight. The schemes differ in how codes are packed, and in the order of the matrices.
 """
 
 import functools
@@ -20,18 +20,18 @@ _CHUNK = 1 << 18
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
-"""The values of the codes of four bits that floating formats have, by code."""
+"""The values of four-bit floating-point codes, by code."""
 with np.errstate(over="ignore"):
     E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
-"""The values of exponents that lie in bytes, by byte."""
+"""The values of exponents stored in bytes, by byte."""
 
 
 @functools.cache
 def values_of(dtype: np.dtype) -> np.ndarray:
-    """Lists the values of floating codes of 8 bits in float32, by code.
+    """Lists the values of 8-bit floating-point codes in float32, by code.
 
     Args:
-      dtype: One of the float8 types. NumPy casts them one after another, five times as slowly.
+      dtype: One of the float8 types. NumPy casts entries one at a time, five times as slowly.
 
     Returns:
       The 256 values.
@@ -40,7 +40,7 @@ def values_of(dtype: np.dtype) -> np.ndarray:
 
 
 def integers(bits: int, offset: int) -> np.ndarray:
-    """Lists the values of integer codes, by code, less an offset."""
+    """Lists the values of integer codes minus an offset, by code."""
     return np.arange(1 << bits, dtype=np.float32) - np.float32(offset)
 
 
@@ -48,14 +48,14 @@ class Codes(NamedTuple):
     """Matrices of codes in a tensor.
 
     Attributes:
-      tensor: What is stored.
+      tensor: The stored tensor.
       stored: Its shape as (matrices, rows, words).
       shape: The shape of the matrices of values, `[..., rows, columns]`.
       values: The value of each code; None where each entry is its own value.
       at: The first bit of each code in a row of words, little-endian; empty without `values`.
       bits: How many bits a code has.
       words_turned: Whether the matrices of words are stored transposed.
-      turned: Whether the matrices of values are the transposes of those wanted.
+      turned: Whether the matrices of values are stored transposed.
     """
 
     tensor: Tensor
@@ -68,7 +68,7 @@ class Codes(NamedTuple):
     turned: bool = False
 
     def part(self, stored: np.ndarray, first: int, last: int) -> np.ndarray:
-        """Computes rows of a matrix in float32 from what is stored of it."""
+        """Computes rows of a matrix in float32 from its stored entries."""
         words = stored.T if self.words_turned else stored
         if self.turned:
             return self.decode(words, first, last).T
@@ -91,12 +91,13 @@ class Codes(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Which scale belongs to an entry of a weight.
+    """The scale of each entry of a weight.
 
     Attributes:
       rows: How many rows share a scale.
       columns: How many columns share one.
-      group: The number of the scale of each column, if the file has it; None for `columns` in turn.
+      group: The index of the scale of each column, if the file has it; else None, and `columns`
+        consecutive columns share a scale.
     """
 
     rows: int
@@ -105,7 +106,7 @@ class Blocks(NamedTuple):
 
 
 class _Formed(NamedTuple):
-    """What is kept while a weight is read: scales, zeros, numbers of scales, and codes."""
+    """Data kept while a weight is read: scales, zeros, indices of scales, and codes."""
 
     scale: np.ndarray
     zero: np.ndarray | None
@@ -117,9 +118,9 @@ class _Formed(NamedTuple):
 class Dequantised(OnDemand):
     """A weight `(code - zero) * scale`, computed as it is read.
 
-    It is computed in float32. Codes that lie in the order of the weight are read with the entries
-    that are asked for. Of others one matrix of codes is kept, which has a fraction of the weight's
-    bytes. Scales and zeros are kept as they are stored.
+    It is computed in float32. Codes in the order of the weight are read together with the requested
+    entries. For other codes, one matrix of codes is kept; its size is a fraction of the weight's.
+    Scales and zeros are kept in their stored dtype.
     """
 
     def __init__(
@@ -135,18 +136,18 @@ class Dequantised(OnDemand):
         divided: bool = False,
         rounded: np.dtype | None = None,
     ) -> None:
-        """Describes the weight; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           name: Its name.
           dtype: Its dtype.
-          codes: Its codes, of the weight's shape.
-          scale: The scales; one matrix of them, or one for each matrix of the weight.
-          blocks: Which scale belongs to an entry.
-          zero: What is subtracted from codes, of the shape of the scales; None for nothing.
+          codes: Its codes, in the weight's shape.
+          scale: The scales; one matrix for all, or one for each matrix of the weight.
+          blocks: The scale of each entry.
+          zero: The zeros, which are subtracted from codes, in the scales' shape; None for none.
           factor: One number by which all scales are multiplied, or divided.
           divided: Whether they are divided by it.
-          rounded: A type to which values are rounded before they are cast to `dtype`.
+          rounded: A dtype to which values are rounded before they are cast to `dtype`.
         """
         super().__init__(name, dtype, codes.shape, codes.tensor.source)
         self._codes, self._scale, self._zero, self._blocks = codes, scale, zero, blocks
@@ -182,7 +183,8 @@ class Dequantised(OnDemand):
             if column.size and not 0 <= column.min() <= column.max() < last:
                 worst = column[(column < 0) | (column >= last)][0]
                 raise CheckpointError(
-                    f"{group.source}: '{group.name}' names group {worst}; expected 0 to {last - 1}"
+                    f"{group.source}: '{group.name}' has the group {worst}; expected 0 to "
+                    f"{last - 1}"
                 )
         if self._scale.shape[-1] == 1:
             column = np.zeros(1, np.int64)
@@ -200,7 +202,7 @@ class Dequantised(OnDemand):
             row += stop - first
 
     def _matrix(self, which: int) -> np.ndarray:
-        """What is stored of one matrix of codes."""
+        """The stored entries of one matrix of codes."""
         _, rows, words = self._codes.stored
         flat = np.empty(rows * words, self._codes.tensor.dtype)
         self._codes.tensor.read(flat, which * rows * words)
@@ -235,7 +237,7 @@ class Dequantised(OnDemand):
         first: int,
         stop: int,
     ) -> np.ndarray:
-        """The scales of rows, or their zeros, as they stand before the entries of these rows."""
+        """The scales of rows, or their zeros, repeated for the entries of these rows."""
         if codes.shape[-2] == 1:
             part, rows = codes.part(stored[which % len(stored)], 0, 1), [0]
         else:
@@ -247,11 +249,11 @@ class Dequantised(OnDemand):
 
 
 def _read(codes: Codes) -> np.ndarray:
-    """What is stored, as (matrices, rows, words)."""
+    """The stored entries, as (matrices, rows, words)."""
     return read_whole(codes.tensor).reshape(codes.stored)
 
 
 def _check_finite(values: np.ndarray, tensor: Tensor) -> None:
-    """CheckpointError if scales have no finite value."""
+    """Raises CheckpointError if scales are not finite."""
     if not np.isfinite(values).all():
         raise CheckpointError(f"{tensor.source}: '{tensor.name}' has scales that are not finite")

@@ -1,7 +1,7 @@
-"""Factors of low rank as tensors: found in two checkpoints or merged, then laid out as PEFT does.
+"""Factors of low rank as tensors: computed from checkpoints or merged, then laid out for PEFT.
 
-The rank of factors shows only when they have been computed. A `Factored` has the rank as its only
-entry, and hands the factors on, to be kept until all ranks are known.
+The rank of factors is known only after their computation. A `Factored` has the rank as its only
+entry, and passes on the factors, which are kept until all ranks are known.
 """
 
 import math
@@ -33,18 +33,18 @@ from sail_jax.merging.tensors import OnDemand, Tensor, aligned, bytes_of, held, 
 
 # How many entries of a difference are read at once.
 _BLOCK = 1 << 20
-# An embedding, which PEFT wraps otherwise than a linear layer. T5's biases of positions are one.
+# An embedding, which PEFT wraps differently from a linear layer. T5's position biases are one.
 _EMBEDDING = re.compile(r"(?:^|[._])(?:wte|wpe|embed\w*|\w*embeddings?|relative_attention_bias)$")
 
 
 class Factors(NamedTuple):
-    """The factors of one change, and how far they are from it.
+    """The factors of one change, and their error.
 
     Attributes:
       left: Shape `[rows of the tensor, rank]`.
       right: Shape `[rank, columns of the tensor]`.
       norm: The Frobenius norm of the change.
-      error: The Frobenius norm of the change without left right; 0 if it is exact.
+      error: The Frobenius norm of the change minus left right; 0 if it is exact.
     """
 
     left: np.ndarray
@@ -58,14 +58,14 @@ Keep = Callable[[str, Factors], None]
 
 
 class Factored(OnDemand):
-    """The rank of factors, which are computed and kept when it is read."""
+    """The rank of factors. Reading it computes the factors and keeps them."""
 
     def __init__(self, name: str, source: str, keep: Keep) -> None:
-        """Describes the factors; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          name: What they are kept as.
-          source: Where what they are computed from lies, for messages.
+          name: The name under which the factors are kept.
+          source: Where their inputs lie, for messages.
           keep: Keeps them.
         """
         super().__init__(name, np.dtype(np.int32), (1,), source)
@@ -74,7 +74,7 @@ class Factored(OnDemand):
     @property
     @abstractmethod
     def reads(self) -> int:
-        """The bytes that are read for the factors."""
+        """Bytes that are read for the factors."""
 
     @abstractmethod
     def factors(self) -> Factors:
@@ -106,16 +106,16 @@ class Difference(Factored):
         dtype: np.dtype,
         seed: int,
     ) -> None:
-        """Describes the factors; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          name: What they are kept as.
+          name: The name under which the factors are kept.
           tuned: The matrix after training.
           base: The matrix before, of the same shape.
           keep: Keeps them.
           rank: The largest rank; see `sail_jax.lora.approximate`.
           energy: The fraction of squared singular values to keep.
-          dtype: What the factors are rounded to.
+          dtype: The dtype to which the factors are rounded.
           seed: The seed of the random columns.
         """
         super().__init__(name, f"{tuned.source} without {base.source}", keep)
@@ -128,13 +128,13 @@ class Difference(Factored):
 
     @property
     def needs(self) -> int:
-        """Bytes of the difference in float32, and of what the decomposition holds beside it."""
+        """Bytes of the difference in float32, and of the decomposition's arrays."""
         rows, columns = self.tuned.shape
         low, high = sorted((rows, columns))
         rank = low if self._rank is None else min(low, self._rank)
         entries = rows * columns
         if self._energy is None and sketched((rows, columns), rank):
-            # The columns of the space, what they are multiplied to, and a copy of each in QR.
+            # The columns of the space, their products, and a copy of each in QR.
             width = (POWERS + 1) * (rank + OVERSAMPLING)
             entries += 3 * width * (low + high)
         else:
@@ -152,8 +152,8 @@ class Difference(Factored):
         key = jax.random.key(self._seed)
         pair, _ = approximate(matrix, self._rank, self._energy, key=key)
         left, right = (np.asarray(x).astype(self._dtype) for x in pair)
-        # The error of the factors as they are written. (Not by `residual`, which is compiled for
-        # each rank.)
+        # The error of the factors as written. (Not from `residual`, which is compiled for each
+        # rank.)
         return Factors(left, right, _norm(delta), _distance(delta, left, right))
 
     def _delta(self) -> np.ndarray:
@@ -173,8 +173,8 @@ class Difference(Factored):
                 for tensor, part in zip((self.tuned, self.base), parts, strict=True):
                     if not np.isfinite(part).all():
                         raise CheckpointError(
-                            f"NaN or infinity in {tensor.name} in {tensor.source}, which has no "
-                            "factors"
+                            f"NaN or infinity in {tensor.name} in {tensor.source}, which cannot be "
+                            "factored"
                         )
                 raise CheckpointError(f"{self.name} of {self.source}: it does not fit float32")
         return delta
@@ -186,7 +186,7 @@ class Scaled:
 
     Attributes:
       pair: The factors as they are stored.
-      scale: What multiplies their product.
+      scale: The factor on their product.
     """
 
     pair: Pair
@@ -205,7 +205,7 @@ class Scaled:
 class Joint(Factored):
     """The factors of several adapters' changes of one module, merged.
 
-    What is kept as left and right are B and A.
+    `left` is the merged B, and `right` the merged A.
     """
 
     def __init__(
@@ -219,16 +219,16 @@ class Joint(Factored):
         rank: int | None,
         dtype: np.dtype,
     ) -> None:
-        """Describes the factors; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          name: What they are kept as.
+          name: The name under which the factors are kept.
           parts: The factors in each adapter; None where it has none.
           keep: Keeps them.
           weights: One for each adapter.
-          merge: How core matrices are merged; None adds up the products.
-          rank: The largest rank; None for all that there is.
-          dtype: What the factors are rounded to.
+          merge: How core matrices are merged; None adds the products.
+          rank: The largest rank; None for no limit.
+          dtype: The dtype to which the factors are rounded.
         """
         present = [part for part in parts if part is not None]
         sources = dict.fromkeys(part.pair.parts["A"].source for part in present)
@@ -242,7 +242,7 @@ class Joint(Factored):
 
     @property
     def needs(self) -> int:
-        """Bytes of all factors in float32, of their bases and of the outcome."""
+        """Bytes of all factors in float32, of their bases and of the result."""
         tensors = [x for part in self._parts if part for x in part.pair.parts.values()]
         entries = sum(math.prod(x.shape) for x in tensors)
         ranks = sum(part.pair.parts["A"].shape[0] for part in self._parts if part)
@@ -261,7 +261,7 @@ class Joint(Factored):
             whole = core_space(self._merge, adapters, weights=list(self._weights))
         kept = whole if self._rank is None else refactor(whole, self._rank)
         B, A = (np.asarray(x).astype(self._dtype) for x in kept[self.name])
-        # The change and its error as the norms of products of factors: nothing dense is formed.
+        # The norms of the change and its error come from products of factors, not a dense array.
         written = {self.name: LowRank(jnp.asarray(B, "f"), jnp.asarray(A, "f"))}
         error = concatenate([whole, written], [1.0, -1.0])
         return Factors(B, A, *(_product_norm(x[self.name]) for x in (whole, error)))
@@ -269,11 +269,11 @@ class Joint(Factored):
 
 @dataclass(frozen=True)
 class Target:
-    """A module whose weight gets factors, and how PEFT lays them out.
+    """A module with factors for its weight, and their layout in PEFT.
 
     Attributes:
       module: The name of the module.
-      kind: "linear" for a weight [out, in], "transposed" for one that lies as [in, out], and
+      kind: "linear" for a weight [out, in], "transposed" for one stored as [in, out], and
         "embedding" for rows of tokens or positions.
     """
 
@@ -282,11 +282,11 @@ class Target:
 
     @classmethod
     def of(cls, module: str, transposed: bool) -> "Target":
-        """Finds out how PEFT wraps a module.
+        """Determines how PEFT wraps a module.
 
         Args:
           module: The name of the module.
-          transposed: Whether its weight lies as [in, out].
+          transposed: Whether its weight is stored as [in, out].
 
         Returns:
           The target.
@@ -303,7 +303,7 @@ class Target:
         """Returns the keys of the factors A and B.
 
         Returns:
-          The key of A, and that of B.
+          The key of A and the key of B.
         """
         start = f"{PREFIX}{self.module}.lora_"
         if self.kind == "embedding":

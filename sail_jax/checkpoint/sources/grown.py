@@ -1,4 +1,4 @@
-"""A checkpoint as that of a larger network, whose tensors are computed as they are read."""
+"""A larger network made from a checkpoint. Its tensors are computed as they are read."""
 
 import contextlib
 import hashlib
@@ -43,7 +43,7 @@ _MAX_CONFIG = 4 << 20
 ConfigOrPath = Config | str | PathLike[str]
 """A configuration, or the path of a config.json or of its folder."""
 Target = ConfigOrPath
-"""What a network grows to: a configuration or its path, entries that change, or factors."""
+"""The target of a growth: a configuration or its path, changed entries, or factors."""
 
 
 def read_target(to: ConfigOrPath) -> Config:
@@ -56,7 +56,7 @@ def read_target(to: ConfigOrPath) -> Config:
       The configuration; a mapping is returned as it is.
 
     Raises:
-      CheckpointError: If there is no such file, it is larger than 4 MiB, or it is no JSON object.
+      CheckpointError: If the file does not exist, is larger than 4 MiB, or is not a JSON object.
     """
     if isinstance(to, Mapping):
         return to
@@ -66,11 +66,11 @@ def read_target(to: ConfigOrPath) -> Config:
         )
     path = Path(to)
     path = path / "config.json" if os.path.isdir(path) else path
-    # pathlib would raise an error for what is too long to be a path.
+    # pathlib would raise an error for a text that is too long for a path.
     if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
+        raise CheckpointError(f"{path}: expected a config.json, or a folder with one")
     if path.stat().st_size > _MAX_CONFIG:
-        raise CheckpointError(f"{path}: too long for a configuration")
+        raise CheckpointError(f"{path} is too large for a configuration")
     return strict_json(path.read_bytes(), str(path))
 
 
@@ -89,19 +89,19 @@ def growth_view(
 
     Args:
       checkpoint: The checkpoint of the smaller network.
-      to: What it grows to, as `sail_jax.growth.plan` takes it, or the path of a config.json.
+      to: The target, as `sail_jax.growth.plan` takes it, or the path of a config.json.
       method: The name of a growth method, of `sail_jax.growth.METHODS`.
-      seed: The seed of what the method draws.
+      seed: The seed of the method's random draws.
       config: The configuration of the checkpoint; by default its config.json.
-      rules: Which spaces the tensors live in, for architectures that are not known.
-      allow_nonfinite: Whether NaN and infinities are computed with.
+      rules: The spaces of the tensors, for unknown architectures.
+      allow_nonfinite: Whether NaN and infinities enter the computation.
       **options: As `sail_jax.growth.plan` takes them.
 
     Returns:
-      The larger network as a checkpoint, and the plan it comes from.
+      The larger network as a checkpoint, and its plan.
 
     Raises:
-      ValueError: If no configuration and no rules are known, or as `sail_jax.growth.plan` does.
+      ValueError: If neither a configuration nor rules are known, or as `sail_jax.growth.plan`.
     """
     own = config_of(checkpoint.extras) if config is None else config
     shapes = {
@@ -111,9 +111,9 @@ def growth_view(
         own = architectures.of_tree(shapes) or {}
     if not own and rules is None:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is "
-            f"({argument('config', '...')}), or which spaces the tensors live in "
-            f"({argument('rules', '...')})"
+            f"{checkpoint.path} lacks a config.json: give its path with "
+            f"{argument('config', '...')}, or the spaces of the tensors with "
+            f"{argument('rules', '...')}"
         )
     key = random_bits.key(seed)
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
@@ -122,13 +122,13 @@ def growth_view(
         prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
         leaves = {n: Unread(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
         made = networks.plan(leaves, own, read_target(to), method, key=key, rules=known, **options)
-    # Everything that the numbers depend on: a resumed run must find the same mark.
+    # Everything that affects the values: a resumed run must get the same mark.
     text = json.dumps(
         [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
     )
     mark = hashlib.sha256(text.encode())
     if prunes:
-        # Which units stay depends on the values, and on scores, of which `repr` is not all.
+        # The chosen units depend on the values, and on scores that `repr` does not show fully.
         for x in jax.tree.leaves(dict(made.maps)):
             mark.update(np.ascontiguousarray(x).tobytes())
     view = grown(
@@ -150,11 +150,11 @@ def grown(
 
     Args:
       checkpoint: The checkpoint of the smaller network.
-      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
+      growth: The plan of `sail_jax.growth.plan` for the checkpoint's shapes. Entries equal
         `growth.leaf` under jit.
-      how: What is added to the sources of tensors, in messages.
-      mark: What tells this growth from others in fingerprints; see `Computed`.
-      allow_nonfinite: Whether NaN and infinities are computed with.
+      how: A text added to the sources of tensors, in messages.
+      mark: Identifies this growth in fingerprints; see `Computed`.
+      allow_nonfinite: Whether NaN and infinities enter the computation.
 
     Returns:
       The view: every leaf of the growth, computed as it is read.
@@ -167,7 +167,7 @@ def grown(
         missing = [name for name in growth.needs(path) if name not in checkpoint.tensors]
         if missing:
             raise CheckpointError(
-                f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
+                f"{checkpoint.path}: '{path}' needs '{missing[0]}', which is missing"
             )
         tensors[path] = Computed(
             path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
@@ -178,7 +178,7 @@ def grown(
 
 
 def _found(config: Config, tensors: int) -> Callable[[Config], Rules] | None:
-    """Rules of an architecture without a table, where its class can be asked; None for others."""
+    """Rules derived from an architecture's class in transformers; None if there are none."""
     try:
         architectures.of(config)
     except ValueError:
@@ -195,20 +195,20 @@ def measured(
     certify: Certify = None,
     max_memory: int | None = None,
 ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
-    """Runs a network before and after its growth, if that is asked for or cheap.
+    """Runs a network before and after its growth, if the caller requests it or it is cheap.
 
     Args:
-      view: The larger network, as `growth_view` returns it.
-      growth: The plan that it comes from.
-      config: The configuration of the smaller network, as `growth_view` was given it.
-      certify: Whether the networks are to be run, or what runs them.
+      view: The larger network, from `growth_view`.
+      growth: Its plan.
+      config: The configuration of the smaller network, as given to `growth_view`.
+      certify: Whether to run the networks, or the function that runs them.
       max_memory: Bytes that the process may use; None for no limit.
 
     Returns:
       The agreements, and the reason if a run failed; either may be empty.
 
     Raises:
-      CheckpointError: If a run was asked for and failed, or no forward pass is known.
+      CheckpointError: If a requested run failed, or no forward pass is known.
     """
     base = view.base
     own = config_of(base.extras) if config is None else config
@@ -226,15 +226,15 @@ def measured(
 def require_exact(
     path: str | PathLike[str], agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
 ) -> None:
-    """Refuses a growth that was to be lossless, unless a run shows that it is.
+    """Refuses a growth with `require_lossless`, unless a run shows that it is lossless.
 
-    The plan has refused what the axes show to be lost. This is for what they do not show.
+    The plan has already refused losses that the axes show. A run finds the others.
 
     Args:
-      path: The checkpoint that messages name.
+      path: The checkpoint, for messages.
       agreed: The runs of both networks, as `measured` returns them.
       failed: Why a run failed, as `measured` returns it.
-      remedy: What to do if nothing was run.
+      remedy: The advice if nothing was run.
 
     Raises:
       CheckpointError: If outputs differ, or nothing was run.
@@ -243,5 +243,5 @@ def require_exact(
     if said.exact:
         return
     why = "".join(f" ({sentence})" for sentence in failed)
-    found = f"the networks were not run{why}: {remedy}" if said.exact is None else f"it is {said}"
-    raise CheckpointError(f"{path}: lossless growth was asked for, but {found}")
+    found = said if said.exact is not None else f"the networks were not run{why}: {remedy}"
+    raise CheckpointError(f"{path}: lossless growth is required, but {found}")

@@ -1,4 +1,4 @@
-"""A tensor that others lie in, one after the other, such as the stacked experts of a mixture."""
+"""A tensor made of several others in sequence, such as the stacked experts of a mixture."""
 
 import math
 from bisect import bisect_right
@@ -13,22 +13,22 @@ from sail_jax.merging.tensors import Tensor, check_read, held
 
 
 class Joined:
-    """A tensor whose entries are those of others, in order and in row-major order.
+    """A tensor with the entries of several tensors, one after the other, in row-major order.
 
     Attributes:
       name: The name of the tensor.
-      dtype: The dtype of its entries, to which those of others are cast.
+      dtype: The dtype of its entries, to which the other tensors are cast.
       shape: Its shape.
-      source: Where the others lie, for messages.
+      source: Where the other tensors lie, for messages.
     """
 
     def __init__(self, name: str, like: jax.ShapeDtypeStruct, tensors: Sequence[Tensor]) -> None:
-        """Describes the tensor; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           name: Its name.
           like: Its shape and dtype.
-          tensors: The tensors that lie in it.
+          tensors: The tensors that it is made of.
         """
         self.name, self.dtype, self.shape = name, np.dtype(like.dtype), tuple(like.shape)
         self.source = " and ".join(dict.fromkeys(x.source for x in tensors))
@@ -37,7 +37,7 @@ class Joined:
 
     @property
     def needs(self) -> int:
-        """Bytes that are held while it is read; a tensor holds none once its end was read."""
+        """Bytes held while it is read; each tensor is freed once its end was read."""
         # The executor reads pieces of at most 2^20 entries.
         return max(
             held(x) + (x.dtype != self.dtype) * min(math.prod(x.shape), 1 << 20) * x.dtype.itemsize
@@ -52,7 +52,7 @@ class Joined:
           start: Row-major index of the first entry to read.
 
         Raises:
-          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+          ValueError: If the buffer does not fit, or the tensor is shorter than the request.
         """
         check_read(self, out, start)
         done = 0

@@ -18,14 +18,14 @@ from sail_jax.merging.tensors import Tensor, aligned, read_whole
 
 
 class Match(NamedTuple):
-    """How the tensors that touch one space compare with those of the reference.
+    """A comparison of the tensors that touch one space with the reference's.
 
     Attributes:
       space: The name of the space.
       family: The family of its map, such as "permutation".
       units: How many units it has, in all blocks together.
       moved: How many of them changed places or scale; all, if the map mixes units.
-      before: The mean cosine between the tensors that touch the space and those of the reference.
+      before: The mean cosine between the tensors that touch the space and the reference's.
       after: The same with all maps applied.
     """
 
@@ -42,9 +42,9 @@ Index = tuple[slice | Sequence[int] | np.ndarray, ...]
 
 
 class Unread:
-    """A leaf on disk that is read each time an array is asked of it.
+    """A leaf on disk that is read each time it is converted to an array.
 
-    It has what `match_weights` needs of a leaf: a dtype, a shape, and parts by index.
+    It has the attributes that `match_weights` uses: a dtype, a shape, and parts by index.
 
     Attributes:
       dtype: The type of its entries.
@@ -52,12 +52,12 @@ class Unread:
     """
 
     def __init__(self, tensor: Tensor, *indices: Index | slice) -> None:
-        """Describes a tensor, or a part of one; nothing is read yet.
+        """Describes a tensor or a part of one; reads nothing yet.
 
         Args:
           tensor: The tensor.
           *indices: Indices that are applied one after the other, each of slices or positions along
-            first axes; the other axes are whole.
+            the first axes; the other axes are whole.
         """
         self._tensor, self._indices = tensor, indices
         self.dtype = tensor.dtype
@@ -77,7 +77,7 @@ class Unread:
         indices = self._indices
         rows = indices[0] if indices else None
         if isinstance(rows, slice) and rows.step is None:
-            # Of a part of the first axis, no more is read.
+            # For a part of the first axis, only that part is read.
             start, stop, _ = rows.indices(self._tensor.shape[0])
             width = math.prod(self._tensor.shape[1:])
             array = aligned((max(stop - start, 0), *self._tensor.shape[1:]), self.dtype)
@@ -107,7 +107,8 @@ def compared(
       within: The spaces with a map for each unit of a block, as `change_blocks` takes them.
 
     Returns:
-      A row for each map, and |one - two| / |one| over all floating leaves, (before, after).
+      A `Match` for each map, and |one - two| / |one| over all floating-point leaves, (before,
+      after).
     """
     flat, _ = unfused(spec)
     cosines: dict[str, tuple[float, float]] = {}
@@ -142,14 +143,14 @@ def compared(
     for name, m in maps.items():
         paths = dict.fromkeys(use.path for use in flat.uses(name))
         values = np.array([cosines[path] for path in paths if path in cosines] or [(0, 0)])
-        # Of [new, old], or [block, new, old] where each unit of a block has its own map.
+        # Shape [new, old], or [block, new, old] if each unit of a block has its own map.
         units = math.prod(m.write.shape[:-1])
         index = None if m.index is None else np.asarray(m.index)
         moved = units if index is None else int(np.sum(index != np.arange(m.old)))
         scale = m.entries[0] if index is not None else None
         if index is not None and scale is not None:
             moved = int(np.sum((index != np.arange(m.old)) | (np.asarray(scale) != 1)))
-        # The mean cosine over tensors, small ones counting as much as large ones.
+        # The mean cosine over tensors; small and large tensors count equally.
         before, after = values.mean(0)
         rows.append(Match(name, str(m.family), units, moved, float(before), float(after)))
     relative = np.sqrt(apart / total) if total else apart

@@ -24,25 +24,25 @@ from sail_jax.configurations import Config, look_up
 from sail_jax.merging.selection import Select
 from sail_jax.merging.tensors import Shape, Tensor, Tensors, read_whole
 
-# What `quant_method` names that is read here. "modelopt" is NVIDIA's Model Optimizer.
+# Supported values of `quant_method`. "modelopt" is NVIDIA's Model Optimizer.
 _READ = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt")
-# Formats of compressed-tensors; others are sparse, or pack codes otherwise.
+# Supported formats of compressed-tensors; others are sparse, or pack codes differently.
 _FORMATS = (
     *("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision"),
 )
-# Files that describe codes, beside or in place of the entry of config.json.
+# Files that describe codes, in addition to config.json or instead of its entry.
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _KEYS = ("quantization_config", "compression_config")
-# What computes with activations in few bits, which weights do not depend on.
+# Entries about activations with few bits, which do not affect weights.
 _ACTIVATIONS = (
     *("input_scale", "input_scale_inv", "activation_scale", "input_global_scale"),
     *("input_zero_point", "output_scale", "k_scale", "v_scale", "q_scale", "k_zero_point"),
     *("v_zero_point", "input_scale_ub"),
 )
-# Networks of which transformers keeps linear weights as [in, out].
+# Networks with linear weights that transformers stores as [in, out].
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
-# Where the eight columns of a word of AWQ lie, in units of a code.
+# The positions of the eight columns in a word of AWQ, in units of a code.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -53,9 +53,9 @@ def open_values(
     offline: bool = False,
     select: Select = None,
 ) -> Checkpoint:
-    """Opens a checkpoint for arithmetic; what is quantised is dequantised as it is read.
+    """Opens a checkpoint for arithmetic; codes are dequantised as they are read.
 
-    Of a state of training only the weights are in `tensors`, unless others are selected.
+    For a training state, only the weights are in `tensors`, unless others are selected.
 
     Args:
       path: As `open_checkpoint` takes it.
@@ -64,9 +64,9 @@ def open_values(
       select: Which tensors are taken; see `sail_jax.merging.selection`.
 
     Returns:
-      The open checkpoint. Codes of FP8, compressed-tensors, GPTQ, AWQ, MXFP4 and NVFP4 are weights
-      of the dtype that config.json states, bfloat16 without one; config.json has no entry about
-      codes then.
+      The open checkpoint. Codes of FP8, compressed-tensors, GPTQ, AWQ, MXFP4 and NVFP4 become
+      weights with the dtype in config.json, or bfloat16 without one. The entry about codes is
+      removed from config.json.
 
     Raises:
       CheckpointError: As `open_checkpoint` does, and if the tensors are codes of another scheme, or
@@ -75,7 +75,7 @@ def open_values(
     """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
     with closed_on_error(checkpoint):
-        # The leaves of a state are chosen first: the state of an optimiser may have codes, too.
+        # The leaves of a state are selected first, since an optimiser's state may hold codes, too.
         checkpoint.select()
         _decode(checkpoint)
         if select is not None:
@@ -84,24 +84,24 @@ def open_values(
 
 
 def read_if_possible(checkpoint: Checkpoint) -> str:
-    """Puts weights in the place of codes, if they are read; otherwise the codes stay.
+    """Replaces codes by weights if the scheme is supported; otherwise the codes stay.
 
     Args:
       checkpoint: A checkpoint as `open_checkpoint` opens it, which is changed.
 
     Returns:
-      A sentence that the tensors are codes, and why they are not read; "" if they are values now.
+      A sentence that the tensors are codes, and why they stay; "" if they are plain values now.
     """
     try:
         _decode(checkpoint)
     except CheckpointError as error:
         scheme = quantization(checkpoint.tensors, config_of(checkpoint.extras))
-        return f"quantised by {scheme}: values, shapes and counts are those of codes; {error}"
+        return f"quantised by {scheme}: values, shapes and counts describe the codes; {error}"
     return ""
 
 
 def _decode(checkpoint: Checkpoint) -> None:
-    """Puts weights in the place of codes, and a config.json without the entry about them."""
+    """Replaces codes by weights, and removes the entry about them from config.json."""
     config = config_of(checkpoint.extras)
     if not (scheme := quantization(checkpoint.tensors, config)):
         return
@@ -131,7 +131,7 @@ def _scheme(
     found: Sequence["_Found"],
     names: Iterable[str],
 ) -> Scheme:
-    """How an output is written in the same codes, or why none is."""
+    """The scheme for an output with the same codes, or the reason why there is none."""
     entries = {
         (*place, key): _unmeasured(stated)
         for place, part in (((), config), (("text_config",), config.get("text_config")))
@@ -144,19 +144,19 @@ def _scheme(
     if named in ("modelopt", "fbgemm_fp8"):
         refused = f"{named} needs scales of activations, which have to be measured"
     elif other is not None:
-        refused = f"'{other}' has no codes of float8_e4m3fn with plain scales"
+        refused = f"'{other}' is not stored as float8_e4m3fn codes with plain scales"
     elif not entries:
         refused = (
-            "its config.json has no quantization_config, so readers would take codes for weights"
+            "its config.json lacks a quantization_config, so readers would take codes for weights"
         )
     powers = about.get("scale_fmt") == "ue8m0"
     return Scheme(entries, layouts, frozenset(names) - layouts.keys(), refused, powers)
 
 
 def _unmeasured(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stated about codes, with activations that are scaled as they come.
+    """The entry about codes, with activations that are scaled dynamically.
 
-    Their scales were measured on another network, or belong to it.
+    The measured scales belong to another network.
     """
     changed = dict(stated)
     if "activation_scheme" in stated:
@@ -170,7 +170,7 @@ def _unmeasured(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dynamic(group: Any) -> Any:
-    """A group of compressed-tensors, in which no activation has a measured scale."""
+    """A group of compressed-tensors without measured scales of activations."""
     if not isinstance(group, Mapping):
         return group
     changed = dict(group)
@@ -182,16 +182,16 @@ def _dynamic(group: Any) -> Any:
 
 
 def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int, np.dtype, Scheme]:
-    """The tensors with weights in the place of codes; how many are left out; and their dtype.
+    """The tensors with weights instead of codes, how many are left out, their dtype, the scheme.
 
-    Last comes how the weights lie in codes.
+    The scheme holds the layout of each weight's codes.
     """
     path, config = checkpoint.path, config_of(checkpoint.extras)
     about = _about(config, checkpoint)
     refused = CheckpointError(
         f"{path} is quantised by {scheme}: its numbers are codes. Dequantise it first (in "
-        "transformers model.dequantize(), then save_pretrained), or use what it was "
-        "quantised from"
+        "transformers: model.dequantize(), then save_pretrained), or use the original "
+        "checkpoint"
     )
     named = method(config)
     named = "compressed-tensors" if named in _FORMATS else named
@@ -221,7 +221,7 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
             left += 1
             continue
         if name in tensors or (name != tensor.name and name in checkpoint.tensors):
-            raise CheckpointError(f"{path}: '{name}' is stored, and its codes, too")
+            raise CheckpointError(f"{path} stores both '{name}' and its codes")
         tensors[name] = tensor
     if quantization(tensors, {}):
         raise refused
@@ -229,8 +229,8 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
         whole = tensor.dtype.kind in "iu" and name.endswith(("weight", "weight_packed", "_blocks"))
         if tensor.dtype.name.startswith("float8") or whole:
             raise CheckpointError(
-                f"{path} is quantised by {scheme}: '{name}' has codes ({tensor.dtype}), but no "
-                "scales lie beside them"
+                f"{path} is quantised by {scheme}: '{name}' has codes ({tensor.dtype}), but its "
+                "scales are missing"
             )
     if not made:
         raise refused
@@ -238,7 +238,7 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
 
 
 def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What config.json, or a file beside it, states about the codes."""
+    """The entries about codes in config.json or a separate file."""
     found = [x for key in _KEYS if isinstance(x := look_up(config, key), Mapping) and x]
     for file in _FILES if not found else ():
         part = config_of(checkpoint.extras, file)
@@ -247,7 +247,7 @@ def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _check(about: Mapping[str, Any], config: Config) -> None:
-    """Refuses what is stated about codes and cannot be read."""
+    """Refuses unsupported entries about the codes."""
     named = about.get("quant_method")
     if named == "compressed-tensors":
         for group in (about, *_groups(about)):
@@ -265,7 +265,8 @@ def _check(about: Mapping[str, Any], config: Config) -> None:
             raise CheckpointError(f"its checkpoint_format {stated!r} is not read")
         if config.get("model_type") in _CONV1D:
             raise CheckpointError(
-                f"a linear weight of {config['model_type']} lies as [in, out], which is not read"
+                f"a linear weight of {config['model_type']} is stored as [in, out], which is not "
+                "supported"
             )
     if named == "awq":
         stated = str(about.get("version") or about.get("format") or "gemm").lower()
@@ -281,7 +282,7 @@ def _groups(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 class _Found(NamedTuple):
-    """A weight, the names of what it is computed from beside its codes, and how it lies in FP8."""
+    """A weight, the names of the other tensors that it needs, and its layout in FP8."""
 
     weight: Dequantised
     others: tuple[str, ...]
@@ -294,12 +295,12 @@ class _Finder:
     def __init__(
         self, tensors: Tensors, about: Mapping[str, Any], named: str, dtype: np.dtype
     ) -> None:
-        """Keeps what the weights are found with.
+        """Stores the data for finding weights.
 
         Args:
           tensors: The tensors of the checkpoint.
-          about: What is stated about the codes.
-          named: The method that is stated; "" if none is.
+          about: The entries about the codes.
+          named: The stated method; "" without one.
           dtype: The dtype of the weights.
         """
         self._tensors, self._about, self._named, self._dtype = tensors, about, named, dtype
@@ -308,7 +309,7 @@ class _Finder:
         ]
 
     def __call__(self, name: str) -> _Found | None:
-        """The weight whose codes a tensor has; None if it has none."""
+        """The weight that belongs to a tensor of codes; None for other tensors."""
         for end, found in (
             ("weight_packed", self._packed),
             ("qweight", self._transposed),
@@ -358,12 +359,12 @@ class _Finder:
     def _e2m1(
         self, weight: str, name: str, scale: str, factor: str | None, *, divided: bool = False
     ) -> _Found:
-        """A weight of floating codes of four bits: NVFP4, and MXFP4 that is not gpt-oss's."""
+        """A weight of four-bit floating-point codes: NVFP4, and MXFP4 except gpt-oss's."""
         tensor = self._tensors[name]
         self._check(name, len(tensor.shape) > 1, f"a matrix, got shape {list(tensor.shape)}")
         shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
         codes = Codes(tensor, _matrices(tensor.shape), shape, E2M1, np.arange(shape[-1]) * 4, 4)
-        # Exponents in the place of scales belong to 32 entries, others to 16.
+        # Exponents, used as scales, belong to 32 entries each; other scales to 16.
         size = 32 if _exponents(self._need(scale, name)) else 16
         grid = (*shape[:-1], shape[-1] // size)
         given = self._need(scale, name).shape
@@ -375,7 +376,7 @@ class _Finder:
         )
 
     def _transposed(self, name: str, stem: str) -> _Found:
-        """A weight of GPTQ, of which rows are packed, or of AWQ, of which columns are."""
+        """A weight of GPTQ, with packed rows, or of AWQ, with packed columns."""
         words, scale, zero = name, f"{stem}scales", f"{stem}qzeros"
         tensor, scales, zeros = (self._need(x, name) for x in (words, scale, zero))
         for x in (tensor, scales, zeros):
@@ -403,7 +404,7 @@ class _Finder:
             codes = Codes(
                 tensor, stored, (units, inputs), integers(bits, 0), at, bits, words_turned=True
             )
-            # The first version stores zeros less one.
+            # The first version stores zeros minus one.
             v2 = "gptq_v2" in (self._about.get("checkpoint_format"), self._about.get("format"))
             offset, at = (0 if v2 else -1), np.arange(units) * bits
         stated = self._about.get("bits", self._about.get("w_bit"))
@@ -427,7 +428,7 @@ class _Finder:
         )  # fmt: skip
 
     def _experts(self, name: str, stem: str) -> _Found:
-        """Stacked experts of gpt-oss, which lie transposed."""
+        """Stacked experts of gpt-oss, which are stored transposed."""
         tensor, scale = self._tensors[name], f"{stem}_scales"
         shape = tensor.shape
         self._check(
@@ -444,13 +445,13 @@ class _Finder:
             tensor, (experts, rows, blocks * size), (experts, 2 * blocks * size, rows), E2M1,
             np.arange(2 * blocks * size) * 4, 4, turned=True,
         )  # fmt: skip
-        # The blocks run down the rows of what is computed.
+        # The blocks run along the rows of the computed matrix.
         scales = self._scales(scale, (experts, blocks, rows), turned=True)
         weight = Dequantised(stem, self._dtype, codes, scales, Blocks(2 * size, 1))
         return _Found(weight, (scale,))
 
     def _entries(self, name: str) -> _Found | None:
-        """A weight of which each entry is a code: float8, or int8; or two, in NVFP4."""
+        """A weight with one code per entry (float8 or int8), or two in NVFP4."""
         tensor = self._tensors[name]
         floating = tensor.dtype.name.startswith("float8")
         if not floating and tensor.dtype not in (np.int8, np.uint8):
@@ -489,7 +490,7 @@ class _Finder:
         return found._replace(layout=self._layout(name, scale, block))
 
     def _layout(self, name: str, scale: str, block: Sequence[int] | None) -> Layout | None:
-        """How a weight of FP8 lies in codes; None if the codes are others, or have zeros."""
+        """The layout of a weight's FP8 codes; None for other codes, or codes with zeros."""
         tensor, given = self._tensors[name], self._tensors[scale]
         symmetric = all(arguments.get("symmetric", True) for arguments in self._arguments)
         plain = tensor.dtype.name == "float8_e4m3fn" and _floating(given) and symmetric
@@ -512,7 +513,7 @@ class _Finder:
 
     @staticmethod
     def _sides(scales: Shape, weight: Shape) -> tuple[int, int]:
-        """How many scales there are down the rows of a matrix, and across its columns."""
+        """The number of scales along the rows of a matrix, and along its columns."""
         if math.prod(scales) == 1:
             return 1, 1
         return (scales[0], 1) if len(scales) == 1 else (scales[-2], scales[-1])
@@ -531,7 +532,7 @@ class _Finder:
         divided: bool = False,
         turned: bool = False,
     ) -> _Found:
-        """Pairs codes with scales; of `zero` and `group` names need not be there."""
+        """Pairs codes with scales; the tensors `zero` and `group` may be missing."""
         given = self._need(scale, codes.tensor.name)
         *lead, rows, columns = codes.shape
         shape = tuple(given.shape)[::-1] if turned else tuple(given.shape)
@@ -562,7 +563,7 @@ class _Finder:
         if one is not None and factor:
             self._check(factor, math.prod(one.shape) == 1 and _floating(one),
                         f"one number, got {one.dtype}{list(one.shape)}")  # fmt: skip
-        # The programs of these schemes compute weights in the type of the scales.
+        # The programs of these schemes compute weights in the dtype of the scales.
         own = self._named == "compressed-tensors" or codes.tensor.dtype.kind in "iu"
         rounded = given.dtype if own and given.dtype.itemsize == 2 and factor is None else None
         made = Dequantised(
@@ -572,7 +573,7 @@ class _Finder:
         return _Found(made, tuple(x for x in others if x in self._tensors))
 
     def _zeros(self, name: str, codes: Codes, scale: Tensor, shape: Shape) -> Codes | None:
-        """The zeros of compressed-tensors, as they are or packed along the rows."""
+        """The zeros of compressed-tensors, plain or packed along the rows."""
         if name not in self._tensors:
             symmetric = [arguments.get("symmetric", True) for arguments in self._arguments]
             if symmetric and not any(symmetric):
@@ -594,7 +595,7 @@ class _Finder:
         return Codes(zeros, _matrices(shape), shape)
 
     def _scales(self, name: str, shape: Shape, *, turned: bool = False) -> Codes:
-        """The scales of a weight; `shape` is that of matrices in the order of the weight's."""
+        """The scales of a weight; `shape` is the shape of matrices in the weight's order."""
         tensor = self._tensors[name]
         self._check(name, _floating(tensor) or _exponents(tensor), f"scales, got {tensor.dtype}")
         matrices, *last = _matrices(shape)
@@ -604,13 +605,13 @@ class _Finder:
         return Codes(tensor, stored, shape, turned=turned)
 
     def _need(self, name: str, codes: str) -> Tensor:
-        """A tensor that has to be there."""
+        """A required tensor."""
         if name not in self._tensors:
             raise CheckpointError(f"'{name}' is missing, which belongs to '{codes}'")
         return self._tensors[name]
 
     def _check(self, name: str, fits: object, expected: str) -> None:
-        """CheckpointError if a tensor is not what was expected."""
+        """Raises CheckpointError if a tensor differs from the expectation."""
         if not fits:
             raise CheckpointError(f"'{name}': expected {expected}")
 
@@ -620,8 +621,8 @@ def _sizes(
 ) -> tuple[int, int] | None:
     """How many rows and columns a block of a grid has; None if no size fits.
 
-    Sizes that are stated come first, as those of a grid alone may mislead: of 192 rows in two
-    blocks, the first may have 128. With `exact` no others will do.
+    Stated sizes come first, since the grid alone may mislead: of 192 rows in two blocks, the first
+    may have 128. With `exact` no other sizes are tried.
     """
     if stated and all(n == -(-m // size) for m, n, size in zip(entries, grid, stated, strict=True)):
         return (stated[0], stated[1])
@@ -636,12 +637,12 @@ def _matrices(shape: Shape) -> Shape:
 
 
 def _exponents(tensor: Tensor) -> bool:
-    """Whether the entries are exponents of 2 in the place of scales."""
+    """Whether the entries are exponents of 2 that serve as scales."""
     return tensor.dtype == np.uint8 or tensor.dtype.name == "float8_e8m0fnu"
 
 
 def _floating(tensor: Tensor) -> bool:
-    """Whether the entries are floating numbers."""
+    """Whether the entries are floating-point numbers."""
     return tensor.dtype.kind == "f" or tensor.dtype.name.startswith(("float", "bfloat"))
 
 

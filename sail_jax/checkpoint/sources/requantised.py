@@ -1,8 +1,8 @@
-"""Which weights of an output are written in codes of FP8 again, and how.
+"""The weights of an output that are written as FP8 codes again, and their layout.
 
-An output carries the config.json of one input, and has its scheme: the same weights are codes, with
-scales of the same names, for the same blocks. Layers that this checkpoint does not have follow
-those that it has.
+An output carries the config.json of one input, and uses its scheme: the same weights are codes,
+with scales of the same names, for the same blocks. Layers that this input lacks follow the layers
+that it has.
 """
 
 import json
@@ -20,15 +20,16 @@ from sail_jax.checkpoint.formats.quantized import Layout, Scheme
 from sail_jax.merging.work import Work
 
 RECORD = "requantization.json"
-"""The file of an output that has the error of each weight."""
+"""The file of an output with the error of each weight."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class CodingError(NamedTuple):
-    """How far a weight lies from what its codes and scales state.
+    """The difference between a weight and the value of its codes and scales.
 
     Attributes:
-      relative: The Frobenius norm of the difference, divided by the weight's; 0 of a weight of 0.
+      relative: The Frobenius norm of the difference, divided by the weight's norm; 0 for a weight
+        of zeros.
       largest: The largest difference of an entry.
     """
 
@@ -38,13 +39,13 @@ class CodingError(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Requantisation:
-    """What of an output is written in codes, and how.
+    """The weights of an output that are written in codes, and their layout.
 
     Attributes:
       source: The checkpoint that has the scheme.
       scheme: The scheme.
-      layouts: How each weight lies that is written in codes, by its name.
-      errors: The error of each of these weights, which `carried_out` finds.
+      layouts: The layout of each weight that is written in codes, by its name.
+      errors: The error of each of these weights, filled by the writer.
     """
 
     source: str
@@ -53,7 +54,7 @@ class Requantisation:
     errors: dict[str, CodingError] = field(default_factory=dict)
 
     def note(self) -> str:
-        """Describes what is written in codes.
+        """Describes the weights that are written in codes.
 
         Returns:
           A sentence, for notes.
@@ -71,7 +72,7 @@ class Requantisation:
         )
 
     def config(self, extras: Mapping[str, Any]) -> bytes:
-        """Puts what is stated about codes into the config.json of an output.
+        """Adds the entries about codes to the config.json of an output.
 
         Args:
           extras: The files of the output, by name.
@@ -107,14 +108,14 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
 
     Args:
       checkpoint: The checkpoint that has the scheme.
-      works: What is done to each tensor of the output.
+      works: The work for each tensor of the output.
 
     Returns:
       The decision.
 
     Raises:
-      CheckpointError: If the checkpoint is not in FP8, its scheme is not written, or none of its
-        weights is in the output.
+      CheckpointError: If the checkpoint is not in FP8, its scheme cannot be written, or the output
+        has none of its weights.
     """
     scheme, path = checkpoint.scheme, checkpoint.path
     if scheme is None:
@@ -136,7 +137,7 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
         raise CheckpointError(f"no weight that {path} has in FP8 is in the output")
     written = {work.name for work in works}
     if taken := sorted(written & {layout.scales_of(name) for name, layout in layouts.items()}):
-        raise CheckpointError(f"'{taken[0]}' is a tensor, and belongs to the codes")
+        raise CheckpointError(f"'{taken[0]}' is a tensor with the name of a weight's scales")
     return Requantisation(source=str(path), scheme=scheme, layouts=layouts)
 
 
@@ -154,6 +155,6 @@ def summary(errors: Mapping[str, CodingError]) -> str:
     name = max(errors, key=lambda name: errors[name].relative)
     middle = float(np.median([error.relative for error in errors.values()]))
     return (
-        f"FP8 moves weights by {middle:.3g} of their norm (median of {len(errors)}), at most "
+        f"FP8 changes weights by {middle:.3g} of their norm (median of {len(errors)}), at most "
         f"{errors[name].relative:.3g} ({name})"
     )

@@ -1,6 +1,6 @@
-"""A tensor whose rows come from elsewhere: cropped, padded, permuted or averaged, as it is read.
+"""A tensor with rows of other tensors: cropped, padded, permuted or averaged as it is read.
 
-Vocabularies need this: models with different tokenizers have embeddings of different rows.
+Vocabularies need this: models with different tokenizers have embeddings with different rows.
 """
 
 import math
@@ -13,24 +13,24 @@ from sail_jax.checkpoint.sources.adapted import read_as
 from sail_jax.merging.tensors import OnDemand, Tensor, held
 
 ZERO, FILL = -1, -2
-"""In place of the number of a part: a row of zeros; the mean of all rows that are no FILL rows."""
+"""Used instead of a part's index. ZERO: a row of zeros. FILL: the mean of all rows except FILL."""
 
 # How many entries are read at once.
 _CHUNK = 1 << 20
 
 
 class Rows(OnDemand):
-    """A tensor whose rows are rows of other tensors, zeros, or means.
+    """A tensor made of rows of other tensors, zeros, or means.
 
-    Row i is row `row[i]` of `parts[part[i]]`. In place of a part's number, ZERO gives a row of
-    zeros, and FILL the mean of all rows that are no FILL rows. Only what is asked for is read, in
-    runs of consecutive rows. Means are taken in float64 and rounded once.
+    Row i is row `row[i]` of `parts[part[i]]`. Instead of a part's index, ZERO gives a row of zeros,
+    and FILL the mean of all rows except FILL rows. Only the requested rows are read, in runs of
+    consecutive rows. Means are taken in float64 and rounded once.
 
     Attributes:
       parts: The tensors that rows come from.
-      means: The rows that are means, and the (part, row) pairs they are means of.
+      means: The rows that are means, and their (part, row) pairs.
       width: Entries of a row.
-      runs: Rows that lie together where they come from: (first row, part, row there).
+      runs: Runs of consecutive rows in a part: (first row, part, row there).
       starts: The first row of each run.
     """
 
@@ -41,20 +41,19 @@ class Rows(OnDemand):
         row: np.ndarray,
         means: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ):
-        """Describes the tensor; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
-          parts: Tensors of equal shape but for axis 0. Their dtype is that of the rows if they
-            share one; otherwise the rows are float32.
-          part: For each row the number of its part, ZERO or FILL, `(n,)`.
-          row: For each row its place in the part, `(n,)`; without meaning for ZERO and FILL.
-          means: For rows that are the mean of several: their (part, row) pairs, in the place of
-            `part` and `row`.
+          parts: Tensors with equal shapes except for axis 0. If they share a dtype, the rows have
+            it; otherwise the rows are float32.
+          part: For each row the index of its part, ZERO or FILL, `(n,)`.
+          row: For each row its index in the part, `(n,)`; ignored for ZERO and FILL.
+          means: For rows that are means: their (part, row) pairs, which replace `part` and `row`.
         """
         self.parts, self.means = tuple(parts), dict(means or {})
         part, row = np.array(part, np.int64), np.array(row, np.int64)
-        # Means are a part of their own, of which each row is its own source: so they form runs as
-        # others do.
+        # Means form a separate part in which each row is its own source, so they form runs like
+        # other rows.
         for i in self.means:
             part[i], row[i] = len(self.parts), i
         dtypes = {tensor.dtype for tensor in self.parts}
@@ -63,7 +62,7 @@ class Rows(OnDemand):
         source = " and ".join(dict.fromkeys(tensor.source for tensor in self.parts))
         super().__init__(self.parts[0].name, dtype, shape, source)
         self.width = math.prod(self.shape[1:])
-        # A run ends where the part changes, or where rows of a part do not follow one another.
+        # A run ends where the part changes, or the rows of a part are not consecutive.
         new = (np.diff(part) != 0) | ((part[1:] >= 0) & (np.diff(row) != 1))
         starts = np.concatenate([[0], np.flatnonzero(new) + 1]) if len(part) else np.array([0])
         self.runs = [(int(i), int(part[i]), int(row[i])) for i in starts] if len(part) else []
@@ -79,7 +78,7 @@ class Rows(OnDemand):
         """Computes the row of FILL, once.
 
         Returns:
-          The row in float64, or None if there are no FILL rows.
+          The row in float64, or None without FILL rows.
         """
         if self._fills and self._mean is None:
             self._mean = self._mean_of_all()
@@ -89,7 +88,7 @@ class Rows(OnDemand):
         done = 0
         while done < out.size:
             at = (start + done) // self.width
-            # The run that holds row `at`; reading may begin and end within runs, and within rows.
+            # The run that holds row `at`; a read may begin and end within runs, and within rows.
             which = bisect_right(self.starts, at) - 1
             first, part, row = self.runs[which]
             last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
@@ -122,7 +121,7 @@ class Rows(OnDemand):
             done += piece.size
 
     def _mean_of_all(self) -> np.ndarray:
-        """The mean of all rows that are no FILL rows, in float64."""
+        """The mean of all rows except FILL rows, in float64."""
         total, rows = np.zeros(self.width, np.float64), 0
         step = max(1, _CHUNK // max(1, self.width))
         ends = [*self.starts[1:], self.shape[0]]
@@ -132,20 +131,20 @@ class Rows(OnDemand):
             rows += last - first
             for at in range(first, last, step):
                 buffer = np.empty((min(step, last - at), self.width), self.dtype)
-                # None stands for the mean that is being computed: FILL rows, which need it, are
-                # left out here.
+                # None stands for the mean itself: FILL rows, which need it, are left out here.
                 self.fill(None, buffer.reshape(-1), at * self.width)
                 total += buffer.astype(np.float64).sum(0)
         return total / max(rows, 1)
 
 
 def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
-    """Takes the first rows of a tensor; rows that it lacks come from another tensor.
+    """Takes the first rows of a tensor; missing rows come from another tensor.
 
     Args:
       tensor: The tensor.
       rows: How many rows are wanted.
-      rest: Where row i comes from if `tensor` has no row i. May be None if it has all of them.
+      rest: The tensor that provides rows beyond the end of `tensor`. May be None if none are
+        needed.
 
     Returns:
       The tensor of `rows` rows.

@@ -1,4 +1,4 @@
-"""Rows of tokens that a model lacks, made of the rows of tokens that it shares with a donor."""
+"""Embedding rows of tokens that a model lacks, made from tokens that it shares with a donor."""
 
 import contextlib
 import functools
@@ -19,23 +19,23 @@ from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import LastBlock, OnDemand, Tensor, aligned, held
 from sail_jax.transplant import Method, combined
 
-# Rows that are made at once, whatever memory there is: so an output is the same byte for byte.
+# Rows made at once, independent of the memory, so an output is always the same byte for byte.
 BATCH = 256
 # Rows of anchors that are read at once.
 _READ = 4096
-# Kept as those of `jax.jit` are: embedding and head, and all merges, share them.
+# Kept like `jax.jit`'s programs: embedding and head, and all merges, share them.
 _PROGRAMS = Programs()
 
 
 class Making(NamedTuple):
-    """Which rows are made of which.
+    """The rows to make, and the rows that they are made from.
 
     Attributes:
       targets: The rows of the donor's new tokens, `[new]`.
       theirs: The donor's rows of the shared tokens, `[shared]`.
       own: The model's rows of the same tokens, `[shared]`.
-      method: How they are made.
-      k: Of how many rows each is made, at most.
+      method: The method of making them.
+      k: The most rows that a new row is made from.
     """
 
     targets: np.ndarray
@@ -47,7 +47,7 @@ class Making(NamedTuple):
 
 @dataclass(frozen=True)
 class _Transplant:
-    """`combined` with its static arguments, which are told apart when programs are kept."""
+    """`combined` with its static arguments, by which cached programs are distinguished."""
 
     method: Method
     k: int
@@ -63,19 +63,19 @@ class Transplanted(OnDemand):
     a batch at a time.
 
     Attributes:
-      mark: What tells these rows from others of the same name, for fingerprints.
+      mark: Distinguishes these rows from others of the same name, for fingerprints.
     """
 
     def __init__(self, model: Tensor, donor: Tensor, making: Making) -> None:
-        """Describes the rows; nothing is read yet.
+        """Stores the arguments; reads nothing yet.
 
         Args:
           model: The model's embedding or head, which has the shared tokens.
-          donor: The donor's.
-          making: Which rows are made of which.
+          donor: The donor's embedding or head.
+          making: The rows to make, and the rows that they are made from.
         """
         new, shared = len(making.targets), len(making.own)
-        source = f"{model.source}, rows made of those of {donor.source}"
+        source = f"{model.source}, with rows made from {donor.source}"
         super().__init__(model.name, model.dtype, (new, *model.shape[1:]), source)
         said = [making.method, making.k, donor.name, donor.shape, str(donor.dtype)]
         rows = (making.targets, making.theirs, making.own)
@@ -89,7 +89,7 @@ class Transplanted(OnDemand):
 
     @property
     def needs(self) -> int:
-        """The bytes held while it is read, at most."""
+        """Bytes held while it is read, at most."""
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
@@ -103,7 +103,7 @@ class Transplanted(OnDemand):
         """Reads the anchors.
 
         Returns:
-          The batches, each made when it is asked for.
+          The batches, each computed on demand.
         """
         with self._precision():
             parts = (self._anchors, self._own)
@@ -122,7 +122,7 @@ class Transplanted(OnDemand):
         """Makes the rows of a batch, one after the other."""
         first = number * BATCH
         last = min(first + BATCH, self.shape[0])
-        # The last batch has zeros behind its rows: one program makes all.
+        # The last batch is padded with zero rows, so one program makes all batches.
         targets = aligned((BATCH, self._targets.shape[1]), self._wide)
         targets[last - first :] = 0
         self._read(self._targets, targets[: last - first], first)
@@ -156,7 +156,7 @@ class Transplanted(OnDemand):
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
-        """Computes in 64 bits if, and only if, a tensor has them, whatever the thread is set to."""
+        """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
         with jax.enable_x64(self._wide.itemsize == 8):
             yield
 

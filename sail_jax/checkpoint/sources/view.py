@@ -1,4 +1,4 @@
-"""Checkpoints made of others: to whatever plans, merges or writes, they are like any other."""
+"""Checkpoints made from others. Code that plans, merges or writes treats them like any other."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from sail_jax.merging.work import Work, copy
 
 
 class View(Checkpoint):
-    """A checkpoint made of others.
+    """A checkpoint made from others.
 
-    It is named after the first of them and carries the files that lie beside that one's tensors.
+    It has the first one's path and plain files.
 
     Attributes:
       base: The first of the checkpoints.
@@ -27,13 +27,13 @@ class View(Checkpoint):
         config: Config | None = None,
         dtype: np.dtype | None = None,
     ) -> None:
-        """Puts tensors in the place of a checkpoint's own.
+        """Replaces a checkpoint's tensors.
 
         Args:
           sources: The checkpoints that the tensors are made of; closing the view closes them.
           tensors: The tensors of the view, by name.
-          config: What replaces config.json. None keeps that of the first source.
-          dtype: The dtype that tensors are copied in; None for that of each.
+          config: The new config.json. None keeps the first source's.
+          dtype: The dtype of copied tensors; None keeps each tensor's dtype.
         """
         first = sources[0]
         super().__init__(first.path)
@@ -47,10 +47,10 @@ class View(Checkpoint):
 
     def works(self) -> tuple[Work, ...]:
         """Lists the works that copy all tensors, for an executor."""
-        # A tensor may stand under several names, none of which is its own.
+        # A tensor may have several names, none of them its own.
         return tuple(copy(name, self._dtype or x.dtype, x) for name, x in self.tensors.items())
 
     def close(self) -> None:
-        """Closes all checkpoints that the view is made of."""
+        """Closes all checkpoints that the view is made from."""
         for source in self._sources:
             source.close()

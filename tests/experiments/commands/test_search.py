@@ -47,7 +47,7 @@ def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
     lines = Path("whole/trials.jsonl").read_text().splitlines(keepends=True)
     Path("part/trials.jsonl").write_text("".join(lines[:7]) + lines[7][:30])
     assert cli.main(["search", *models, "--out", "part"]) == 2
-    assert "--resume goes on with a search" in capsys.readouterr().err
+    assert "--resume continues a search" in capsys.readouterr().err
     assert cli.main(["search", *models, "--out", "part", "--resume"]) == 0
     assert Path("part/trials.jsonl").read_text() == "".join(lines)
     for name in ("recipe.yaml", "answer.html", "answer.json"):
@@ -55,7 +55,7 @@ def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
 
     changed = [*models[:-1], "12", "--out", "part", "--resume"]
     assert cli.main(["search", *changed]) == 2
-    assert "a search with another budget was begun there: 9, not 12" in capsys.readouterr().err
+    assert "holds a search with another budget: 9, not 12" in capsys.readouterr().err
 
 
 def test_the_plan_writes_nothing(models, capsys):
@@ -102,5 +102,5 @@ def test_a_journal_keeps_what_is_whole(tmp_path):
     (kept,) = again.trials
     assert (kept.name, kept.options["weights"].tolist()) == ("a", [0.5, 1.0])
     np.testing.assert_array_equal(kept.scores, trial.scores)
-    with pytest.raises(ValueError, match="a search with another seed was begun there: 0, not 1"):
+    with pytest.raises(ValueError, match="holds a search with another seed: 0, not 1"):
         Journal(file, {"seed": 1}).resume()

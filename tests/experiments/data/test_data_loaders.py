@@ -264,7 +264,7 @@ def test_texts_by_name(tmp_path):
     made(tmp_path, "tokens")
     for name in ("tokens", "c4"):
         assert TextData(name, str(tmp_path)).read().vocab == 50
-    with pytest.raises(DataError, match="a vocabulary of 50, 50257 are expected"):
+    with pytest.raises(DataError, match="a vocabulary of 50, expected 50257"):
         TextData("openwebtext", str(tmp_path)).read()
     (tmp_path / "meta.json").unlink()
     assert TextData("openwebtext", str(tmp_path)).read().vocab == 50257
@@ -516,7 +516,11 @@ FAULTS = {
     ),
     "batch empty": ("cifar-10", put("data_batch_2.bin", b""), "is empty; expected records of 3073"),
     "batch cut": ("cifar-10", cut("data_batch_3.bin"), "3072 bytes are not a multiple"),
-    "batch of another": ("cifar-10", put("data_batch_1.bin", CIFAR100), "those of CIFAR-100"),
+    "batch of another": (
+        "cifar-10",
+        put("data_batch_1.bin", CIFAR100),
+        "fits records of CIFAR-100",
+    ),
     "batch mislabelled": ("cifar-10", put("data_batch_1.bin", cifar10(77)), "fine label 77"),
     "batch linked": ("cifar-10", link("data_batch_1.bin"), "a link that leads out"),
     "names": ("cifar-10", put("batches.meta.txt", b"a\nb\n"), "names 2 classes in 2 lines; .* 10"),
@@ -795,7 +799,7 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
         (lambda p: tokens.read(p / "train.bin", 0), "vocab must be at least 1; got 0"),
         (lambda p: tokens.read(p / "train.bin", 1 << 17), "16-bit tokens cannot come from"),
         (lambda p: tokens.load(p / "none"), "train.bin is missing: a tokenised text"),
-        (lambda p: tokens.load(p, 51), "says a vocabulary of 50, 51 are expected"),
+        (lambda p: tokens.load(p, 51), "has a vocabulary of 50, expected 51"),
         (lambda p: tokens.blocks(IDS, 40), "context must be from 1 to 39 tokens; got 40"),
         (lambda p: tokens.split(IDS, 1.0), "held_out must leave tokens on both sides"),
         (lambda p: stream.indices(-1, examples=1, size=1, seed=0), "step must be at least 0"),

@@ -162,7 +162,7 @@ def test_images_in_files_need_a_folder(name):
         (
             "growth_training",
             {"task": "text", "data": {"examples": 9}},
-            "data must be left out where",
+            "data must be left out if",
         ),
     ],
 )

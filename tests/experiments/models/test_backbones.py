@@ -236,7 +236,7 @@ def test_what_cannot_be_used_is_named(files, tmp_path):
     with pytest.raises(DataError, match=r"cars.* is missing: images of 3 tasks is published at"):
         experts.load(small(files, data={"folder": files[0], "names": (*NAMES[:2], "cars")}))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(DataError, match="model_type is resnet, vit, clip; got 'bert'"):
+    with pytest.raises(DataError, match="model_type resnet, vit, clip; got 'bert'"):
         experts.load(small(files, checkpoint=str(tmp_path)))
     with pytest.raises(ValueError, match=r"^experts.centre.steps must be one of \(1, 2\); got 3$"):
         small(files, centre={"steps": 3, "batch": 4, "rate": 0.01, "tasks": 2})

@@ -170,7 +170,7 @@ def test_damage_is_named_and_the_others_are_shown(runs, capsys):
 def test_a_result_of_another_version_is_named(runs, capsys, monkeypatch):
     monkeypatch.setattr(Fake, "summary", lambda _, dataset: str(dataset["loss"]))
     assert cli.main(["report", str(runs)]) == 2
-    assert "this version cannot show what it holds" in capsys.readouterr().err
+    assert "this version cannot show its result" in capsys.readouterr().err
 
 
 def test_links_are_not_followed(runs):

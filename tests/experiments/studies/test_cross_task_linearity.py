@@ -346,7 +346,7 @@ def test_the_publisher_s_split_is_kept(mnist):
     assert runs.tasks[0] == "rotate 22.5"
     upright = runs.data("upright").learn
     np.testing.assert_array_equal(upright.images[0, 0], ImagePool(**data).pool(0).images[:63])
-    with pytest.raises(DataError, match=r"^splits must have as many images each; 'classes 5-9'"):
+    with pytest.raises(DataError, match=r"^splits must have equally many images; 'classes 5-9'"):
         runs.data("classes 0-4", "classes 5-9")
 
 

@@ -272,7 +272,7 @@ def test_text_is_printable_and_held_out_by_module():
         ({"replicates": 2}, "replicates must be at least 3"),
         ({"methods": ()}, "methods must be"),
         ({"methods": ("lemon", "lemon")}, "methods must be"),
-        ({"methods": ("lemmon",)}, "methods: no way .*nearest: 'lemon'"),
+        ({"methods": ("lemmon",)}, "methods: no method .*nearest: 'lemon'"),
         ({"methods": ("stack",)}, "methods: no method for text to grow in width"),
         ({"source": {"width": 0}}, "source.width must be at least 1"),
         ({"large": {"width": 16}}, "large.width must be at least source.width = 32; got 16"),
@@ -307,7 +307,7 @@ def test_digits_leave_some_to_learn_from():
         ValueError, match=r"held_out must be below 1797, to leave images .*; got 1797"
     ):
         varied(MLP, held_out=1797)
-    with pytest.raises(ValueError, match=r"no way for images_resnet .* 'ligo'"):
+    with pytest.raises(ValueError, match=r"no method for images_resnet .* 'ligo'"):
         varied(RESNET, methods=("ligo",))
 
 

@@ -481,7 +481,7 @@ def test_bad_fields_are_named(study, change, message):
         ),
         (
             lambda: gpt.load(varied(GAMMA, blocks={"held_out": 10**6})),
-            "blocks.held_out must be at most .* no more blocks of 16 tokens",
+            "blocks.held_out must be at most .* only so many blocks of 16 tokens",
         ),
     ],
 )

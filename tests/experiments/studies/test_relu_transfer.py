@@ -79,7 +79,7 @@ def test_transfer_by_descent_is_set_beside_the_solution(dataset):
     found = relu_transfer.run(varied(TINY, descend_transfer=True))
     assert found.drop_vars(["descended_risk", "descended_gain"]).identical(dataset)
     assert np.isfinite(found.descended_risk).all()
-    assert "Fitted by descent" in relu_transfer.summary(found)
+    assert "If descent fits" in relu_transfer.summary(found)
     figures = relu_transfer.plot(found)
     assert flaws(figures["phase_descent"]) == []
 

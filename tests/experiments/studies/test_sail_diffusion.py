@@ -346,14 +346,14 @@ BAD = {
     "functions.features must be a function; got os:getcwd": {
         "functions": {"features": "os:getcwd"}
     },
-    "functions.measure must be given where decode is": {"functions": {"decode": len}},
+    "functions.measure must be given with decode": {"functions": {"decode": len}},
     "functions.encode must be None for data.name digits": {"functions": {"encode": len}},
-    "functions.features must be None where data.features names a file": {
+    "functions.features must be None if data.features names a file": {
         "data": {"name": "latents", "features": "f.npy"},
         "ways": ("sit", "repa", "sail_clean"),
         "functions": {"features": len},
     },
-    "functions.decode must be given where functions.measure is, for data.name image-folders": {
+    "functions.decode must be given with functions.measure, for data.name image-folders": {
         "data": {"name": "image-folders"},
         "functions": {"measure": len},
     },

@@ -744,8 +744,8 @@ def test_what_ligo_cannot_grow_is_named():
     large = presets.build(sizes)
     for changes, message in (
         ({"vocab": 9}, "smaller must have the vocab of the checkpoints, 256; got 9"),
-        ({}, "smaller must be no larger in any size .* got equal sizes"),
-        ({"layers": 1, "width": 64}, "smaller must be no larger .* got width 64 to 32"),
+        ({}, "smaller must be smaller in a size, and larger in none; got equal sizes"),
+        ({"layers": 1, "width": 64}, "smaller must be smaller .* got width 64 to 32"),
     ):
         with pytest.raises(ValueError, match=message):
             ligo.check(presets.build({**sizes, **changes}), large)

@@ -94,3 +94,14 @@ from experiments.lab.config import varied
 def test_bad_fields_are_named(name, change, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         varied(registry.load(name).presets["default"], **change)
+
+
+def test_former_fields_and_words_work_for_one_release():
+    config = registry.load("transfer_phase").presets["tiny"]
+    with pytest.warns(DeprecationWarning, match="field gammas is now loads"):
+        assert varied(config, gammas=6).loads == 6
+    with pytest.warns(DeprecationWarning, match="modes='fine_tune' is now 'fine_tuning'"):
+        assert varied(config, modes=("fine_tune",)).modes == ("fine_tuning",)
+    scales = type(registry.load("transfer_scales").presets["tiny"])
+    with pytest.warns(DeprecationWarning, match="field gamma is now load"):
+        assert scales(gamma=0.3).load == 0.3

@@ -578,8 +578,14 @@ def test_a_draft_of_an_mlp():
         (shapes(a__kernel=(8, 8), b__kernel=(8, 8)), "the network's input"),
         (shapes(a__kernel=(4, 8), b__kernel=(8, 4)), "the network's output"),
         (shapes(a__kernel=(3, 8), b__kernel=(8, 2), c__thing=(8, 8, 8)), "what are the 3 axes"),
-        (shapes(a__kernel=(3, 8), b__kernel=(8, 2), mystery=(7,)), "to which space do its 7 units belong"),
-        (shapes(embed__embedding=(9, 4), a__kernel=(4, 6), b__kernel=(6, 4)), "also the output's table (tied)"),
+        (
+            shapes(a__kernel=(3, 8), b__kernel=(8, 2), mystery=(7,)),
+            "to which space do its 7 units belong",
+        ),
+        (
+            shapes(embed__embedding=(9, 4), a__kernel=(4, 6), b__kernel=(6, 4)),
+            "also the output's table (tied)",
+        ),
     ],
 )
 def test_drafts_ask(params, text):

@@ -338,7 +338,7 @@ def test_stack_and_outer_are_never_exact():
     net = NETS["stacked"]
     for how in ("stack", "interpolate"):
         maps = {"layer": growth.deepen(2, 4, how)}
-        assert "preserves no function" in exactness(net.spec, maps).spaces[0].lost
+        assert "does not preserve functions" in exactness(net.spec, maps).spaces[0].lost
         new = change_basis(net.params, net.spec, maps)
         chex.assert_shape([new["in"], new["scale"]], [(4, N, N), (4, N)])
         assert not certificate(net.apply, net.params, new, net.inputs).preserved
@@ -664,7 +664,7 @@ def test_integers_and_scalars_pass():
         (
             {"hidden0": identity(5)},
             {},
-            r"space 'hidden0' has 4 units \(leaf 'layers/0/bias'\), .* 5 as 5",
+            r"space 'hidden0' has 4 units \(leaf 'layers/0/bias'\), .* 5 to 5",
         ),
         ({"hidden0": identity(N)}, {"kind": "grads"}, "kind must be one of .* got 'grads'"),
         (

@@ -234,7 +234,7 @@ BAD = [
     ("plot there", "there holds no run"),
     ("examples here --sed 1", "unknown option '--sed' (nearest: '--seed'"),
     ("bench grid --nope", "unknown option '--nope'"),
-    ("bench grid --draws few", "argument --draws: expected a whole number from 1, got 'few'"),
+    ("bench grid --draws few", "argument --draws: expected a whole number >= 1, got 'few'"),
     ("bench spee", "unknown benchmark 'spee' (nearest: 'speed'"),
     ("list --all", "unknown option '--all'"),
 ]

@@ -63,7 +63,7 @@ def test_command_function_and_memory_agree(models, tmp_path, capsys):
     ).read_bytes()
     about = json.loads((tmp_path / "out" / "growth.json").read_text())
     assert about["exact"] is True
-    said = "exact (outputs on probe inputs agree to rounding; run by the forward pass of llama"
+    said = "the function is preserved; both networks were run on probe inputs by the forward pass"
     assert about["exactness"].startswith(said)
     assert shown.splitlines()[-1].endswith(about["exactness"])
     assert about["changes"]["hidden_size"] == [16, 32]
@@ -186,7 +186,7 @@ def test_other_refusals(models, tmp_path, capsys):
     message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", *told)
     assert "up_proj" in message
     message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", "--width", "2x")
-    assert "no config.json" in message
+    assert "lacks a config.json" in message
     bad = tensors(0)
     bad["model.norm.weight"][3] = np.nan
     save_checkpoint(tmp_path / "bad", bad)
@@ -445,7 +445,7 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     spec_of(gemma, EMBED, HEAD)
     run = ["--width", "2x", "--certify", "gem:logits"]
     error = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", *run, "--lossless")
-    assert "differ by more than rounding; run by gem:logits)" in error
+    assert "by gem:logits, and the largest difference is" in error
     assert not (gemma / "x").exists()
     about = grown_by(gemma, capsys, "untied", *run)
     assert about["exact"] is False
@@ -513,7 +513,7 @@ DEEPER = ["--depth", "2x", "--spec", "spec.yaml", "--quiet"]
 
 def test_an_answered_draft_that_was_not_run_is_not_called_lossless(answered, capsys):
     error = refused(capsys, "grow", "olmo2", "x", *DEEPER, "--lossless")
-    assert "lossless growth was asked for, but the networks were not run: --certify" in error
+    assert "lossless growth is required, but the networks were not run: --certify" in error
     assert "--certify (MODULE:FUNCTION)" in error
     assert not (answered / "x").exists()
     about = grown_by(answered, capsys, "olmo2", "--depth", "2x")
@@ -527,7 +527,7 @@ def test_what_a_draft_calls_outer_is_left_and_the_run_agrees(answered, capsys):
     run = ["--certify", "olmo2:logits", "--lossless"]
     about = grown_by(answered, capsys, "olmo2", "--depth", "2x", *run)
     assert about["exact"] is True
-    assert "; run by olmo2:logits)" in about["exactness"]
+    assert "run on probe inputs by olmo2:logits" in about["exactness"]
     new, old = load_checkpoint(answered / "out"), olmo2.tensors()
     for name in ("self_attn.q_proj", "self_attn.k_norm", "mlp.up_proj"):
         copied = (new[f"model.layers.{i}.{name}.weight"] for i in (0, 1))
@@ -545,7 +545,7 @@ def test_a_wrong_table_is_found_by_the_run_alone(answered, capsys):
     (answered / "spec.yaml").write_text(table)
     run = ["--certify", "olmo2:logits"]
     error = refused(capsys, "grow", "olmo2", "x", *DEEPER, *run, "--lossless")
-    assert "but it is not exact (outputs on probe inputs differ by more than rounding" in error
+    assert "but the function is not preserved; both networks were run on probe inputs" in error
     assert not (answered / "x").exists()
     about = grown_by(answered, capsys, "olmo2", "--depth", "2x", *run)
     assert about["exact"] is False
@@ -558,7 +558,7 @@ def test_large_networks_are_not_run_unless_asked(models, tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "FITS", 0)
     grow = partial(grow_checkpoint, models / "a", tmp_path / "out", {"depth": 2})
     for certify in (None, False):
-        with pytest.raises(CheckpointError, match=r"were not run: certify=True runs them what"):
+        with pytest.raises(CheckpointError, match=r"were not run: certify=True runs them at any"):
             grow(require_lossless=True, certify=certify)
     assert not (tmp_path / "out").exists()
     done = grow()
@@ -590,11 +590,11 @@ def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     with prepared(parse(text)) as ready:
         said = [note for note in ready.plan.notes if "exactness" in note]
         assert len(said) == 1
-        assert "exactness: exact (outputs" in said[0]
+        assert "exactness: the function is preserved; both" in said[0]
     # a growth that moves the outputs though no axis shows it
     leaf = Growth.leaf
     monkeypatch.setattr(Growth, "leaf", lambda self, *at: 1.01 * leaf(self, *at))
-    with pytest.raises(ValueError, match="lossless growth was asked for, but it is not exact .outputs"):
+    with pytest.raises(ValueError, match="lossless growth is required, but the function is not"):
         merge_recipe(text, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -606,12 +606,12 @@ def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypat
     net = {n: x for n, x in model("bert").params.items() if not n.startswith("cls.")}
     save_checkpoint(tmp_path / "mini", net, extras={"config.json": json.dumps(config).encode()})
     monkeypatch.chdir(tmp_path)
-    for options, said in ((["--no-certify"], "not run"), ([], "not exact: outputs on probe")):
+    for options, said in ((["--no-certify"], "not run"), ([], "the function is not preserved")):
         assert cli.main(["grow", "mini", f"out{len(options)}", "--depth", "2x", *options]) == 0
         shown = capsys.readouterr().out
         assert "norms come after the sums, so that a layer of zero output is not" in shown
         assert shown.splitlines()[-1].partition("; exactness: ")[2].startswith(said)
-        assert len(re.findall(r"\bexact\b", shown)) == (not options)
+        assert len(re.findall(r"\bpreserved\b", shown)) == (not options)
     assert "norms come after the sums" in refused(
         capsys, "grow", "mini", "x", "--depth", "2x", "--lossless"
     )
@@ -723,8 +723,8 @@ def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):
     ("text", "words"),
     [
         ("scales: {model.norm.weight: resid}", "such as resid^0.5"),
-        ("scales: {model.norm.weight: rseid^0.5}", "no space of the axes is called 'rseid'"),
-        ("scales: {model.nrom.weight: resid^0.5}", "none of the patterns"),
+        ("scales: {model.norm.weight: rseid^0.5}", "the axes lack the space 'rseid'"),
+        ("scales: {model.nrom.weight: resid^0.5}", "not one of the patterns"),
         ("scales: {model.norm.weight: [1]}", "such as resid^0.5"),
     ],
 )

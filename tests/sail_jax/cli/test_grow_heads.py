@@ -35,12 +35,12 @@ def test_classifiers_are_certified_by_their_logits(tmp_path, capsys, name):
     grown = ["grow", old, tmp_path / "new", "--width", "2x", "--certify", "--lossless"]
     code, out, err = done(capsys, *grown)
     assert (code, err) == (0, "")
-    assert "outputs on probe inputs agree to rounding" in out
+    assert "the function is preserved; both networks were run" in out
     labels = {k: x for k, x in load_checkpoint(tmp_path / "new").items() if len(x) == 3}
     assert {x.shape[1:] for x in labels.values()} <= {(16,), ()}
     code, out, err = done(capsys, "align", old, old, tmp_path / "aligned", "--certify")
     assert (code, err) == (0, "")
-    assert "outputs on probe inputs agree to rounding" in out
+    assert "the function is preserved; both networks were run" in out
 
 
 def test_the_projection_of_clip_stays(tmp_path, capsys):
@@ -61,11 +61,11 @@ def test_outputs_of_another_size_are_said(tmp_path, capsys):
     code, out, _ = done(capsys, *to)
     assert code == 0
     assert said in out
-    assert "outputs in float32: not finite, or of another size" in out
+    assert "outputs in float32: not finite, or different in shape" in out
     about = json.loads((tmp_path / "new" / "growth.json").read_text())
     assert about["exact"] is False
     assert about["agreement"][0]["largest"] is None
-    assert "or of another size" in (tmp_path / "new" / "README.md").read_text()
+    assert "or different in shape" in (tmp_path / "new" / "README.md").read_text()
     code, _, err = done(capsys, *to[:2], tmp_path / "other", *to[3:], "--lossless")
     assert code != 0
     assert said in err

@@ -128,8 +128,8 @@ BAD = {
         {"model.norm.weight": np.ones(9, np.float32)},
         r"'model.norm.weight' is float32\[8\]",
     ),
-    "missing": ({"model.norm.weight": None}, r"changed has no tensor 'model.norm.weight'"),
-    "more": ({"extra": np.ones(3, np.float32)}, r"A has no tensor 'extra'"),
+    "missing": ({"model.norm.weight": None}, r"changed lacks the tensor 'model.norm.weight'"),
+    "more": ({"extra": np.ones(3, np.float32)}, r"A lacks the tensor 'extra'"),
     "nan": ({"model.norm.weight": np.full(8, np.nan, np.float32)}, r"not finite"),
     "huge": ({"model.norm.weight": np.full(8, 1e200)}, r"overflow float64"),
     "integers": ({"model.norm.weight": np.ones(8, np.int32)}, r"but int32\[8\]"),
@@ -160,9 +160,9 @@ def test_squares_beyond_float32_are_compared(saved, tmp_path):
 
 def test_one_model_twice(saved, tmp_path, call):
     folders, trees = saved
-    with pytest.raises(CheckpointError, match="named twice"):
+    with pytest.raises(CheckpointError, match="given twice"):
         compare_checkpoints([folders["A"], folders["A"]])
-    with pytest.raises(CheckpointError, match="named twice"):
+    with pytest.raises(CheckpointError, match="given twice"):
         compare_checkpoints([folders["A"], folders["B"]], folders["A"])
     with pytest.raises(CheckpointError, match="at least two"):
         compare_checkpoints([folders["A"]])

@@ -129,7 +129,7 @@ def test_options_of_a_run_have_a_record_of_their_own(models, tmp_path):
         lambda **given: grow_checkpoint(a, out, {"width": 2}, **given),
         lambda **given: align_checkpoints(a, a, out, **given),
     ):
-        with pytest.raises(TypeError, match=r"say run=RunOptions\(max_memory=...\)"):
+        with pytest.raises(TypeError, match=r"pass run=RunOptions\(max_memory=...\)"):
             operation(max_memory=1 << 30)
 
 
@@ -337,7 +337,7 @@ def test_methods_are_listed_with_what_they_ask_for(capsys):
     entries = {block.partition(":")[0]: block for block in shown.split("\n\n")}
     assert entries.keys() == methods.METHODS.keys() - {"fisher", "regmean"}
     assert "1 model; a base; 1 pass, in pieces" in entries["expo"]
-    assert "parameters: weight, density=1.0, lambda=1.0" in entries["ties"]
+    assert "parameters: weight, density=1.0, scale=1.0" in entries["ties"]
     assert "seed: 0" in entries["dare_ties"]
     assert "seed" not in entries["ties"]
     assert cli.main(["merge"]) == 2

@@ -113,7 +113,8 @@ def test_rows_that_one_tokenizer_alone_knows_are_said_and_lost_ones_too(tmp_path
     assert code == 0
     assert "1 token of" in printed.err
     assert (
-        "as '<a>', have rows that are merged, but are not in the output's tokenizer" in printed.err
+        "such as '<a>', have rows that are merged, but are not in the output's tokenizer"
+        in printed.err
     )
     assert "lost: 2 tokens of" in printed.err
     assert "'<b>', have rows beyond the 18 of the output" in printed.err
@@ -148,12 +149,12 @@ def test_other_architectures_need_allow_crimes(tmp_path, run):
     a, b = write(tmp_path / "a", 1), write(tmp_path / "b", 2, model_type="mistral")
     code, printed, _ = run(a, b)
     assert code == 2
-    assert "of the architecture 'mistral'" in printed.err
+    assert "the architecture 'mistral'" in printed.err
     assert "--allow-crimes" in printed.err
     code, printed, _ = run(a, b, options=["--allow-crimes"])
     assert code == 0
     assert "note:" in printed.err
-    assert "of the architecture 'mistral'" in printed.err
+    assert "the architecture 'mistral'" in printed.err
     merged = merge_checkpoints([a, b], tmp_path / "py", run=RunOptions(allow_crimes=True))
     assert any("'mistral'" in note for note in merged.plan.notes)
 
@@ -166,10 +167,10 @@ def test_other_meanings_of_equal_shapes_take_a_line_each(tmp_path, run):
     )  # fmt: skip
     code, printed, _ = run(a, b)
     assert code == 0
-    lines = [line for line in printed.err.splitlines() if " states " in line]
-    for entry in ("hidden_act 'gelu'", "rms_norm_eps 1e-05", "rope_theta 500000.0"):
+    lines = [line for line in printed.err.splitlines() if "the output has the latter" in line]
+    for entry in ("hidden_act is 'gelu'", "rms_norm_eps is 1e-05", "rope_theta is 500000.0"):
         assert sum(entry in line for line in lines) == 1, entry
-    assert any("num_attention_heads 8" in line for line in lines)
+    assert any("num_attention_heads is 8" in line for line in lines)
     assert "eos_token_id" not in printed.err
 
 
@@ -181,7 +182,7 @@ def test_rope_of_either_style_of_configuration_is_one_meaning(tmp_path, run):
     assert (code, "rope" in printed.err) == (0, False)
     new["rope_parameters"]["rope_theta"] = 1e4
     code, printed, _ = run(a, write(tmp_path / "c", 3, **new), out="o2")
-    assert (code, "rope_theta 10000.0" in printed.err) == (0, True)
+    assert (code, "rope_theta is 10000.0" in printed.err) == (0, True)
 
 
 def test_a_stale_quantization_config_is_left_out(tmp_path, run):
@@ -215,7 +216,8 @@ def test_integers_that_differ_follow_one_rule(tmp_path, run, integers, suffix):
         assert not out.exists()
         return
     assert code == 0
-    assert f"differ: {'the largest' if integers == 'max' else 'those of'}" in printed.err
+    whose = {"max": "the largest", "last": "the last model's"}.get(integers, "the first model's")
+    assert f"differ: {whose} are used" in printed.err
     got = np.load(out)
     want = {"last": (7, 200, [200, 7]), "max": (11, 200, [200, 11])}
     count, step, key = want.get(str(integers), (11, 100, [100, 11]))
@@ -235,7 +237,7 @@ def test_a_written_dtype_that_nobody_chose_is_said_and_stated(tmp_path, run):
     b = write(tmp_path / "b", 2, torch_dtype="float32")
     code, printed, out = run(a, b)
     assert code == 0
-    assert "written in float8_e4m3fn, the dtype of" in printed.err
+    assert "the output dtype is float8_e4m3fn, as in" in printed.err
     assert "dtype: float32 keeps more" in printed.err
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float8_e4m3fn"
     code, printed, out = run(a, b, out="wide", more="dtype: float32")
@@ -325,4 +327,4 @@ def test_inspect_prints_what_tensors_contradict(tmp_path, capsys):
     assert f"contradicts: {b}: config.json states vocab_size 19" in out
     (a / "tokenizer.json").write_text("{")
     assert cli.main(["inspect", str(a)]) == 0
-    assert "note: its tokenizer is not compared" in capsys.readouterr().out
+    assert "note: the tokenizer was not compared" in capsys.readouterr().out

@@ -58,7 +58,7 @@ def merged(
         tensors = tuple(_Lies(name, dtype, shape, f"/data/{m}/model.safetensors") for m in models)
         base = _Lies(name, dtype, shape, "/data/models/base/model.safetensors") if based else None
         if name in copied:
-            note = "not floating: copied"
+            note = "non-float: copied"
             treatments.append(Treatment(copy(name, dtype, tensors[0]), models, None, None, 1, note))
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
@@ -330,7 +330,7 @@ def test_json_has_a_row_for_every_tensor_and_the_recipe(large):
     assert found["summary"]["notes"] == ["a note"]
     copy = rows["model.layers.3.input_layernorm.weight"]
     assert {copy[field] for field in FIELDS} == {None}
-    assert copy["note"].startswith("not floating")
+    assert copy["note"].startswith("non-float")
     for name, one in large.records.items():
         row = rows[name]
         assert row["size"] == one.size

@@ -43,7 +43,7 @@ def merge(tmp_path, capsys):
 def test_a_range_of_steps_is_merged_by_its_params(run, merge):
     code, printed, out = merge(f"{run}@last:3", options=["--format", "orbax"])
     assert code == 0
-    rest = f"'opt_state/0/count' and 4 more; those of the last model, {run / '400'}, are taken"
+    rest = f"'opt_state/0/count' and 4 more; copied from the last model, {run / '400'}"
     selected = "selected: params of a TrainState, 1 of 6 leaves"
     assert printed.err.splitlines() == [f"note: {selected}", f"note: not selected: {rest}"]
     got, last = load_checkpoint(out), load_checkpoint(run / "400")
@@ -66,7 +66,7 @@ def test_what_happens_to_the_rest(run, merge, tmp_path):
     assert (code, [*load_checkpoint(out)]) == (0, ["params/w"])
     assert "lost: opt_state/0/count and 4 more: not selected" in printed.err
     code, printed, _ = merge(f"{run}/[12]00", more="rest: error")
-    assert (code, "are not selected, and rest is error" in printed.err) == (2, True)
+    assert (code, "are not selected, which rest: error refuses" in printed.err) == (2, True)
     select = RunOptions(select="params/*")
     merge_checkpoints([run / "100", run], tmp_path / "python", rest="drop", run=select)
     assert [*load_checkpoint(tmp_path / "python")] == ["params/w"]
@@ -87,7 +87,7 @@ def test_an_optimiser_is_not_merged(run, merge):
 
 @pytest.mark.parametrize(
     ("choice", "message"),
-    [("@last:9", "asks for 9"), ("@700", "no step 700"), ("/x*", "fits no checkpoint")],
+    [("@last:9", "got '@last:9'"), ("@700", "lacks step 700"), ("/x*", "no checkpoint matches")],
 )
 def test_steps_that_are_not_there(run, merge, choice, message):
     code, printed, _ = merge(f"{run}{choice}", run)

@@ -109,11 +109,14 @@ REFUSED = {
     "no tensors to align": (["align", "a", "none", "out"], "without tensors"),
     "a long folder of runs": (["report", LONG], "File name too long"),
     "a long page": (["report", "a", "--out", LONG], "File name too long"),
-    "a long configuration": (["align", "a", "b", "out", "--config", LONG], "no configuration"),
+    "a long configuration": (
+        ["align", "a", "b", "out", "--config", LONG],
+        "expected a config.json",
+    ),
     "a long table": (["align", "a", "b", "out", "--spec", LONG], "is missing"),
     "a long recipe": (["merge", LONG, "out"], "is missing"),
     "a long checkpoint": (["inspect", LONG], "File name too long"),
-    "a long target": (["grow", "a", "out", "--to", LONG], "no configuration"),
+    "a long target": (["grow", "a", "out", "--to", LONG], "expected a config.json"),
     "a long record": (["inspect", "a", "--json", LONG], "File name too long"),
     "a long folder of a report": (["merge", "r.yaml", "out", "--report", LONG], "too long"),
     "a long run": (["run", "ledger", "--preset", "tiny", "--out", LONG], "File name too long"),
@@ -225,9 +228,9 @@ def test_a_report_of_the_whole_disk_is_refused(tmp_path, call, monkeypatch):
 
 def test_a_merge_without_a_base_speaks_of_none():
     ones, zeros = ({"n": np.full(2, k, np.int32)} for k in (1, 0))
-    with pytest.warns(UserWarning, match=r"leaf 'n'.* differ .*: those of model 0 are taken"):
+    with pytest.warns(UserWarning, match=r"leaf 'n'.* differ .*; using the values of model 0"):
         methods.linear()([ones, zeros])
-    with pytest.warns(UserWarning, match="differ .*: those of the base are taken"):
+    with pytest.warns(UserWarning, match="differ .*; using the values of the base"):
         methods.task_arithmetic()([zeros], ones)
 
 
@@ -252,11 +255,11 @@ FLAGS = {
     "an entry that is not supported": ({"use_qalora": True}, "adapter config: 'use_qalora' is not"),
     "an entry like an argument": ({"resume=True": 1}, "config: 'resume=True' is not supported"),
     "a value like an argument": (
-        {"init_lora_weights": "allow_nonfinite=True"}, "weights: 'allow_nonfinite=True' belongs"
+        {"init_lora_weights": "allow_nonfinite=True"}, "weights: 'allow_nonfinite=True' changes"
     ),
     "a pattern like an argument": ({"rank_pattern": {"max_memory": 0}}, "pattern.max_memory: exp"),
     "a module like an argument": (
-        {"target_parameters": ["config=..."], "rank_pattern": {"q_proj": 3}}, "its config says 3"
+        {"target_parameters": ["config=..."], "rank_pattern": {"q_proj": 3}}, "its config has 3"
     ),
 }  # fmt: skip
 
@@ -279,7 +282,7 @@ def test_names_of_files_are_never_rewritten_as_flags(name, tmp_path, call, monke
     save_checkpoint(tmp_path / name, {name: np.full((2, 3), np.nan, np.float32)})
     (tmp_path / "r.yaml").write_text(recipe([f"'{name}'"]))
     _, _, err = call("merge", "r.yaml", "out")
-    assert f"NaN or infinity in {name} in {name}/model.safetensors; --allow-nonfinite goes" in err
+    assert f"NaN or infinity in {name} in {name}/model.safetensors; use --allow-nonfinite" in err
     (tmp_path / "r.yaml").write_text(recipe(["'without resume=True'"]))
     assert "without resume=True does not exist" in call("merge", "r.yaml", "out")[2]
 
@@ -288,7 +291,7 @@ def test_the_library_names_arguments_after_a_command_was_run(tmp_path, call):
     save_checkpoint(tmp_path / "a", {"w": np.full(3, np.nan, np.float32)})
     (tmp_path / "r.yaml").write_text(recipe([tmp_path / "a"]))
     assert "--allow-nonfinite" in call("merge", tmp_path / "r.yaml", tmp_path / "out")[2]
-    with pytest.raises(MergeError, match="allow_nonfinite=True goes on"):
+    with pytest.raises(MergeError, match="use allow_nonfinite=True to merge regardless"):
         merge_checkpoints([tmp_path / "a"], tmp_path / "other", method=methods.linear())
 
 
@@ -351,7 +354,7 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
         (out / "model.safetensors").write_bytes(data)
         code, _, err = call(*command, out, *more, "--resume")
         assert code == 2
-        assert re.search("exists already, and its '.*' is another", err)
+        assert re.search("exists already with a different '", err)
     save_checkpoint(tmp_path / "elsewhere", {"w": np.ones(3, np.float32)})
     assert "exists already" in call(*command, tmp_path / "elsewhere", *more, "--resume")[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere"])

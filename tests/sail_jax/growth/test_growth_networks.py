@@ -117,10 +117,12 @@ def test_fewer_layers_are_means_of_neighbours():
     with pytest.raises(ValueError, match="give depth_method='mean_depth'"):
         plan(params, c, {"depth": 0.5})
     blocks = models.model("flax resnet").params
-    with pytest.raises(ValueError, match="'blocks' is 2 and would be 1, but its first layer is un"):
+    with pytest.raises(
+        ValueError, match="'blocks' is 2 and would be 1, but its first layer differs"
+    ):
         plan(blocks, config("flax resnet"), {"blocks": 1}, depth_method="mean_depth")
     chain = models.model("flax mlp").params
-    with pytest.raises(ValueError, match="layers that are not alike cannot be mixed"):
+    with pytest.raises(ValueError, match="unequal layers cannot be mixed"):
         plan(chain, config("flax mlp"), {"depth": 0.5})
 
 
@@ -137,12 +139,12 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     [slow_unless(name in KINDS, name) for name in NAMES],
 )
 def test_lemon_doubles_any_network(name):
-    """Twice as wide and twice as deep; not deeper where norms come after the sums, and by
+    """Twice as wide and twice as deep; not deeper where norms follow the sums, and by
     identities where layers are a chain."""
     if name in POST_NORM:
         check_exact(name, {"width": 2}, "lemon")
         growth = plan(models.model(name).params, config(name), {"depth": 2}, "llama_pro")
-        assert "norms come after the sums" in growth.report.spaces[-1].lost
+        assert "norms follow the sums" in growth.report.spaces[-1].lost
         with pytest.raises(ValueError, match="lossless growth was asked for, but 'num_hidden_la"):
             plan(
                 models.model(name).params,
@@ -183,7 +185,7 @@ def test_a_factor_of_width_leaves_inputs_and_outputs(name):
             plan(m.params, c, {"width": 2})
         return
     if name in models.BASES:
-        with pytest.raises(ValueError, match="hands out its stream"):
+        with pytest.raises(ValueError, match="returns its stream"):
             plan(m.params, c, {"width": 2})
         return
     growth = plan(m.params, c, {"width": 2})
@@ -613,7 +615,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
     if kind == "BertModel":
         params = {name: x for name, x in params.items() if not name.startswith("cls.")}
     growth = plan(params, c, {"depth": 2}, "pairs")
-    assert "norms come after the sums" in growth.report.lost
+    assert "norms follow the sums" in growth.report.lost
 
 
 # Bad input.
@@ -637,7 +639,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
             "'stack' only deepens, but 'head.0' goes",
         ),
         ("llama", {"width": 1.5}, "hypercloning", {}, "integer factors, but space 'head.0'"),
-        ("llama", {"depth": 1.5}, "g_stack", {}, "3 layers are no multiple of 2"),
+        ("llama", {"depth": 1.5}, "g_stack", {}, "3 layers are not a multiple of 2"),
         (
             "llama",
             {"depth": 3},
@@ -665,14 +667,14 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
         ("llama", {"tie_word_embeddings": True}, "lemon", {}, "network's tables are not tied"),
         ("llama", {"vocab_size": 20}, "lemon", {}, "'vocab' is the network's input or output"),
         ("llama", {"model_type": "gpt2"}, "lemon", {}, "it is 'llama', to is 'gpt2'"),
-        ("llama", config("llama") | {"num_hidden_layers": [1, 2]}, "lemon", {}, "is 2, no list to"),
+        ("llama", config("llama") | {"num_hidden_layers": [1, 2]}, "lemon", {}, "is 2, not a list"),
         ("gpt2", {"n_head": 3}, "lemon", {}, "'n_head' must divide 'n_embd': 3 does not divide 8"),
-        ("gpt2", {"width": 1.25}, "lemon", {}, "1.25 times n_head = 2 is 2.5, no whole number"),
+        ("gpt2", {"width": 1.25}, "lemon", {}, "1.25 times n_head = 2 is 2.5, not a whole number"),
         ("gpt2", {"n_embd": 16, "n_head": 4, "n_inner": 16}, "lemon", {}, r"'hidden.0' .* would"),
         ("bert", {"width": 1.5}, "lemon", {"require_lossless": True}, "'resid': its nonlinearity"),
-        ("flax mlp", {"depth": 2}, "stack", {}, "layers of 'widths' are not alike"),
+        ("flax mlp", {"depth": 2}, "stack", {}, "layers of 'widths' are unequal"),
         ("flax mlp", {"width": 2}, "aki", {}, r"'params/hidden_0/bias', .*_1/bias' is"),
-        ("flax gpt", {"width": 64}, "lemon", {}, "width=64 beside nothing but depth is a factor"),
+        ("flax gpt", {"width": 64}, "lemon", {}, "width=64 alone or with depth is a factor"),
     ],
 )
 def test_bad_input(name, to, method, options, text):
@@ -746,7 +748,7 @@ def test_heads_decide_what_a_network_hands_out():
         params = models.model(name).params
         bare = {k: v for k, v in params.items() if not k.startswith(head)}
         plan(params, c, {"width": 2})
-        with pytest.raises(ValueError, match="base model hands out its stream 'resid'"):
+        with pytest.raises(ValueError, match="base model returns its stream 'resid'"):
             plan(bare, c, {"width": 2})
 
 
@@ -761,7 +763,7 @@ def test_token_classification_reads_the_stream():
 
 def test_narrow_floats_are_refused():
     params = jax.tree.map(lambda x: x.astype("float8_e4m3fn"), models.model("llama").params)
-    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which has no arith"):
+    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which lacks arith"):
         plan(params, config("llama"), TWICE)
 
 
@@ -778,7 +780,7 @@ def test_bad_checkpoints():
     with pytest.raises(TypeError, match="rules must be Rules or make them, got int"):
         plan(params, c, TWICE, rules=3)
     base = {k.removeprefix("transformer."): v for k, v in models.model("gpt2").params.items()}
-    with pytest.raises(ValueError, match="base model hands out its stream 'resid'"):
+    with pytest.raises(ValueError, match="base model returns its stream 'resid'"):
         plan(base, config("gpt2") | {"architectures": ["GPT2Model"]}, {"width": 2})
 
 

@@ -324,7 +324,7 @@ ERRORS = [
             SPEC,
             PERMUTED,
         ),
-        "holds something for each parameter, and how it moves is not known: say laws={'v_row'",
+        "has a value for each parameter, but its law is unknown: give laws={'v_row'",
     ),
     (
         lambda: change_state(ADAM.init(PARAMS), optax.sgd(0.1).init(PARAMS), SPEC, PERMUTED),

@@ -201,14 +201,14 @@ def test_a_tied_table_stays_tied():
     ("to", "options", "text"),
     [
         ({"widths.0": 6}, {}, "'magnitude' removes units, but space 'hidden.0' .* has 4 .* 6"),
-        ({"widths.0": 0}, {}, "'hidden.0' .* at least 1 has to stay, not 0"),
-        ({"hiden.0": 2}, {}, r"nor is it a space \(nearest: 'hidden.0'"),
+        ({"widths.0": 0}, {}, "'hidden.0' .* expected to keep at least 1, not 0"),
+        ({"hiden.0": 2}, {}, r"and it is not a space \(nearest: 'hidden.0'"),
         ({"hidden.0": 2.5}, {}, "the size of 'hidden.0' must be a whole number"),
         ({"widths": [4]}, {}, "'magnitude' removes units of layers, but 'widths' is 2 .* 1"),
-        ({"width": 0.3}, {}, "no whole number"),
+        ({"width": 0.3}, {}, "not a whole number"),
         ({"inputs": 2}, {}, "growth keeps 'inputs'"),
         ({"hidden.0": 2}, {"scores": {"hidden.0": [1.0]}}, "must be 4 finite numbers"),
-        ({"hidden.0": 2}, {"depth_method": "stack"}, "takes no depth_method"),
+        ({"hidden.0": 2}, {"depth_method": "stack"}, "cannot take depth_method"),
         ({"hidden.0": 2}, {"require_lossless": True}, "2 of 4 units are removed"),
     ],
 )
@@ -234,7 +234,7 @@ def test_what_needs_values_and_what_takes_scores():
         grow(p, c, {"width": 0.5}, "magnitude")
     golden = models.GOLDEN["llama"]
     m = models.model("llama").params
-    with pytest.raises(ValueError, match=r"tells apart .* state fewer heads"):
+    with pytest.raises(ValueError, match=r"distinguishes .* state fewer heads"):
         plan(m, golden["config"] | {"head_dim": 4}, {"head_dim": 2}, "magnitude")
 
 
@@ -247,7 +247,7 @@ def test_the_command_prunes_a_checkpoint(tmp_path, capsys):
     assert cli.main([*map(str, command), "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "units are removed" in shown
-    assert "not exact (outputs on probe inputs differ" in shown
+    assert "the function is not preserved; both networks were run" in shown
     want, growth = grow(tensors(0), CONFIG, {"width": 0.5}, "magnitude")
     got = load_checkpoint(tmp_path / "b")
     for name, x in want.items():

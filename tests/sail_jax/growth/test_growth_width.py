@@ -642,7 +642,7 @@ ERRORS = [
     (lambda: growth.split_readers(WIDE["hidden"], jnp.ones(3)), r"the shape \(10,\), got \(3,\)"),
     (
         lambda: growth.split_readers(WIDE["hidden"], jnp.ones(10).at[jnp.array([1, 6])].set(0)),
-        r"copies of units \[1\] have no weight",
+        r"copies of units \[1\] must not sum to 0",
     ),
     (lambda: growth.split_readers(growth.rotate(jnp.eye(3)), jnp.ones(3)), "index form"),
     (lambda: growth.project(3, 0, KEY), "sizes must be positive"),

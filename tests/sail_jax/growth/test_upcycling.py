@@ -271,7 +271,7 @@ REFUSED = {
     ),
     "a window": (
         {"config": {**CONFIG, "layer_types": ["full_attention", "sliding_attention"]}},
-        "look back through a window have no place in Mixtral",
+        "Mixtral does not support the sliding-window layers",
     ),
 }
 

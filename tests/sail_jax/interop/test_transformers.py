@@ -68,7 +68,7 @@ def test_a_network_without_a_table_is_aligned_and_certified_by_its_class(call, f
     out = folders / "out"
     code, said, err = call("align", str(folders / "a"), str(folders / "b"), str(out))
     assert code == 0, err
-    assert "run by the forward pass of StrangeModel in transformers 0" in said
+    assert "by the forward pass of StrangeModel in transformers 0" in said
     for name in SHAPES:
         a, b = ((folders / f / "model.safetensors").read_bytes() for f in ("a", "out"))
         assert a[-120:] == b[-120:], name

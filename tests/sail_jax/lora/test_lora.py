@@ -262,7 +262,7 @@ def test_merging_factors_is_not_merging_products():
 
 def test_refusals():
     p = {"w": pair(0, (3, 2), 1)}
-    with pytest.raises(ValueError, match=r"'w' is no leaf of the base \(known: v\)"):
+    with pytest.raises(ValueError, match=r"'w' is not a leaf of the base \(known: v\)"):
         lora.add({"v": jnp.zeros((3, 2))}, p)
     with pytest.raises(ValueError, match=r"'w': expected B A of shape \(2, 3\), got \(3, 2\)"):
         lora.add({"w": jnp.zeros((2, 3))}, p)
@@ -435,18 +435,18 @@ BAD = {
     "blocks": ({}, {"use_bdlora": {"nblocks": 2}}, "'use_bdlora' is not supported, got a mapping"),
     "a later version": ({}, {"use_something": "new"}, "'use_something' is not supp.*'new'"),
     "a hostile key": ({}, {"resume=True\x1b": 1}, r"'resume=True\\x1b' is not supported, got 1"),
-    "pissa": ({}, {"init_lora_weights": "pissa_niter_4"}, "belongs to a changed base"),
-    "lora_ga": ({}, {"init_lora_weights": "lora_ga"}, "belongs to a changed base"),
-    "one as a start": ({}, {"init_lora_weights": [1]}, "init_lora_weights: a list belongs"),
-    "rank": ({}, {"r": 3}, "has rank 2, but its config says 3"),
+    "pissa": ({}, {"init_lora_weights": "pissa_niter_4"}, "changes the base"),
+    "lora_ga": ({}, {"init_lora_weights": "lora_ga"}, "changes the base"),
+    "one as a start": ({}, {"init_lora_weights": [1]}, "init_lora_weights: a list changes"),
+    "rank": ({}, {"r": 3}, "has rank 2, but its config has 3"),
     "zero rank": ({}, {"r": 0}, "r: expected an integer >= 1"),
     "alpha": ({}, {"lora_alpha": None}, "lora_alpha: expected a number"),
     "huge alpha": ({}, {"lora_alpha": 10**400}, "lora_alpha: expected a number of float32, got 1"),
     "alpha beyond float32": ({}, {"lora_alpha": 1e39}, "lora_alpha: expected a number"),
     "boolean rank": ({}, {"r": True}, "r: expected an integer >= 1, got True"),
     "no rank": ({}, {"r": None}, "r: expected an integer >= 1, got nothing"),
-    "no expression": ({}, {"rank_pattern": {"(": 1}}, r"rank_pattern.\(: '\(' is no regular"),
-    "closed outside": ({}, {"alpha_pattern": {"a)|(b": 1}}, "alpha_pattern.*is no regular"),
+    "no expression": ({}, {"rank_pattern": {"(": 1}}, r"rank_pattern.\(: '\(' is not a regular"),
+    "closed outside": ({}, {"alpha_pattern": {"a)|(b": 1}}, "alpha_pattern.*is not a regular"),
     "patterns as a list": ({}, {"rank_pattern": [1]}, "rank_pattern: expected a .*, got a list"),
     "patterns as text": ({}, {"alpha_pattern": "x"}, "alpha_pattern: expected a .*, got 'x'"),
     "rank in a pattern": ({}, {"rank_pattern": {"x": "8"}}, "rank_pattern.x: expected an integer"),
@@ -461,12 +461,12 @@ BAD = {
     "key": ({"model.w": A}, {}, "expected keys 'base_model.model"),
     "unknown": ({"base_model.model.score.weight": A}, {}, "unknown key .*modules_to_save"),
     "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "has a lora_magnitude_vector, but"),
-    "lora bias": ({f"{Q}.lora_B.bias": A}, {}, "has a lora_B.bias, but its config says 'lora_b"),
+    "lora bias": ({f"{Q}.lora_B.bias": A}, {}, "has a lora_B.bias, but its config has 'lora_b"),
     "lora bias without a bias": (
         {f"{Q}.lora_B.bias": B[:, 0]}, {"lora_bias": True}, "no bias in the base to add it to"
     ),
-    "bias of A": ({f"{Q}.lora_A.bias": A}, {}, "is no factor A or B"),
-    "half": ({f"{Q}x.lora_A.weight": A}, {}, "'model.layers.0.qx' has no lora_B"),
+    "bias of A": ({f"{Q}.lora_A.bias": A}, {}, "is not a factor A or B"),
+    "half": ({f"{Q}x.lora_A.weight": A}, {}, "'model.layers.0.qx' lacks lora_B"),
     "stranger": (factors(module=f"{Q}x"), {}, "'model.layers.0.qx.weight' is not in the base.*q"),
     "two": (factors(infix=".other"), {}, "several adapters"),
     "convolution": (
@@ -484,17 +484,17 @@ BAD = {
     ),
     "twice, as factors and whole": (
         {f"{Q}.weight": BASE["model.layers.0.q.weight"]}, {"modules_to_save": ["q"]},
-        r"'model.layers.0.q.weight' is stated in several ways",
+        r"'model.layers.0.q.weight' is changed in several ways",
     ),
     "twice, as two copies": (
         {"base_model.model.score.weight": matrix(0, (3, 4)),
          "base_model.model.score.modules_to_save.default.weight": matrix(1, (3, 4))},
-        {"modules_to_save": ["score"]}, "are one weight, and differ",
+        {"modules_to_save": ["score"]}, "are the same weight, but differ",
     ),
     "twice, under two names": (
         factors(module="base_model.model.x.score")
         | factors(matrix(1, (2, 4)), matrix(1, (3, 2)), "base_model.model.score"),
-        {}, "'score.weight' is stated twice",
+        {}, "'score.weight' occurs twice",
     ),
     "another width": (
         {"base_model.model.score.weight": matrix(0, (3, 5))}, {"modules_to_save": ["score"]},
@@ -513,11 +513,11 @@ BAD = {
         r"expected one pair of factors for each of weight .6, 5. of 'model.layers.0.q', got others",
     ),
     "nested": (
-        factors(module=f"{Q}.base_layer"), {}, r"has factors of several parameters, which \[\]"
+        factors(module=f"{Q}.base_layer"), {}, r"has factors of several parameters, but \[\]"
     ),
     "a resized side": (
         {"base_model.model.model.embed_tokens.weight": matrix(0, (11, 4))}, {},
-        "gives 'model.embed_tokens.weight' 11 rows, but 'lm_head.weight' has 9",
+        "'model.embed_tokens.weight' has 11 rows, but 'lm_head.weight' has 9",
     ),
 }  # fmt: skip
 

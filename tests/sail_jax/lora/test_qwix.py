@@ -54,7 +54,7 @@ def test_square_weights_ask_for_their_spaces():
     rng = np.random.default_rng(0)
     w, a, b = (rng.standard_normal(s).astype(np.float32) for s in ((4, 4, 4), (4, 2), (2, 4, 4)))
     params = {"q": {"w": w, "w_lora_a": a, "w_lora_b": b}}
-    with pytest.raises(ValueError, match=r"'q/w' of shape \(4, 4, 4\).*is open.*give `spec`"):
+    with pytest.raises(ValueError, match=r"'q/w' of shape \(4, 4, 4\).*are ambiguous.*give `spec`"):
         lora.fold(params, 2.0)
     spaces = spec(
         {"q": {"w": w}}, {"q/w": "heads resid* size"}, spaces={"{heads,resid,size}": "outer"}
@@ -88,13 +88,13 @@ A, B = {"w_lora_a": np.ones((3, 1))}, {"w_lora_b": np.ones((1, 2))}
     [
         (W, 1.0, "such as 'kernel_lora_a' of qwix, got none"),
         (W | A, 1.0, "'w_lora_a': the other factor of 'w' is missing"),
-        (A | B, 1.0, "its weight 'w' is missing; a quantised weight"),
+        (A | B, 1.0, "its weight 'w' is missing; dequantise quantised weights"),
         (
             W | A | {"w_lora_b": np.ones((1, 5))},
             1.0,
-            r"'w' of shape \(3, 2\): no factors",
+            r"'w' of shape \(3, 2\): factors",
         ),
-        ({"w": np.ones((1,) * 30)} | A | B, 1.0, "no factors of shapes"),
+        ({"w": np.ones((1,) * 30)} | A | B, 1.0, "do not fit it"),
         (W | A | B, float("nan"), "alpha: expected a finite number, got nan"),
     ],
 )

@@ -543,8 +543,8 @@ def test_grams_stream():
     half = grams(lambda params, x: {"W": x}, None, [jnp.asarray(x, jnp.bfloat16)])["W"]
     assert half.dtype == jnp.float32
     for broken, message in (
-        ([], "batches: no inputs at all"),
-        ([x[:0]], r"batches: no inputs at all for \['W'\]"),
+        ([], "batches: expected at least one input"),
+        ([x[:0]], r"batches: expected at least one input for \['W'\]"),
         ([x[0]], r"'W': expected \[..., in\], got shape \(4,\)"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -651,9 +651,9 @@ def test_regmean_plus_plus_laws_and_refusals():
     for options, message in (
         ({"groups": ["l7/*"]}, r"groups\[0\]: 'l7/\*' matches no leaf"),
         ({"groups": ["l0/*", ["l1/W", "l0/b"]]}, r"groups\[1\]: leaf 'l0/b' is in groups\[0\]"),
-        ({"groups": ["l0/b"]}, r"groups\[0\]: activations names none of its leaves"),
+        ({"groups": ["l0/b"]}, r"groups\[0\]: activations returned none of its leaves"),
         ({"data": data[:2]}, "batches: expected one per model, 3, got 2"),
-        ({"data": [[]] * M}, "batches: no inputs at all"),
+        ({"data": [[]] * M}, "batches: expected at least one input"),
     ):
         with pytest.raises(ValueError, match=message):
             run(ms, **options)

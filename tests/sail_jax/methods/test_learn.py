@@ -498,7 +498,7 @@ def test_others_refuse():
         adamerging(ms, None, predict, inputs(), steps=1)
     with pytest.raises(ValueError, match="rank: expected at least 1"):
         representation_surgery(predict, base, ms[0], inputs()[0], key=KEY, rank=0)
-    with pytest.raises(ValueError, match="features: expected those of the model"):
+    with pytest.raises(ValueError, match="features: expected one shape, got"):
         representation_surgery(
             lambda p, x: x @ p, jnp.ones((F, 2)), jnp.ones((F, 3)), inputs()[0], key=KEY
         )

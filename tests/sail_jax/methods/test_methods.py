@@ -508,7 +508,7 @@ def test_recipes_hold_whole_numbers_and_words_without_defaults(own_methods, tmp_
         merge(method="counted", times=3, note="", factor=1.0)
     merge(method="counted", **options)
     assert load_checkpoint(tmp_path / "out.npz")["w"].tolist() == [3, 3, 3]
-    with pytest.raises(ValueError, match="vague: by: expected 'twice', got ''; its annotations"):
+    with pytest.raises(ValueError, match="vague: by: expected 'twice', got ''; annotations"):
         merge(method="vague", by="twice")
 
 

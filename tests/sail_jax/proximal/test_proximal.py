@@ -351,7 +351,7 @@ A, B = {"a": np.zeros(2)}, {"a": np.ones(2)}
         (lambda: proximal.affine_weights([[0, 1], [1, 0]]), "positive semi-definite"),
         (lambda: proximal.simplex_weights([[0, 1], [1, 0]]), "positive semi-definite"),
         (lambda: proximal.simplex_weights([[1, 1], [1, 1]] @ np.diag([1, 3])), "symmetric"),
-        (lambda: proximal.simplex_weights([[1, 2], [2, 3]]), "no curvature"),
+        (lambda: proximal.simplex_weights([[1, 2], [2, 3]]), "without curvature"),
         (lambda: proximal.affine_weights(np.eye(2), ridge=-1), "ridge must be"),
         (lambda: proximal.from_parameters([A, B], B), "linearly independent"),
         (lambda: proximal.from_parameters([], B), "at least one"),

@@ -272,7 +272,7 @@ def test_refusals():
         ({"data": {"x": np.zeros((3, 2)), "y": np.zeros(4)}}, "data: expected leaves"),
         ({"score": lambda p, b: 0.0}, "score: expected a number for each of 64 examples"),
         ({"score": lambda p, b: b["x"][:, 0] * jnp.nan}, "score of model 0: .*NaN"),
-        ({"names": ["linear", "B"]}, "each with a name of its own"),
+        ({"names": ["linear", "B"]}, "with unique names"),
         ({"models": MODELS[:1]}, "two or more models"),
     ):
         given: dict[str, Any] = {
@@ -300,6 +300,6 @@ def test_the_answer_reads_well():
     text = str(outcome)
     assert not outcome.is_merge
     assert text.startswith("Use A. No merge is shown to be better")
-    assert "more examples would tell" in text
+    assert "more examples would show" in text
     assert text.endswith("chosen on 50 examples and compared on 50 others.")
     json.dumps(outcome.models)

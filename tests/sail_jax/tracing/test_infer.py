@@ -60,18 +60,18 @@ def test_shapes_are_enough_and_what_is_printed_can_be_edited():
 def test_names_of_spaces_can_be_given():
     named = spec_of(mlp, drawn(**MLP), X, names={"bias": "hidden"})
     assert named.rules["out"] == "hidden* _"
-    with pytest.raises(ValueError, match=r"names\['bais'\] names no leaf.*'bias'"):
+    with pytest.raises(ValueError, match=r"names\['bais'\]: no such leaf.*'bias'"):
         spec_of(mlp, drawn(**MLP), X, names={"bais": "hidden"})
-    with pytest.raises(ValueError, match=r"names\['out'\] must name 2 axes, got 'hidden'"):
+    with pytest.raises(ValueError, match=r"names\['out'\]: expected 2 axes, got 'hidden'"):
         spec_of(mlp, drawn(**MLP), X, names={"out": "hidden"})
-    with pytest.raises(ValueError, match="calls a space 'b' that another leaf calls 'a'"):
+    with pytest.raises(ValueError, match="the space 'b' is already called 'a'"):
         spec_of(mlp, drawn(**MLP), X, names={"bias": "a", "out": "b _"})
 
     def two(p, x):
         return jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]) @ p["c"]
 
     params = drawn(a=(3, 4), b=(4, 4), c=(4, 2))
-    with pytest.raises(ValueError, match="two spaces 'h'"):
+    with pytest.raises(ValueError, match="two spaces the name 'h'"):
         spec_of(two, params, X, names={"a": "_ h", "c": "h _"})
 
 

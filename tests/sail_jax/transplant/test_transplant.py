@@ -171,7 +171,7 @@ def test_64_bits_are_kept():
         ({"method": "omq"}, "method: expected one of 'omp', 'nearest'; got 'omq'"),
         ({"targets": np.ones(3)}, r"targets: expected a matrix of floats, got float\d+\[3\]"),
         ({"anchors": np.ones((0, 2))}, "anchors: expected at least one row, got none"),
-        ({"anchors": np.ones((1, 3))}, "expected rows of 2 entries, as those of targets; got 3"),
+        ({"anchors": np.ones((1, 3))}, "expected rows of 2 entries, as in targets; got 3"),
         ({"own": np.ones((2, 3))}, "own: expected 1 rows, one for each anchor; got 2"),
     ],
 )

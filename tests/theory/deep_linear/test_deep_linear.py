@@ -420,7 +420,7 @@ def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
         (lambda: dl.scratch_risk(n=[3, 11], d=10, sigma=0.1), r"n must be at most d-2 .* got 11"),
         (
             lambda: dl.fine_tuning_risk(load=1.0, theta=0.1, sigma=0.2),
-            "gamma must be other than 1 where sigma > 0",
+            "load must be other than 1 where sigma > 0",
         ),
         (
             lambda: dl.fine_tuning_risk(load=0.5, theta=3.5, sigma=0.2),
@@ -432,9 +432,9 @@ def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
         ),
         (
             lambda: dl.fine_tuning_risk(load=-0.5, theta=0.1, sigma=0.2),
-            "gamma must be a finite load",
+            "load must be a finite load",
         ),
-        (lambda: dl.fine_tuning_boundary(load=1.2, sigma=0.2), r"gamma must be a load in \[0, 1\)"),
+        (lambda: dl.fine_tuning_boundary(load=1.2, sigma=0.2), r"load must be a load in \[0, 1\)"),
         (
             lambda: dl.transferability("lineer", n=5, d=10, theta=0.1, sigma=0.1),
             "mode must be 'linear' or",

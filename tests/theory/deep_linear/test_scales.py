@@ -85,7 +85,7 @@ def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():
         (lambda: scales.unbalanced_scale(1.0, 0.5, np.inf), "imbalance must be finite; got inf"),
         (
             lambda: scales.unbalanced_risk(load=1.0, theta=0.1, sigma=0.1, imbalance=0.0),
-            r"gamma must be a load in \[0, 1\)",
+            r"load must be a load in \[0, 1\)",
         ),
         (
             lambda: diagonal.diagonal_limit(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(2), 1.0),

@@ -430,7 +430,7 @@ BAD = {
     "offset must have shape": lambda: training_time.flow_risk(
         np.ones(3), np.ones(4), n=5, sigma=0.1, times=TIMES
     ),
-    "gamma must be a load": lambda: pretraining.source_limit(load=0.0, theta=0.3, sigma=0.1),
+    "load must be a load": lambda: pretraining.source_limit(load=0.0, theta=0.3, sigma=0.1),
     "size must be a finite norm": lambda: risks.fine_tuning_risk(
         load=0.5, theta=0.3, sigma=0.1, depth=2, size=0.0
     ),

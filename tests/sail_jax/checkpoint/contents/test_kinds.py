@@ -73,7 +73,7 @@ UNMERGED = {
 @pytest.mark.parametrize("kind", UNMERGED)
 def test_models_with_an_adapter_that_is_not_merged(kind):
     said = not_a_model(UNMERGED[kind], {"config.json": b"{}"})
-    assert re.search(rf"adapter is not merged \({AT}\.(lora_A|ia3_l).*merge_and_unload", said)
+    assert re.search(rf"an unmerged adapter \({AT}\.(lora_A|ia3_l).*merge_and_unload", said)
 
 
 STATES = {

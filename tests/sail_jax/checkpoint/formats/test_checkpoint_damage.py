@@ -67,10 +67,13 @@ HEADERS = {
     "boolean shape": (_raw({"a": _entry(shape=(True, 2))}), "non-negative"),
     "real shape": (_raw({"a": _entry(shape=(2.0,))}), "non-negative"),
     "real offsets": (_raw({"a": _entry(offsets=(0, 8.0))}), "damaged"),
-    "unknown type": (_raw({"a": _entry("F4")}), "has the type 'F4'"),
+    "unknown type": (_raw({"a": _entry("F4")}), "has the unsupported dtype 'F4'"),
     "unknown key": (_raw({"a": _entry(x=1)}), "is described by"),
-    "no offsets": (_raw({"a": {"dtype": "F32", "shape": [2]}}), "no dtype, shape and offsets"),
-    "no description": (_raw({"a": 7}), "no dtype, shape and offsets"),
+    "no offsets": (
+        _raw({"a": {"dtype": "F32", "shape": [2]}}),
+        "lacks its dtype, shape or offsets",
+    ),
+    "no description": (_raw({"a": 7}), "lacks its dtype, shape or offsets"),
     "metadata of numbers": (_raw({"__metadata__": {"a": 1}, "a": _entry()}), "text by name"),
     "metadata with a surrogate": (
         _raw(b'{"__metadata__":{"x":"\\ud800"},"a":' + json.dumps(_entry()).encode() + b"}"),
@@ -116,10 +119,10 @@ def _weights(change):
 
 
 INDEXES = {
-    "no map": (lambda index: {}, "no valid 'weight_map'"),
-    "an empty map": (_weights(lambda w: {}), "no valid 'weight_map'"),
+    "no map": (lambda index: {}, "lacks a valid 'weight_map'"),
+    "an empty map": (_weights(lambda w: {}), "lacks a valid 'weight_map'"),
     "a list": (lambda index: [], "expected a JSON object"),
-    "numbers": (_weights(lambda w: {**w, "a": 7}), "no valid 'weight_map'"),
+    "numbers": (_weights(lambda w: {**w, "a": 7}), "lacks a valid 'weight_map'"),
     "parent": (_weights(lambda w: {**w, "a": "../x.safetensors"}), "not a plain file name"),
     "absolute": (_weights(lambda w: {**w, "a": "/etc/passwd"}), "not a plain file name"),
     "below": (_weights(lambda w: {**w, "a": "x/y.safetensors"}), "not a plain file name"),
@@ -131,13 +134,16 @@ INDEXES = {
     "a pickle": (_weights(lambda w: {**w, "a": "x.bin"}), "x.bin|No such file"),
     "too many": (
         _weights(lambda w: {**w, "z": w["a"]}),
-        "-00001-of-00002.safetensors: the index places 'z' here",
+        "-00001-of-00002.safetensors lacks 'z', which the index places there",
     ),
     "too few": (
         _weights(lambda w: {n: f for n, f in w.items() if n != "a"} | {"z": w["a"]}),
-        "index places 'z' here",
+        "lacks 'z', which the index places there",
     ),
-    "swapped": (_weights(lambda w: {**w, "a": w["b"], "b": w["a"]}), "index places 'a' here"),
+    "swapped": (
+        _weights(lambda w: {**w, "a": w["b"], "b": w["a"]}),
+        "lacks 'a', which the index places there",
+    ),
 }
 
 
@@ -153,9 +159,7 @@ def test_shards_that_disagree_with_their_index(shards):
     first = shards / "model-00001-of-00002.safetensors"
     save_checkpoint(shards / "x.safetensors", {**ARRAYS})
     os.replace(shards / "x.safetensors", first)
-    with pytest.raises(
-        CheckpointError, match=r"00001-of-00002.* holds 'b', which the index does not"
-    ):
+    with pytest.raises(CheckpointError, match=r"00001-of-00002.* holds 'b', which the index lacks"):
         open_checkpoint(shards)
     (shards / "model.safetensors.index.json").unlink()
     with pytest.raises(CheckpointError, match=r"'b' is also in .*00001"):
@@ -179,7 +183,7 @@ def test_shards_that_are_missing(shards):
 
 def test_a_name_is_told_in_one_line(tmp_path):
     (tmp_path / "m.safetensors").write_bytes(_raw({"a\r\n\x1b[1m": 7}))
-    with pytest.raises(CheckpointError, match=r"'a\\r\\n\\x1b\[1m' has no dtype"):
+    with pytest.raises(CheckpointError, match=r"'a\\r\\n\\x1b\[1m' lacks its dtype"):
         open_checkpoint(tmp_path / "m.safetensors")
 
 
@@ -282,11 +286,11 @@ def test_which_file_of_a_folder(tmp_path):
     only = tmp_path / "only"
     only.mkdir()
     (only / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="on request, with allow_pickle=True"):
+    with pytest.raises(CheckpointError, match="read only with allow_pickle=True"):
         open_checkpoint(only)
     for name in ("a.npz", "b.npz"):
         save_checkpoint(tmp_path / "two" / name, {"w": np.zeros(1)})
-    with pytest.raises(CheckpointError, match=r"several checkpoints: name one of a\.npz, b\.npz"):
+    with pytest.raises(CheckpointError, match=r"several checkpoints: choose one of a\.npz, b\.npz"):
         open_checkpoint(tmp_path / "two")
 
 
@@ -306,9 +310,9 @@ def _npy(array):
     ("data", "message"),
     [
         (_npy(np.array([1, "x"], object)), "Python objects, which are never unpickled"),
-        (_npy(np.array(["x"])), "entries of type .* are not read"),
-        (_npy(np.zeros(2, [("x", "f4")])), "are not read"),
-        (_npy(np.zeros(2, "V1")), "are not read"),
+        (_npy(np.array(["x"])), "it has the unsupported dtype"),
+        (_npy(np.zeros(2, [("x", "f4")])), "unsupported dtype"),
+        (_npy(np.zeros(2, "V1")), "unsupported dtype"),
         (_npy(np.zeros(2))[:-1], "does not fill its"),
         (_npy(np.zeros(2)).replace(b"(2,)", b"(9,)"), "does not fill its"),
         (_npy(np.zeros(2)).replace(b"(2,)", b"(-2,)"), "damaged|non-negative"),
@@ -402,7 +406,7 @@ def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
     blob = b"\x81\xa1a\xc8" + struct.pack(">H", len(shape)) + b"\1" + shape
     for data in (many, blob):
         file.write_bytes(data)
-        with pytest.raises(CheckpointError, match="too many values that are no arrays"):
+        with pytest.raises(CheckpointError, match="more than 1048576 keys and values"):
             open_checkpoint(file)
     file.write_bytes(b"\x81\xda\x0f\xff" + b"k" * 4095 + b"\x81\xa1a\1")
     with pytest.raises(CheckpointError, match="a path has more than 4096 characters: 'kkk"):
@@ -410,7 +414,7 @@ def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
     file.write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 10) + b"\1" * (1 << 10))
     assert load_checkpoint(file) == {f"a/{i}": 1 for i in range(1 << 10)}
     file.write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", (1 << 16) + 1) + b"\1" * ((1 << 16) + 1))
-    with pytest.raises(CheckpointError, match="more than 65536 numbers that are no arrays"):
+    with pytest.raises(CheckpointError, match="more than 65536 plain numbers"):
         open_checkpoint(file)
 
 
@@ -478,5 +482,5 @@ def test_damaged_orbax(tmp_path):
         open_checkpoint(tmp_path / "o")
     for item in ("params", "opt"):
         save_checkpoint(tmp_path / "many" / item, ARRAYS, format="orbax")
-    with pytest.raises(CheckpointError, match="several orbax items: name one of opt, params"):
+    with pytest.raises(CheckpointError, match="several orbax items: choose one of opt, params"):
         open_checkpoint(tmp_path / "many")

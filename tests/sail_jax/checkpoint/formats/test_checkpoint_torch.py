@@ -120,7 +120,7 @@ def test_nested_checkpoints_and_shards(tmp_path, fake):
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     found = _load(folder)
     np.testing.assert_array_equal(found["b"], b.array)
-    with pytest.raises(CheckpointError, match="PyTorch pickle, read only on request"):
+    with pytest.raises(CheckpointError, match="PyTorch pickle, which is read only with"):
         open_checkpoint(folder)
 
 
@@ -175,14 +175,14 @@ def _evil():
 def test_hostile_pickles_are_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     archive(tmp_path / "m.bin", _evil()[name])
-    with pytest.raises(CheckpointError, match=r"m\.bin (is refused: the pickle wants|is damaged)"):
+    with pytest.raises(CheckpointError, match=r"m\.bin (is refused: the pickle uses|is damaged)"):
         _load(tmp_path / "m.bin")
     assert not (tmp_path / "pwned").exists()
 
 
 def test_the_forbidden_name_is_told(tmp_path):
     archive(tmp_path / "m.bin", _evil()["os.system"])
-    with pytest.raises(CheckpointError, match=r"the pickle wants '(posix|os)\.system'"):
+    with pytest.raises(CheckpointError, match=r"the pickle uses '(posix|os)\.system'"):
         _load(tmp_path / "m.bin")
 
 
@@ -233,7 +233,9 @@ def test_many_views_of_one_storage(tmp_path, fake, strides, monkeypatch):
         fake.save(tmp_path / "m.bin", tree, [storage])
         if n == 48:
             assert _load(tmp_path / "m.bin")["w47"].flat[0] == 47
-    with pytest.raises(CheckpointError, match=r"m\.bin: its tensors are views of 16\.4 kB, for "):
+    with pytest.raises(
+        CheckpointError, match=r"m\.bin: its tensors are views of 16\.4 kB and would "
+    ):
         open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
 
 
@@ -255,7 +257,7 @@ def test_packed_views_in_order_unpack_once(tmp_path, fake, monkeypatch):
             found = _load(tmp_path / "m.bin")
             assert np.array_equal(np.concatenate([*found.values()]), data)
             assert opened.count("archive/data/0") == 1
-    with pytest.raises(CheckpointError, match=r"views of 8\.0 kB, for which 2\.0 MB would be read"):
+    with pytest.raises(CheckpointError, match=r"views of 8\.0 kB and would need 2\.0 MB of reads"):
         open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
 
 
@@ -282,7 +284,7 @@ def test_functions_of_many_arguments_and_long_paths(tmp_path, fake):
         fake.save(tmp_path / "m.bin", {"w": parameter}, [storage])
         if extra == 8:
             assert list(_load(tmp_path / "m.bin")) == ["w"]
-    with pytest.raises(CheckpointError, match="called with what is no arguments"):
+    with pytest.raises(CheckpointError, match="called with wrong arguments"):
         _load(tmp_path / "m.bin")
     fake.save(tmp_path / "m.bin", {"k" * 4000: {"k" * 96: tensor}}, [storage])
     with pytest.raises(CheckpointError, match="a path has more than 4096 characters"):
@@ -302,7 +304,7 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
     with pytest.raises(CheckpointError, match="the bytes of 'w' are missing"):
         _load(tmp_path / "m.bin")
     (tmp_path / "old.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
-    with pytest.raises(CheckpointError, match=r"before 1\.6 is not read"):
+    with pytest.raises(CheckpointError, match=r"before 1\.6 is not supported"):
         _load(tmp_path / "old.bin")
     fake.save(tmp_path / "m.bin", {}, [], zipfile.ZIP_DEFLATED, byteorder="b" * 99)
     data, packed = (tmp_path / "m.bin").read_bytes(), zlib.compress(b"b" * 99, wbits=-15)

@@ -90,7 +90,9 @@ def test_too_many_open_files_name_the_remedy(shards, few):
                 taken.append(os.open(shards, os.O_RDONLY))
         with pytest.raises(CheckpointError, match=r"Too many open files \(`ulimit -n` shows"):
             File(shards / "model-00001-of-00040.safetensors")
-        with pytest.raises(disk.StoreError, match=r"`ulimit -n` shows how many, and raises it"):
+        with pytest.raises(
+            disk.StoreError, match=r"`ulimit -n` shows the limit of open files, and raises it"
+        ):
             disk.write_atomic(shards / "x", b"")
     finally:
         for fd in taken:

@@ -310,7 +310,7 @@ def test_stopped_while_it_factors_it_resumes_to_the_same_bytes(tmp_path, monkeyp
         with pytest.raises(KeyboardInterrupt):
             extract_adapter(*paths, out, rank=2, run=RunOptions(threads=1))
     assert not out.exists()
-    with pytest.raises(CheckpointError, match="this very work, unfinished; resume=True"):
+    with pytest.raises(CheckpointError, match="of the same run; continue it with resume=True"):
         extract_adapter(*paths, out, rank=2)
     with pytest.raises(CheckpointError, match="unfinished work of another run"):
         extract_adapter(*paths, out, rank=1, run=RunOptions(resume=True))
@@ -366,22 +366,22 @@ REFUSED = {
     ),
     "resized": (
         ["extract", "base", "wide", "out", "--rank", "1"],
-        r"'lm_head.weight' is \[13, 8\], .*store it whole, --modules-to-save lm_head",
+        r"'lm_head.weight' has shape \[13, 8\], .*store it whole with --modules-to-save lm_head",
     ),
     "NaN": (["extract", "base", "nan", "out", "--rank", "1"], "NaN or infinity in .*q_proj"),
     "weights": (["merge", "a", "b", "out", "--weights", "1"], "--weights: expected 2 finite"),
-    "no adapter": (["merge", "a", "base", "out"], "base is no adapter"),
+    "no adapter": (["merge", "a", "base", "out"], "base is not an adapter"),
     "a method": (["merge", "a", "b", "out", "--method", "tise"], "no merging method 'tise'"),
     "its option": (
         ["merge", "a", "b", "out", "--method", "ties", "--set", "dens=1"],
-        "ties has no option 'dens' .nearest: 'density'",
+        "ties does not have the option 'dens' .nearest: 'density'",
     ),
     "an option alone": (
         ["merge", "a", "b", "out", "--set", "x=1"],
         "--set x: an option of --method",
     ),
-    "more": (["merge", "saved", "b", "out"], "saved: expected factors of matrices alone, got more"),
-    "applied": (["apply", "base", "tuned", "out"], "tuned is no adapter"),
+    "more": (["merge", "saved", "b", "out"], "saved: expected only factors of matrices, got more"),
+    "applied": (["apply", "base", "tuned", "out"], "tuned is not an adapter"),
 }
 
 
@@ -433,4 +433,4 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     assert "all 5 modules: error" in out
-    assert "lost: model.norm.weight (shape [8], factors are of matrices)" in err
+    assert "lost: model.norm.weight (shape [8], only matrices have factors)" in err

@@ -147,10 +147,10 @@ def test_refusals(pair, tmp_path):
     fewer = {k: v for k, v in tensors.items() if k != "lm_head.weight"}
     wider = tensors | {"model.norm.weight": np.ones(9, np.float32)}
     cases = {
-        "has no 'lm_head.weight', which": save(tmp_path / "fewer", fewer, config),
-        r"model.norm.weight' is \[8\] in .* and \[9\] in": save(tmp_path / "wider", wider, config),
+        "lacks 'lm_head.weight' of ": save(tmp_path / "fewer", fewer, config),
+        r"norm.weight' has shape \[8\] in .* and \[9\] in": save(tmp_path / "wider", wider, config),
     }
-    cases["has no config.json: say where"] = save(tmp_path / "bare", tensors)
+    cases["lacks a config.json: give its path"] = save(tmp_path / "bare", tensors)
     for message, other in cases.items():
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, other, tmp_path / "out")
@@ -161,9 +161,9 @@ def test_refusals(pair, tmp_path):
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, save(tmp_path / f"c{k}", tensors, other), tmp_path / "out")
     stated = save(tmp_path / "stated", tensors, config | {"num_key_value_heads": 4})
-    with pytest.raises(ValueError, match="states 'num_key_value_heads': 4, the other 2: only"):
+    with pytest.raises(ValueError, match=r"'num_key_value_heads' is 4 in .* and 2 in .*: only"):
         align_checkpoints(stated, b, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"out lies in .*a, which is read"):
+    with pytest.raises(ValueError, match=r"out lies in the input .*a"):
         align_checkpoints(a, b, a / "out")
     with pytest.raises(ValueError, match="b exists already"):
         align_checkpoints(a, b, b)
@@ -171,13 +171,13 @@ def test_refusals(pair, tmp_path):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
             align_checkpoints(a, b, tmp_path / "out", **options)
     complex_ = {k: v.astype(np.complex64) for k, v in tensors.items()}
-    with pytest.raises(ValueError, match="is complex64: only real numbers"):
+    with pytest.raises(ValueError, match="is complex64: only real floats"):
         align_checkpoints(a, save(tmp_path / "complex", complex_, config), tmp_path / "out")
     with pytest.raises(ValueError, match=r"only 'qk.0', which cannot be matched.*rotary"):
         align_checkpoints(a, b, tmp_path / "out", spaces="qk.*")
-    with pytest.raises(ValueError, match=r"'hiden.\*': names no space .nearest: 'hidden"):
+    with pytest.raises(ValueError, match=r"'hiden.\*' matches no space .nearest: 'hidden"):
         align_checkpoints(a, b, tmp_path / "out", spaces=["hiden.*"])
-    with pytest.raises(ValueError, match=r"unknown method 'activations'.*need data"):
+    with pytest.raises(ValueError, match=r"unknown method 'activations'.*needs data"):
         align_checkpoints(a, b, tmp_path / "out", method="activations")
     with pytest.raises(ValueError, match=r"matching these spaces takes at least 0"):
         align_checkpoints(a, b, tmp_path / "out", run=RunOptions(max_memory=10**6))
@@ -236,9 +236,9 @@ def test_an_architecture_known_only_by_a_table(tmp_path):
     assert main([*command, *table, "--spaces", "hidden.*"]) == 0
     for name, x in load_checkpoint(tmp_path / "out").items():
         np.testing.assert_array_equal(x, one[name])
-    # a recurrent space is refused, with what to do, and then left out of the say
+    # a recurrent space is refused, with advice, and then ignored
     assert main([*command[:-2], str(tmp_path / "again"), *table]) == 2
-    assert main([*command[:-2], str(tmp_path / "again"), *table, "--weigh", "cell=0"]) == 0
+    assert main([*command[:-2], str(tmp_path / "again"), *table, "--weights", "cell=0"]) == 0
 
 
 def scaled(tmp_path, dtype):
@@ -276,9 +276,28 @@ def test_the_command_takes_tensors_without_axes(tmp_path, capsys):
     table = "axes: {in: hidden x*, out: y hidden*, scale: '', steps: ''}\n"
     (tmp_path / "t.yaml").write_text(table + "spaces: {x: outer, y: outer, hidden: relu}\n")
     command = ["align", a, b, tmp_path / "out", "--spec", tmp_path / "t.yaml", "--quiet"]
-    assert main(list(map(str, command))) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("; exactness: not run")
+    # the old spelling works, too, and says so
+    assert main([*map(str, command), "--no-normalize", "--weigh", "in=2"]) == 0
+    printed = capsys.readouterr()
+    assert "note: --weigh is now --weights; the old name goes in 0.3\n" in printed.err
+    assert "sum_t |A_t - B_t|^2, except 1 tensor by --weights; 0 before the" in printed.out
+    assert printed.out.splitlines()[-1].endswith("; exactness: not run")
     assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_objective_is_the_weighted_squared_distance(tmp_path, normalize):
+    a, b, one, _ = scaled(tmp_path, "float32")
+    far = load_checkpoint(b) | {"out": 3 * load_checkpoint(b)["out"]}
+    axes = (("in", "hidden x*"), ("out", "y hidden*"), ("scale", ""), ("steps", ""))
+    rules = Rules(axes, {"x": "outer", "y": "outer", "hidden": "relu"})
+    c = save(tmp_path / "c", far)
+    done = align_checkpoints(a, c, None, spec=rules, normalize=normalize)
+    square = np.sum(one["out"].astype(float) ** 2)
+    weight = 1 / (3 * square) if normalize else 1
+    assert done.aligned.history[-1] == pytest.approx(weight * 4 * square, rel=1e-5)
+    with pytest.raises(ValueError, match="normalize must be True or False, got 1"):
+        align_checkpoints(a, c, None, spec=rules, normalize=1)
 
 
 @pytest.mark.slow
@@ -300,7 +319,7 @@ def test_a_recurrent_space_is_refused_in_one_sentence(tmp_path, capsys):
     assert main(["align", str(a), str(a), out, "--spec", str(tmp_path / "t.yaml")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "'memory' occurs twice in leaf 'cell' (recurrence)" in line
-    assert "weights={'cell': 0}" in line
+    assert "leave the space out by --spaces, or ignore the leaf by --weights" in line
 
 
 def test_the_command(pair, tmp_path, capsys):
@@ -315,8 +334,12 @@ def test_the_command(pair, tmp_path, capsys):
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("hidden.")}
     assert rows["hidden.0"][1:3] == ["permutation", "12"]
     assert rows["hidden.0"][5:] == ["1.0000", "nothing", "found"]
+    objective = (
+        r"objective \(weight matching\): sum_t \|A_t - B_t\|\^2 / \(\|A_t\| \|B_t\|\); .* 0 after"
+    )
+    assert any(re.match(objective, x) for x in lines)
     assert any(re.match(r"distance \|A - B\| / \|A\|: .* before, 0 after", x) for x in lines)
-    assert "; exactness: exact (outputs" in lines[-1]  # by what has been run
+    assert "; exactness: the function is preserved" in lines[-1]  # by what has been run
     assert any(
         line.startswith("B before and after, outputs in float32: ") and "within" in line
         for line in lines

@@ -163,7 +163,7 @@ def test_an_upgrade_before_it_is_resumed(laid, monkeypatch):
     monkeypatch.setattr(running.random_bits, "STREAM", 0)
     message = (
         f"begun with jax {began['jax']}, random bits stream 1, and this is jax 9.9, "
-        "random bits stream 0: "
+        "random bits stream 0; "
     )
     with pytest.raises(CheckpointError, match=message):
         merged(folder, resume=True)

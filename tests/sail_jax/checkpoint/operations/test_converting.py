@@ -158,10 +158,10 @@ def test_resumed_and_refused(tmp_path):
     assert (first.unchanged, again.unchanged) == (False, True)
     refusals = [
         (("hf", "x", "pytorch"), {}, "expected one of 'hugging-face', .*; got 'pytorch'"),
-        (("hf", "x", "hugging-face"), {}, "tensors of Hugging Face already"),
+        (("hf", "x", "hugging-face"), {}, "Hugging Face tensors already"),
         (("hf", "x", "maxtext"), {"dtype": "float23"}, "dtype.*got 'float23'.*float32"),
         (("hf", "x", "maxtext"), {"vocab_size": 3}, "hf: vocab_size.*11 rows"),
-        (("out.npz", "x", "maxtext"), {}, "config.json of the network at Hugging Face is needed"),
+        (("out.npz", "x", "maxtext"), {}, "Hugging Face config.json of the network is needed"),
     ]
     for (source, out, to), options, message in refusals:
         with pytest.raises(ValueError, match=message):

@@ -84,19 +84,19 @@ def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
     assert left(out) == ["first", "other", "third"]  # ours by its record, though of another name
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
     assert not os.path.samestat(before, (out / "first" / ".sail-jax").stat())
-    for name, reason in ((".DS_Store", "it is no folder"), ("first/mine", "'mine' was added")):
+    for name, reason in ((".DS_Store", "it is not a folder"), ("first/mine", "'mine' was added")):
         (out / name).write_text("mine")
         where = out / name.removesuffix("/mine")
-        with pytest.raises(CheckpointError, match=f"{where} is left alone, as {reason}"):
+        with pytest.raises(CheckpointError, match=f"{where} is not replaced, because {reason}"):
             merge_recipe(recipe, out, run=forced)
         with pytest.raises(CheckpointError, match=r"place for the output$"):
             merge_recipe(recipe, out)
         (out / name).unlink()
     reads = text(folder, FIRST, third.replace("model: A", f"model: {out}/third"))
-    with pytest.raises(CheckpointError, match=r"third lies in .*third, which is read"):
+    with pytest.raises(CheckpointError, match=r"third lies in the input .*third"):
         merge_recipe(reads, out, run=forced)
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
-    with pytest.raises(CheckpointError, match=r"first is left alone, as it is one output"):
+    with pytest.raises(CheckpointError, match=r"first is not replaced, because it is one output"):
         merge_recipe(recipe, out / "first", run=forced)
     assert left(folder) == ["out"]
 
@@ -110,7 +110,7 @@ BAD = {
     "two without a name": ([FIRST, LAST.replace("second", "first"), LAST.replace("second", "A")],
                            "r:6:1", "needs a name"),
     "one without a name": ([LAST.replace("second", "first"), SECOND, FIRST], "r:1:1",
-                           "needs a name, as this and 'second' are both used by no other"),
+                           "needs a name, since this and 'second' are both outputs"),
     "a path": ([FIRST.replace("first", "'../first'"), LAST], "r:1:7", "a name for a folder"),
     "hidden": ([FIRST.replace("first", ".first"), LAST], "r:1:7", "a name for a folder"),
     "a file": ([FIRST.replace("first", "first.npz"), LAST], "r:1:7", "a name for a folder"),
@@ -148,7 +148,7 @@ def test_an_interrupt_leaves_what_is_done_and_resume_goes_on(folder):
     assert left(folder) == [BETWEEN]
     written = folder / BETWEEN / "models" / "first" / "model.safetensors"
     before = written.stat()
-    with pytest.raises(CheckpointError, match="resume=True continues them, or remove it"):
+    with pytest.raises(CheckpointError, match="continue them with resume=True, or remove it"):
         merge_recipe(recipes, folder / "out")
     during, merged = [], []
     run = RunOptions(resume=True, progress=lambda done, total, tensor: merged.append(tensor))
@@ -189,12 +189,12 @@ def test_resume_trusts_no_record_of_other_inputs_or_recipes(folder):
 def test_a_mistake_in_the_last_is_found_before_anything_is_written(folder):
     save_checkpoint(folder / "other", {"w": A[:1]})
     last = LAST.replace("model: second", f"model: {folder}/other")
-    with pytest.raises(RecipeError, match=r"w is \[1, 3\] in .* and \[2, 3\] in first"):
+    with pytest.raises(RecipeError, match=r"w has shape \[1, 3\] in .* and \[2, 3\] in first"):
         merge_recipe(text(folder, FIRST, last), folder / "out")
     assert left(folder) == ["other"]
     (folder / BETWEEN / "models").mkdir(parents=True)
     (folder / BETWEEN / "models" / "precious").write_text("x")
-    with pytest.raises(CheckpointError, match=r"holds what no run left there \(precious\)"):
+    with pytest.raises(CheckpointError, match=r"holds a file that no run leaves \(precious\)"):
         merge_recipe(text(folder, FIRST, SECOND), folder / "out", run=RunOptions(resume=True))
     assert (folder / BETWEEN / "models" / "precious").read_text() == "x"
 
@@ -253,7 +253,7 @@ def test_what_needs_values_of_another_is_planned_once_they_are_there(folder, mon
     with previewed(documents) as (first, *others):
         assert isinstance(first, Prepared)
         assert [str(other) for other in others] == [
-            "values of first are needed, which has to be merged first",
+            "values of first are needed, which must be merged first",
             "second is not planned yet",
         ]
     with pytest.raises(RecipeError, match="read"):

@@ -143,7 +143,7 @@ def test_a_recipe_makes_the_same_merge(models, tmp_path):
         text = recipe_of(arm, options, tuned, base, seed=7)
         merge_recipe(text, tmp_path / arm.name)
         np.testing.assert_array_equal(load_checkpoint(tmp_path / arm.name)["w"], expected)
-    with pytest.raises(ValueError, match="scales of groups have no recipe"):
+    with pytest.raises(ValueError, match="a recipe cannot have scales of groups"):
         recipe_of(Arm("g", arm.make, {}, {}, ("w",)), {"scales": [1.0]}, tuned, base)
 
 

@@ -184,7 +184,7 @@ def test_prompt_that_does_not_fit_in_memory_is_refused(models, tmp_path):
     folders, _ = models
     long = text(folders, "hidden").replace("[2]", f"[{', '.join(['2'] * 5000)}]", 1)
     # 5000 (12 16 + 4 24 + 4 4 5000) numbers of 4 bytes: 1.61 GB, and 0.35 GB for the program.
-    words = r"max_memory: running a prompt of 5000 tokens takes about 1\.95 GB, 1\.61 GB of it"
+    words = r"max_memory: running a prompt of 5000 tokens takes about 1\.95 GB \(1\.61 GB of it"
     with pytest.raises(CheckpointError, match=words):
         upcycle_checkpoint(long, tmp_path / "out", run=RunOptions(max_memory=10**9))
     assert not (tmp_path / "out").exists()
@@ -209,18 +209,18 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, models):
     save(tmp_path / "wide", {**found[1], "model.layers.0.mlp.up_proj.weight": np.ones((2, 2))})
     save(tmp_path / "bare", found[0])
     for name, message in (
-        ("gpt2", "has model_type 'gpt2', and the base .* has 'llama'"),
+        ("gpt2", "model_type is 'gpt2' in .*, but 'llama' in the base"),
         ("wide", r"experts\[0\]: 'model.layers.0.mlp.up_proj.weight' is \[2, 2\], expected"),
         ("missing", "missing"),
     ):
         given = text([folders[0], tmp_path / name], experts=(1,), more="experts_per_token: 1")
         with pytest.raises(ValueError, match=message):
             upcycle_checkpoint(given, tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"lacks a config\.json"):
         upcycle_checkpoint(mixtures.copies(tmp_path / "bare", 2), tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"has the token 20, and there are 20 embeddings"):
+    with pytest.raises(CheckpointError, match=r"the token 20, but there are only 20 embeddings"):
         upcycle_checkpoint(text(folders).replace("[2]", "[20]"), tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json: give prompts as lists"):
+    with pytest.raises(CheckpointError, match=r"lacks a tokenizer\.json: give prompts as lists"):
         upcycle_checkpoint(text(folders).replace("[2]", "words"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -232,13 +232,13 @@ FILES = {
     "no base": (None, "a mixture needs 'base_model', which is missing"),
     "k above the experts": (
         f"experts_per_token: 3\nexperts: [{E1}, {E2}]",
-        "experts_per_token is 3, and there are 2 experts",
+        "experts_per_token is 3, but there are only 2 experts",
     ),
     "k of 0": (f"experts_per_token: 0\nexperts: [{E1}, {E2}]", "greater than or equal to 1"),
     "an unknown mode": (f"gate_mode: cheap\nexperts: [{E1}, {E2}]", "expected one of hidden"),
     "no prompts": (
         f"experts: [{E1}, {{source_model: b}}]",
-        "an expert needs positive_prompts where gate_mode is hidden",
+        "an expert needs positive_prompts if gate_mode is hidden",
     ),
     "prompts that are one": (f"experts: [{E1}, {E1}]", "all experts have the same prompts"),
     "an empty prompt": (
@@ -255,13 +255,16 @@ FILES = {
     ),
     "a shared expert without prompts": (
         f"experts: [{E1}, {E2}]\nshared_experts: [{{source_model: c}}]",
-        "an expert needs positive_prompts where gate_mode is hidden",
+        "an expert needs positive_prompts if gate_mode is hidden",
     ),
     "noise below 0": (
         f"experts: [{E1}, {{source_model: b, positive_prompts: [[2]], noise_scale: -1}}]",
         "expected greater than or equal to 0",
     ),
-    "a wrong word": (f"expert: 1\nexperts: [{E1}, {E2}]", "'expert' is no key of a mixture"),
+    "a wrong word": (
+        f"expert: 1\nexperts: [{E1}, {E2}]",
+        "does not have the key 'expert'",
+    ),
 }
 
 

@@ -80,7 +80,7 @@ def test_work_left_by_an_exception_is_continued(tmp_path, place):
         out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
         raise ZeroDivisionError
     assert not (tmp_path / place).exists()
-    with pytest.raises(CheckpointError, match="unfinished; resume=True"):
+    with pytest.raises(CheckpointError, match="same run; continue it with resume=True"):
         _create(tmp_path / place)
     for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
         with pytest.raises(CheckpointError, match="unfinished work of another run"):
@@ -298,7 +298,7 @@ def test_what_is_not_whole_is_not_done(tmp_path):
         ):
             with pytest.raises(CheckpointError, match=message):
                 out.write(*args)
-        with pytest.raises(CheckpointError, match="no tensor of this output"):
+        with pytest.raises(CheckpointError, match="not a tensor of this output"):
             out.done("z")
         out.abandon()
     assert _names(tmp_path) == []
@@ -398,10 +398,10 @@ WAYS = {
     "'model.safetensors' in it was changed ": lambda out: _linked(out / "model.safetensors"),
     "'step/state' in it was changed  ": lambda out: _pipe(out / "step" / "state"),
     "its record .* is damaged": lambda out: _behind_its_back(out / written.RECORD, 40),
-    "it has no record": lambda out: (out / written.RECORD).unlink(),
-    "it has no record ": lambda out: _linked(out / written.RECORD),
+    "it lacks sail-jax's record": lambda out: (out / written.RECORD).unlink(),
+    "it lacks sail-jax's record ": lambda out: _linked(out / written.RECORD),
     "it is a link": lambda out: _linked(out),
-    "it is no folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
+    "it is not a folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
 }
 
 
@@ -411,7 +411,7 @@ def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
     _older(out)
     WAYS[said](out)
     before = _bytes(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"m is left alone, as {said.strip()}"):
+    with pytest.raises(CheckpointError, match=rf"m is not replaced, because {said.strip()}"):
         _create(out, force=True)
     assert _bytes(tmp_path) == before
     assert not out.with_name(".m.partial").exists()
@@ -471,7 +471,7 @@ def _planted_journal(partial, victim):
     ("plant", "says"),
     [
         (_planted_link, "00003.safetensors is a link"),
-        (_planted_hard_link, r"00003.safetensors is another file as well \(a hard link\)"),
+        (_planted_hard_link, r"00003.safetensors has a second name \(a hard link\)"),
         (_planted_extra, "config.json is a link"),
         (_planted_data, "data is a link"),
         (_planted_folder, ".m.partial is a link"),
@@ -529,7 +529,7 @@ def test_work_of_another_version_is_not_continued(tmp_path):
     with _create(place, versions=began) as out:
         _write(out, ["a"])
     now = {"sail-jax": "1.1", "jax": "0.10.2", "numpy": "2.0"}
-    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2: values"
+    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2; values"
     with pytest.raises(CheckpointError, match=message):
         _create(place, versions=now, resume=True)
     with pytest.raises(CheckpointError, match="begun with device of a version that is not noted"):
@@ -555,7 +555,7 @@ def test_a_finished_output_is_compared_and_stays(tmp_path, place):
     with _create(place, resume=True) as out:
         other = ARRAYS["c"].copy()
         other[-1] += 1
-        with pytest.raises(CheckpointError, match="exists already, and its 'c' is another"):
+        with pytest.raises(CheckpointError, match="exists already with a different 'c'"):
             out.write("c", other)
     kinds = ({**WANTED, "d": (np.float32, ())}, {**WANTED, "c": (np.int64, ARRAYS["c"].shape)})
     for other in kinds:
@@ -580,7 +580,7 @@ def test_an_empty_folder_is_taken_and_nothing_else(tmp_path):
         out.commit()
     (tmp_path / ".n.partial").mkdir()
     (tmp_path / ".n.partial" / "mine").write_text("precious")
-    with pytest.raises(CheckpointError, match="holds what no run left there"):
+    with pytest.raises(CheckpointError, match="holds a file that no run leaves"):
         _create(tmp_path / "n")
     assert (tmp_path / ".n.partial" / "mine").read_text() == "precious"
 

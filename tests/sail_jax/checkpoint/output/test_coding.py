@@ -292,11 +292,14 @@ def recipe(tmp_path, folder, more=""):
 
 REFUSED = {
     "plain": (None, "is not quantised; expected a checkpoint in FP8"),
-    "int8": ({"codes": np.int8}, "'q.weight' has no codes of float8_e4m3fn with plain scales"),
-    "e5m2": ({"codes": ml_dtypes.float8_e5m2}, "'q.weight' has no codes of float8_e4m3fn"),
+    "int8": (
+        {"codes": np.int8},
+        "is not stored as float8_e4m3fn codes with plain scales",
+    ),
+    "e5m2": ({"codes": ml_dtypes.float8_e5m2}, "'q.weight' is not stored as float8_e4m3fn codes"),
     "modelopt": ({"quant_method": "modelopt"}, "modelopt needs scales of activations"),
     "zeros": ({"quant_method": "compressed-tensors"}, "with plain scales"),
-    "nothing stated": ({}, "its config.json has no quantization_config"),
+    "nothing stated": ({}, "its config.json lacks a quantization_config"),
 }
 
 
@@ -339,5 +342,5 @@ def test_nan_has_no_code(tmp_path):
     arrays["layers.0.q.weight"][3, 4] = np.nan
     save_checkpoint(b, arrays, extras={"config.json": b'{"model_type": "x"}'})
     loose = RunOptions(requantize="fp8", allow_nonfinite=True)
-    with pytest.raises(CheckpointError, match=r"layers.0.q.weight: NaN or infinity, for which FP8"):
+    with pytest.raises(CheckpointError, match=r"layers.0.q.weight has NaN or infinity, which FP8"):
         merge_checkpoints([b], tmp_path / "out", base=a, method="task_arithmetic", run=loose)

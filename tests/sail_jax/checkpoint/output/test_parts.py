@@ -164,7 +164,7 @@ def test_a_part_reads_its_own_tensors_for_statistics(models, tmp_path, monkeypat
 
     monkeypatch.setattr(StoredTensor, "read", noted)
     run = replace(RUN, part=(2, 3), shard_bytes=1)
-    with pytest.raises(WaitedError, match="not running: parts 1, 3 of 3; start what is missing"):
+    with pytest.raises(WaitedError, match="not running: parts 1, 3 of 3; start the missing parts"):
         merging(models, tmp_path / "out", run, SUMS)
     mine = {path.name for path in (tmp_path / ".out.partial" / "data").iterdir()}
     # Each tensor has a file of its own here.
@@ -203,7 +203,7 @@ def test_a_part_that_was_killed_goes_on(models, tmp_path):
         merging(models, out, replace(RUN, part=(1, 2), progress=stop), measure=True)
     again, finished = [], [*map(json.loads, journal(out, 1)[1:])]
     assert finished
-    with pytest.raises(CheckpointError, match="resume=True continues it"):
+    with pytest.raises(CheckpointError, match="continue it with resume=True"):
         merging(models, out, replace(RUN, part=(1, 2)))
     run = replace(RUN, resume=True, progress=lambda done, total, name: again.append(name))
     merging(models, out, replace(run, part=(1, 2)), measure=True)
@@ -225,7 +225,7 @@ def journal(out, number):
 def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkeypatch):
     out = tmp_path / "out"
     join = replace(RUN, join=True)
-    with pytest.raises(CheckpointError, match=r"join=True: .* holds no part of out; make them"):
+    with pytest.raises(CheckpointError, match=r"join=True: .* holds no part of out; make the "):
         merging(models, out, join)
     assert not [*tmp_path.iterdir()]
     merging(models, out, replace(RUN, part=(1, 3)))
@@ -241,9 +241,9 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     # Another part never writes beside this one if it does not belong with it.
     wrong: list[tuple[RunOptions, dict[str, Any], str]] = [
         (replace(RUN, part=(2, 4)), {}, r"part 1 and part 2 of 4 do not .* \(of 3 and of 4 parts"),
-        (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 is of another run"),
-        (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 is of another run"),
-        (RUN, {}, "holds parts of an output; join=True joins them"),
+        (replace(RUN, part=(2, 3)), {"weights": [1, 2]}, "part 1 of 3 belongs to another run"),
+        (replace(RUN, part=(2, 3), shard_bytes=2000), {}, "part 1 of 3 belongs to another run"),
+        (RUN, {}, "holds parts of an output; join them with join=True"),
     ]
     for run, options, why in wrong:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -253,7 +253,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     computing = running._computing()
     for number in (2, 3):
         merging(models, out, replace(RUN, part=(number, 3), resume=True))
-    with pytest.raises(CheckpointError, match="part 1 of 3 is of another run"):
+    with pytest.raises(CheckpointError, match="part 1 of 3 belongs to another run"):
         merging(models, out, join, weights=[1, 2])
     # Where no part saw the other, whoever joins them does.
     other = saved / "out"
@@ -290,7 +290,7 @@ def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, a
         with pytest.raises(KeyboardInterrupt):
             merging(models, out, join)
     if at == "seal":
-        with pytest.raises(CheckpointError, match="is being joined; join=True goes on"):
+        with pytest.raises(CheckpointError, match="is being joined; continue with join=True"):
             merging(models, out, replace(RUN, part=(1, 2), resume=True))
     assert merging(models, out, replace(join, resume=True)).unchanged == (at == "tidy")
     assert files(out) == files(one)
@@ -300,7 +300,7 @@ def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, a
 @pytest.mark.parametrize(
     ("out", "run", "why"),
     [
-        ("out.npz", {}, "parts share out files, and .* is written as one"),
+        ("out.npz", {}, "part divides the files of an output, but .* is written as one"),
         ("out", {"format": "orbax"}, "is written as one"),
         ("out", {"shard_bytes": 10**6}, "is written as one"),
         ("out", {"shard_bytes": 3000}, r"has \d files that can be parted.*shard_bytes"),
@@ -326,7 +326,7 @@ def test_other_operations_refuse_parts_before_they_read(models, tmp_path, monkey
 
     monkeypatch.setattr(StoredTensor, "read", read)
     for run in (RunOptions(part=(1, 2)), RunOptions(join=True)):
-        with pytest.raises(CheckpointError, match="averaging are carried out in parts"):
+        with pytest.raises(CheckpointError, match="averaging can be done in parts"):
             extract_adapter(models / "base", models / "a", tmp_path / "out", rank=2, run=run)
     assert not [*tmp_path.iterdir()]
 

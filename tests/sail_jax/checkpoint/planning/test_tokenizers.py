@@ -161,7 +161,7 @@ def test_rows_named_by_the_recipe(model):
         np.testing.assert_array_equal(rows[name][7], old["two"][2])
         np.testing.assert_array_equal(rows[name][1], old["two"][1])  # forced
         np.testing.assert_array_equal(rows[name][2], old[name][2])  # every model has its own
-    assert any("'b'; without force" in note for note in found.notes)
+    assert any("'b'; it has no effect without force" in note for note in found.notes)
     head = next(t for t in found.treatments if t.name == "lm_head.weight")
     np.testing.assert_array_equal(entries(head.models[0])[5], 0)
 
@@ -179,7 +179,7 @@ def test_ids_beyond_the_embedding(model):
     assert any("'<pad>' (id 8) has no row anywhere" in note for note in found.notes)
     short = model("short", 3, rows=4, tokenizer=document())
     with pytest.raises(
-        RecipeError, match="tokens of the tokenizer's core, as 'c', have ids beyond"
+        RecipeError, match="tokens of the tokenizer's core, such as 'c', have ids beyond"
     ):
         merged(LINEAR.replace("one", "short") + "tokenizer_source: base", short=short, two=short)
 
@@ -192,7 +192,7 @@ def test_other_cores_are_not_appended(model):
     found, *_ = merged(LINEAR + "tokenizer_source: base", one=one, two=two)
     assert any("1 tokens of two are not in the output" in note for note in found.notes)
     foreign = model("two", 2, tokenizer=document(["x", "y"]))
-    with pytest.raises(RecipeError, match="no token in common"):
+    with pytest.raises(RecipeError, match="share no token"):
         merged(LINEAR + "tokenizer_source: base", one=one, two=foreign)
 
 
@@ -233,7 +233,7 @@ def test_older_files(model):
     _, _, rows, old = merged(LINEAR + "tokenizer_source: union", one=one, two=two)
     np.testing.assert_array_equal(rows["two"][5], old["two"][6])
     more = model("two", 2, tokenizer=document(added=[("<y>", 6)]))
-    with pytest.raises(RecipeError, match=r"needs tokenizer\.json"):
+    with pytest.raises(RecipeError, match=r"needs a tokenizer\.json"):
         merged(LINEAR + "tokenizer_source: union", one=one, two=more)
 
 
@@ -286,5 +286,5 @@ def test_rows_are_read_in_any_pieces(dtypes):
                 got = expected.reshape(-1)[start : start + size]
                 # one rounding to float32; the mean is summed in another order
                 np.testing.assert_allclose(out, got, rtol=2**-22, atol=0)
-    with pytest.raises(ValueError, match="entries 40 to 46 asked for, has 45"):
+    with pytest.raises(ValueError, match="cannot read entries 40 to 46, has 45"):
         rows.read(np.empty(6, np.float32), 40)

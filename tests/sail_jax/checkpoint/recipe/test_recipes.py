@@ -55,6 +55,19 @@ def test_reads_what_mergekit_reads():
     assert recipe.parameters["normalize"][0].values == (True,)
 
 
+def test_scale_and_lambda_are_one_parameter():
+    for keys in ("scale: 0.7", "lambda: 0.7", "scale: 0.7, lambda: 0.7"):
+        recipe = parse(two("ties", LINEAR, f"base_model: c\nparameters: {{{keys}}}"))
+        (named,) = [x for x in recipe.settings() if x[0] in ("scale", "lambda")]
+        assert named[0] == keys.partition(":")[0]  # messages have the name that was written
+        assert named[1][0].values == (0.7,)
+    text = two("ties", LINEAR, "base_model: c\nparameters: {scale: 0.7, lambda: 0.8}")
+    with pytest.raises(RecipeError, match="scale and lambda are the same parameter, but their va"):
+        parse(text)
+    with pytest.raises(RecipeError, match="same parameter"):
+        simple(["a", "b"], "c", "ties", scale=0.7, **{"lambda": 0.8})
+
+
 def test_single_condition_is_a_setting():
     recipe = parse(
         "merge_method: slerp\nbase_model: a\nmodels: [{model: a}, {model: b}]\n"
@@ -93,12 +106,12 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "weight missing": (
         two(models="[{model: a, parameters: {weight: 1}}, {model: b}]"),
         "models[1]",
-        "needs the parameter 'weight', missing for b",
+        "lacks the parameter 'weight' for b",
     ),
     "not per model": (
         two("slerp", "[{model: a}, {model: b, parameters: {t: 1}}]", "base_model: a"),
         "merge_method",
-        "needs the parameter 't'",
+        "lacks the parameter 't'",
     ),
     "ours, not per model": (
         two("ties", "[{model: a, parameters: {weight: 1, tie: zero}}]", "base_model: b"),
@@ -108,7 +121,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "not mergekit's method": (
         two("tsv_m", "[{model: a}, {model: b}]", "base_model: c\nparameters: {int8_mask: true}"),
         "parameters.int8_mask",
-        "is no parameter of tsv_m",
+        "tsv_m does not have the parameter 'int8_mask'",
     ),
     "near a known word": (
         two("model_stock", more="base_model: c\nparameters: {filter_wize: true}"),
@@ -123,9 +136,9 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "within what mergekit lacks": (
         two(models="[{model: a, align: {to: b, weight: 1}}]"),
         "models[0].align.weight",
-        "no key of an alignment",
+        "an alignment does not have the key",
     ),
-    "t missing": (two("slerp", more="base_model: a"), "merge_method", "needs the parameter 't'"),
+    "t missing": (two("slerp", more="base_model: a"), "merge_method", "lacks the parameter 't'"),
     "slerp of three": (
         two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
         "models",
@@ -159,12 +172,12 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "regular expression": (
         two(models=LINEAR, more="parameters: {weight: [{filter: 're:(', value: 1}]}"),
         "parameters.weight[0].filter",
-        "no regular expression",
+        "not a regular expression",
     ),
     "looking around": (
         two(models=LINEAR, more="parameters: {weight: [{filter: 're:1(?!0)', value: 1}]}"),
         "parameters.weight[0].filter",
-        "no regular expression of RE2's",
+        "not a regular expression of RE2",
     ),
     "renaming by no expression": (two(models=LINEAR, more="rename: {'(': b}"), "rename", "RE2"),
     "renaming by a bomb": (
@@ -222,7 +235,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "not beside tokenizer",
     ),
     "template": (two(models=LINEAR, more="chat_template: chatlm"), "chat_template", "'chatml'"),
-    "scope": (two(models=LINEAR, more="scope: tree"), "scope", "linear has no scope"),
+    "scope": (two(models=LINEAR, more="scope: tree"), "scope", "linear does not have a scope"),
 }
 
 
@@ -330,7 +343,10 @@ def test_simple_makes_what_yaml_makes(name):
     ("arguments", "what"),
     [
         ({"method": "tise"}, "nearest: 'ties'"),
-        ({"densty": 0.5}, "densty: ties has no hyperparameter of this name (nearest: 'density'"),
+        (
+            {"densty": 0.5},
+            "densty: ties does not have the hyperparameter 'densty' (nearest: ",
+        ),
         ({"density": [0.1, 0.2, 0.3]}, "density: expected one number per model (2), got 3"),
         ({"weights": [1.0]}, "expected one number per model (2), got 1"),
         ({"scale": [1.0, 2.0]}, "expected one value, got 2"),

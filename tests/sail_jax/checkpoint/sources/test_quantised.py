@@ -399,7 +399,7 @@ HOSTILE = {
     ),
     "codes and weights": (
         lambda: damaged("gptq", weight=np.ones((32, 64), BF16)),
-        "'q.weight' is stored, and its codes, too",
+        "stores both 'q.weight' and its codes",
     ),
     "a method": (lambda: stating("fp8 of a tensor", quant_method="hqq"), "is quantised by hqq"),
 }
@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, case):
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
         open_values(folder)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(f"{folder} is quantised by") or "is stored" in message
+    assert str(caught.value).startswith(f"{folder} is quantised by") or "stores both" in message
 
 
 VALUES = {
@@ -429,7 +429,7 @@ VALUES = {
     ),
     "beyond": (
         *("gptq in an order of its own", {"g_idx": np.full(INPUTS, 4, I32)}),
-        "'q.g_idx' names group 4; expected 0 to 3",
+        "'q.g_idx' has the group 4; expected 0 to 3",
     ),
     "before": ("gptq in an order of its own", {"g_idx": np.full(INPUTS, -1, I32)}, "group -1"),
 }
@@ -446,7 +446,7 @@ def test_values_that_are_none_are_refused_when_read(tmp_path, case):
 
 def test_eetq_is_named_without_a_configuration(tmp_path):
     stored = {"q.weight": np.ones((4, 4), np.int8), "q.weight_scales": np.ones(4, F16)}
-    with pytest.raises(CheckpointError, match=r"is quantised by EETQ \(int8 in 'q.weight' beside"):
+    with pytest.raises(CheckpointError, match=r"is quantised by EETQ \(int8 in 'q.weight' next to"):
         open_values(saved(tmp_path / "a", stored))
 
 
@@ -562,7 +562,9 @@ def test_the_command_line_writes_fp8_and_prints_the_error(llamas, tmp_path, caps
     printed = capsys.readouterr().out
     record = json.loads((out / "requantization.json").read_text())["tensors"]
     name, worst = next(iter(record.items()))
-    said = rf"FP8 moves weights by .* \(median of 14\), at most {worst['relative']:.3g} \({name}\)"
+    said = (
+        rf"FP8 changes weights by .* \(median of 14\), at most {worst['relative']:.3g} \({name}\)"
+    )
     assert re.search(said, printed)
     assert re.search(said, json.loads((report / "report.json").read_text())["about"]["requantize"])
     assert "14 weights are written in float8_e4m3fn" in (out / "README.md").read_text()
