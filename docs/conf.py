@@ -20,6 +20,7 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / ".programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+import accessible  # noqa: E402
 import docstrings  # noqa: E402
 import generate  # noqa: E402
 import streams  # noqa: E402
@@ -81,4 +82,5 @@ def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)
+    accessible.connect(app)
     streams.mend()

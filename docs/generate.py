@@ -372,7 +372,7 @@ to the family `roberta`. A network without a head returns its states: `last_hidd
 `text_embeds`. A tower of CLIP with a projection returns its embeddings. transformers also returns
 the states of the tower, and they are not compared.
 
-{table(("family", "tensors", "computes", "output", ""), rows)}
+{table(("family", "tensors", "computes", "output", "note"), rows)}
 """
 
 
@@ -597,7 +597,7 @@ def paper_pages() -> dict[str, str]:
         )
     others = ", ".join(f"[{papers[key]['title']}](paper-{key}.md)" for key in single)
     keys = "\n".join(f"paper-{key}" for key in papers)
-    head = ("paper", "", "statements", "claims", "wrong as printed")
+    head = ("paper", "citation", "statements", "claims", "wrong as printed")
     total = [
         str(sum(printed[key].counts()[status] for key in printed)) for status in figures.HOW_FAR
     ]

@@ -854,7 +854,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
         *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
     )
     assert float(trained[2]) > 0.9
-    assert re.search("computes the same as .* is within rounding", section.verdict)
+    assert re.search("computes the same function.* is within rounding", section.verdict)
     assert quickstart.grown(tmp_path, 1) == section
 
 
