@@ -193,7 +193,8 @@ def test_what_configurations_state_differently_is_said(pair, tmp_path):
     config = GOLDEN["llama"]["config"] | {"rms_norm_eps": 1e-3, "use_cache": False}
     other = save(tmp_path / "other", load_checkpoint(b), config)
     done = align_checkpoints(a, other, tmp_path / "out", certify=False)
-    assert done.aligned.notes == ("the two state 'rms_norm_eps' differently: 1e-06 and 0.001",)
+    note = "'rms_norm_eps' differs between the two configurations: 1e-06 and 0.001"
+    assert done.aligned.notes == (note,)
 
 
 @pytest.mark.slow
