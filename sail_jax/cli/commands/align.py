@@ -163,7 +163,7 @@ def run(args: Namespace) -> bool | None:
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax align A B OUT (or use --plan)")
     if args.weigh:
-        until = UNTIL["sail-jax align --weigh"]
+        until = UNTIL["sail_jax.cli.commands.align(weigh)"]
         say(f"note: --weigh is now --weights; the old name goes in {until}")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
 
