@@ -297,7 +297,7 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     from sail_jax.basis.spaces import table as columns
 
     matches = {match.space: match for match in aligned.matches}
-    rows = [("space", "family", "units", "moved", "similarity", "after", "lost by its axes")]
+    rows = [("space", "family", "units", "moved", "similarity", "after", "known loss")]
     lost = {row.space: row.lost for row in aligned.report.spaces}
     for label, names in _grouped(matches, full).items():
         of = [matches[name] for name in names]
@@ -307,7 +307,7 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
         rows.append(
             (
                 label, families, str(units), str(moved), f"{before:.4f}", f"{after:.4f}",
-                " or ".join(dict.fromkeys(lost[n] for n in names if lost[n])) or "nothing found",
+                " or ".join(dict.fromkeys(lost[n] for n in names if lost[n])) or "none",
             )
         )  # fmt: skip
     return columns(rows)
