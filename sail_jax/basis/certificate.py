@@ -58,10 +58,10 @@ class Report(NamedTuple):
         return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
-        rows = [("space", "family", "defect", "lost by its axes")]
+        rows = [("space", "family", "defect", "known loss")]
         for name, family, loss, reason in self.spaces:
             shown = "traced" if loss is None else f"{loss:.1e}"
-            rows.append((name, str(family), shown, reason or "nothing found"))
+            rows.append((name, str(family), shown, reason or "none"))
         return table(rows)
 
 

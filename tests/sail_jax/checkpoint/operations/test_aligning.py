@@ -334,7 +334,7 @@ def test_the_command(pair, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("hidden.")}
     assert rows["hidden.0"][1:3] == ["permutation", "12"]
-    assert rows["hidden.0"][5:] == ["1.0000", "nothing", "found"]
+    assert rows["hidden.0"][5:] == ["1.0000", "none"]
     objective = (
         r"objective \(weight matching\): sum_t \|A_t - B_t\|\^2 / \(\|A_t\| \|B_t\|\); .* 0 after"
     )
