@@ -608,7 +608,7 @@ def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypat
     net = {n: x for n, x in model("bert").params.items() if not n.startswith("cls.")}
     save_checkpoint(tmp_path / "mini", net, extras={"config.json": json.dumps(config).encode()})
     monkeypatch.chdir(tmp_path)
-    for options, said in ((["--no-certify"], "not run"), ([], "not exact: outputs on probe")):
+    for options, said in ((["--no-certify"], "not run"), ([], "not exact (outputs on probe")):
         assert cli.main(["grow", "mini", f"out{len(options)}", "--depth", "2x", *options]) == 0
         shown = capsys.readouterr().out
         assert "norms come after the sums, so that a layer of zero output is not" in shown

@@ -525,12 +525,12 @@ def test_report_replaces_a_report_and_nothing_else(tmp_path):
         other = tmp_path / name[-4:]
         other.mkdir()
         (other / name).write_text("mine")
-        with pytest.raises(disk.RefusedError, match=f"{name} exists and is no report"):
+        with pytest.raises(disk.RefusedError, match=f"{name} exists and is not a merge report"):
             merge_report.admit(other)
         with pytest.raises(disk.RefusedError):
             merge_report.write(other, case.plan, case.records, ABOUT)
         assert [(p.name, p.read_text()) for p in other.iterdir()] == [(name, "mine")]
-    with pytest.raises(disk.RefusedError, match="not a directory"):
+    with pytest.raises(disk.RefusedError, match="not a folder"):
         merge_report.admit(paths[0])
 
 
