@@ -171,7 +171,7 @@ def _(at=Setting(8, 20, pi / 4, 0.5)):
 )
 def _(one=ONE, alpha=1e-3):
     """As α → 0, the last layer of a pretrained network refits b β_s with b = β_sᵀXᵀy/|Xβ_s|². The
-    risk is compared.
+    risk is compared
 
     The tolerance is rate² + α. Features of strength α² would take a time of 1/α² to learn.
     """

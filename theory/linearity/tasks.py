@@ -29,7 +29,7 @@ STEPS, RATE = 200, 0.05
 EXPERTS = f"{K} experts of one checkpoint, weights {WEIGHTS}"
 HALVES = (0.5, 0.5)
 SLOPE = 0.05  # the slope between steps s and s / 2 is off by O(s), s = 0.02
-ORDER = "log2 of the ratio of remainders at steps .02 and .01; tolerance O(step)"
+ORDER = "log2 of the ratio of remainders at steps .02 and .01 is compared, up to O(step)."
 
 tanh_network = partial(network, activation=jnp.tanh)
 

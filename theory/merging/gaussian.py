@@ -57,8 +57,8 @@ class GaussianTasks:
       heterogeneity: Standard deviation of a task's own part, >= 0.
       noise: Standard deviation of an expert about its optimum, >= 0.
       support: The share of entries that a task uses, in (0, 1].
-      elsewhere: A task's curvature in the entries that it does not use, in [0, 1]. 1 is a common
-        curvature. With 0 nothing is lost there.
+      elsewhere: A task's curvature in the entries that it does not use, in [0, 1]. With 1 the
+        curvature is the same everywhere. With 0 a change of these entries costs the task nothing.
 
     >>> tasks = GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=0.5)
     >>> round(merge_moments(tasks, "average").excess(1.0), 5)  # noise^2 / (2 T)
@@ -432,7 +432,7 @@ def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, 
     power, left = _powers(law, n), _powers(of["rest"], n)
     square, product = np.zeros_like(law), np.zeros_like(law)
     for a in range(1, n + 1):
-        # Task 1 is positive, with a - 1 others.
+        # The vectors of task 1 and of a - 1 other tasks are positive.
         of_square, of_product = h2 * power[a - 1], c1 * power[a - 1]
         if a > 1:
             of_square += (a - 1) * (2 * h1 * x + h0 * x2) * power[a - 2]
@@ -444,7 +444,7 @@ def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, 
         product += ways / a * of_product * left[n - a]
         if a == n:
             break
-        # Task 1 is not positive, and a others are.
+        # The vectors of a other tasks are positive, and that of task 1 is not.
         of_square = a * x2 * power[a - 1]
         if a > 1:
             of_square += a * (a - 1) * x**2 * power[a - 2]

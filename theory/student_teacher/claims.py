@@ -95,7 +95,7 @@ def _():
 def _printed_quotient():
     """T ψ = λ ψ, with λ² the eigenvalue of K. ⟨ψ, T ψ⟩ is compared
 
-    (151) and (157) have λ²..
+    Equations (151) and (157) have λ² instead.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -111,7 +111,7 @@ def _printed_quotient():
 def _():
     """T ψ = λ² ψ, with λ² the eigenvalue of K. ⟨ψ, T ψ⟩ is compared
 
-    (151) and (157) have λ²
+    Equations (151) and (157) have λ², too.
     """
     return _top_mode()[0]
 

@@ -214,8 +214,8 @@ def _():
 
 
 for _lemma, _printed in (
-    (("A.16", "A.3.2", 16, "1+λ", 1.0, 0.075, "the gradient's factor 2 and 1+λ are dropped"), 16),
-    (("A.18", "A.3.3", 32, "1+ϵ+λ", 3.0, 0.045, "no constant serves every λ"), 32),
+    (("A.16", "A.3.2", 16, "1+λ", 1.0, 0.075, "The factors 2 and 1+λ are missing."), 16),
+    (("A.18", "A.3.3", 32, "1+ϵ+λ", 3.0, 0.045, "No constant holds for every λ."), 32),
 ):
 
     @claim(
