@@ -1,4 +1,4 @@
-"""What the quickstart shows of each study: a verdict, and figures of one panel each."""
+"""The quickstart page shows a verdict of each study, and figures of one panel each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,11 +21,11 @@ WIDTH, HEIGHT = 3.7, 3.0  # inches of a figure: legible on a phone
 
 
 class Shown(NamedTuple):
-    """What the page shows of a study.
+    """The verdict and the figures of a study on the page.
 
     Attributes:
-      verdict: Puts a dataset into a sentence or two.
-      figures: Draws a dataset: figures of one panel each.
+      verdict: Summarises a dataset in one or two sentences.
+      figures: Draws a dataset as figures of one panel each.
     """
 
     verdict: "Callable[[xr.Dataset], str]"
