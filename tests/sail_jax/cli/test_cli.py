@@ -842,7 +842,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
         *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
     )
     assert float(trained[2]) > 0.9
-    assert "the function is preserved; both networks were run" in section.answer
+    assert "the function is preserved. Both networks were run" in section.answer
     assert quickstart.grown(tmp_path, 1) == section
 
 
