@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
     >>> print(Verdict())
     not run
     >>> print(Verdict("net:logits", agrees=True, largest=3.8e-6))
-    the function is preserved; both networks were run on probe inputs by net:logits, and the largest
+    the function is preserved. Both networks were run on probe inputs by net:logits; the largest
     difference is 3.8e-06, within rounding
     """
 
@@ -101,8 +101,8 @@ class Verdict(NamedTuple):
             found = f"their outputs differ by {'at most' if self.agrees else margin} rounding"
         elif math.isfinite(self.largest):
             found = f"the largest difference is {self.largest:.2g}, {margin} rounding"
-        run = f"both networks were run on probe inputs by {self.by}"
-        return f"the function {kept} preserved; {run}, and {found}"
+        run = f"Both networks were run on probe inputs by {self.by}"
+        return f"the function {kept} preserved. {run}; {found}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
