@@ -252,10 +252,9 @@ def page() -> str:
         )
         parts.append(f"## {registry.load(name).question}\n\n{shown}```sh\n{command}\n```\n")
     return (
-        "# Gallery\n\nA picture of every study, with the question that it asks and the command "
-        "that draws it and its others, on data that every installation has. What a study claims, "
-        "with its tests, is printed by the run. All presets are under [Studies](studies.md).\n\n"
-        + "\n".join(parts)
+        "# Gallery\n\nEach study has a question, a picture, what was found, and the command that "
+        "draws the picture. The data come with every installation. A run prints all findings with "
+        "their tests. [Studies](studies.md) lists the presets.\n\n" + "\n".join(parts)
     )
 
 
