@@ -86,8 +86,15 @@ html_show_sphinx = False
 html_show_copyright = False
 
 
+def without_contents(app, pagename, templatename, context, doctree):
+    """Leaves the contents of the site out of pages of source: for all of these they took 20 s."""
+    if pagename.startswith("_modules/"):
+        context["toctree"] = lambda **_: ""
+
+
 def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
+    app.connect("html-page-context", without_contents, priority=100)
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)
     streams.mend()

@@ -200,6 +200,22 @@ def short(annotation: str) -> str:
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", annotation).replace("``", "")
 
 
+def _signature(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """Shortens the arrays of jaxtyping: Float[jaxlib._jax.Array, "n"]."""
+    short_signature, short_returned = (
+        text and text.replace("[jaxlib._jax.Array", "[Array") for text in (signature, returned)
+    )
+    return short_signature, short_returned
+
+
 def _skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
     """Leaves out the fields of NamedTuples, which the class describes as attributes."""
     return True if type(obj).__name__ in ("_tuplegetter", "member_descriptor") else None
@@ -209,4 +225,5 @@ def connect(app: Any) -> None:
     """Registers the hooks, before and after napoleon reads sections (at 500)."""
     app.connect("autodoc-process-docstring", _escape, priority=100)
     app.connect("autodoc-process-docstring", _keep_sentence, priority=900)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)
