@@ -81,7 +81,7 @@ def _line(name: str, page: str) -> str:
     line = f"{name} py:{role} 1 {page.replace('$', name)}#{name} -\n"
     if name != "jax.Array":
         return line
-    return line + line.replace(name, "jaxlib._jax.Array", 1)  # its name in signatures
+    return line + line.replace(name, "jax.jaxlib._jax.Array", 1)  # its name in signatures
 
 
 TYPES = {
