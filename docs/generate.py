@@ -632,6 +632,26 @@ table counts them. If the panels of a figure were run differently, the panels ar
     return pages
 
 
+def statements() -> dict[str, dict[str, str]]:
+    """Finds where the site has the claims on each statement.
+
+    Returns:
+      For each paper by its number at arXiv, addresses by statement: "Theorem 3.6", "(10)".
+    """
+    from theory import claims, coverage
+
+    keys = {key: entry.get("journal", "") for key, entry in bibliography().items()}
+    numbers = {key: re.search(r"\d{4}\.\d{5}", text) for key, text in keys.items()}
+    found: dict[str, dict[str, str]] = {}
+    for statement, names in coverage.answers(claims.all_claims()).items():
+        if names and (number := numbers[statement.paper]):
+            address = f"paper-{statement.paper}.html#{_anchor(names[0])}"
+            of_paper = found.setdefault(number[0], {})
+            for name in (statement.name, *(f"({n})" for n in statement.equations)):
+                of_paper.setdefault(name.partition(",")[0], address)
+    return found
+
+
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
     """The row of a figure, table or setting: its subject, its status, the commands, the reason."""
     here, own = ([_command(c) for c in commands] for commands in (line.here, line.own))
