@@ -66,8 +66,8 @@ NEEDS = {
 }
 REASONS = {
     *(f"needs {what}" for what in NEEDS),
-    "installs packages; .ci/run and .ci/wheel install the same",
-    "needs the files of this page; a test of its own runs them",
+    "installs packages, as .ci/run and .ci/wheel do",
+    "needs the files of this page, with which a test of its own runs",
     "takes hours",
 }
 
