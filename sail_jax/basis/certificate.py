@@ -118,9 +118,8 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
     A map under these conditions preserves the function of a network that does exactly what its spec
     states: each space is written and read as the axes show, and not used otherwise. Only a run
-      shows
-    whether this holds (`certificate`). A network that computes with a size (1/sqrt(head width), a
-    mean over a linear space) must keep the original number. The conditions are not always
+    shows whether this holds (`certificate`). A network that computes with a size (1/sqrt(head
+    width), a mean over a linear space) must keep the original number. The conditions are not always
     necessary. For traced maps the claimed family is used. For concrete maps the claim is also
     checked.
 
