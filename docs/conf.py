@@ -20,7 +20,9 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / ".programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+import accessible  # noqa: E402
 import docstrings  # noqa: E402
+import elsewhere  # noqa: E402
 import generate  # noqa: E402
 import streams  # noqa: E402
 
@@ -37,7 +39,10 @@ version = release = sail_jax.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "myst_nb",
 ]
@@ -58,7 +63,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300
@@ -68,17 +73,30 @@ nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
+# Inventories are written here: nothing is fetched.
+intersphinx_mapping = elsewhere.inventories(HERE / "_build" / ".inventories")
+
 html_theme = "furo"
 html_title = "sail-jax"
-html_static_path = ["_static"]
+# MathJax is one file of the site, so formulas need no network. Pages without a formula lack it.
+mathjax_path = "tex-svg-full.js"
+html_static_path = ["_static", str(elsewhere.mathjax())]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 
 
+def without_contents(app, pagename, templatename, context, doctree):
+    """Leaves the contents of the site out of pages of source: for all of these they took 20 s."""
+    if pagename.startswith("_modules/"):
+        context["toctree"] = lambda **_: ""
+
+
 def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
+    app.connect("html-page-context", without_contents, priority=100)
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)
+    accessible.connect(app)
     streams.mend()

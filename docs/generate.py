@@ -372,7 +372,7 @@ to the family `roberta`. A network without a head returns its states: `last_hidd
 `text_embeds`. A tower of CLIP with a projection returns its embeddings. transformers also returns
 the states of the tower, and they are not compared.
 
-{table(("family", "tensors", "computes", "output", ""), rows)}
+{table(("family", "tensors", "computes", "output", "note"), rows)}
 """
 
 
@@ -597,7 +597,7 @@ def paper_pages() -> dict[str, str]:
         )
     others = ", ".join(f"[{papers[key]['title']}](paper-{key}.md)" for key in single)
     keys = "\n".join(f"paper-{key}" for key in papers)
-    head = ("paper", "", "statements", "claims", "wrong as printed")
+    head = ("paper", "citation", "statements", "claims", "wrong as printed")
     total = [
         str(sum(printed[key].counts()[status] for key in printed)) for status in figures.HOW_FAR
     ]
@@ -630,6 +630,26 @@ table counts them. If the panels of a figure were run differently, the panels ar
 ```
 """
     return pages
+
+
+def statements() -> dict[str, dict[str, str]]:
+    """Finds where the site has the claims on each statement.
+
+    Returns:
+      For each paper by its number at arXiv, addresses by statement: "Theorem 3.6", "(10)".
+    """
+    from theory import claims, coverage
+
+    keys = {key: entry.get("journal", "") for key, entry in bibliography().items()}
+    numbers = {key: re.search(r"\d{4}\.\d{5}", text) for key, text in keys.items()}
+    found: dict[str, dict[str, str]] = {}
+    for statement, names in coverage.answers(claims.all_claims()).items():
+        if names and (number := numbers[statement.paper]):
+            address = f"paper-{statement.paper}.html#{_anchor(names[0])}"
+            of_paper = found.setdefault(number[0], {})
+            for name in (statement.name, *(f"({n})" for n in statement.equations)):
+                of_paper.setdefault(name.partition(",")[0], address)
+    return found
 
 
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:

@@ -198,9 +198,9 @@ def _per_byte(run: Record) -> str:
     """A sentence on the time per byte, where it was measured."""
     top = max((row["size"] for row in run["rows"] if row["axis"] == "parameters"), default=0)
     return "".join(
-        f"From .5 to {top / 1e9:.2g} B parameters the CPU time per byte of a {method} merge varies "
-        f"by {spread:.0%}.\n"
-        for method, spread in run["per_byte"].items()
+        f"From .5 to {top / 1e9:.2g} B parameters the CPU time per byte of *{series}* varies by "
+        f"{spread:.0%}.\n"
+        for series, spread in run["per_byte"].items()
     )
 
 

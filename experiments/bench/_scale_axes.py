@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from experiments.bench._llama import Llama, write
 from experiments.bench._measuring import Rows, Sample, check_space, process
 from experiments.bench._merge_recipes import JOBS
-from experiments.bench._merge_speed import SIZES, checkpoints, write_recipe
+from experiments.bench._merge_speed import SIZES, checkpoints, copying, write_recipe
 from sail_jax.cli.options import size as in_bytes
 from sail_jax.cli.progress import say
 from sail_jax.disk import StoreError
@@ -61,20 +61,24 @@ class Bench(NamedTuple):
     def _measured(self, command: Sequence[str]) -> dict[str, Any]:
         samples: list[Sample] = []
         for _ in range(self.repeats):
-            shutil.rmtree(self.out, ignore_errors=True)
+            self._clear()
             samples.append(process(command, self.folder / "log.txt"))
             if samples[-1].failure:
                 return {"failure": samples[-1].failure}
             if sum(sample.seconds for sample in samples) > ENOUGH:
                 break
-        shutil.rmtree(self.out, ignore_errors=True)
+        self._clear()
         cpu, seconds = ([getattr(s, name) for s in samples] for name in ("cpu", "seconds"))
         return costs(cpu, seconds, max(sample.peak for sample in samples))
 
     @property
     def out(self) -> Path:
-        """The path of outputs."""
+        """The path of outputs: a folder, or the file of a copy."""
         return self.folder / "out"
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.unlink(missing_ok=True)
 
     def recipe(self, method: str, models: Sequence[Path], count: int) -> list[str]:
         """Builds the command that merges `count` models, after the base if the method has one."""
@@ -134,17 +138,26 @@ def in_words(row: Mapping[str, Any]) -> str:
 
 
 def parameters(bench: Bench, sizes: Sequence[str]) -> None:
-    """Merges of two models, by their number of parameters."""
+    """Merges of two models, by their number of parameters, and copies of as many bytes.
+
+    Files that no longer fit into the memory of the machine come from its disk. That costs a copy as
+    much as a merge.
+    """
     for place, name in enumerate(("tiny", *sizes)):
         llama, start = LLAMAS[name], place == 0
-        keys = {m: bench.key("parameters", m, llama.parameters, start) for m in MERGED}
+        series = {m: (m, 2 + (JOBS[m].base == "base")) for m in MERGED}
+        series |= {f"copy of {files} files": ("", files) for _, files in series.values()}
+        keys = {s: bench.key("parameters", s, llama.parameters, start) for s in series}
         if bench.known(list(keys.values())):
             continue
         models = bench.models(name, llama, 3)
-        for method, key in keys.items():
-            files = 2 + (JOBS[method].base == "base")
+        for label, (method, files) in series.items():
             moved = 2 * llama.parameters * (files + 1)  # bytes read once and written once
-            bench.add(bench.recipe(method, models, 2), key, {"bytes": moved})
+            read = [model / "model.safetensors" for model in models[:files]]
+            command = (
+                bench.recipe(method, models, 2) if method else copying(read, bench.out, sync=False)
+            )
+            bench.add(command, keys[label], {"bytes": moved})
         bench.drop(name)
 
 

@@ -2,9 +2,9 @@
 
 Each has its own process, and its record is a JSON file in --out. Existing records of other
 benchmarks stay. `python docs/performance.py` makes the page from the records in `docs/performance`.
-On an idle machine of two cores, the preset `page` takes about 25 minutes, most of them for
-mergekit. `long` takes an hour or more: merges of 3 B parameters, which need 26 GB on the disk, and
-every method under every memory limit.
+On an idle machine of two cores, the preset `page` takes about 15 minutes, half of them for
+mergekit. `long` takes about half an hour. It merges 3 B parameters, which needs 26 GB on the disk,
+and runs every method under every memory limit.
 """
 
 import argparse

@@ -200,8 +200,7 @@ def grown(folder: Path, seed: int) -> pages.Section:
         grades = examples.evaluate(path, seed=seed).values()
         rows.append((name, f"{count:,}", *(f"{grade:.3f}" for grade in grades)))
     worst = max(growth.agreement, key=lambda run: run.largest)
-    same = "the same as" if growth.verdict.agrees else "something else than"
-    within = "is within" if growth.verdict.agrees else "exceeds"
+    same, within = ("the same", "is within") if growth.verdict.agrees else ("another", "exceeds")
     heading, question = GROWN
     return pages.Section(
         heading,
@@ -213,8 +212,8 @@ def grown(folder: Path, seed: int) -> pages.Section:
         "networks on the same inputs.",
         more=f"sail-jax grow {small} OUT --width 2x --depth 2x",
         verdict=f"The grown network has {rows[2][1]} parameters in place of {rows[1][1]}, and "
-        f"computes {same} the small one. The largest difference of their outputs, "
-        f"{worst.largest:.1g} of {worst.scale:.2g}, {within} rounding.",
+        f"computes {same} function. The largest difference of their outputs (up to "
+        f"{worst.scale:.2g}) is {worst.largest:.1g}, and {within} rounding.",
     )
 
 

@@ -42,7 +42,9 @@ def counted(findings: Sequence[Finding]) -> str:
       A sentence; empty without findings.
 
     >>> counted([Finding("", "", "", "", v) for v in ("holds", "undecided", "holds")])
-    'Of 3 claims tested, 2 hold and 1 is undecided.'
+    'Of 3 tested claims, 2 hold and 1 is undecided.'
+    >>> counted([Finding("", "", "", "", "holds")] * 2)
+    'All 2 tested claims hold.'
     """
     tested = [f.verdict for f in findings if f.verdict != VERDICTS[-1]]
     if not tested:
@@ -51,8 +53,10 @@ def counted(findings: Sequence[Finding]) -> str:
              "undecided": ("is undecided", "are undecided")}  # fmt: skip
     counts = [(tested.count(verdict), form) for verdict, form in forms.items()]
     parts = [f"{n} {form[n != 1]}" for n, form in counts if n]
+    if len(parts) == 1 and len(tested) > 1:
+        return f"All {len(tested)} tested claims {parts[0].partition(' ')[2]}."
     text = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"Of {len(tested)} claim{'s' * (len(tested) > 1)} tested, {text}."
+    return f"Of {len(tested)} tested claim{'s' * (len(tested) > 1)}, {text}."
 
 
 def _transfer(dataset: "xr.Dataset") -> str:

@@ -58,10 +58,10 @@ class Report(NamedTuple):
         return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
-        rows = [("space", "family", "defect", "lost by its axes")]
+        rows = [("space", "family", "defect", "known loss")]
         for name, family, loss, reason in self.spaces:
             shown = "traced" if loss is None else f"{loss:.1e}"
-            rows.append((name, str(family), shown, reason or "nothing found"))
+            rows.append((name, str(family), shown, reason or "none"))
         return table(rows)
 
 
@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
     >>> print(Verdict())
     not run
     >>> print(Verdict("net:logits", agrees=True, largest=3.8e-6))
-    the function is preserved; both networks were run on probe inputs by net:logits, and the largest
+    the function is preserved. Both networks were run on probe inputs by net:logits; the largest
     difference is 3.8e-06, within rounding
     """
 
@@ -101,8 +101,8 @@ class Verdict(NamedTuple):
             found = f"their outputs differ by {'at most' if self.agrees else margin} rounding"
         elif math.isfinite(self.largest):
             found = f"the largest difference is {self.largest:.2g}, {margin} rounding"
-        run = f"both networks were run on probe inputs by {self.by}"
-        return f"the function {kept} preserved; {run}, and {found}"
+        run = f"Both networks were run on probe inputs by {self.by}"
+        return f"the function {kept} preserved. {run}; {found}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
@@ -118,9 +118,8 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
     A map under these conditions preserves the function of a network that does exactly what its spec
     states: each space is written and read as the axes show, and not used otherwise. Only a run
-      shows
-    whether this holds (`certificate`). A network that computes with a size (1/sqrt(head width), a
-    mean over a linear space) must keep the original number. The conditions are not always
+    shows whether this holds (`certificate`). A network that computes with a size (1/sqrt(head
+    width), a mean over a linear space) must keep the original number. The conditions are not always
     necessary. For traced maps the claimed family is used. For concrete maps the claim is also
     checked.
 

@@ -49,8 +49,7 @@ def mmd(
       jackknife over the points of both samples. It is conservative: sqrt(2) too large for equal
       distributions, exact to first order otherwise.
     - "linear" uses disjoint pairs (x_1, x_2), (y_1, y_2), O(n), and needs m = n >= 4. The last of
-    an
-      odd number of points is ignored. Its standard error is the standard deviation over pairs.
+      an odd number of points is ignored. Its standard error is the standard deviation over pairs.
     - "features" uses random Fourier features, O((m + n) features), and needs m, n >= 3. It is
       unbiased over both points and frequencies. Its standard error adds the jackknife over points
       and the spread over frequencies, which is too large.

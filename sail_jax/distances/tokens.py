@@ -56,8 +56,7 @@ def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
     """Estimates the total variation distance of the n-gram frequencies of two streams.
 
     The estimate is biased upwards: for two samples of one distribution it is positive, and near 1
-      if
-    most n-grams are rare. The bias grows with n.
+    if most n-grams are rare. The bias grows with n.
 
     The standard error treats sequences as independent, but not the tokens within one. It is
     linearised: n-grams that are more frequent in x are called positive. The number of positive

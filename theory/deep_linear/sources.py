@@ -11,12 +11,12 @@ and ends at the fit to n target samples nearest to b_0 (one layer, gradient flow
 Three facts make all of it quadratic in the weights a.
 
 1. A fit enters only through its mean m_s and its covariance C_s (`Fit`), since sources are
-  independent of one another. The error beta_t - b_0 of the start has the second moments
+   independent of one another. The error beta_t - b_0 of the start has the second moments
 
        D(a) = (beta_t - sum_s a_s m_s)(...)^T + sum_s a_s^2 C_s.
 
 2. Any risk that is a mean of (beta_t - b_0)^T Q (beta_t - b_0) is tr(Q D(a)). The best weights
-  solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t (`best_weights`).
+   solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t (`best_weights`).
 3. The risk after fine-tuning is such a mean plus a noise term that does not depend on the weights.
    Before fine-tuning Q is Sigma. After it, Q is kappa^2 Sigma (Sigma + kappa)^-2 / (1 - df2 / n) by
    `covariance` (`tuned_metric`). Directions that the target's samples show count less. For

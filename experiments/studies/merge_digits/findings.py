@@ -17,10 +17,10 @@ def own_accuracy(dataset: xr.Dataset) -> xr.DataArray:
     """Computes the accuracy of the experts, each on its own task.
 
     Args:
-      dataset: The study's dataset.
+      dataset: The dataset of `run`.
 
     Returns:
-      The mean over the tasks, with the dimension replicate.
+      The mean over experts, `[replicate]`.
     """
     experts = dataset["accuracy"][:, 1 : 1 + dataset.sizes["task"]]
     return xr.DataArray(np.diagonal(experts, axis1=1, axis2=2).mean(-1), dims="replicate")

@@ -102,7 +102,7 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
             if not allow_crimes:
                 raise RecipeError(
                     recipe.place_of(model.ref),
-                    f"{message}; {argument('allow_crimes', 'True')} merges them regardless",
+                    f"{message}; use {argument('allow_crimes', 'True')} to merge them regardless",
                 )
             notes.append(message)
         for key, (stated, otherwise) in differences(first.config, model.config).items():

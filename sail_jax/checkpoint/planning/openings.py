@@ -162,7 +162,7 @@ class Openings:
             )  # fmt: skip
         self._notes.append(f"{ref}: grown; exactness: {verdict(agreed)}")
         lost = growth.report.lost
-        self._notes += [f"{ref}: lost by its axes: {lost}"] if lost else []
+        self._notes += [f"{ref}: known loss: {lost}"] if lost else []
         self._notes += [f"{ref}: {note}" for note in growth.notes]
         return view
 

@@ -99,7 +99,7 @@ class Averaged:
                 if not self._allow_nonfinite and not np.isfinite(part).all():
                     raise CheckpointError(
                         f"NaN or infinity in {tensor.name} of {tensor.source}; "
-                        f"{argument('allow_nonfinite', 'True')} adds them regardless"
+                        f"use {argument('allow_nonfinite', 'True')} to average regardless"
                     )
                 total[at : at + _SLICE] += part
         del read

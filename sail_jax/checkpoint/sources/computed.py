@@ -95,7 +95,7 @@ class Computed(OnDemand):
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
             on = argument("allow_nonfinite", "True")
-            raise CheckpointError(f"{message}; {on} computes regardless")
+            raise CheckpointError(f"{message}; use {on} to compute regardless")
 
     def _program(self) -> jax.stages.Compiled:
         """The compiled function for the shapes of this tensor."""

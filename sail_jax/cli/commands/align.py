@@ -163,7 +163,7 @@ def run(args: Namespace) -> bool | None:
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax align A B OUT (or use --plan)")
     if args.weigh:
-        until = UNTIL["sail-jax align --weigh"]
+        until = UNTIL["sail_jax.cli.commands.align(weigh)"]
         say(f"note: --weigh is now --weights; the old name goes in {until}")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
 
@@ -297,7 +297,7 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     from sail_jax.basis.spaces import table as columns
 
     matches = {match.space: match for match in aligned.matches}
-    rows = [("space", "family", "units", "moved", "similarity", "after", "lost by its axes")]
+    rows = [("space", "family", "units", "moved", "similarity", "after", "known loss")]
     lost = {row.space: row.lost for row in aligned.report.spaces}
     for label, names in _grouped(matches, full).items():
         of = [matches[name] for name in names]
@@ -307,7 +307,7 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
         rows.append(
             (
                 label, families, str(units), str(moved), f"{before:.4f}", f"{after:.4f}",
-                " or ".join(dict.fromkeys(lost[n] for n in names if lost[n])) or "nothing found",
+                " or ".join(dict.fromkeys(lost[n] for n in names if lost[n])) or "none",
             )
         )  # fmt: skip
     return columns(rows)

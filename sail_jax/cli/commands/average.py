@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
     steps.add_argument(
         "--steps",
         metavar="A:B:S",
-        help="average every S-th step from A to B; A, B and S are optional",
+        help="average the steps from A to B, every S steps; A, B and S are optional",
     )
     steps.add_argument("--last", metavar="N", type=natural, help="average the N newest checkpoints")
     steps.add_argument(

@@ -382,7 +382,7 @@ def test_stems_divide_the_image():
         jax.eval_shape(RESNET.clone(stem="none").init, KEY, IMAGES)
     with pytest.raises(ValueError, match=r"2 widths of stages, but blocks \(1,\)"):
         jax.eval_shape(RESNET.clone(blocks=(1,)).init, KEY, IMAGES)
-    with pytest.raises(ValueError, match="'blocks' must name 2 stages, got"):
+    with pytest.raises(ValueError, match="'blocks' must list 2 stages, got"):
         architectures.flax_resnet({"widths": [4, 6], "blocks": [1]})
 
 

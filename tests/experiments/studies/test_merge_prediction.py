@@ -189,7 +189,7 @@ def test_the_verdict_reads_the_band_of_the_cosine():
         )
 
     for band, cosine in zip(merge_odds.TABLE, (0.9999, 0.995, 0.95, 0.5), strict=True):
-        assert f"Of {sum(band.merges)} merges" in said(cosine)
+        assert f" {sum(band.merges)} earlier merges of small" in said(cosine)
     assert "sail-jax align" in said(0.01)
     assert "sail-jax align" not in said(0.5)
     assert "--data" in said(0.9999)

@@ -293,7 +293,7 @@ def test_bad_checkpoints():
     with pytest.raises(ValueError, match=r"units of '\(head.0 qk.0.*sizes\['head.0'\]"):
         architectures.of(other).rules(other).spec(m.params)
     scaled = config | {"rope_scaling": {"rope_type": "longrope"}}
-    with pytest.raises(ValueError, match="'longrope' are not known"):
+    with pytest.raises(ValueError, match="'longrope' are not supported"):
         architectures.forward.llama(m.params, scaled, TOKENS)
 
 

@@ -713,7 +713,7 @@ def test_reports_are_tables():
     assert report.lost
     lines = str(report).splitlines()
     assert lines[1].startswith("hidden0  positive monomial")
-    assert lines[1].endswith("nothing found")
+    assert lines[1].endswith("none")
     assert lines[2].endswith(report.spaces[1].lost)
     said = []
     jax.jit(lambda m: said.append(exactness(NETS["relu"].spec, m)))({"hidden0": MAPS["permute"]})

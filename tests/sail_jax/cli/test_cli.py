@@ -520,19 +520,6 @@ def verdicts(monkeypatch):
     return of
 
 
-@pytest.mark.slow
-def test_the_readme_shows_what_verify_prints(call):
-    text = (Path(__file__).parents[3] / "README.md").read_text()
-    ((globs, lines, shown),) = re.findall(
-        r"```sh\nsail-jax verify --claims '(.*)' --mutate \| tail -n (\d+) .*\n```\n\n"
-        r"```text\n((?:.*\n)*?)```",
-        text,
-    )
-    code, out, _ = call("verify", "--claims", globs, "--mutate")
-    assert code == 0
-    assert out.splitlines()[-int(lines) :] == shown.splitlines()
-
-
 def test_verify_says_what_is_too_weak(verdicts, call):
     strong, blind = Power(0.05, 0.01, 6e-5, 1e-9), Power(0.05, 2.0, 6e-5, 1.0, 1.6)
     wide = {"relation": "<=", "simulated": 0.4, "predicted": 2.0}
@@ -854,7 +841,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
         *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
     )
     assert float(trained[2]) > 0.9
-    assert re.search("computes the same as .* is within rounding", section.verdict)
+    assert re.search("computes the same function.* is within rounding", section.verdict)
     assert quickstart.grown(tmp_path, 1) == section
 
 

@@ -63,7 +63,7 @@ def test_command_function_and_memory_agree(models, tmp_path, capsys):
     ).read_bytes()
     about = json.loads((tmp_path / "out" / "growth.json").read_text())
     assert about["exact"] is True
-    said = "the function is preserved; both networks were run on probe inputs by the forward pass"
+    said = "the function is preserved. Both networks were run on probe inputs by the forward pass"
     assert about["exactness"].startswith(said)
     assert shown.splitlines()[-1].endswith(about["exactness"])
     assert about["changes"]["hidden_size"] == [16, 32]
@@ -445,7 +445,7 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     spec_of(gemma, EMBED, HEAD)
     run = ["--width", "2x", "--certify", "gem:logits"]
     error = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", *run, "--lossless")
-    assert "by gem:logits, and the largest difference is" in error
+    assert "by gem:logits; the largest difference is" in error
     assert not (gemma / "x").exists()
     about = grown_by(gemma, capsys, "untied", *run)
     assert about["exact"] is False
@@ -545,7 +545,7 @@ def test_a_wrong_table_is_found_by_the_run_alone(answered, capsys):
     (answered / "spec.yaml").write_text(table)
     run = ["--certify", "olmo2:logits"]
     error = refused(capsys, "grow", "olmo2", "x", *DEEPER, *run, "--lossless")
-    assert "but the function is not preserved; both networks were run on probe inputs" in error
+    assert "but the function is not preserved. Both networks were run on probe inputs" in error
     assert not (answered / "x").exists()
     about = grown_by(answered, capsys, "olmo2", "--depth", "2x", *run)
     assert about["exact"] is False
@@ -590,7 +590,7 @@ def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     with prepared(parse(text)) as ready:
         said = [note for note in ready.plan.notes if "exactness" in note]
         assert len(said) == 1
-        assert "exactness: the function is preserved; both" in said[0]
+        assert "exactness: the function is preserved. Both" in said[0]
     # a growth that moves the outputs though no axis shows it
     leaf = Growth.leaf
     monkeypatch.setattr(Growth, "leaf", lambda self, *at: 1.01 * leaf(self, *at))

@@ -35,12 +35,12 @@ def test_classifiers_are_certified_by_their_logits(tmp_path, capsys, name):
     grown = ["grow", old, tmp_path / "new", "--width", "2x", "--certify", "--lossless"]
     code, out, err = done(capsys, *grown)
     assert (code, err) == (0, "")
-    assert "the function is preserved; both networks were run" in out
+    assert "the function is preserved. Both networks were run" in out
     labels = {k: x for k, x in load_checkpoint(tmp_path / "new").items() if len(x) == 3}
     assert {x.shape[1:] for x in labels.values()} <= {(16,), ()}
     code, out, err = done(capsys, "align", old, old, tmp_path / "aligned", "--certify")
     assert (code, err) == (0, "")
-    assert "the function is preserved; both networks were run" in out
+    assert "the function is preserved. Both networks were run" in out
 
 
 def test_the_projection_of_clip_stays(tmp_path, capsys):

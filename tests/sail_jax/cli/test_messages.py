@@ -363,5 +363,5 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
 @pytest.mark.slow
 def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
     argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
-    assert "already finished" not in call(*argv)[2]
-    assert "already finished" in call(*argv)[2]
+    assert "finished before" not in call(*argv)[2]
+    assert "finished before" in call(*argv)[2]

@@ -247,7 +247,7 @@ def test_the_command_prunes_a_checkpoint(tmp_path, capsys):
     assert cli.main([*map(str, command), "--quiet"]) == 0
     shown = capsys.readouterr().out
     assert "units are removed" in shown
-    assert "the function is not preserved; both networks were run" in shown
+    assert "the function is not preserved. Both networks were run" in shown
     want, growth = grow(tensors(0), CONFIG, {"width": 0.5}, "magnitude")
     got = load_checkpoint(tmp_path / "b")
     for name, x in want.items():

@@ -378,7 +378,7 @@ REFUSED = {
     ),
     "an option alone": (
         ["merge", "a", "b", "out", "--set", "x=1"],
-        "--set x: an option of --method",
+        "--set x needs --method",
     ),
     "more": (["merge", "saved", "b", "out"], "saved: expected only factors of matrices, got more"),
     "applied": (["apply", "base", "tuned", "out"], "tuned is not an adapter"),

@@ -193,7 +193,8 @@ def test_what_configurations_state_differently_is_said(pair, tmp_path):
     config = GOLDEN["llama"]["config"] | {"rms_norm_eps": 1e-3, "use_cache": False}
     other = save(tmp_path / "other", load_checkpoint(b), config)
     done = align_checkpoints(a, other, tmp_path / "out", certify=False)
-    assert done.aligned.notes == ("the two state 'rms_norm_eps' differently: 1e-06 and 0.001",)
+    note = "'rms_norm_eps' differs between the two configurations: 1e-06 and 0.001"
+    assert done.aligned.notes == (note,)
 
 
 @pytest.mark.slow
@@ -333,7 +334,7 @@ def test_the_command(pair, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("hidden.")}
     assert rows["hidden.0"][1:3] == ["permutation", "12"]
-    assert rows["hidden.0"][5:] == ["1.0000", "nothing", "found"]
+    assert rows["hidden.0"][5:] == ["1.0000", "none"]
     objective = (
         r"objective \(weight matching\): sum_t \|A_t - B_t\|\^2 / \(\|A_t\| \|B_t\|\); .* 0 after"
     )

@@ -425,7 +425,7 @@ def test_two_processes_make_one_output(models, tmp_path):
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0], said
-    assert [("21 tensors" in out, "is whole" in out) for out, _ in said] == [
+    assert [("21 tensors" in out, "is complete" in out) for out, _ in said] == [
         (True, True), (False, True),
     ]  # fmt: skip
     assert files(tmp_path / "many" / "out") == files(one)

@@ -185,8 +185,12 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "rename",
         "RE2",
     ),
-    "no such group": (two(models=LINEAR, more=r"rename: {'(a)': '\2'}"), "rename", "no group"),
-    "no such name": (two(models=LINEAR, more=r"rename: {'(a)': '\g<b>'}"), "rename", "no group"),
+    "no such group": (two(models=LINEAR, more=r"rename: {'(a)': '\2'}"), "rename", "lacks a group"),
+    "no such name": (
+        two(models=LINEAR, more=r"rename: {'(a)': '\g<b>'}"),
+        "rename",
+        "lacks a group",
+    ),
     "an escape": (two(models=LINEAR, more=r"rename: {'(a)': '\n'}"), "rename", "for '\\\\n'"),
     "python tag": (
         two(models=LINEAR, more="seed: !!python/object/apply:os.getcwd []"),
@@ -232,7 +236,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "tokenizer twice": (
         two(models=LINEAR, more="tokenizer_source: union\ntokenizer: {source: base}"),
         "tokenizer_source",
-        "not beside tokenizer",
+        "not allowed with tokenizer",
     ),
     "template": (two(models=LINEAR, more="chat_template: chatlm"), "chat_template", "'chatml'"),
     "scope": (two(models=LINEAR, more="scope: tree"), "scope", "linear does not have a scope"),
