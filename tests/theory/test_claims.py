@@ -253,9 +253,8 @@ def test_few_claims_overlook_what_is_listed_and_no_more():
     assert 0 < len(found) < len(chosen)
 
 
-# `verify --mutate` shows all rooms; what all have in common is a room of every three.
-@pytest.mark.slow
-@pytest.mark.thirds(slow=True)
+# `verify --mutate` shows all packages; the quick test above has a few claims.
+@pytest.mark.soak
 @pytest.mark.parametrize("room", claims.ROOMS)
 def test_claims_overlook_what_is_listed_and_no_more(room):
     """A new claim without power is noticed here, and so is one that gains some."""

@@ -466,7 +466,7 @@ def printed(code):
     return [float(line.partition(": ")[2]) for line in said.getvalue().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_page_shows_what_python_computes(quick, tmp_path):
     text, estimates = quick
     random, rng = [*settings(12)], np.random.default_rng(0)

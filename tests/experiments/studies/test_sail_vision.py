@@ -421,7 +421,7 @@ def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran
     assert len(np.unique(loss.values[:, 0])) == TINY.replicates
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
     ran, tmp_path, monkeypatch
 ):

@@ -609,10 +609,10 @@ def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypat
     for options, said in ((["--no-certify"], "not run"), ([], "the function is not preserved")):
         assert cli.main(["grow", "mini", f"out{len(options)}", "--depth", "2x", *options]) == 0
         shown = capsys.readouterr().out
-        assert "norms come after the sums, so that a layer of zero output is not" in shown
+        assert "norms follow the sums, so a layer with zero output is not the identity" in shown
         assert shown.splitlines()[-1].partition("; exactness: ")[2].startswith(said)
         assert len(re.findall(r"\bpreserved\b", shown)) == (not options)
-    assert "norms come after the sums" in refused(
+    assert "norms follow the sums" in refused(
         capsys, "grow", "mini", "x", "--depth", "2x", "--lossless"
     )
 

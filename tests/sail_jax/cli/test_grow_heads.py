@@ -29,6 +29,7 @@ CLASSIFIERS += ["LlamaForSequenceClassification"]
 
 
 @pytest.mark.slow
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers_are_certified_by_their_logits(tmp_path, capsys, name):
     old = saved(tmp_path / "old", name)
