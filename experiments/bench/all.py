@@ -3,7 +3,7 @@
 Each has its own process, and its record is a JSON file in --out. Existing records of other
 benchmarks stay. `python docs/performance.py` makes the page from the records in `docs/performance`.
 On an idle machine of two cores, the preset `page` takes about 15 minutes, half of them for
-mergekit. `long` takes about half an hour. It merges 3 B parameters, which needs 26 GB on the disk,
+mergekit. `long` takes about 40 minutes. It merges 3 B parameters, which needs 26 GB on the disk,
 and runs every method under every memory limit.
 """
 
@@ -35,7 +35,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "scale": "scale --preset page --repeats 2",
     },
     "long": {
-        "large": "scale --preset full --axes parameters --repeats 2",
+        "large": "scale --preset full --axes parameters,growth,alignment --repeats 2",
         "caps": "merge --caps",
     },
 }
