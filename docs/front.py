@@ -32,7 +32,7 @@ def slices() -> mpl.figure.Figure:
         jax.random.split(jax.random.key(0), DRAWS), sizes.tolist(), DIMENSION
     )
     for (name, angle), colour in zip(ANGLES.items(), style.PALETTE, strict=False):
-        exact = deep_linear.transferability("linear", fine, DIMENSION, angle, NOISE)
+        exact = deep_linear.transferability("linear", n=fine, d=DIMENSION, theta=angle, sigma=NOISE)
         gains = np.asarray(draws.scratch(angle, NOISE) - draws.linear_transfer(angle, NOISE))
         error = gains.std(0, ddof=1) / DRAWS**0.5
         ax.plot(fine / DIMENSION, exact, color=colour, label=f"angle {name}")

@@ -41,9 +41,16 @@ AXES = {
 
 
 def records(folder: Path = FOLDER) -> dict[str, Record]:
-    """Reads the existing records."""
+    """Reads the existing records; `scale` without the axes that `large` measures further."""
     paths = {name: folder / f"{name}.json" for name in NAMES}
-    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    found = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    if {"scale", "large"} <= found.keys():
+        further = {row["axis"] for row in found["large"]["rows"]}
+        for part in ("rows", "fits"):
+            found["scale"][part] = [x for x in found["scale"][part] if x["axis"] not in further]
+        if "parameters" in further:
+            found["scale"]["per_byte"] = {}
+    return found
 
 
 def page(found: Mapping[str, Record], written: str) -> str:
@@ -343,7 +350,7 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
         ax.remove()
     for ax, axis in zip(axes.flat, axes_names, strict=False):
         place = 0
-        for k, run in enumerate(runs):
+        for run in runs:
             fits = {(f["axis"], f["series"]): f for f in run["fits"] if f["cost"] == "cpu_seconds"}
             for name, series in series_of(run):
                 if name != axis:
@@ -355,9 +362,7 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
                 fit = fits.get((axis, series))
                 label = series + (f": {fit['exponent']:.2f} ± {fit['half']:.2f}" if fit else "")
                 y = [row["cpu_seconds"] for row in own]
-                ax.plot(
-                    x, y, marker, color=color, ms=6, label=label, fillstyle="none" if k else "full"
-                )
+                ax.plot(x, y, marker, color=color, ms=6, label=label)
                 if fit and len(x) > 1:
                     line = np.geomspace(x[0], x[-1], 50)
                     law = fit["start"] + fit["factor"] * line ** fit["exponent"]
@@ -369,8 +374,9 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
         ax.xaxis.set_major_formatter(lambda value, _: short(value))
         ax.set_xlabel(axis, fontsize=12)
         ax.tick_params(labelsize=11)
-        ax.margins(y=0.3)
-        ax.legend(frameon=False, fontsize=9)
+        ax.margins(y=0.1)
+        above = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1), "borderaxespad": 0.2}
+        ax.legend(frameon=False, fontsize=9, handletextpad=0.2, **above)
     for ax in axes[:, 0]:
         ax.set_ylabel("CPU-seconds", fontsize=12)
     return fig
