@@ -113,7 +113,7 @@ def _cost(name: str, card: str) -> str:
     lines = [("models", models), ("base", base), ("reads each large tensor", reads)]
     for line in more:
         key, _, value = line.partition(": ")
-        title = "options in a recipe" if key == "parameters" else "keys beside them"
+        title = "options in a recipe" if key == "parameters" else "keys at the top level"
         lines.append((title, ", ".join(f"`{option}`" for option in value.split(", "))))
     for who, title in (("ours", "measured"), ("peer", "mergekit, measured")):
         row = _measured().get(name, {}).get(who)
