@@ -55,7 +55,7 @@ def write_all(folder: Path) -> None:
     pages = {
         **api_pages(),
         "methods.md": methods_page(),
-        **method_pages.pages(method_cards()),
+        **method_pages.pages(),
         "growth.md": growth_page(),
         "heads.md": heads_page(),
         "recipes.md": recipes_page(),
@@ -165,13 +165,6 @@ def _directive(name: str, value: Any) -> str:
 # Methods
 
 
-def method_cards() -> dict[str, str]:
-    """What `sail-jax merge --methods` prints of each method, by its name."""
-    from sail_jax.checkpoint.planning import cards
-
-    return {block.split(": ", 1)[0]: block for block in cards.methods().rstrip().split("\n\n")}
-
-
 def methods_page() -> str:
     """Makes the table of merging methods, from what `sail-jax merge --methods` prints.
 
@@ -181,18 +174,13 @@ def methods_page() -> str:
     from sail_jax import methods
 
     in_recipes: dict[str, list[Row]] = {}
-    for name, block in method_cards().items():
-        first, asks, *more = (line.strip() for line in block.splitlines())
-        about = first.split(": ", 1)[1]
-        models, base, reads = asks.split("; ")
-        knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
-        beside = [line.split(": ", 1)[1] for line in more if line.startswith("at the top")]
+    for name, card in method_pages.cards().items():
         made = methods.get(name)
         row = (
             _method(name),
-            _with_source(about, made),
-            f"{models}; {base}; {reads}",
-            _options([*knobs, *beside]),
+            _with_source(card.about, made),
+            f"{card.models}; {card.base}; {card.reads}",
+            "<br>".join(map(method_pages.code, filter(None, (card.parameters, card.keys)))),
         )
         in_recipes.setdefault(made.__module__, []).append(row)
     head = ("method", "what it does", "models, base, reading", "parameters")
@@ -265,10 +253,6 @@ def _method(name: str) -> str:
     if name in method_pages.advice():
         return f"[`{name}`]({method_pages.stem(name)}.md)"
     return _link("sail_jax.methods", name)
-
-
-def _options(parts: Sequence[str]) -> str:
-    return "<br>".join(", ".join(f"`{o}`" for o in part.split(", ")) for part in parts)
 
 
 def _with_source(about: str, value: Any) -> str:

@@ -11,8 +11,9 @@ import yaml
 from markup import table
 
 HERE = Path(__file__).parent
-RECORDS = {"0.5b": "0.5 B parameters in bfloat16, a base and three models, two cores"}
-"""The sizes of the record of merges that pages quote, and what they are."""
+SIZE = "0.5b"
+"""The size in the record of merges that pages quote."""
+MEASURED = "Measured: 0.5 B parameters in bfloat16, a base and three models, two cores; see"
 
 
 class Advice(NamedTuple):
@@ -29,6 +30,46 @@ class Advice(NamedTuple):
     differ: str = ""
 
 
+class Card(NamedTuple):
+    """What `sail-jax merge --methods` prints of a method.
+
+    Attributes:
+      about: Its first sentence.
+      models: How many models it takes.
+      base: What a base is to it.
+      reads: How often and in what parts it reads a large tensor.
+      parameters: Its parameters in a recipe, with defaults.
+      keys: What else a recipe may set, at its top level.
+    """
+
+    about: str
+    models: str
+    base: str
+    reads: str
+    parameters: str = ""
+    keys: str = ""
+
+
+@cache
+def cards() -> Mapping[str, Card]:
+    """Reads what `sail-jax merge --methods` prints, by the name of the method."""
+    from sail_jax.checkpoint.planning import cards
+
+    found = {}
+    for block in cards.methods().rstrip().split("\n\n"):
+        first, needs, *more = (line.strip() for line in block.splitlines())
+        name, about = first.split(": ", 1)
+        options = dict(line.split(": ", 1) for line in more)
+        parameters = options.pop("parameters", "")
+        found[name] = Card(about, *needs.split("; "), parameters, *options.values())
+    return found
+
+
+def code(options: str) -> str:
+    """Marks options that commas separate as code."""
+    return ", ".join(f"`{option}`" for option in options.split(", "))
+
+
 @cache
 def advice() -> Mapping[str, Advice]:
     """Reads `methods.yaml`."""
@@ -39,16 +80,13 @@ def advice() -> Mapping[str, Advice]:
     }
 
 
-def pages(cards: Mapping[str, str]) -> dict[str, str]:
+def pages() -> dict[str, str]:
     """Makes the page of each method that has an entry in `methods.yaml`.
-
-    Args:
-      cards: What `sail-jax merge --methods` prints of a method, by its name.
 
     Returns:
       The pages in Markdown, by file name.
     """
-    return {f"{stem(name)}.md": _page(name, cards.get(name, "")) for name in advice()}
+    return {f"{stem(name)}.md": _page(name, cards().get(name)) for name in advice()}
 
 
 def stem(name: str) -> str:
@@ -56,7 +94,7 @@ def stem(name: str) -> str:
     return f"method-{name}"
 
 
-def _page(name: str, card: str) -> str:
+def _page(name: str, card: Card | None) -> str:
     from sail_jax import methods
 
     about = inspect.getdoc(getattr(methods, name)) or ""
@@ -83,7 +121,7 @@ def _recipes() -> Mapping[str, str]:
 
 
 def _recipe(name: str) -> str:
-    """The recipe of the examples, and the call in Python."""
+    """The recipe of the examples, if there is one."""
     text = _recipes().get(name)
     if text is None:
         return ""
@@ -99,27 +137,27 @@ def _measured() -> Mapping[str, Mapping[str, Any]]:
     record = json.loads((HERE / "performance" / "merge.json").read_text(encoding="utf-8"))
     rows: dict[str, dict[str, Any]] = {}
     for run in record["speed"]:
-        if run["size"] in RECORDS:
+        if run["size"] == SIZE:
             for track, row in run["tracks"].items():
                 who, _, method = track.rpartition(" ")
                 rows.setdefault(method, {})[who] = row
     return rows
 
 
-def _cost(name: str, card: str) -> str:
+def _cost(name: str, card: Card) -> str:
     """What the method needs and reads, and what a merge of half a billion parameters took."""
-    needs, *more = (line.strip() for line in card.splitlines()[1:])
-    models, base, reads = needs.split("; ")
-    lines = [("models", models), ("base", base), ("reads each large tensor", reads)]
-    for line in more:
-        key, _, value = line.partition(": ")
-        title = "options in a recipe" if key == "parameters" else "keys at the top level"
-        lines.append((title, ", ".join(f"`{option}`" for option in value.split(", "))))
+    lines = [
+        ("models", card.models),
+        ("base", card.base),
+        ("reads each large tensor", card.reads),
+    ]
+    recipe = {"options in a recipe": card.parameters, "keys at the top level": card.keys}
+    lines += [(title, code(options)) for title, options in recipe.items() if options]
+    measured = False
     for who, title in (("ours", "measured"), ("peer", "mergekit, measured")):
-        row = _measured().get(name, {}).get(who)
-        if row:
+        if row := _measured().get(name, {}).get(who):
             cost = row["seconds"], row["cpu_seconds"], row["peak_bytes"] / 1e9
             lines.append((title, "{:.1f} s, {:.1f} CPU-s, {:.2f} GB".format(*cost)))
-    size = f"\n\nMeasured: {RECORDS['0.5b']}; see [Performance](../performance.md)."
-    about = size if lines[-1][0].endswith("measured") else ""
+            measured = True
+    about = f"\n\n{MEASURED} [Performance](../performance.md)." * measured
     return f"## What it needs\n\n{table(('', ''), lines)}{about}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 TYPE_CHECKING = False  # like the one in `typing`, which imports slowly
 if TYPE_CHECKING:
-    from typing import ParamSpec, TypeVar
+    from typing import Any, ParamSpec, TypeVar
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -52,6 +52,66 @@ def former(
     return look_up
 
 
+def spellings(names: "Mapping[str, str | Mapping[str, str]]") -> list[str]:
+    """Lists what `present` changes.
+
+    Args:
+      names: What changed, as `renamed` takes it.
+
+    Returns:
+      For `UNTIL`: `name=` for each former name, and `name='word'` for each former word.
+    """
+    return [
+        text
+        for name, new in names.items()
+        for text in ([f"{name}="] if isinstance(new, str) else [f"{name}={old!r}" for old in new])
+    ]
+
+
+def present(
+    owner: str, options: "Mapping[str, Any]", names: "Mapping[str, str | Mapping[str, str]]"
+) -> "tuple[dict[str, Any], list[tuple[str, str, str]]]":
+    """Replaces former names of options, and former words among their values.
+
+    Args:
+      owner: What takes the options, for messages.
+      options: The options. A value may also be a tuple of words.
+      names: What changed, as `renamed` takes it.
+
+    Returns:
+      The options, and the changes. A change is the name of an option, its former word and the
+      present one. If a name changed, it is "", the former name and the present one.
+
+    Raises:
+      TypeError: If an option is given by two of its names.
+
+    >>> names = {"ratio": "density", "scope": {"leaf": "tensor"}}
+    >>> found, changes = present("trim", {"ratio": 0.5, "scope": ("leaf", "tree")}, names)
+    >>> found, changes
+    ({'density': 0.5, 'scope': ('tensor', 'tree')},
+     [('', 'ratio', 'density'), ('scope', 'leaf', 'tensor')])
+    """
+    found, changes = {}, []
+    for name, value in options.items():
+        new = names.get(name)
+        if isinstance(new, str):
+            if new in options or new in found:
+                raise TypeError(f"{owner}: {name} is now {new}, expected only one")
+            changes.append(("", name, new))
+            name = new
+        known = names.get(name, "")
+        if not isinstance(known, str):
+            words = value if isinstance(value, tuple) else (value,)
+            new_of = {w: known[w] for w in words if isinstance(w, str) and w in known}
+            changes += [(name, *change) for change in new_of.items()]
+            if new_of and isinstance(value, tuple):
+                value = tuple(new_of.get(w, w) for w in words)
+            elif new_of:
+                (value,) = new_of.values()
+        found[name] = value
+    return found, changes
+
+
 def renamed(
     *order: str, until: str, **names: "str | Mapping[str, str]"
 ) -> "Callable[[Callable[P, T]], Callable[P, T]]":
@@ -83,23 +143,14 @@ def renamed(
     import types
 
     words = {name: new for name, new in names.items() if not isinstance(new, str)}
-    keywords = {old: new for old, new in names.items() if isinstance(new, str)}
 
     def decorate(function: "Callable[P, T]") -> "Callable[P, T]":
         whole = f"{function.__module__}.{function.__qualname__}"
-        former = [*order, *(f"{old}=" for old in keywords)]
-        former += [f"{name}={old!r}" for name, spelled in words.items() for old in spelled]
-        UNTIL.update({f"{whole}({old})": until for old in former})
+        UNTIL.update({f"{whole}({old})": until for old in (*order, *spellings(names))})
         parameters = inspect.signature(function).parameters.values()
         places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
         def call(args: tuple, options: dict) -> "T":
-            for old in keywords.keys() & options.keys():
-                new = keywords[old]
-                if new in options:
-                    raise TypeError(f"{function.__name__}: {old} is now {new}, expected only one")
-                _warn(f"{old} of {whole} is now {new}; the old name goes in {until}")
-                options[new] = options.pop(old)
             more = dict(zip(order, args[len(places) :], strict=False))
             # Of other calls, such as one with too many arguments, Python raises the TypeError.
             if more and len(args) <= len(places) + len(order) and not more.keys() & options.keys():
@@ -109,20 +160,13 @@ def renamed(
                     f"write {function.__name__}({written}) before {until}"
                 )
                 args, options = args[: len(places)], {**options, **more}
-            for name, spelled in words.items():
-                i = places.index(name) if name in places else len(args)
-                word = args[i] if i < len(args) else options.get(name)
-                if isinstance(word, str) and word in spelled:
-                    new = spelled[word]
-                    _warn(
-                        f"{name}={word!r} of {whole} is now {name}={new!r}; "
-                        f"the old name goes in {until}"
-                    )
-                    if i < len(args):
-                        args = (*args[:i], new, *args[i + 1 :])
-                    else:
-                        options[name] = new
-            return function(*args, **options)
+            placed = dict(zip(places, args, strict=False))
+            placed, first = present(function.__name__, placed, words)
+            options, then = present(function.__name__, options, names)
+            for name, old, new in (*first, *then):
+                was, now = (f"{name}={old!r}", f"{name}={new!r}") if name else (old, new)
+                _warn(f"{was} of {whole} is now {now}; the old name goes in {until}")
+            return function(*placed.values(), *args[len(places) :], **options)
 
         # A copy with the globals of the function's own module: doctest reads its examples there.
         called = lambda *args, **options: call(args, options)  # noqa: E731

@@ -145,19 +145,20 @@ def parameters(bench: Bench, sizes: Sequence[str]) -> None:
     """
     for place, name in enumerate(("tiny", *sizes)):
         llama, start = LLAMAS[name], place == 0
-        series = {m: (m, 2 + (JOBS[m].base == "base")) for m in MERGED}
-        series |= {f"copy of {files} files": ("", files) for _, files in series.values()}
-        keys = {s: bench.key("parameters", s, llama.parameters, start) for s in series}
+        read = {m: 2 + (JOBS[m].base == "base") for m in MERGED}
+        read |= {f"copy of {files} files": files for files in read.values()}
+        keys = {series: bench.key("parameters", series, llama.parameters, start) for series in read}
         if bench.known(list(keys.values())):
             continue
         models = bench.models(name, llama, 3)
-        for label, (method, files) in series.items():
-            moved = 2 * llama.parameters * (files + 1)  # bytes read once and written once
-            read = [model / "model.safetensors" for model in models[:files]]
+        for series, key in keys.items():
+            files = [model / "model.safetensors" for model in models[: read[series]]]
+            moved = 2 * llama.parameters * (len(files) + 1)  # bytes read once and written once
+            merge = series in MERGED
             command = (
-                bench.recipe(method, models, 2) if method else copying(read, bench.out, sync=False)
+                bench.recipe(series, models, 2) if merge else copying(files, bench.out, sync=False)
             )
-            bench.add(command, keys[label], {"bytes": moved})
+            bench.add(command, key, {"bytes": moved})
         bench.drop(name)
 
 

@@ -154,14 +154,14 @@ def add_fields(
             add_fields(parser, value, name)
             continue
         about = f"{texts.get(field.name, '')} (default: {_shown(value)})"
-        kind = _kind(hints[field.name])
-        if words := getattr(config, "FORMER_WORDS", {}).get(field.name):
-            kind["type"] = functools.partial(_present, words)
+        kind, former = _kind(hints[field.name]), getattr(config, "FORMER", {})
+        if words := former.get(field.name):
+            kind["type"] = lambda word, words=words: words.get(word, word)
         options.add_argument(
             "--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS,
             help=about.strip().replace("%", "%%"), **kind,
         )  # fmt: skip
-        for old, new in getattr(config, "FORMER", {}).items():
+        for old, new in former.items():
             if new == field.name:
                 option = f"--{group}.{old}" if group else f"--{old}"
                 options.add_argument(
@@ -193,11 +193,6 @@ def given(args: Mapping[str, Any], config: AnyConfig, group: str = "") -> dict[s
             value = args[name]
             fields[field.name] = tuple(value) if isinstance(value, list) else value
     return fields
-
-
-def _present(words: Mapping[str, str], word: str) -> str:
-    """Returns the present spelling of a word, which may be a former one."""
-    return words.get(word, word)
 
 
 def _kind(hint: Any) -> dict[str, Any]:

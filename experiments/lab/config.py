@@ -25,7 +25,11 @@ from annotated_types import Ge, Gt, Interval, Lt, MinLen
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
+from sail_jax import deprecated
 from sail_jax.checks import nearest
+
+UNTIL = "0.4"
+"""The release in which former names of fields go."""
 
 T = TypeVar("T")
 
@@ -115,31 +119,25 @@ def config(cls: type[T]) -> type[T]:
 
     # Wrapped because pydantic's errors take several lines for each field.
     made.__init__ = init
+    whole = f"{cls.__module__}.{cls.__qualname__}"
+    former = deprecated.spellings(getattr(cls, "FORMER", {}))
+    deprecated.UNTIL.update({f"{whole}({old})": UNTIL for old in former})
     return made
 
 
 def _present(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives fields that have a former name, or a former word as value, by the present ones.
+    """Replaces former names of fields, and former words among their values, and warns of them.
 
-    A config class may declare `FORMER` (new names by former ones) and `FORMER_WORDS` (by field, new
-    words by former ones). Former ones work for one release and warn.
+    A config class may declare them as `FORMER`, in the form that `deprecated.renamed` takes.
     """
-    former, words = getattr(cls, "FORMER", {}), getattr(cls, "FORMER_WORDS", {})
-    present = {}
-    for name, value in fields.items():
-        if name in former:
-            _warn(f"field {name}", former[name])
-        known = words.get(former.get(name, name), {})
-        values = value if isinstance(value, tuple) else (value,)
-        for old in (v for v in values if isinstance(v, str) and v in known):
-            _warn(f"{name}={old!r}", repr(known[old]))
-        spelled = tuple(known.get(v, v) if isinstance(v, str) else v for v in values)
-        present[former.get(name, name)] = spelled if isinstance(value, tuple) else spelled[0]
-    return present
-
-
-def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now {new}; the old name goes in 0.4", DeprecationWarning, stacklevel=4)
+    try:
+        found, changes = deprecated.present(cls.__name__, fields, getattr(cls, "FORMER", {}))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    for name, old, new in changes:
+        change = f"{name}={old!r} is now {new!r}" if name else f"field {old} is now {new}"
+        warnings.warn(f"{change}; the old name goes in {UNTIL}", DeprecationWarning, stacklevel=3)
+    return found
 
 
 def varied(config: C, **changes: Any) -> C:

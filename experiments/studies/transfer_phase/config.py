@@ -67,8 +67,9 @@ class Config:
     grow.
     """
 
-    FORMER: ClassVar = {"gammas": "loads", "gamma_max": "load_max"}
-    FORMER_WORDS: ClassVar = {"modes": {"fine_tune": "fine_tuning"}}
+    FORMER: ClassVar = {
+        "gammas": "loads", "gamma_max": "load_max", "modes": {"fine_tune": "fine_tuning"},
+    }  # fmt: skip
 
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
