@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax import linalg
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, integer, nearest, one_of
 from sail_jax.lazy import listed
@@ -251,15 +252,15 @@ def _krylov(
     delta = delta * (1 / unit)
     # The space lies on the shorter side, where orthogonalisation is cheaper.
     columns = jax.random.normal(key, (delta.shape[0], rank + oversampling), delta.dtype)
-    block = jnp.linalg.qr(matmul(delta.T, columns))[0]
+    block = linalg.qr(matmul(delta.T, columns))[0]
     blocks = [block]
     for _ in range(powers):
         # Orthogonalised in each step; otherwise all columns would converge to the first vector.
-        block = jnp.linalg.qr(matmul(delta.T, matmul(delta, block)))[0]
+        block = linalg.qr(matmul(delta.T, matmul(delta, block)))[0]
         blocks.append(block)
-    basis = jnp.linalg.qr(jnp.concatenate(blocks, 1))[0]
-    left, small = jnp.linalg.qr(matmul(delta, basis))
-    U, S, Vt = jnp.linalg.svd(small, full_matrices=False)
+    basis = linalg.qr(jnp.concatenate(blocks, 1))[0]
+    left, small = linalg.qr(matmul(delta, basis))
+    U, S, Vt = linalg.svd(small, full_matrices=False)
     root = jnp.sqrt(unit * S[:rank])
     pair = LowRank(matmul(left, U[:, :rank]) * root, root[:, None] * matmul(Vt[:rank], basis.T))
     return pair, jnp.square(S[:rank])
@@ -478,8 +479,8 @@ def refactor(
     def truncated(path: str, pair: LowRank) -> LowRank:
         B, A = _pair(path, pair)
         # B A = Q (R L^T) P^T with orthonormal Q and P: its singular values are the small matrix's.
-        Q, R = jnp.linalg.qr(B)
-        P, L = jnp.linalg.qr(A.T)
+        Q, R = linalg.qr(B)
+        P, L = linalg.qr(A.T)
         small, _ = truncate(matmul(R, L.T), rank, energy)
         return LowRank(matmul(Q, small.B), matmul(small.A, P.T))
 
@@ -597,8 +598,8 @@ def core_space(
 
 def _span(columns: Array) -> Array:
     """Returns an orthonormal basis of a matrix's columns: its left singular vectors."""
-    Q, R = jnp.linalg.qr(columns)
-    return matmul(Q, jnp.linalg.svd(R, full_matrices=False)[0])
+    Q, R = linalg.qr(columns)
+    return matmul(Q, linalg.svd(R, full_matrices=False)[0])
 
 
 def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:

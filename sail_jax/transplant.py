@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from sail_jax import linalg
 from sail_jax.checks import integer, one_of
 from sail_jax.lazy import listed
 from sail_jax.merging.arithmetic import unit_of
@@ -216,7 +217,7 @@ def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
         )
 
     _, indices, _, R, z = lax.fori_loop(0, k, step, start)
-    coefficients = lax.linalg.triangular_solve(R, z[..., None], left_side=True, lower=False)
+    coefficients = linalg.solve_triangular(R, z[..., None])
     return Combination(indices, coefficients[..., 0] * (units / unit))
 
 

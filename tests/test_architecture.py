@@ -122,6 +122,25 @@ def test_a_circle_would_be_found():
     assert set(imported(late, known)) == known
 
 
+BATCHED = re.compile(
+    r"\b(jnp|jax\.numpy)\.linalg\.(?!norm\b)"
+    r"|\b(jnp|jax\.numpy)\.linalg\.norm\([^()]*, (ord=)?(2|.nuc.)\)"
+    r"|\blax\.linalg\b|\bjax\.scipy\.linalg\b(?! import block_diag)"
+    r"|\brandom\.(orthogonal|multivariate_normal)\b|\binitializers\.orthogonal\b"
+)
+
+
+def test_matrices_are_decomposed_in_one_room():
+    """`sail_jax.linalg` says why: LAPACK must not get a batch."""
+    found = [
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for name, file in modules().items()
+        if name != "sail_jax.linalg"
+        for match in BATCHED.finditer(file.read_text())
+    ]
+    assert found == []
+
+
 def test_the_library_does_not_speak_of_flags():
     """Messages name arguments, `resume=True`; the command line says `--resume` of them."""
     flag = re.compile(r"(^|[\s(';])--[a-z]")

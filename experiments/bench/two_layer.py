@@ -16,6 +16,7 @@ from experiments.bench._measuring import add_repeats, device, times
 from experiments.lab.config import varied
 from experiments.studies.overtraining_linear.config import PRESETS
 from experiments.studies.overtraining_linear.run import closed_forms, simulate
+from sail_jax import linalg
 from sail_jax.cli.options import Parser, natural
 from theory import two_layer as tl
 from theory.two_layer import networks
@@ -24,7 +25,7 @@ from theory.two_layer import networks
 def _trajectory(d: int, points: int, repeats: int) -> dict[str, float]:
     """Times the exact trajectory of a network of width d, and steps of gradient descent."""
     key = jax.random.key(0)
-    u, v = (jax.random.orthogonal(k, d) for k in jax.random.split(key))
+    u, v = (linalg.orthogonal(k, d) for k in jax.random.split(key))
     sigma = jnp.linspace(1, 0.1, d)
     target, start = (u * sigma) @ v.T, tl.Layers(0.1 * u, 0.1 * v.T)
     # Times are 0.4 apart, and 2 sigma_1 0.4 < 1: the solver needs one step from each to the next.

@@ -5,6 +5,7 @@ merge them piece by piece with `sail_jax.merging.engine`, and pass the result to
 the writer in `sail_jax.checkpoint.output`. `limits` computes how many workers fit in memory.
 """
 
+import contextlib
 import math
 import os
 import threading
@@ -280,8 +281,15 @@ class _Run:
         """Whether the sink still lacks this tensor."""
         return work.name in self.missing
 
-    def carry_out(self, works: Sequence[Work], engine: Engine) -> None:
+    def carry_out(
+        self, works: Sequence[Work], engine: Engine, stalled: Callable[[float], None] | None
+    ) -> None:
         """Takes all wanted works to the sink, except the pieces in `engine.faint`."""
+        watch = engine.pulse.watched(stalled) if stalled else contextlib.nullcontext()
+        with watch:
+            self._carry_out(works, engine)
+
+    def _carry_out(self, works: Sequence[Work], engine: Engine) -> None:
         todo = engine.prepared(works, self.wanted)
         # The largest first: otherwise one worker may be left with it at the end.
         cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
@@ -333,9 +341,7 @@ class _Run:
         for start in range(0, work.size, ENTRIES):
             entries = buffers.take("copy", (min(ENTRIES, work.size - start),), tensor.dtype)
             tensor.read(entries, start)
-            # Another worker failed, or the run was interrupted.
-            if engine.stopped.is_set():
-                raise KeyboardInterrupt
+            engine.pulse.beat()
             self.sink.write(work.name, entries.astype(work.dtype, copy=False), start)
 
 
@@ -349,6 +355,7 @@ def execute(
     progress: Progress | None = None,
     keep: Callable[[Record], None] | None = None,
     sharing: Sharing | None = None,
+    stalled: Callable[[float], None] | None = None,
 ) -> dict[str, Record]:
     """Carries out works: reads inputs, merges them, and writes the results to a sink.
 
@@ -368,6 +375,8 @@ def execute(
       keep: Called with the measurements of a tensor before the sink notes it as finished.
       sharing: The connection to other processes, which carry out some of the works; this process
         leaves those works out. None without other processes.
+      stalled: Called with the seconds since the last piece when no worker makes progress for a
+        minute, in a thread of its own.
 
     Returns:
       The measurements by tensor name; empty unless `measure`.
@@ -383,12 +392,12 @@ def execute(
     run, check = _Run(mine, sink, measure, progress, keep), not allow_nonfinite
     try:
         with Engine(works, limits.threads, limits.hold, check, sharing=sharing) as engine:
-            run.carry_out(works, engine)
+            run.carry_out(works, engine, stalled)
         if faint := engine.faint:
             # Other processes may lack such pieces, so nothing is shared with them here.
             threads, hold, *_ = _in_float64(works, faint, limits)
             with Engine(works, threads, hold, check, faint) as engine:
-                run.carry_out(works, engine)
+                run.carry_out(works, engine, stalled)
     except NotFiniteError as error:
         if isinstance(error.tensor, Work):
             raise MergeError(_refused(error.tensor, error.nan)) from None

@@ -4,10 +4,10 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import erf, erfinv
 from jaxtyping import Array, ArrayLike, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 
 
@@ -137,7 +137,7 @@ def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
         least = np.linalg.eigvalsh(values.astype(np.float64))[0]
         if least <= slack:
             raise ValueError(f"{name} must be positive definite; its least eigenvalue is {least}")
-    return jnp.linalg.cholesky(S)
+    return linalg.cholesky(S)
 
 
 def _whiten(rows: Array, factor: Array) -> Array:
@@ -145,7 +145,7 @@ def _whiten(rows: Array, factor: Array) -> Array:
     if factor.ndim == 0:
         return rows / factor
     flat = rows.reshape(-1, rows.shape[-1]).T
-    return solve_triangular(factor, flat, lower=True).T.reshape(rows.shape)
+    return linalg.solve_triangular(factor, flat, lower=True).T.reshape(rows.shape)
 
 
 def _floating(name: str, x: ArrayLike) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from sail_jax import linalg
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
@@ -150,7 +151,7 @@ def deepen(
         sums = values.astype(float).sum(axis=1)
         if not np.all(np.abs(sums - 1) <= tolerance * (1 + np.abs(values).sum(axis=1))):
             raise ValueError(f"the rows of matrix must sum to one, got {sums}")
-    return SpaceMap(D, jnp.linalg.pinv(D))
+    return SpaceMap(D, linalg.pinv(D))
 
 
 def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:

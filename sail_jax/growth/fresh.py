@@ -17,6 +17,7 @@ import numpy as np
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
+from sail_jax import linalg
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
 from sail_jax.basis.change_basis import by_block
 from sail_jax.basis.maps import SpaceMap
@@ -393,7 +394,7 @@ def null_noise(
             write = jnp.asarray(place.map.dense().write)
             # I - W W^+ projects onto the complement of the columns of W. Activations never have a
             # component there.
-            null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)
+            null = jnp.eye(place.map.new) - write @ linalg.pinv(write)
             noise = jax.random.normal(leaf_key(key, path), x.shape)
             noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
             return x + 10 ** (-snr_db / 20) * _rms(x) * jnp.moveaxis(noise, -1, place.axis)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from sail_jax import linalg
 from sail_jax.basis.axes import blocks
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
@@ -165,7 +166,7 @@ def sail_init(
             # belong to the axis.
             unfolded = jnp.moveaxis(x, at, 0).reshape(x.shape[at], -1)
             unfolded = jax.lax.stop_gradient(unfolded)
-            basis = jnp.linalg.svd(unfolded, full_matrices=False)[0][:, :new]
+            basis = linalg.svd(unfolded, full_matrices=False)[0][:, :new]
             own = None if key is None else leaf_key(key, name)
             free[name] = {"c": lift(basis, new, own) @ basis.T}
     return free

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sail_jax import linalg
 from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
@@ -65,9 +66,9 @@ def project(
     one_of("how", how, ("orthogonal", "gaussian"))
     if how == "gaussian":
         write = jax.random.normal(key, (new, old)) / old**0.5
-        return SpaceMap(write, jnp.linalg.pinv(write))
+        return SpaceMap(write, linalg.pinv(write))
     n, m = max(old, new), min(old, new)
-    Q, R = jnp.linalg.qr(jax.random.normal(key, (n, m)))
+    Q, R = linalg.qr(jax.random.normal(key, (n, m)))
     # QR does not fix the signs of R's diagonal. With positive signs, Q is uniform (Haar) for a
     # Gaussian matrix.
     Q = Q * jnp.sign(jnp.diagonal(R))
@@ -109,7 +110,7 @@ def interpolate(old: int, new: int) -> SpaceMap:
     at = np.linspace(0, old - 1, new)
     # Each row has the weights of linear interpolation, hat functions at its position.
     write = jnp.asarray(np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0), float)
-    return SpaceMap(write, jnp.linalg.pinv(write))
+    return SpaceMap(write, linalg.pinv(write))
 
 
 def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
@@ -271,7 +272,7 @@ def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old ne
     # activations.
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
     # Units that are kept twice, or are never active, make the matrix singular.
-    return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
+    return G @ write.T @ linalg.pinv(small, hermitian=True)
 
 
 def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
@@ -303,7 +304,7 @@ def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
     if not 0 < new <= len(G):
         raise ValueError(f"principal needs 0 < new <= old, got old={len(G)}, new={new}")
     # `eigh` orders from the smallest eigenvalue, and its vectors are columns.
-    write = jnp.linalg.eigh(lax.stop_gradient(G))[1][:, ::-1][:, :new].T
+    write = linalg.eigh(lax.stop_gradient(G))[1][:, ::-1][:, :new].T
     return SpaceMap(write, write.T, Family.ORTHOGONAL if new == len(G) else Family.LINEAR)
 
 
@@ -357,7 +358,7 @@ def singular(
         raise ValueError(f"theta must be a matrix, got shape {theta.shape}")
     if min(new_in, new_out) < 1:
         raise ValueError(f"sizes must be positive, got new_in={new_in}, new_out={new_out}")
-    U, _, Vt = jnp.linalg.svd(lax.stop_gradient(theta), full_matrices=False)
+    U, _, Vt = linalg.svd(lax.stop_gradient(theta), full_matrices=False)
     # This is r' of the paper, or less if theta's shape limits the rank.
     rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)

@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike
 
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
+from sail_jax.merging.pulse import Pulse
 from sail_jax.merging.sharing import SharedTree, Sharing
 from sail_jax.merging.streaming import Reader, Tree, Unit, units
 from sail_jax.merging.task_vectors import Proposal
@@ -44,7 +45,7 @@ class Engine:
 
     It is a context manager that starts and ends the threads.
 
-    When the event `stopped` is set, workers stop reading and raise `KeyboardInterrupt`.
+    After `pulse.stop()`, workers stop reading and raise `KeyboardInterrupt`.
 
     Args:
       works: All works of the run, including finished works, because they determine the precision
@@ -59,6 +60,7 @@ class Engine:
         tree are then computed together. None for a single process.
 
     Attributes:
+      pulse: Gets a sign of life from the workers at each piece, and can stop them.
       faint: The pieces in which XLA may have lost numbers near 0 (`merging.extremes`). Their
         results are not yielded. An engine with `only=faint` finishes them.
     """
@@ -86,7 +88,7 @@ class Engine:
         self._local = threading.local()
         # The pieces of all units, if one worker has enough memory. Each piece is then read once.
         self._kept: dict[int, dict[int, Proposal]] = {}
-        self.stopped = threading.Event()
+        self.pulse = Pulse()
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> "Engine":
@@ -95,9 +97,9 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stopped.set()
+        self.pulse.stop()
         if self._pool is not None:
-            # Workers check `stopped` at each piece, so this does not wait for whole tensors.
+            # Workers end at their next piece, so this does not wait for whole tensors.
             self._pool.shutdown()
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -137,7 +139,7 @@ class Engine:
         kept = self._kept.get(id(unit), {} if fits else None)
         faint = self.faint if self._looks else None
         with self.precision(), naming(unit.name):
-            yield Reader(unit, buffers, self._check, self.stopped, kept, owner, faint, self._only)
+            yield Reader(unit, buffers, self._check, self.pulse, kept, owner, faint, self._only)
         buffers.trim()
 
     def each(self, function: Callable[[Item], None], items: Sequence[Item]) -> None:
@@ -148,8 +150,8 @@ class Engine:
           items: The items, started in this order.
 
         Raises:
-          BaseException: The first exception of any call. With several workers, `stopped` is then
-            set and pending calls are cancelled.
+          BaseException: The first exception of any call. With several workers, the others are
+            then stopped and pending calls are cancelled.
         """
         if self._pool is None:
             for item in items:
@@ -164,7 +166,7 @@ class Engine:
                     # Raises the worker's exception.
                     future.result()
         except BaseException:
-            self.stopped.set()
+            self.pulse.stop()
             # Pending calls are cancelled. Running calls are awaited, because they write into memory
             # and files that the caller frees next.
             for future in futures:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.merging.arithmetic import unit_of
 from sail_jax.merging.placement import whole
 
@@ -64,7 +65,7 @@ def svd(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     unit = unit_of(x)  # the same digits at any scale
-    U, S, Vt = jnp.linalg.svd(whole(x * (1 / unit)), full_matrices=False)
+    U, S, Vt = linalg.svd(whole(x * (1 / unit)), full_matrices=False)
     S = unit * S
     real = rounding(x, S[0] if size is None else size) < S
     found = jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)

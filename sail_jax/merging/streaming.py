@@ -51,6 +51,7 @@ from sail_jax.merging.leafwise import (
     summarise,
     through,
 )
+from sail_jax.merging.pulse import Pulse
 from sail_jax.merging.row_ranks import host_ranks
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
@@ -117,7 +118,7 @@ class Reader:
       unit: The unit to read.
       buffers: The memory for pieces.
       check: Whether NaN and infinity are refused when a piece is first read.
-      stopped: An event that ends reading.
+      pulse: Gets a sign of life before each piece, and can end reading.
       kept: The pieces in memory, by index; None to keep no pieces.
       owner: The owner of the memory. Readers with the same owner (or None) share memory.
       faint: A set that collects pieces in which XLA may have lost numbers near 0, as (name of the
@@ -130,14 +131,14 @@ class Reader:
         unit: "Unit",
         buffers: Buffers,
         check: bool,
-        stopped: threading.Event,
+        pulse: Pulse,
         kept: dict[int, Proposal] | None = None,
         owner: int | None = None,
         faint: set[PieceOf] | None = None,
         only: Set[PieceOf] | None = None,
     ):
         self.unit, self.buffers, self.kept, self.owner = unit, buffers, kept, owner
-        self.check, self.stopped, self.faint, self.only = check, stopped, faint, only
+        self.check, self.pulse, self.faint, self.only = check, pulse, faint, only
 
     def __call__(self, k: int, compute: Callable[[Proposal], Computed]) -> Computed:
         """Reads a piece and calls a function on it.
@@ -157,10 +158,9 @@ class Reader:
 
         Raises:
           NotFiniteError: If an input holds NaN or infinity.
-          KeyboardInterrupt: If `stopped` is set.
+          KeyboardInterrupt: If the run was stopped.
         """
-        if self.stopped.is_set():
-            raise KeyboardInterrupt
+        self.pulse.beat()
         try:
             piece = None if self.kept is None else self.kept.get(k)
             return jax.block_until_ready(compute(piece or self._read(k)))

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
+from sail_jax import linalg
 from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
@@ -208,8 +209,8 @@ def _fit(
     size = jnp.where(size > 0, size, 1)
     # With Grams of real inputs, A + damping is symmetric and positive definite. Otherwise Cholesky
     # returns NaN, and the merge raises an error with the text of `remedy`.
-    root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
-    change = jax.scipy.linalg.cho_solve(root, whole(change / size))
+    root = linalg.cholesky(A / size + damping * jnp.eye(n, dtype=A.dtype))
+    change = linalg.cho_solve(root, whole(change / size))
     return mean + (change.T if last else change).reshape(mean.shape)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
+from sail_jax import linalg
 from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import (
     Products,
@@ -485,7 +486,7 @@ def _solved(C: Matrix, A: Matrix, pull: Array) -> Matrix:
 
 def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
     """The function that multiplies by (A + pull)^-1 from the right."""
-    values, Q = jnp.linalg.eigh(A)
+    values, Q = linalg.eigh(A)
     # Where A is 0 up to rounding, C is too. Dividing would turn its rounding into a change.
     real = values > rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)

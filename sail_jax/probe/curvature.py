@@ -15,6 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax import linalg
 from sail_jax.checks import callable_with, one_key
 from sail_jax.merging.arithmetic import norm
 from sail_jax.probe.combinations import numbers, stack
@@ -333,6 +334,6 @@ def ritz(
       distance from each to an eigenvalue of A, |beta_m s_mi|. All are `(step,)`.
     """
     T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-    nodes, S = jnp.linalg.eigh(T)
+    nodes, S = linalg.eigh(T)
     # |A y - node y| = beta_m |last entry of the eigenvector of T| (Parlett), with y = V s.
     return nodes, S[0], jnp.abs(beta[-1] * S[-1])

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import one_of
 from sail_jax.deprecated import renamed
 from theory import problems
@@ -263,7 +264,7 @@ def advise_features(
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
     problems.check_squares("features", U)
-    U, R = jnp.linalg.qr(U)
+    U, R = linalg.qr(U)
     pivots = jnp.abs(jnp.diagonal(R))
     if not float(pivots.min()) > 100 * U.shape[0] * float(jnp.finfo(U.dtype).eps) * pivots.max():
         raise ValueError("features must have linearly independent columns; drop the superfluous")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from sail_jax import linalg
 from theory.claims import Estimate, Simulate, generator, measured, once
 from theory.deep_linear import (
     covariance,
@@ -249,7 +250,7 @@ def _rank_k_problem() -> tuple[Array, Array]:
     """Orthonormal features [WIDTH, RANK] and a target [WIDTH, OUTPUTS] partly in their span."""
     keys = jax.random.split(jax.random.key(2), 2)
     target = jax.random.normal(keys[1], (WIDTH, OUTPUTS)) / sqrt(WIDTH)
-    return jnp.linalg.qr(jax.random.normal(keys[0], (WIDTH, RANK)))[0], target
+    return linalg.qr(jax.random.normal(keys[0], (WIDTH, RANK)))[0], target
 
 
 @claim(
@@ -275,7 +276,7 @@ def _(side, n, noise=0.5):
 
 def _rank_k_tuned(alpha: float, rate: float) -> subspace.RankK:
     keys = jax.random.split(jax.random.key(3), 4)
-    source = jnp.linalg.qr(jax.random.normal(keys[0], (WIDTH, OUTPUTS)))[0] * jnp.array([1, 0.6])
+    source = linalg.qr(jax.random.normal(keys[0], (WIDTH, OUTPUTS)))[0] * jnp.array([1, 0.6])
     x = jax.random.normal(keys[1], (9, WIDTH))
     y = x @ _rank_k_problem()[1] + 0.3 * jax.random.normal(keys[2], (9, OUTPUTS))
     return subspace.simulate_fine_tuning(keys[3], x, y, source, alpha=alpha, rate=rate)

@@ -41,6 +41,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from sail_jax.deprecated import former, renamed
 from theory import problems
@@ -129,7 +130,7 @@ def eigenbasis(covariance: Float[ArrayLike, "d d"]) -> tuple[Spectrum, Float[Arr
             f"covariance must be symmetric; got {matrix[i, j]:g} at [{i}, {j}] and "
             f"{matrix[j, i]:g} at [{j}, {i}]"
         )
-    values, basis = jnp.linalg.eigh((covariance + covariance.T) / 2)
+    values, basis = linalg.eigh((covariance + covariance.T) / 2)
     # Largest first, as in `power_law`.
     values, basis = values[::-1], basis[:, ::-1]
     spectrum = concrete(values)

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular as solve
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from scipy import optimize, special
 
+from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.estimators import check_data
@@ -92,7 +92,7 @@ def diagonal_limit(
 
 @jax.jit
 def _interpolator(x: Array, y: Array, start: Array, scale: Array) -> Array:
-    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     rows = jnp.where(seen[:, None], vt, 0.0)
     fitted = jnp.where(seen, u.T @ y / jnp.where(seen, s, 1.0), 0.0)
@@ -115,8 +115,8 @@ def _interpolator(x: Array, y: Array, start: Array, scale: Array) -> Array:
         # The factor of the curvature rows diag(moves) rows^T without its square: moves are as far
         # apart as scale and start.
         tall = jnp.concatenate([jnp.sqrt(moves)[:, None] * rows.T, idle])
-        r = jnp.linalg.qr(tall, mode="r")
-        change = solve(r, solve(r.T, fitted - rows @ beta, lower=True), lower=False)
+        r = linalg.qr(tall, mode="r")
+        change = linalg.cho_solve(r.T, fitted - rows @ beta)
         reach = 2 * jnp.abs(change @ rows).max()
         pace = jnp.where(reach > 0, jnp.log1p(reach) / jnp.where(reach > 0, reach, 1.0), 1.0)
         return dual + pace * change, reach, steps + 1

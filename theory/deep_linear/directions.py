@@ -48,6 +48,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory.deep_linear import networks
 from theory.problems import defined
 
@@ -113,7 +114,7 @@ def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"], *, unseen: bool = 
     n, d = x.shape
     # Rows of zeros change no loss, and give a basis of all d directions.
     fill = max(d - n, 0) if unseen else 0
-    u, s, vt = jnp.linalg.svd(jnp.pad(x, ((0, fill), (0, 0))), full_matrices=False)
+    u, s, vt = linalg.svd(jnp.pad(x, ((0, fill), (0, 0))), full_matrices=False)
     pull = u.T @ jnp.pad(y, (0, fill)) / jnp.sqrt(n)
     rest = jnp.maximum(y @ y / n - pull @ pull, 0.0) / 2
     return Problem(vt, s / jnp.sqrt(n), pull, rest)
@@ -137,7 +138,7 @@ def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
     # factor of alpha.
     tiny = jnp.finfo(last.dtype).tiny
     spanning = (v / jnp.maximum(jnp.linalg.norm(v), tiny) for v in (last, first.T @ gradient))
-    return jnp.linalg.qr(jnp.stack(list(spanning), -1))[0].T
+    return linalg.qr(jnp.stack(list(spanning), -1))[0].T
 
 
 @defined

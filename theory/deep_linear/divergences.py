@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 
@@ -350,7 +351,7 @@ def _factors(tasks: _Tasks) -> tuple[Array, Array]:
 
 def _rotation(source: Array, target: Array) -> Array:
     """Returns the orthogonal Q that minimises |source - target Q|_F."""
-    left, _, right = jnp.linalg.svd(jnp.swapaxes(target, -1, -2) @ source)
+    left, _, right = linalg.svd(jnp.swapaxes(target, -1, -2) @ source)
     return left @ right
 
 
@@ -370,7 +371,7 @@ def _mean_length(matrix: Float[Array, "*b 3 3"]) -> Float[Array, "*b"]:
     size = jnp.linalg.norm(matrix, axis=(-2, -1))
     unit = matrix / jnp.where(size > 0, size, 1.0)[..., None, None]
     # |M z|^2 is a sum of independent chi-squares, times these.
-    power = jnp.linalg.svd(unit, compute_uv=False)[..., None, :] ** 2
+    power = linalg.svd(unit, compute_uv=False)[..., None, :] ** 2
     reach, step = -float(np.log(jnp.finfo(size.dtype).eps)), 0.1
     x = jnp.arange(-reach, reach, step, size.dtype)
     missing = -jnp.expm1(-0.5 * jnp.log1p(2 * jnp.exp(2 * x)[:, None] * power).sum(-1))

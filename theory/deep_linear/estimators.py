@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.overlaps import null_scale
@@ -122,7 +123,7 @@ def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
     """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
     # An SVD decides the rank. Normal equations would square the condition number.
-    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)
     fitted = (u.T @ y / jnp.where(seen, s, 1.0)) @ vt

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import former
 from theory import problems
 from theory.deep_linear.estimators import check_data
@@ -108,7 +109,7 @@ def linear_flow(
         raise ValueError(f"beta_0 must have shape {x.shape[1:]} to match x; got {beta_0.shape}")
     problems.check_squares("beta_0", beta_0)
     problems.check("times", times, lambda t: t >= 0, ">= 0")
-    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     # expm1 keeps the digits of slow directions, where 1 - e^{-t s^2 / n} is small.
     grown = -jnp.expm1(-jnp.asarray(times)[..., None] * jnp.where(seen, s**2 / x.shape[0], 1.0))
@@ -119,7 +120,7 @@ def linear_flow(
 @jax.jit
 def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Array:
     n = x.shape[0]
-    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = linalg.svd(x, full_matrices=False)
     curvature, pull = s**2 / n, s * (u.T @ y) / n
     seen = vt @ beta_s
     unseen = beta_s - seen @ vt

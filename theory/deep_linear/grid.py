@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory.deep_linear.overlaps import Overlaps, bordered
 from theory.problems import defined
 
@@ -106,8 +107,8 @@ def nested_overlaps(
         rows = below.max()
         # X = L Q by the QR factorisation of X^T. Signs on the diagonal of L cancel in outer
         # products.
-        root = jnp.linalg.qr(x[:rows].T, mode="r").T
-        b = jax.scipy.linalg.solve_triangular(root, images[:rows], lower=True)
+        root = linalg.qr(x[:rows].T, mode="r").T
+        b = linalg.solve_triangular(root, images[:rows], lower=True)
         # Row n of L^-1 depends on the first n rows of L alone, so the sum of the first n outer
         # products is the Gram matrix of the first n samples.
         grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])
@@ -129,7 +130,7 @@ def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
     rows = jnp.asarray(np.minimum(rows, ns[-1] - 1))
 
     def fit(moment: Array, image: Array) -> Array:
-        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(moment), True), image)
+        return linalg.cho_solve(linalg.cholesky(moment), image)
 
     def step(state: tuple[Array, Array], block: tuple[Array, Array]):
         moment, image = state

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from theory.deep_linear.overlaps import Overlaps, bordered
 from theory.problems import defined
@@ -64,10 +65,10 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
         # An orthonormal 2-frame in R^d is a Gaussian frame times the inverse root of its Gram
         # matrix; by rotation invariance P keeps its first n rows.
         seen, unseen = (_wishart(*frame) for frame in frames)
-        root = jnp.linalg.cholesky(seen + unseen)
+        root = linalg.cholesky(seen + unseen)
         # R^-1 S R^-T with R R^T = S + S': the matrix-variate Beta, in two triangular solves.
-        half = jax.scipy.linalg.solve_triangular(root, seen, lower=True)
-        projector = jax.scipy.linalg.solve_triangular(root, half.mT, lower=True)
+        half = linalg.solve_triangular(root, seen, lower=True)
+        projector = linalg.solve_triangular(root, half.mT, lower=True)
     else:
         projector = jnp.broadcast_to(jnp.eye(2), (len(plane), 2, 2))
     size2 = noise[0] / noise[1]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import integrate
 
+from sail_jax import linalg
 from theory.adversary import Box, Domain, Problem
 from theory.deep_linear.domains import boxes, eigenvalues, layers
 
@@ -207,6 +208,6 @@ SAMPLE = Domain(
     {**boxes(2), **_TIME, "inputs": Box(-1.0, 1.0, (2, 2)), "labels": Box(-1.5, 1.5, (2,))},
     _pace,
     _pace_again,
-    allowed=lambda p: jnp.minimum(_far_from_fit(p), jnp.linalg.det(p["inputs"]) - 0.01),
+    allowed=lambda p: jnp.minimum(_far_from_fit(p), linalg.det(p["inputs"]) - 0.01),
 )
 SAMPLE_PRINTED = replace(SAMPLE, ratio=lambda p: 2 * _pace(p), again=lambda p: 2 * _pace_again(p))

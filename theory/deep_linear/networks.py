@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory import problems
 
 Weights = tuple[Array, ...]
@@ -66,11 +67,11 @@ def small_weights(
     problems.check("alpha", alpha, lambda a: a > 0, "a positive scale")
     *keys, last = jax.random.split(key, depth)
     square = tuple(
-        jnp.asarray(alpha) * jnp.sqrt(depth - l) * jax.random.orthogonal(k, d)
+        jnp.asarray(alpha) * jnp.sqrt(depth - l) * linalg.orthogonal(k, d)
         for l, k in enumerate(keys)
     )
     # QR of Gaussian columns gives orthonormal columns in random directions.
-    basis = jnp.linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
+    basis = linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
 
@@ -134,7 +135,7 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
 
     def least(w: Array, following: Array) -> Array:
         following = following.reshape(len(following), -1)
-        return jnp.linalg.eigvalsh(w.T @ w - following @ following.T)[0]
+        return linalg.eigvalsh(w.T @ w - following @ following.T)[0]
 
     return jnp.stack([least(*pair) for pair in pairwise(weights)]).min()
 

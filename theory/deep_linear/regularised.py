@@ -32,6 +32,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance, penalised
@@ -334,6 +335,6 @@ def across(
     # Let the columns of Q be orthonormal and orthogonal to Sigma^(1/2) w. The remaining covariance
     # is A A^T for A = Sigma^(1/2) Q. Its eigenvalues cannot be negative, unlike those of a
     # difference.
-    basis, _ = jnp.linalg.qr(feature[:, None], mode="complete")
-    vectors, values, _ = jnp.linalg.svd(root[:, None] * basis[:, 1:], full_matrices=False)
+    basis, _ = linalg.qr(feature[:, None], mode="complete")
+    vectors, values, _ = linalg.svd(root[:, None] * basis[:, 1:], full_matrices=False)
     return values**2, vectors.T @ jnp.asarray(beta_t, dtype=float)

@@ -45,6 +45,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from sail_jax.deprecated import renamed
 from theory import problems
@@ -119,7 +120,7 @@ def wishart_fit(beta_s: Vector, *, n: int, sigma: ArrayLike, inputs: Matrix | No
         )
     identity = jnp.eye(d)
     if n >= d:
-        inverse = identity if inputs is None else jnp.linalg.inv(_covariance(inputs, beta_s))
+        inverse = identity if inputs is None else linalg.inv(_covariance(inputs, beta_s))
         return Fit(beta_s, (sigma**2 / (n - d - 1) if noisy else 0.0) * inverse)
     if inputs is not None:
         raise ValueError(
@@ -331,9 +332,9 @@ def _best(given: _Sources) -> tuple[Mixture, Array]:
     """Computes `best_weights` and the eigenvalues of G."""
     seen = given.means @ given.metric
     G = seen @ given.means.T + jnp.diag(_spread(given))
-    weights = jnp.linalg.solve(G, seen @ given.beta_t)
+    weights = linalg.solve(G, seen @ given.beta_t)
     risk = jnp.sum(given.metric * _start_moments(given, weights))
-    return Mixture(weights, risk), jnp.linalg.eigvalsh(G)
+    return Mixture(weights, risk), linalg.eigvalsh(G)
 
 
 @jax.jit

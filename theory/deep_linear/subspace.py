@@ -21,6 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from sail_jax.deprecated import renamed
 from theory import problems
@@ -120,8 +121,8 @@ def principal_angles(
     if U.shape[1] < V.shape[1]:
         U, V = V, U
     inside = U.T @ V
-    cosines = jnp.linalg.svd(inside, compute_uv=False)
-    sines = jnp.linalg.svd(V - U @ inside, compute_uv=False)[::-1]
+    cosines = linalg.svd(inside, compute_uv=False)
+    sines = linalg.svd(V - U @ inside, compute_uv=False)[::-1]
     return jnp.where(
         cosines**2 < 0.5,
         jnp.arccos(jnp.clip(cosines, -1, 1)),
@@ -222,19 +223,19 @@ def simulate_fine_tuning(
     trained = networks.fine_tune(pretrained.weights, x, y, rate, steps)
     before, after = (networks.predictor(run.weights) for run in (pretrained, trained))
 
-    _, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    _, s, vt = linalg.svd(x, full_matrices=False)
     seen = jnp.where((s > s[0] * max(x.shape) * jnp.finfo(s.dtype).eps)[:, None], vt, 0.0)
 
     def unseen(b: Array) -> Array:
         return b - seen.T @ (seen @ b)
 
     def root(b: Array) -> Array:
-        u, s, _ = jnp.linalg.svd(b, full_matrices=False)
+        u, s, _ = linalg.svd(b, full_matrices=False)
         # (B B^T)^(1/2) = U sqrt(S) (U sqrt(S))^T for the singular value decomposition of B.
         half = unseen(u * jnp.sqrt(s))
         return half @ half.T
 
-    columns = jnp.linalg.svd(unseen(before), full_matrices=False)
+    columns = linalg.svd(unseen(before), full_matrices=False)
     # Singular vectors of values that are 0 up to rounding are arbitrary and do not count as kept.
     basis = jnp.where(columns[1] > 1e-8 * columns[1][0], columns[0], 0.0)
     left = unseen(after)

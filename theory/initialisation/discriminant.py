@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.distances import gaussian_separation, total_variation_gaussian
 from theory import problems
 
@@ -178,8 +179,8 @@ def _solve(covariance: ArrayLike, gap: Array) -> Array:
         return gap / S
     if S.shape != (gap.shape[-1],) * 2:
         raise ValueError(f"covariance must be a variance or [d d], d = {gap.shape[-1]}; {S.shape}")
-    problems.check("covariance", jnp.linalg.eigvalsh(S), lambda h: h > 0, "positive definite")
-    return jnp.linalg.solve(S, gap[..., None])[..., 0]
+    problems.check("covariance", linalg.eigvalsh(S), lambda h: h > 0, "positive definite")
+    return linalg.solve(S, gap[..., None])[..., 0]
 
 
 def _check_means(name: str, means: ArrayLike) -> Array:

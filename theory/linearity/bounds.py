@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory import problems
 from theory.linearity.identities import Weights, check_weights, deviations, mean
 from theory.linearity.networks import Model, hessian, stack
@@ -150,7 +151,7 @@ def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
     """
     H = hessian(f, theta, *args)
     # One Hessian [p, p] for each output; leading axes are outputs.
-    norms = jnp.abs(jnp.linalg.eigvalsh(H)).max(-1)
+    norms = jnp.abs(linalg.eigvalsh(H)).max(-1)
     return jnp.linalg.norm(norms.ravel())
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sail_jax import linalg
 from theory.adversary import Box, Domain, Problem, Ratio
 from theory.linearity import bounds, networks, trees
 
@@ -239,7 +240,7 @@ def _equal_losses(p: Problem) -> Any:
 def _readouts_apart(p: Problem) -> Any:
     """Keeps the models apart, and the inputs away from a line."""
     (first, second), _ = _readouts(p)
-    spread = jnp.linalg.det(p["inputs"].T @ p["inputs"])
+    spread = linalg.det(p["inputs"].T @ p["inputs"])
     return jnp.minimum(spread, jnp.sum((first - second) ** 2)) - 0.01
 
 

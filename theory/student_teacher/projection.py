@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory import problems
 from theory.student_teacher import arc_cosine, networks
 
@@ -82,7 +83,7 @@ def mercer(w: Float[Array, "m d"], cutoff: ArrayLike = CUTOFF) -> Mercer:
 @jax.jit
 def _mercer(w: Array, cutoff: ArrayLike) -> Mercer:
     m = w.shape[0]
-    values, z = jnp.linalg.eigh(arc_cosine.gram(w, w) / m)
+    values, z = linalg.eigh(arc_cosine.gram(w, w) / m)
     kept = values > floor(values, cutoff)
     scale = jnp.where(kept, 1 / jnp.sqrt(m * jnp.where(kept, values, 1.0)), 0.0)
     return Mercer(jnp.where(kept, values, 0.0), z * scale)

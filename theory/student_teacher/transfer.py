@@ -17,6 +17,7 @@ from jax.scipy.special import betainc
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from sail_jax import linalg
 from theory import problems
 from theory.student_teacher import networks
 from theory.student_teacher.projection import CUTOFF, check_cutoff, floor
@@ -139,7 +140,7 @@ def _descended_transfer(
     (m, _), n = w.shape, len(y)
     phi = networks.features(w, x) / m
     # In these coordinates a step multiplies the error of component i by 1 - rate m s_i^2 / n.
-    u, s, vt = jnp.linalg.svd(phi, full_matrices=False)
+    u, s, vt = linalg.svd(phi, full_matrices=False)
     b = u.T @ y
     # The share of an eigenvector's error that a step takes away.
     shrink = rate * m / n * s**2
@@ -172,7 +173,7 @@ def _linear_transfer(w: Array, x: Array, y: Array, cutoff: ArrayLike) -> network
     phi = networks.features(w, x) / w.shape[0]
     # The smaller of the two Gram matrices has the same nonzero eigenvalues and costs less.
     wide = phi.shape[0] < phi.shape[1]
-    values, z = jnp.linalg.eigh(phi @ phi.T if wide else phi.T @ phi)
+    values, z = linalg.eigh(phi @ phi.T if wide else phi.T @ phi)
     kept = values > floor(values, cutoff)
     inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1.0), 0.0)
 

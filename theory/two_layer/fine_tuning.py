@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory import problems
 from theory.two_layer import modes
 from theory.two_layer.layers import check_spectrum
@@ -341,7 +342,7 @@ def unaligned_losses(
         target = (ft + weight * _truncate(pre, n)) / (1 + weight)
         # At full rank det theta cannot change its sign, so a target of the other sign loses its
         # smallest mode.
-        barred = o == i == n and jnp.linalg.det(pre) * jnp.linalg.det(target) < 0
+        barred = o == i == n and linalg.det(pre) * linalg.det(target) < 0
         ends.append(_truncate(target, jnp.where(barred, n - 1, n)))
     lost, left = (jnp.stack([jnp.sum((end - a) ** 2) for end in ends]) for a in (pre, ft))
     return lost, left
@@ -349,7 +350,7 @@ def unaligned_losses(
 
 @jax.jit
 def _truncate(matrix: Array, rank: ArrayLike) -> Array:
-    u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
+    u, s, vt = linalg.svd(matrix, full_matrices=False)
     return (u * jnp.where(jnp.arange(s.size) < rank, s, 0.0)) @ vt
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sail_jax import linalg
 from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
@@ -185,7 +186,7 @@ ANCHORS = Domain(
 
 def _rank_1(matrix: Any) -> Any:
     """Returns the nearest matrix of rank 1."""
-    u, s, vt = jnp.linalg.svd(matrix)
+    u, s, vt = linalg.svd(matrix)
     return s[0] * jnp.outer(u[:, 0], vt[0])
 
 

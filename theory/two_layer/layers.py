@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 
@@ -203,7 +204,7 @@ def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
 
 @jax.jit
 def _ideal(target: Array, rank: ArrayLike) -> Layers:
-    u, s, vt = jnp.linalg.svd(target, full_matrices=False)
+    u, s, vt = linalg.svd(target, full_matrices=False)
     # A mask instead of a slice, so shapes and compiled programs do not depend on the rank.
     root = jnp.sqrt(s) * (jnp.arange(s.size) < rank)
     return Layers(u * root, root[:, None] * vt)
@@ -231,7 +232,7 @@ def thin(layers: Layers, rank: int) -> Layers:
     """
     o = layers.w1.shape[0]
     # Q = [W_1; W_2^T] and U diag(s) have the same Q Q^T, which contains theta and both Grams.
-    u, s, _ = jnp.linalg.svd(jnp.concatenate([layers.w1, layers.w2.T]), full_matrices=False)
+    u, s, _ = linalg.svd(jnp.concatenate([layers.w1, layers.w2.T]), full_matrices=False)
     problems.check("rank", rank, lambda n: (n >= 1) & (n <= s.size), f"a rank in 1..{s.size}")
     q = u[:, :rank] * s[:rank]
     lost, allowed = concrete(s[rank:]), 1e3 * jnp.finfo(s.dtype).eps * s[0]

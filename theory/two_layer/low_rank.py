@@ -29,6 +29,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory import problems
 from theory.two_layer import riccati
 from theory.two_layer.layers import Layers, check_shapes, check_spectrum, theta
@@ -197,10 +198,10 @@ def update(frozen: Layers, target: Float[ArrayLike, "o i"], rank: int) -> Float[
     """
     check_shapes(frozen, target)
     problems.check("rank", rank, lambda r: r >= 0, ">= 0")
-    _, size, rows = jnp.linalg.svd(frozen.w2, full_matrices=False)
+    _, size, rows = linalg.svd(frozen.w2, full_matrices=False)
     few = 100 * size.size * jnp.finfo(size.dtype).eps * size[0]
     kept = rows * (size > few)[:, None]
-    u, s, vt = jnp.linalg.svd((jnp.asarray(target) - theta(frozen)) @ kept.T @ kept)
+    u, s, vt = linalg.svd((jnp.asarray(target) - theta(frozen)) @ kept.T @ kept)
     n = s.size
     return (u[:, :n] * jnp.where(jnp.arange(n) < rank, s, 0.0)) @ vt[:n]
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sail_jax import linalg
 from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
@@ -56,7 +57,7 @@ def _rate(p: Problem) -> Any:
     """
     f, y, s = p["ft"], p["share"] * p["ft"], p["scale"]
     entry = 2 * s * jnp.sqrt(y) * (f - y)
-    rate = 2 * jnp.abs(jnp.linalg.eigvalsh(entry * jnp.array([[0.0, 1.0], [1.0, 0.0]]))[-1])
+    rate = 2 * jnp.abs(linalg.eigvalsh(entry * jnp.array([[0.0, 1.0], [1.0, 0.0]]))[-1])
     return rate / (8 * s * (f / 3) ** 1.5)
 
 

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 from theory.two_layer.layers import Layers, check_shapes, loss, theta
@@ -73,7 +74,7 @@ def stable_rate(start: Layers, target: Array, anchor: ArrayLike = 0.0) -> Array:
     Returns:
       The rate, a scalar.
     """
-    w1, w2, a = (jnp.linalg.norm(m, 2) for m in (start.w1, start.w2, jnp.asarray(target)))
+    w1, w2, a = (linalg.spectral_norm(m) for m in (start.w1, start.w2, jnp.asarray(target)))
     return 1 / (2 * (1 + jnp.asarray(anchor)) * jnp.maximum(a, (w1**2 + w2**2) / 2))
 
 

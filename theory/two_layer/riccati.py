@@ -49,10 +49,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 from theory.two_layer.layers import (
@@ -257,7 +257,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
     # v), in which F is [[c, 2 sigma], [2 sigma, -c]]. A constant basis is enough. It is not
     # differentiated, since an SVD lacks a derivative where singular values coincide. Off-diagonal
     # entries of F are rounding in value, but not in derivative.
-    U, sigma, Vt = jnp.linalg.svd(jax.lax.stop_gradient(target), full_matrices=True)
+    U, sigma, Vt = linalg.svd(jax.lax.stop_gradient(target), full_matrices=True)
     # [[c, 2 sigma], [2 sigma, -c]] has eigenvectors at half of the angle of (c, 2 sigma).
     angle = jnp.arctan2(2 * sigma, jax.lax.stop_gradient(balance))[:, None] / 2
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
@@ -313,8 +313,8 @@ def _inverse_root(M: Array) -> Array:
     """
     n = M.shape[0]
     if n <= 64:
-        root = jnp.linalg.cholesky(M, symmetrize_input=False)
-        return solve_triangular(root, jnp.eye(n, dtype=M.dtype), lower=True)
+        root = linalg.cholesky(M, symmetrize_input=False)
+        return linalg.solve_triangular(root, jnp.eye(n, dtype=M.dtype), lower=True)
     h = n // 2
     first = _inverse_root(M[:h, :h])
     # The blocks of Cholesky's factor are L_21 = M_21 L_11^-T, and L_22 from the Schur complement.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from theory.problems import defined
 from theory.two_layer.layers import Layers, theta
 from theory.two_layer.perturbation import check_gamma
@@ -74,7 +75,7 @@ def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
     Returns:
       The eigenvalue, a scalar.
     """
-    return jnp.linalg.eigvalsh(hessian(layers, target))[-1]
+    return linalg.eigvalsh(hessian(layers, target))[-1]
 
 
 @defined

@@ -15,6 +15,7 @@ from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices
 from experiments.studies.overtraining_linear.config import ROWS, Config
 from experiments.studies.shared.linear_overtraining import inflection, pre_trained, tuned_losses
+from sail_jax import linalg
 from theory.two_layer import fine_tuning, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
@@ -250,7 +251,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     """
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
-    U = jax.random.orthogonal(rotation, config.tasks.d)
+    U = linalg.orthogonal(rotation, config.tasks.d)
     # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
     task = (U * sigma) @ U.T
 
@@ -289,7 +290,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
         # One at a time: each Hessian has (2 d^2)^2 entries.
         H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
         measured["trace"] = jnp.trace(H, axis1=1, axis2=2)
-        measured["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)
+        measured["sharpness"] = jax.lax.map(lambda h: linalg.eigvalsh(h)[-1], H)
         measured["loss"] -= jax.vmap(lambda layers: loss(layers, task))(path)
         measured["tuned"] = rows[:, None] ** 2 / 2 * measured["trace"]
     return measured

@@ -12,6 +12,7 @@ from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.overtraining_lora.config import Config
 from experiments.studies.shared.linear_overtraining import pre_trained, tuned_losses
+from sail_jax import linalg
 from theory.two_layer import fine_tuning, low_rank, modes, networks
 from theory.two_layer.layers import Layers, identity_start, loss, theta
 
@@ -113,7 +114,7 @@ def _network(config: Config, steps: int, key: jax.Array, legs: jax.Array) -> dic
     d, adapter, batch = config.tasks.d, config.adapter, config.networks.batch
     sigma = config.tasks.spectrum()
     rotation, pre, post = jax.random.split(key, 3)
-    U = jax.random.orthogonal(rotation, d)
+    U = linalg.orthogonal(rotation, d)
     # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
     of_pre, of_ft = ((U * s) @ U.T for s in (sigma, config.tasks.target(sigma)))
     batches = jax.random.normal(post, (adapter.steps, batch, d))

@@ -18,6 +18,7 @@ from experiments.lab.sweep import over_devices, sweep
 from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase.compared import KINDS
 from experiments.studies.transfer_phase.config import Config
+from sail_jax import linalg
 from theory import deep_linear as dl
 from theory import problems
 from theory.claims import optimised
@@ -359,7 +360,7 @@ def _condensed(
     for labels from any task, so data of every load have the same shape.
     """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
-    rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
+    rows = linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
     # The losses divide by the number of rows, which is undone here.
     rows *= np.sqrt(len(rows))
     return rows[:, :-1], rows[:, -1]

@@ -1,9 +1,12 @@
 """Code shared by all operations: options of a run, and the execution up to a complete output."""
 
 import contextlib
+import faulthandler
 import functools
 import json
+import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -37,7 +40,14 @@ from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
-from sail_jax.checkpoint.output.writer import MEASURED, DiffersError, Writer, create, laid_out
+from sail_jax.checkpoint.output.writer import (
+    MEASURED,
+    THREADS,
+    DiffersError,
+    Writer,
+    create,
+    laid_out,
+)
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requantised
 from sail_jax.checks import argument, one_of
@@ -363,6 +373,7 @@ def carried_out(
                     works, sink, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
                     progress=run.progress, keep=functools.partial(_note, writer),
                     sharing=None if part is None else _sharing(writer, part, out, works, run),
+                    stalled=functools.partial(_report, writer.partial),
                 )  # fmt: skip
             if writer.folder and part is None:
                 for name, data in beside.items():
@@ -444,6 +455,18 @@ def _made_with(codes: Requantisation | None) -> dict[str, str]:
     """The weight of each tensor of scales, which must be in the same part."""
     layouts = {} if codes is None else codes.layouts
     return {layout.scales_of(name): name for name, layout in layouts.items()}
+
+
+def _report(folder: Path, pause: float) -> None:
+    """Writes what each thread waits for to the folder of unfinished work, and logs one line."""
+    said = f"no progress for {pause:.0f} s"
+    with contextlib.suppress(OSError):
+        with open(folder / THREADS, "w") as file:
+            named = [f"{thread.ident:#x} {thread.name}" for thread in threading.enumerate()]
+            print(said, *named, sep="\n", file=file, flush=True)
+            faulthandler.dump_traceback(file)
+        said += f"; {folder / THREADS} has what each thread waits for"
+    logging.getLogger(__name__).warning(said)
 
 
 def _note(writer: Writer, record: Record) -> None:

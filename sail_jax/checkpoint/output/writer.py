@@ -8,6 +8,7 @@ An output appears completely or not at all. The work happens next to it, in `.<n
 - `extras/`: the plain files without tensors.
 - `errors`: the errors of weights in codes, a line for each; see `coding`.
 - `measured`: measurements of tensors, a line for each.
+- `threads`: the stack of each thread, if the run made no progress for a minute.
 - `parts/`: the work of several processes, each with its own journal and lines; see `parts`.
 - `old/`: an output that is replaced, while the new one is being renamed.
 
@@ -54,8 +55,10 @@ ERRORS = "errors"
 """The file with the errors of weights in codes, within the folder of unfinished work."""
 MEASURED = "measured"
 """The file with measurements of tensors, within the folder of unfinished work."""
-_OURS = {"journal", "data", "stage", "extras", "old", ERRORS, MEASURED}
-_OF_A_PART = {"journal", ERRORS, MEASURED, parts.ALIVE, parts.STATISTICS}
+THREADS = "threads"
+"""The file with the stack of each thread of a run without progress, in the same folder."""
+_OURS = {"journal", "data", "stage", "extras", "old", ERRORS, MEASURED, THREADS}
+_OF_A_PART = {"journal", ERRORS, MEASURED, THREADS, parts.ALIVE, parts.STATISTICS}
 
 
 def create(
