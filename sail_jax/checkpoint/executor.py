@@ -3,6 +3,12 @@
 A `Work` describes one tensor: its inputs and how they are combined. Worker threads read the inputs,
 merge them piece by piece with `sail_jax.merging.engine`, and pass the result to a `Sink`, usually
 the writer in `sail_jax.checkpoint.output`. `limits` computes how many workers fit in memory.
+
+All workers start compiled programs, which share XLA's pool of threads. This is safe because a
+program never waits inside the pool for work that it gave to the pool: decompositions of matrices,
+the only calls that did so, are those of `sail_jax.linalg`. Workers wait for one another at two
+places only, the lock of a tensor that is formed once and the lock of the sink, and hold neither
+while they wait for the other.
 """
 
 import contextlib

@@ -38,8 +38,9 @@ def repeated(inputs, threads, cores, times, names):
     # compiled as users do: tests are told to use one thread of XLA's
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *sys.path])
+    how = [",".join(map(str, cores)), str(threads), str(times)]
     done = subprocess.run(
-        [sys.executable, SCRIPT, folder, ",".join(map(str, cores)), str(threads), str(times), *names],
+        [sys.executable, SCRIPT, folder, *how, *names],
         cwd=folder, env=environment, text=True, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, f"{threads} threads on {cores}: {done.stdout} {done.stderr}"
