@@ -18,6 +18,7 @@ from sail_jax.merging import random_bits, ranking, streaming
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.combining import chain, masked, reduce
 from sail_jax.merging.extremes import finite
+from sail_jax.merging.pulse import Pulse
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Piece, fingerprint, kernel
 from sail_jax.merging.work import ENTRIES, FEW, SOME, is_crowd, passes, pieces, tree_bits
@@ -550,7 +551,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
     merge_cases.in_small_pieces(monkeypatch)
     models, base = problem({"w": (64,)})
     (unit,) = streaming.units(merge_cases.works(methods.task_arithmetic(), models, base), False)
-    reader = streaming.Reader(unit, Buffers(), True, threading.Event())
+    reader = streaming.Reader(unit, Buffers(), True, Pulse())
     lent = []
 
     class Pending:
