@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, ArrayLike
+
+from sail_jax.jax_internals import Rules, primitive
 
 SPLITS = (0, 10, 0) <= jax.__version_info__ < (0, 11, 1)
 """Whether this version of JAX splits batches of LAPACK over the pool that runs programs."""
@@ -32,14 +32,6 @@ OfOneMatrix = Callable[..., Results]
 
 # --- a primitive: a function of one matrix, which `vmap` turns into a loop
 
-_one = Primitive("one_matrix")
-_one.multiple_results = True
-
-
-@functools.partial(jax.jit, static_argnames="function")
-def _alone(*arrays: Array, function: OfOneMatrix) -> Results:
-    return function(*arrays)
-
 
 @functools.partial(jax.jit, static_argnames=("function", "mapped"))
 def _looped(*arrays: Array, function: OfOneMatrix, mapped: tuple[bool, ...]) -> Results:
@@ -47,10 +39,8 @@ def _looped(*arrays: Array, function: OfOneMatrix, mapped: tuple[bool, ...]) -> 
 
     def one(entries: Sequence[Array]) -> Results:
         rest = iter(entries)
-        return _one.bind(
-            *(next(rest) if m else x for x, m in zip(arrays, mapped, strict=True)),
-            function=function,
-        )
+        at = (next(rest) if m else x for x, m in zip(arrays, mapped, strict=True))
+        return _one.bind(*at, function=function)
 
     def loop(*arrays: Array) -> Results:
         return lax.map(one, [x for x, m in zip(arrays, mapped, strict=True) if m])
@@ -109,7 +99,10 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-@_one.def_abstract_eval
+def _computed(*arrays: Array, function: OfOneMatrix) -> Results:
+    return function(*arrays)
+
+
 def _types(*arrays: Any, function: OfOneMatrix) -> list[Any]:
     # Under `shard_map`, a type names the axes of the mesh along which the value varies.
     results = jax.eval_shape(function, *map(_like, arrays))
@@ -117,48 +110,31 @@ def _types(*arrays: Any, function: OfOneMatrix) -> list[Any]:
 
 
 def _batched(
-    arrays: Sequence[Array], axes: Sequence[int | None], *, function: OfOneMatrix
-) -> tuple[Results, list[int]]:
-    mapped = tuple(axis is not None for axis in axes)
-    first = [
-        x if axis is None else jnp.moveaxis(x, axis, 0)
-        for x, axis in zip(arrays, axes, strict=True)
-    ]
-    results = _looped(*first, function=function, mapped=mapped)
-    return results, [0] * len(results)
+    arrays: Sequence[Array], mapped: tuple[bool, ...], *, function: OfOneMatrix
+) -> Results:
+    return _looped(*arrays, function=function, mapped=mapped)
 
 
-def _differentiated(
-    primals: Sequence[Array], tangents: Sequence[Any], *, function: OfOneMatrix
-) -> tuple[Results, Results]:
-    moving = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
-    derivative = _Tangents(function, len(primals), moving)
-    along = [tangents[i] for i in moving]
-    return (
-        _one.bind(*primals, function=function),
-        _one.bind(*primals, *along, function=derivative),
-    )
+def _tangents(
+    at: Sequence[Array], moving: tuple[int, ...], along: Sequence[Array], *, function: OfOneMatrix
+) -> Results:
+    return _one.bind(*at, *along, function=_Tangents(function, len(at), moving))
 
 
 def _transposed(
-    cotangents: Sequence[Any], *arrays: Any, function: OfOneMatrix
-) -> list[Array | None]:
-    linear = tuple(i for i, x in enumerate(arrays) if ad.is_undefined_primal(x))
-    likes = tuple(_like(x.aval if i in linear else x) for i, x in enumerate(arrays))
-    fixed = [x for i, x in enumerate(arrays) if i not in linear]
-    given = [ad.instantiate_zeros(x) for x in cotangents]
-    found = _one.bind(*fixed, *given, function=_Transposed(function, linear, likes))
-    back = dict(zip(linear, found, strict=True))
-    return [back.get(i) for i in range(len(arrays))]
+    linear: tuple[int, ...],
+    types: Sequence[Any],
+    fixed: Sequence[Array],
+    given: Sequence[Array],
+    *,
+    function: OfOneMatrix,
+) -> Results:
+    transpose = _Transposed(function, linear, tuple(map(_like, types)))
+    return _one.bind(*fixed, *given, function=transpose)
 
 
-_one.def_impl(_alone)
-mlir.register_lowering(
-    _one, mlir.lower_fun(lambda *arrays, function: function(*arrays), multiple_results=True)
-)
-batching.primitive_batchers[_one] = _batched
-ad.primitive_jvps[_one] = _differentiated
-ad.primitive_transposes[_one] = _transposed
+_RULES = Rules(_computed, _types, _batched, _tangents, _transposed)
+_one: Any = primitive("one_matrix", _RULES, ("function",)) if SPLITS else None
 
 
 def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -141,6 +141,46 @@ def test_matrices_are_decomposed_in_one_room():
     assert found == []
 
 
+INTERNALS = "sail_jax.jax_internals"
+PRIVATE = re.compile(r"\bjax\.(_src|extend|interpreters)\b|from jax import .*\b(_src|extend)\b")
+
+
+def reads_internals(source: str) -> list[str]:
+    """Lines that name JAX's internals, or read the parameters of an equation."""
+    lines, tree = source.splitlines(), ast.parse(source)
+    found = [line for line in lines if PRIVATE.search(line)]
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    if INTERNALS in set(imported(source, {INTERNALS})) or "eqns" in {node.attr for node in named}:
+        found += [lines[node.lineno - 1] for node in named if node.attr == "params"]
+    return found
+
+
+def test_one_module_reads_the_internals_of_jax():
+    wrong = [
+        f"{name}: {line}"
+        for name, file in modules().items()
+        for line in reads_internals(file.read_text())
+        if name != INTERNALS
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from jax._src import core",
+        "import jax.extend.core",
+        "from jax.interpreters import mlir",
+        "from jax import lax, extend",
+        "sizes = [eqn.params['axes'] for eqn in jaxpr.eqns]",
+        "from sail_jax.jax_internals import operation\naxes = eqn.params.get('axes')",
+        "from sail_jax import jax_internals\nparams = eqn.params",
+    ],
+)
+def test_a_reader_of_internals_would_be_found(line):
+    assert reads_internals(f"import jax\n\n{line}\n") == [line.split("\n")[-1]]
+
+
 def test_the_library_does_not_speak_of_flags():
     """Messages name arguments, `resume=True`; the command line says `--resume` of them."""
     flag = re.compile(r"(^|[\s(';])--[a-z]")

@@ -35,14 +35,13 @@ def remember_kernels() -> None:
     does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the folder cannot be written.
     """
     import jax
-    from jax._src import compilation_cache
+
+    from sail_jax import jax_internals
 
     kept = None if os.environ.get("JAX_COMPILATION_CACHE_DIR") else disk.cache("kernels", MOST)
     # JAX's own cache truncates files when the process is killed or the disk is full, and needs
     # another package to bound its size. This hook replaces the cache that JAX would create.
-    if kept is not None and hasattr(compilation_cache, "get_file_cache"):
-        programs = _Programs(kept)
-        compilation_cache.get_file_cache = lambda path: (programs, path)  # pyright: ignore
+    if kept is not None and jax_internals.keep_programs(_Programs(kept)):
         jax.config.update("jax_compilation_cache_dir", str(kept.folder))
         # By default JAX keeps only programs that took a second to compile: here, almost none.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -66,9 +66,10 @@ def join(how: str) -> None:
 def _linked(initialize: Callable[[], None]) -> None:
     """Connects the processes. From then on all end when one is stopped or lost."""
     import jax
-    from jax._src import distributed as of_jax
 
-    distributed: Any = of_jax
+    from sail_jax import jax_internals
+
+    distributed = jax_internals.distributed()
     # Otherwise JAX would replace our handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     real = distributed._jax.get_distributed_runtime_service
@@ -304,9 +305,9 @@ def in_parts(carry_out: Callable[[Namespace], bool | None]) -> Callable[[Namespa
 
 def _wait_for_all(what: str) -> None:
     """Waits until all processes reach this point, which may take days."""
-    from jax._src import distributed as of_jax
+    from sail_jax import jax_internals
 
-    distributed: Any = of_jax
+    distributed = jax_internals.distributed()
     distributed.global_state.client.wait_at_barrier(f"sail-jax/{what}", 30 * 86_400_000)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from sail_jax.jax_internals import operation
 from sail_jax.merging.leafwise import (
     Add,
     Data,
@@ -325,11 +326,7 @@ def _operations(jaxpr: Any) -> int:
     """Counts the operations of a program, including its inner programs."""
     total = 0
     for equation in jaxpr.eqns:
-        inner = [
-            getattr(part, "jaxpr", part)
-            for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
-            if hasattr(part, "eqns")
-        ]
+        inner = list(operation(equation).inner_jaxprs)
         total += sum(map(_operations, inner)) if inner else 1
     return total
 

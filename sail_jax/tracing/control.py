@@ -1,33 +1,17 @@
 """Rules of primitives that run other jaxprs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax.extend import core
-
+from sail_jax.jax_internals import CALLS, JaxprEqn, operation
 from sail_jax.tracing.terms import Fixed, Label, Variable
-from sail_jax.tracing.values import Tracer, Value, opaque, rule, settled, shape, whole
-
-
-def called(params: Mapping[str, Any]) -> Any:
-    """Finds the jaxpr that a primitive only calls."""
-    keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next((params[key] for key in keys if key in params), None)
-
-
-CALLS = (
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin",
-)  # fmt: skip
+from sail_jax.tracing.values import Tracer, Value, rule, settled, shape, whole
 
 
 @rule(*CALLS, lazy=True, numbered=True)
-def _call(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    inner = called(eqn.params)
-    if inner is None:
-        return opaque(tracer, eqn, [settled(tracer, x) for x in ins])
-    return tracer.run(inner, ins)
+def _call(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    return tracer.run(operation(eqn).called, ins)
 
 
 def _carried(values: Sequence[Value], variables: Sequence[Any]) -> list[Value]:
@@ -51,46 +35,41 @@ def _closed(tracer: Tracer, before: Sequence[Value], after: Sequence[Value]) -> 
 
 
 @rule("scan", numbered=True)
-def _scanned(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    p = eqn.params
-    constants, carries = p["num_consts"], p["num_carry"]
-    whole(tracer, *ins[constants:])
-    carry = _carried(ins[constants : constants + carries], eqn.invars[constants:][:carries])
-    xs = ins[constants + carries :]
+def _scanned(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    scan = operation(eqn).scan
+    constants, carry, xs = scan.parted(ins)
+    whole(tracer, *carry, *xs)
+    carry = _carried(carry, scan.parted(eqn.invars)[1])
     for x in xs:
         tracer.algebra.fixed(x.axes[0], "a scan goes along it")
     slices = [replace(x, numbers=None, axes=x.axes[1:]) for x in xs]
-    outs = [settled(tracer, y) for y in tracer.run(p["jaxpr"], [*ins[:constants], *carry, *slices])]
+    outs = [settled(tracer, y) for y in tracer.run(scan.body, [*constants, *carry, *slices])]
     whole(tracer, *outs)
-    _closed(tracer, carry, outs[:carries])
-    stacked = [
-        Value((Fixed(p["length"]), *y.axes), parametric=y.parametric) for y in outs[carries:]
-    ]
+    _closed(tracer, carry, outs[: scan.carries])
+    rows = outs[scan.carries :]
+    stacked = [Value((Fixed(scan.length), *y.axes), parametric=y.parametric) for y in rows]
     return [*carry, *stacked]
 
 
 @rule("while", numbered=True)
-def _repeated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    p = eqn.params
-    first, second = p["cond_nconsts"], p["body_nconsts"]
-    whole(tracer, *ins[first + second :])
-    carry = _carried(ins[first + second :], eqn.invars[first + second :])
-    for y in tracer.run(p["cond_jaxpr"], [*ins[:first], *carry]):
+def _repeated(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    loop = operation(eqn).loop
+    first, second, carry = loop.parted(ins)
+    whole(tracer, *carry)
+    carry = _carried(carry, loop.parted(eqn.invars)[2])
+    for y in tracer.run(loop.condition, [*first, *carry]):
         settled(tracer, y)
-    outs = [
-        settled(tracer, y)
-        for y in tracer.run(p["body_jaxpr"], [*ins[first : first + second], *carry])
-    ]
+    outs = [settled(tracer, y) for y in tracer.run(loop.body, [*second, *carry])]
     whole(tracer, *outs)
     _closed(tracer, carry, outs)
     return carry
 
 
 @rule("cond")
-def _branched(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _branched(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     branches = [
         [settled(tracer, y) for y in tracer.run(branch, ins[1:])]
-        for branch in eqn.params["branches"]
+        for branch in operation(eqn).branches
     ]
     merged = []
     for outs in zip(*branches, strict=True):

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from jax.extend import core
-
+from sail_jax.jax_internals import JaxprEqn, operation
 from sail_jax.tracing.terms import Label
 from sail_jax.tracing.values import (
     RULES,
@@ -21,7 +20,7 @@ from sail_jax.tracing.values import (
 )
 
 LINEAR = (
-    "convert_element_type", "stop_gradient", "copy", "copy_p", "optimization_barrier",
+    "convert_element_type", "stop_gradient", "copy", "optimization_barrier",
     "sharding_constraint", "device_put", "name", "pvary", "reshard", "reduce_precision",
 )  # fmt: skip
 ODD = ("tanh", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh", "erf", "erf_inv")
@@ -31,17 +30,17 @@ CURVES = (
     "real", "imag", "conj",
 )  # fmt: skip
 ABOVE_ZERO = ("exp", "exp2", "logistic", "cosh")
-INFINITE = ("log", "lgamma", "digamma", "acosh")
+INFINITE = ("log", "log2", "lgamma", "digamma", "acosh")
 POWERS = {"sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
 ORDERED = ("lt", "le", "gt", "ge")
 CURVES_OF_SEVERAL = (
     "rem", "atan2", "nextafter", "and", "or", "xor", "shift_left", "shift_right_logical",
-    "shift_right_arithmetic", "igamma", "igammac", "complex", "mul_add", "clamp",
+    "shift_right_arithmetic", "igamma", "igammac", "complex", "clamp", "polynomial",
 )  # fmt: skip
 
 
 @rule(*LINEAR, view=True)
-def _kept(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _kept(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     if is_floating(eqn.outvars[0]) and any(x.numbers is not None for x in ins):
         # A number used in arithmetic.
         whole(tracer, *ins)
@@ -50,13 +49,13 @@ def _kept(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 @rule("neg")
-def _negated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _negated(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,) = ins
     return [Value(x.axes, parametric=x.parametric, zero=x.zero)]
 
 
 def _unary(scale: bool, sign: bool, finite: bool = True) -> Rule:
-    def act(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    def act(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         (x,) = ins
         for label in x.axes:
             tracer.algebra.curved(label, x.parametric, scale=scale, sign=sign, finite=finite)
@@ -72,7 +71,7 @@ rule(*INFINITE)(_unary(scale=False, sign=False, finite=False))
 
 
 @rule("sign", "abs")
-def _magnitude(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _magnitude(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,) = ins
     of_sign = eqn.primitive.name == "sign"
     axes = (tracer.algebra.magnitude(t, x.parametric, of_sign=of_sign) for t in x.axes)
@@ -91,31 +90,40 @@ def _to_the(tracer: Tracer, x: Value, power: Fraction) -> Value:
 
 
 @rule("sqrt", "rsqrt", "cbrt", "square", "integer_pow", lazy=True)
-def _powered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _powered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     name = eqn.primitive.name
     if name == "cbrt":
         x = settled(tracer, ins[0])
         return _unary(scale=False, sign=True)(tracer, eqn, [x])
-    power = Fraction(eqn.params["y"] if name == "integer_pow" else POWERS.get(name, 2))
+    power = Fraction(operation(eqn).exponent if name == "integer_pow" else POWERS.get(name, 2))
     return [_to_the(tracer, ins[0], power)]
 
 
+@rule("one_minus_square")
+def _one_minus_square(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    """The same as of its parts, a square and a difference, which JAX 0.10 uses in its place."""
+    x = settled(tracer, _to_the(tracer, ins[0], Fraction(2)))
+    for label in x.axes:
+        tracer.algebra.curved(label, x.parametric, shift=True)
+    return [Value(x.axes, parametric=x.parametric)]
+
+
 @rule("pow", lazy=True)
-def _pow(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _pow(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     exponent = ins[1].number
     if exponent is not None and exponent.is_integer():
         return [_to_the(tracer, ins[0], Fraction(int(exponent)))]
     return _mixed(tracer, eqn, [settled(tracer, x) for x in ins])
 
 
-def _columns(eqn: core.JaxprEqn, ins: list[Value]) -> list[list[tuple[Value, Label]]]:
+def _columns(eqn: JaxprEqn, ins: list[Value]) -> list[list[tuple[Value, Label]]]:
     """For each axis of the result, the operands with this axis; scalars lack axes."""
     rank = len(shape(eqn.outvars[0]))
     full = [x for x, v in zip(ins, eqn.invars, strict=True) if len(shape(v)) == rank]
     return [[(x, x.axes[k]) for x in full] for k in range(rank)]
 
 
-def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label, ...]:
+def _alike(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> tuple[Label, ...]:
     """Unified labels of operands that must scale equally."""
     axes = []
     for column in _columns(eqn, ins):
@@ -129,7 +137,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
 
 
 @rule("add", "sub", "add_any", numbered=True)
-def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _added(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, number = ins[0], ins[1].number
     if x.numbers is not None and number == x.numbers.size and eqn.primitive.name == "add":
         # An index that may count from the end. A later operation shows whether this is used.
@@ -142,7 +150,7 @@ def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 @rule("max", "min")
-def _extreme(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _extreme(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     axes = _alike(tracer, eqn, ins)
     for label in axes:
         tracer.algebra.curved(label, parametric(ins), scale=True)
@@ -151,7 +159,7 @@ def _extreme(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
     return [Value(axes, parametric=parametric(ins), positive=positive, nonzero=nonzero)]
 
 
-def _mixed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _mixed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     """Any function of several operands."""
     axes = tuple(tracer.algebra.same(*(t for _, t in c)) for c in _columns(eqn, ins))
     for label in axes:
@@ -163,7 +171,7 @@ rule(*CURVES_OF_SEVERAL)(_mixed)
 
 
 @rule("eq", "ne", numbered=True)
-def _equal(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _equal(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     numbers = [x.numbers for x in ins if x.numbers is not None]
     if len(numbers) == len(ins) and len({t.size for t in numbers}) == 1:
         # Equality of two unit numbers does not depend on the order of units.
@@ -175,7 +183,7 @@ def _equal(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 @rule(*ORDERED, numbered=True)
-def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _compared(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     a, b = ins
     if eqn.primitive.name == "lt" and a.positive and b.zero:
         # An index that does not count from the end.
@@ -194,7 +202,7 @@ def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 
 @rule("select_n", lazy=True, numbered=True)
-def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _selected(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     which, *cases = ins
     rank = len(shape(eqn.outvars[0]))
     if which.zero:
@@ -227,7 +235,7 @@ def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 
 @rule("mul", "div", lazy=True)
-def _multiplied(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _multiplied(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     if eqn.primitive.name == "mul" and eqn.invars[0] is eqn.invars[1]:
         return [_to_the(tracer, ins[0], Fraction(2))]
     multiple = _by_a_number(tracer, eqn, ins)
@@ -252,7 +260,7 @@ def _multiplied(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
     ]
 
 
-def _by_a_number(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> Value | None:
+def _by_a_number(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> Value | None:
     """A value times or divided by a number; a sum divided by its count is a mean."""
     numbers = [x.number for x in ins]
     known = [k for k, number in enumerate(numbers) if number is not None]

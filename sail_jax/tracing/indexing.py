@@ -1,16 +1,15 @@
 """Rules of primitives that read or write entries by integer indices."""
 
-from jax.extend import core
-
+from sail_jax.jax_internals import JaxprEqn, operation
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
 
 
 @rule("gather", numbered=True)
-def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _gathered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x, index), algebra = ins, tracer.algebra
     (old, indices), new = map(shape, eqn.invars), shape(eqn.outvars[0])
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    numbers, sizes = operation(eqn).index_axes, operation(eqn).sizes
     window = [
         k
         for k in range(len(old))
@@ -61,19 +60,18 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     ]
 
 
-@rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
-      "scatter_min", "scatter-max", "scatter_max")  # fmt: skip
-def _scattered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x, index, updates), algebra = ins, tracer.algebra
     (old, indices, pieces) = map(shape, eqn.invars)
-    numbers = eqn.params["dimension_numbers"]
+    numbers = operation(eqn).index_axes
     algebra.fixed(index.axes[-1], "which axis an index is for")
     window = [
         k
         for k in range(len(old))
         if k not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     ]
-    linear = eqn.primitive.name.replace("_", "-") in ("scatter", "scatter-add")
+    linear = eqn.primitive.name in ("scatter", "scatter-add")
     axes: list[Label] = [
         Variable(n) if label is None else label for label, n in zip(x.axes, old, strict=True)
     ]
@@ -104,13 +102,11 @@ def _scattered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
 
 
 @rule("dynamic_slice", numbered=True)
-def _dynamically_sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _dynamically_sliced(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x = ins[0]
     whole(tracer, *ins[1:])
     axes: list[Label] = []
-    for label, old, new in zip(
-        x.axes, shape(eqn.invars[0]), eqn.params["slice_sizes"], strict=True
-    ):
+    for label, old, new in zip(x.axes, shape(eqn.invars[0]), operation(eqn).sizes, strict=True):
         if old == new or label is None:
             axes.append(label)
         else:
@@ -120,7 +116,7 @@ def _dynamically_sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) ->
 
 
 @rule("dynamic_update_slice")
-def _dynamically_updated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _dynamically_updated(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, update = ins[:2]
     axes: list[Label] = []
     for k, (old, new) in enumerate(zip(shape(eqn.invars[0]), shape(eqn.invars[1]), strict=True)):

@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core
 from jaxtyping import PyTree
 
 from sail_jax.basis.axes import (
@@ -51,6 +50,7 @@ from sail_jax.basis.axes import (
 from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
+from sail_jax.jax_internals import ClosedJaxpr
 from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.multiples import Multiples, multiples
 from sail_jax.tracing.pieces import in_pieces
@@ -203,7 +203,7 @@ def _unread(variable: Variable) -> str:
     return "its units are used one by one" if cut else "nothing reads it"
 
 
-def _kept_apart(storing: core.ClosedJaxpr) -> dict[int, int]:
+def _kept_apart(storing: ClosedJaxpr) -> dict[int, int]:
     """The parameters with separately stored slices, and the axis of the slices."""
     sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
@@ -236,16 +236,14 @@ def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
 
 
 def _stored(
-    interpreter: Interpreter, storing: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
+    interpreter: Interpreter, storing: ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> list[tuple[Label, ...]]:
     """Labels of the stored form of parameters, with the atoms of the parameters."""
     outs = interpreter.run(storing, _parameters(labels))
     return [joined(interpreter, out).axes for out in outs]
 
 
-def _run(
-    interpreter: Interpreter, traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
-) -> None:
+def _run(interpreter: Interpreter, traced: ClosedJaxpr, labels: list[tuple[Label, ...]]) -> None:
     """Runs the forward pass on labels; the axes of inputs and outputs are fixed."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
@@ -260,7 +258,7 @@ def _run(
 
 
 def _with_atoms(
-    traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
+    traced: ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> tuple[Interpreter, list[tuple[Label, ...]]]:
     """Runs another forward pass with an exponent at every place."""
     interpreter = Interpreter()

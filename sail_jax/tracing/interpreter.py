@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.extend import core
 
+from sail_jax.jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
@@ -47,11 +47,11 @@ class Interpreter:
         self.unknown: set[str] = set()
         self.seen: set[str] = set()
         self.uses: dict[int, list[int]] = {}
-        self.trail: list[tuple[core.JaxprEqn, list[Value]]] | None = [] if keep else None
+        self.trail: list[tuple[JaxprEqn, list[Value]]] | None = [] if keep else None
         self._roots: dict[int, int] = {}
         self._line = ""
 
-    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
+    def run(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """Runs a jaxpr.
 
         `jaxpr` may be closed or not. Returns its result; squares and sums may be unsettled.
@@ -84,7 +84,7 @@ class Interpreter:
         self.algebra.where = where
         return [self._apart(read(v)) for v in jaxpr.outvars]
 
-    def _outcome(self, name: str, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    def _outcome(self, name: str, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         rule = RULES.rules.get(name)
         if rule is None:
             self.unknown.add(name)
@@ -129,7 +129,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
+def _computed(eqn: JaxprEqn, ins: list[Value]) -> list[Value] | None:
     """The result if it is a number. JAX computes divisors such as counts in this way."""
     act = _ARITHMETIC.get(eqn.primitive.name)
     numbers = [x.number for x in ins]
@@ -142,22 +142,22 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     return None if value.number is None else [value]
 
 
-def alive(jaxpr: core.Jaxpr) -> tuple[list[core.JaxprEqn], set[core.Var]]:
+def alive(jaxpr: Jaxpr) -> tuple[list[JaxprEqn], set[Var]]:
     """Finds the equations and variables that the result of a jaxpr depends on.
 
     `jaxpr` is not closed. Returns the equations in order, and the variables including arguments.
     """
-    wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
+    wanted = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     kept = []
     for eqn in reversed(jaxpr.eqns):
         if wanted.isdisjoint(eqn.outvars):
             continue
         kept.append(eqn)
-        wanted |= {v for v in eqn.invars if not isinstance(v, core.Literal)}
+        wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
     return kept[::-1], wanted
 
 
-def source(eqn: core.JaxprEqn) -> str:
+def source(eqn: JaxprEqn) -> str:
     """Finds the source line of an equation."""
     trace = eqn.source_info.traceback
     return "" if trace is None else _line(trace)

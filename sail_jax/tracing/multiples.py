@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jax.extend import core
 from jaxtyping import ArrayLike
 
-from sail_jax.tracing.control import called
+from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, JaxprEqn, Var, operation
 from sail_jax.tracing.values import is_floating, opened, shape
 
 # These return their operand in another form.
 _SAME = {
     *("convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "copy"),
-    *("expand_dims", "gather", "stop_gradient", "sharding_constraint"),
+    *("gather", "stop_gradient", "sharding_constraint"),
 }
 _ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0}
 
@@ -65,7 +64,7 @@ class _Seen(NamedTuple):
 _NOTHING = _Seen()
 
 
-def multiples(traced: core.ClosedJaxpr, paths: Sequence[str]) -> Multiples:
+def multiples(traced: ClosedJaxpr, paths: Sequence[str]) -> Multiples:
     """Finds the factors in a forward pass.
 
     A sum divided by its number of terms is a mean and is not listed.
@@ -113,7 +112,7 @@ class _Walk:
         for gain in gains - {""}:
             self.readers.setdefault(gain, set()).add(by)
 
-    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[_Seen]) -> list[_Seen]:
+    def run(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[_Seen]) -> list[_Seen]:
         """Visits the equations of a jaxpr."""
         jaxpr, known, read = opened(jaxpr, values, _constant)
         for eqn in jaxpr.eqns:
@@ -121,25 +120,24 @@ class _Walk:
             known |= zip(eqn.outvars, outs or [_NOTHING] * len(eqn.outvars), strict=True)
         return [read(v) for v in jaxpr.outvars]
 
-    def _outcome(self, eqn: core.JaxprEqn, ins: list[_Seen]) -> list[_Seen] | None:
-        name, params = eqn.primitive.name, eqn.params
+    def _outcome(self, eqn: JaxprEqn, ins: list[_Seen]) -> list[_Seen] | None:
+        name, of = eqn.primitive.name, operation(eqn)
         if name in _SAME:
             return [ins[0]]
-        inner = called(params)
-        if inner is not None and name != "scan":
-            return self.run(inner, ins[len(ins) - len(_arguments(inner)) :])
+        if name in CALLS:
+            return self.run(of.called, ins)
         numbers = [x.number for x in ins]
         known = [n for n in numbers if n is not None]
         if ins and len(known) == len(ins):
             return [_Seen(_computed(name, known))]
         self.read({x.gain for x in ins}, self._matrix(name, ins))
-        for key in ("jaxpr", "cond_jaxpr", "body_jaxpr", "branches"):
-            inner = params.get(key, ())
-            for jaxpr in inner if isinstance(inner, tuple) else (inner,):
-                self.run(jaxpr, [_NOTHING] * len(_arguments(jaxpr)))
+        for inner in of.inner_jaxprs:
+            # A scatter keeps the constants of its jaxpr elsewhere.
+            if isinstance(inner, ClosedJaxpr) or not inner.constvars:
+                self.run(inner, [_NOTHING] * len(_arguments(inner)))
         if name == "reduce_sum":
             sizes = shape(eqn.invars[0])
-            return [_Seen(count=math.prod(sizes[k] for k in params["axes"]))]
+            return [_Seen(count=math.prod(sizes[k] for k in of.removed_axes))]
         if len(ins) != 2:
             return None
         if known:
@@ -170,8 +168,8 @@ def _constant(value: ArrayLike) -> _Seen:
     return _Seen(float(array.reshape(()))) if plain else _NOTHING
 
 
-def _arguments(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> list[core.Var]:
-    return jaxpr.jaxpr.invars if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr.invars
+def _arguments(jaxpr: Jaxpr | ClosedJaxpr) -> list[Var]:
+    return jaxpr.jaxpr.invars if isinstance(jaxpr, ClosedJaxpr) else jaxpr.invars
 
 
 def _computed(name: str, numbers: list[float]) -> float | None:

@@ -24,11 +24,9 @@ import jax
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.extend import core, source_info_util
-from jax.extend.core import primitives
 from jaxtyping import Array, ArrayLike
 
-from sail_jax.tracing.control import CALLS, called
+from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, Operation, operation, recorded_at
 from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
 from sail_jax.tracing.interpreter import source
 from sail_jax.tracing.shapes import runs
@@ -36,7 +34,6 @@ from sail_jax.tracing.values import is_floating, opened
 from sail_jax.tracing.values import shape as shape_of
 
 Shape: TypeAlias = tuple[int, ...]
-Params: TypeAlias = dict[str, Any]
 
 
 class Pieces(NamedTuple):
@@ -75,34 +72,37 @@ class Plan(NamedTuple):
     Attributes:
       cuts: For each operand, the axis of its pieces; None if each piece needs the whole operand.
       outs: For each result, the axis of concatenation; None if pieces are added.
-      params: The parameters of the operation on one piece.
+      of: The operation on one piece.
     """
 
     cuts: tuple[int | None, ...]
     outs: tuple[int | None, ...]
-    params: Params
+    of: Operation
 
 
 class Cut(NamedTuple):
     """An operation on an operand in pieces, as input for a plan.
 
     Attributes:
-      params: The parameters of the operation.
+      of: The operation.
       shapes: The shapes of its operands.
       at: The index of the operand in pieces.
       axis: The axis of its pieces.
       n: The number of pieces.
     """
 
-    params: Params
+    of: Operation
     shapes: Sequence[Shape]
     at: int
     axis: int
     n: int
 
-    def to(self, *outs: int, **params: Any) -> Plan:
-        """Makes a plan that cuts all operands along the axis, with these axes for the results."""
-        return Plan((self.axis,) * len(self.shapes), outs, self.params | params)
+    def to(self, *outs: int, of: Operation | None = None) -> Plan:
+        """Makes a plan that cuts all operands along the axis, with these axes for the results.
+
+        `of` is the operation on one piece, if it differs.
+        """
+        return Plan((self.axis,) * len(self.shapes), outs, of or self.of)
 
     def each(self, sizes: Sequence[int], axis: int) -> Shape:
         """The sizes of one piece."""
@@ -113,8 +113,8 @@ Planner = Callable[[Cut], Plan | None]
 
 
 def in_pieces(
-    traced: core.ClosedJaxpr, count: int, apart: Mapping[int, int] | None = None
-) -> core.ClosedJaxpr:
+    traced: ClosedJaxpr, count: int, apart: Mapping[int, int] | None = None
+) -> ClosedJaxpr:
     """Rewrites a jaxpr to compute stacks of parameters piece by piece.
 
     A stack is a parameter that is given in slices, or an array that a network stacks from
@@ -145,18 +145,18 @@ def in_pieces(
     return jax.make_jaxpr(evaluated)(avals)
 
 
-def _stacks(jaxpr: core.Jaxpr) -> bool:
+def _stacks(jaxpr: Jaxpr) -> bool:
     """Whether real arrays of size 1 are concatenated anywhere."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "stack" or (
             name == "concatenate"
             and len(eqn.invars) > 1
-            and all(shape_of(v)[eqn.params["dimension"]] == 1 for v in eqn.invars)
+            and all(shape_of(v)[operation(eqn).axis] == 1 for v in eqn.invars)
         ):
             if is_floating(eqn.outvars[0]):
                 return True
-        elif any(map(_stacks, core.jaxprs_in_params(eqn.params))):
+        elif any(map(_stacks, operation(eqn).inner_jaxprs)):
             return True
     return False
 
@@ -193,38 +193,34 @@ class _Run:
         other.own, other.same = dict(self.own), dict(self.same)
         return other
 
-    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> Values:
+    def run(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[Value]) -> Values:
         """Runs a jaxpr; values and results may be in pieces."""
         jaxpr, known, read = opened(jaxpr, values, lambda value: value)
         for eqn in jaxpr.eqns:
             # Cached traces lack a source line and get the line of their caller.
-            own = eqn.source_info.traceback if source(eqn) else None
-            trace = own or source_info_util.current().traceback
-            names = source_info_util.current_name_stack()
-            with source_info_util.user_context(trace, name_stack=names):
-                outs = self.act(eqn.primitive, eqn.params, [read(v) for v in eqn.invars])
+            with recorded_at(eqn.source_info.traceback if source(eqn) else None):
+                outs = self.act(operation(eqn), [read(v) for v in eqn.invars])
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def act(self, primitive: core.Primitive, params: Params, ins: Values) -> Values:
+    def act(self, of: Operation, ins: Values) -> Values:
         """Runs one operation."""
-        name = primitive.name
-        if name in CALLS and (inner := called(params)) is not None:
-            return self.run(inner, ins)
-        special = _SPECIAL.get(name)
-        outs = special(self, primitive, params, ins) if special else None
+        if of.name in CALLS:
+            return self.run(of.called, ins)
+        special = _SPECIAL.get(of.name)
+        outs = special(self, of, ins) if special else None
         if outs is not None:
             return outs
         for at, x in enumerate(ins):
             if isinstance(x, Pieces):
-                outs = self._by_pieces(primitive, params, ins, at, x)
+                outs = self._by_pieces(of, ins, at, x)
             elif isinstance(x, Choice):
-                outs = self._by_choice(primitive, params, ins, at, x)
+                outs = self._by_choice(of, ins, at, x)
             else:
                 continue
             joined = [*ins[:at], self._joined(x), *ins[at + 1 :]] if outs is None else []
-            return self.act(primitive, params, joined) if outs is None else outs
-        return self._bind(primitive, params, ins)
+            return self.act(of, joined) if outs is None else outs
+        return self._bind(of, ins)
 
     def whole(self, x: Value) -> ArrayLike:
         """Joins the parts of a value."""
@@ -235,7 +231,7 @@ class _Run:
     def _joined(self, x: Pieces | Choice) -> Value:
         if isinstance(x, Pieces):
             parts = [self.whole(part) for part in x.parts]
-            return self._bind(primitives.concatenate_p, {"dimension": x.axis}, parts)[0]
+            return self._bind(Operation.concatenating(x.axis), parts)[0]
         parts = [self.whole(part) for part in x.parts]
         which = x.index
         if np.ndim(which):
@@ -244,17 +240,16 @@ class _Run:
             which = lax.eq(which, which.dtype.type(1))
         return lax.select_n(which, *parts)
 
-    def _bind(self, primitive: core.Primitive, params: Params, ins: Sequence[Value]) -> Values:
+    def _bind(self, of: Operation, ins: Sequence[Value]) -> Values:
         key: Any = None
         if ins and not any(map(_real, ins)):
             known = (
                 (str(jax.numpy.result_type(x)), int(x)) if _is_number(x) else id(x) for x in ins
             )
-            key = (primitive, repr(sorted(params.items())), tuple(known))
+            key = (str(of), tuple(known))
             if key in self.same:
                 return self.same[key][0]
-        outs = primitive.bind(*ins, **primitive.get_bind_params(params))
-        outs = list(outs) if primitive.multiple_results else [outs]
+        outs = of.bind(*ins)
         if key is not None:
             # The operands are kept alive, because other objects could get their identity.
             self.same[key] = outs, ins
@@ -272,18 +267,14 @@ class _Run:
     def single(self, x: Value, axis: int) -> Value:
         """Adds an axis of one unit to a value."""
         size = _shape(x)
-        new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
-        new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
-        return self.act(primitives.broadcast_in_dim_p, new, [x])[0]
+        axes = tuple(k + (k >= axis) for k in range(len(size)))
+        return self.act(Operation.broadcasting((*size[:axis], 1, *size[axis:]), axes), [x])[0]
 
     def sliced(self, x: Value, axis: int) -> Values:
         """The units along an axis, one by one, without the axis."""
-        return [
-            self.act(primitives.squeeze_p, {"dimensions": (axis,)}, [self.cut(x, axis, k, k + 1)])[
-                0
-            ]
-            for k in range(_shape(x)[axis])
-        ]
+        squeezing = Operation.squeezing(axis)
+        cuts = (self.cut(x, axis, k, k + 1) for k in range(_shape(x)[axis]))
+        return [self.act(squeezing, [one])[0] for one in cuts]
 
     def cut(self, x: Value, axis: int, start: int, stop: int) -> Value:
         """Some of the units of a value."""
@@ -304,15 +295,12 @@ class _Run:
             return x._replace(parts=tuple(self.cut(part, axis, start, stop) for part in x.parts))
         starts, limits = [0] * len(size), list(size)
         starts[axis], limits[axis] = start, stop
-        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
-        return self._bind(primitives.slice_p, params, [x])[0]
+        return self._bind(Operation.slicing(tuple(starts), tuple(limits)), [x])[0]
 
-    def _by_pieces(
-        self, primitive: core.Primitive, params: Params, ins: Values, at: int, x: Pieces
-    ) -> Values | None:
+    def _by_pieces(self, of: Operation, ins: Values, at: int, x: Pieces) -> Values | None:
         shapes = list(map(_shape, ins))
         n = len(x.parts)
-        plan = _planned(primitive.name, Cut(params, shapes, at, x.axis, n))
+        plan = _planned(Cut(of, shapes, at, x.axis, n))
         if plan is None:
             return None
         columns = []
@@ -322,7 +310,7 @@ class _Run:
             else:
                 each = _shape(y)[axis] // n
                 columns.append([self.cut(y, axis, k * each, (k + 1) * each) for k in range(n)])
-        rows = [self.act(primitive, plan.params, list(row)) for row in zip(*columns, strict=True)]
+        rows = [self.act(plan.of, list(row)) for row in zip(*columns, strict=True)]
         return [
             self._added(parts) if out is None else Pieces(tuple(parts), out)
             for out, parts in zip(plan.outs, zip(*rows, strict=True), strict=True)
@@ -331,14 +319,12 @@ class _Run:
     def _added(self, parts: Sequence[Any]) -> Any:
         total = parts[0]
         for part in parts[1:]:
-            (total,) = self.act(primitives.add_p, {}, [total, part])
+            (total,) = self.act(Operation.adding(), [total, part])
         return total
 
-    def _by_choice(
-        self, primitive: core.Primitive, params: Params, ins: Values, at: int, x: Choice
-    ) -> Values | None:
-        shapes, name = list(map(_shape, ins)), primitive.name
-        if name in ("add", "sub", "add_any") and any(
+    def _by_choice(self, of: Operation, ins: Values, at: int, x: Choice) -> Values | None:
+        shapes = list(map(_shape, ins))
+        if of.name in ("add", "sub", "add_any") and any(
             _plain(y) and size == shapes[at] != () for y, size in zip(ins, shapes, strict=True)
         ):
             # It joins a stream, where all parts have the same units.
@@ -346,7 +332,7 @@ class _Run:
         plans = []
         for axis in x.axes:
             # An operation acts entry by entry along an axis if it can be cut into single units.
-            plan = _planned(name, Cut(params, shapes, at, axis, shapes[at][axis]))
+            plan = _planned(Cut(of, shapes, at, axis, shapes[at][axis]))
             if plan is None:
                 return None
             plans.append(plan)
@@ -363,7 +349,7 @@ class _Run:
             for row, one in zip(rows, column, strict=True):
                 row[k] = one
         if all(out is not None for plan in plans for out in plan.outs):
-            outs = [self.act(primitive, params, row) for row in rows]
+            outs = [self.act(of, row) for row in rows]
             for plan, axis in zip(plans, x.axes, strict=True):
                 for out, one in zip(plan.outs, outs[0], strict=True):
                     if _shape(one)[out] != shapes[at][axis]:
@@ -379,7 +365,7 @@ class _Run:
             mask = lax.broadcast_in_dim(here, shapes[at], x.axes)
             own = self.whole(row[at])
             row[at] = lax.select_n(mask, lax.full_like(own, 0), own)
-        outs = [self.act(primitive, params, row)[0] for row in rows]
+        outs = [self.act(of, row)[0] for row in rows]
         return [self._added(outs)]
 
 
@@ -398,40 +384,40 @@ def _real(x: Any) -> bool:
 # Plans.
 
 
-def _planned(name: str, cut: Cut) -> Plan | None:
+def _planned(cut: Cut) -> Plan | None:
+    name = cut.of.name
     if name in ENTRY_BY_ENTRY:
         # An operand is a scalar, or has all axes, perhaps with length 1.
         units, axis = cut.shapes[cut.at][cut.axis], cut.axis
         cuts = tuple(axis if size and size[axis] == units else None for size in cut.shapes)
         alike = all(size == () or size[axis] in (1, units) for size in cut.shapes)
-        return Plan(cuts, (axis,), cut.params) if alike else None
+        return Plan(cuts, (axis,), cut.of) if alike else None
     planner = _PLANNERS.get(name)
     return planner(cut) if planner else None
 
 
 def _broadcast(cut: Cut) -> Plan | None:
-    to, shape = cut.params["broadcast_dimensions"][cut.axis], cut.params["shape"]
-    return cut.to(to, shape=cut.each(shape, to)) if shape[to] == cut.shapes[0][cut.axis] else None
+    shape, axes = cut.of.broadcast
+    to = axes[cut.axis]
+    if shape[to] != cut.shapes[0][cut.axis]:
+        return None
+    return cut.to(to, of=cut.of.resized(cut.each(shape, to)))
 
 
 def _transposed(cut: Cut) -> Plan | None:
-    return cut.to(cut.params["permutation"].index(cut.axis))
+    return cut.to(cut.of.permutation.index(cut.axis))
 
 
-def _without(key: str) -> Planner:
-    """Plans for operations that remove axes."""
-
-    def planner(cut: Cut) -> Plan | None:
-        # If pieces are summed, combining them unifies their labels as much as joining them first.
-        gone = [k % len(cut.shapes[0]) for k in cut.params[key]]
-        return None if cut.axis in gone else cut.to(cut.axis - sum(k < cut.axis for k in gone))
-
-    return planner
+def _without(cut: Cut) -> Plan | None:
+    """A plan for an operation that removes axes."""
+    # If pieces are summed, combining them unifies their labels as much as joining them first.
+    gone = [k % len(cut.shapes[0]) for k in cut.of.removed_axes]
+    return None if cut.axis in gone else cut.to(cut.axis - sum(k < cut.axis for k in gone))
 
 
 def _reshaped(cut: Cut) -> Plan | None:
-    old, new, axis = cut.shapes[0], cut.params["new_sizes"], cut.axis
-    if cut.params.get("dimensions") is not None:
+    old, new, axis = cut.shapes[0], cut.of.sizes, cut.axis
+    if cut.of.reorders:
         return None
     for before, after in runs(old, new):
         if axis in before:
@@ -439,15 +425,15 @@ def _reshaped(cut: Cut) -> Plan | None:
             first = next((k for k in after if new[k] > 1), None)
             if first is None or new[first] % cut.n or any(old[k] > 1 for k in before if k < axis):
                 return None
-            return cut.to(first, new_sizes=cut.each(new, first))
+            return cut.to(first, of=cut.of.resized(cut.each(new, first)))
     return None
 
 
-def _along(key: str, outcomes: int | None = 1) -> Planner:
+def _along(outcomes: int | None = 1) -> Planner:
     """Plans for operations along one axis, equal for all operands and results."""
 
     def planner(cut: Cut) -> Plan | None:
-        own = cut.params[key] % len(cut.shapes[cut.at])
+        own = cut.of.axis % len(cut.shapes[cut.at])
         count = len(cut.shapes) if outcomes is None else outcomes
         return None if cut.axis == own else cut.to(*[cut.axis] * count)
 
@@ -455,63 +441,61 @@ def _along(key: str, outcomes: int | None = 1) -> Planner:
 
 
 def _reversed(cut: Cut) -> Plan | None:
-    return None if cut.axis in cut.params["dimensions"] else cut.to(cut.axis)
+    return None if cut.axis in cut.of.reversed_axes else cut.to(cut.axis)
 
 
 def _sliced(cut: Cut) -> Plan | None:
-    axis, limits, strides = cut.axis, cut.params["limit_indices"], cut.params["strides"]
-    every = (cut.params["start_indices"][axis], limits[axis]) == (0, cut.shapes[0][axis])
-    if not every or (strides or [1] * (axis + 1))[axis] != 1:
+    axis, (starts, limits, strides) = cut.axis, cut.of.slice
+    if (starts[axis], limits[axis], strides[axis]) != (0, cut.shapes[0][axis], 1):
         return None
-    return cut.to(axis, limit_indices=cut.each(limits, axis))
+    return cut.to(axis, of=cut.of.moved(starts, cut.each(limits, axis)))
 
 
 def _dynamically_sliced(cut: Cut) -> Plan | None:
-    sizes, axis = cut.params["slice_sizes"], cut.axis
+    sizes, axis = cut.of.sizes, cut.axis
     if cut.at or sizes[axis] != cut.shapes[0][axis]:
         return None
     cuts = (axis, *(None for _ in cut.shapes[1:]))
-    return Plan(cuts, (axis,), cut.params | {"slice_sizes": cut.each(sizes, axis)})
+    return Plan(cuts, (axis,), cut.of.resized(cut.each(sizes, axis)))
 
 
 def _padded(cut: Cut) -> Plan | None:
-    alone = cut.at == 0 and tuple(cut.params["padding_config"][cut.axis]) == (0, 0, 0)
-    return Plan((cut.axis, None), (cut.axis,), cut.params) if alone else None
+    alone = cut.at == 0 and tuple(cut.of.padding[cut.axis]) == (0, 0, 0)
+    return Plan((cut.axis, None), (cut.axis,), cut.of) if alone else None
 
 
 def _split(cut: Cut) -> Plan | None:
-    own = cut.params["axis"]
-    return None if cut.axis == own else cut.to(*[cut.axis] * len(cut.params["sizes"]))
+    return None if cut.axis == cut.of.axis else cut.to(*[cut.axis] * len(cut.of.sizes))
 
 
 def _stacked(cut: Cut) -> Plan | None:
-    return cut.to(cut.axis + (cut.axis >= cut.params["axis"]))
+    return cut.to(cut.axis + (cut.axis >= cut.of.axis))
 
 
 def _unstacked(cut: Cut) -> Plan | None:
-    own = cut.params["axis"]
+    own = cut.of.axis
     return None if cut.axis == own else cut.to(*[cut.axis - (cut.axis > own)] * cut.shapes[0][own])
 
 
 def _contracted(cut: Cut) -> Plan | None:
-    (over, batch), at, axis = cut.params["dimension_numbers"], cut.at, cut.axis
+    (over, batch), at, axis = cut.of.contraction, cut.at, cut.axis
     for pairs, added in ((over, True), (batch, False)):
         if axis in pairs[at]:
             place = list(pairs[at]).index(axis)
             outs = (None if added else place,)
-            return Plan((pairs[0][place], pairs[1][place]), outs, cut.params)
+            return Plan((pairs[0][place], pairs[1][place]), outs, cut.of)
     free = [
         [k for k in range(len(size)) if k not in (*over[i], *batch[i])]
         for i, size in enumerate(cut.shapes)
     ]
     out = len(batch[0]) + free[at].index(axis) + (len(free[0]) if at else 0)
-    return Plan((None, axis) if at else (axis, None), (out,), cut.params)
+    return Plan((None, axis) if at else (axis, None), (out,), cut.of)
 
 
 _PLANNERS: dict[str, Planner] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transposed,
-    "squeeze": _without("dimensions"),
+    "squeeze": _without,
     "reshape": _reshaped,
     **dict.fromkeys(
         (
@@ -524,12 +508,12 @@ _PLANNERS: dict[str, Planner] = {
             "argmax",
             "argmin",
         ),
-        _without("axes"),
+        _without,
     ),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
-    "sort": _along("dimension", None),
-    "top_k": _along("axis", 2),
-    "concatenate": _along("dimension"),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along()),
+    "sort": _along(None),
+    "top_k": _along(2),
+    "concatenate": _along(),
     "rev": _reversed,
     "slice": _sliced,
     "dynamic_slice": _dynamically_sliced,
@@ -544,12 +528,9 @@ _PLANNERS: dict[str, Planner] = {
 # Operations that make or split pieces.
 
 
-def _side_by_side(
-    run: _Run, primitive: core.Primitive, params: Params, ins: Values
-) -> Values | None:
+def _side_by_side(run: _Run, of: Operation, ins: Values) -> Values | None:
     """A stack of parameters stays in pieces."""
-    new, stacks = ins, primitive.name == "stack"
-    axis = params["axis" if stacks else "dimension"]
+    new, stacks, axis = ins, of.name == "stack", of.axis
     dtype = jax.numpy.result_type(*[x for x in ins if _plain(x)] or [np.float32])
     if (
         len(ins) < 2
@@ -563,27 +544,27 @@ def _side_by_side(
     return [Pieces(tuple(new), axis)]
 
 
-def _cut_out(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
-    (x,), strides = ins, params["strides"]
-    if not isinstance(x, Pieces) or (strides and set(strides) != {1}):
+def _cut_out(run: _Run, of: Operation, ins: Values) -> Values | None:
+    (x,), (starts, limits, strides) = ins, of.slice
+    if not isinstance(x, Pieces) or {*strides} != {1}:
         return None
-    start, stop = params["start_indices"][x.axis], params["limit_indices"][x.axis]
+    start, stop = starts[x.axis], limits[x.axis]
     size, each = _shape(x), _shape(x.parts[0])[x.axis]
     if (start, stop) == (0, size[x.axis]) or start % each or stop % each:
         return None
-    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    starts, limits = list(starts), list(limits)
     starts[x.axis], limits[x.axis] = 0, stop - start
-    rest = params | {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
-    return run.act(primitive, rest, [run.cut(x, x.axis, start, stop)])
+    rest = of.moved(tuple(starts), tuple(limits))
+    return run.act(rest, [run.cut(x, x.axis, start, stop)])
 
 
-def _parted(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
-    (x,), axis = ins, params["axis"]
+def _parted(run: _Run, of: Operation, ins: Values) -> Values | None:
+    (x,), axis = ins, of.axis
     if not isinstance(x, Pieces) or x.axis != axis:
         return None
-    if primitive.name == "unstack":
+    if of.name == "unstack":
         return run.sliced(x, axis)
-    ends = np.cumsum([0, *params["sizes"]]).tolist()
+    ends = np.cumsum([0, *of.sizes]).tolist()
     return [run.cut(x, axis, a, b) for a, b in itertools.pairwise(ends)]
 
 
@@ -599,14 +580,13 @@ def _singles(x: Value, axis: int) -> bool:
 def _clamped(run: _Run, index: Any, n: int) -> Any:
     """Numbers of parts, in the dtype of the index."""
     zero, last = (jax.numpy.result_type(index).type(k) for k in (0, n - 1))
-    (index,) = run.act(primitives.clamp_p, {}, [zero, index, last])
-    made = {"new_dtype": np.dtype(np.int32), "weak_type": False, "sharding": None}
-    return run.act(primitives.convert_element_type_p, made, [index])[0]
+    (index,) = run.act(Operation.clamping(), [zero, index, last])
+    return run.act(Operation.converting(np.dtype(np.int32)), [index])[0]
 
 
-def _looked_up(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
+def _looked_up(run: _Run, of: Operation, ins: Values) -> Values | None:
     """Single units along one axis, looked up by number."""
-    x, numbers, size = ins[0], params["dimension_numbers"], _shape(ins[0])
+    x, numbers, size = ins[0], of.index_axes, _shape(ins[0])
     if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return None
     (axis,) = numbers.start_index_map
@@ -614,25 +594,24 @@ def _looked_up(run: _Run, primitive: core.Primitive, params: Params, ins: Values
     if (
         not _singles(x, axis)
         or tuple(numbers.collapsed_slice_dims) != (axis,)
-        or any(params["slice_sizes"][k] != size[k] for k in rest)
+        or any(of.sizes[k] != size[k] for k in rest)
     ):
         return None
     index = run.whole(ins[1])
-    (index,) = run.act(primitives.squeeze_p, {"dimensions": (np.ndim(index) - 1,)}, [index])
+    (index,) = run.act(Operation.squeezing(np.ndim(index) - 1), [index])
     index = _clamped(run, index, size[axis])
     window = tuple(numbers.offset_dims)
     batch = tuple(k for k in range(len(window) + np.ndim(index)) if k not in window)
     known = dict(zip(window, (size[k] for k in rest), strict=True))
     known |= zip(batch, np.shape(index), strict=True)
-    made = {"shape": tuple(known[k] for k in sorted(known)), "broadcast_dimensions": window}
-    made["sharding"] = None
-    parts = (run.act(primitives.broadcast_in_dim_p, made, [y])[0] for y in run.sliced(x, axis))
+    wide = Operation.broadcasting(tuple(known[k] for k in sorted(known)), window)
+    parts = (run.act(wide, [y])[0] for y in run.sliced(x, axis))
     return [Choice(tuple(parts), index, batch)]
 
 
-def _picked(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
+def _picked(run: _Run, of: Operation, ins: Values) -> Values | None:
     """A single unit along one axis, looked up by a computed number."""
-    (x, *starts), sizes, size = ins, params["slice_sizes"], _shape(ins[0])
+    (x, *starts), sizes, size = ins, of.sizes, _shape(ins[0])
     short = [k for k in range(len(size)) if sizes[k] != size[k]]
     if len(short) != 1 or sizes[short[0]] != 1 or not _singles(x, short[0]):
         return None
@@ -642,15 +621,14 @@ def _picked(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -
     return [Choice(tuple(parts), index, ())]
 
 
-def _scanned(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
+def _scanned(run: _Run, of: Operation, ins: Values) -> Values | None:
     """A scan over stacked layers, one after another."""
-    constants, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"]
-    fixed, carry = ins[:constants], ins[constants : constants + carries]
-    xs = ins[constants + carries :]
+    scan = of.scan
+    (fixed, carry, xs), carries, body = scan.parted(ins), scan.carries, scan.body
     if all(map(_plain, ins)) and not _stacks(body.jaxpr):
         return None
     if any(_singles(x, 0) for x in xs):
-        order = slice(None, None, -1 if params["reverse"] else 1)
+        order = slice(None, None, -1 if scan.reverse else 1)
         ys = []
         for row in list(zip(*(run.sliced(x, 0) for x in xs), strict=True))[order]:
             outs = run.run(body, [*fixed, *carry, *row])
@@ -665,7 +643,7 @@ def _scanned(run: _Run, primitive: core.Primitive, params: Params, ins: Values) 
         return outs[:carries], outs[carries:]
 
     carry, xs = list(map(run.whole, carry)), list(map(run.whole, xs))
-    carry, ys = lax.scan(step, carry, xs, length=params["length"], reverse=params["reverse"])
+    carry, ys = lax.scan(step, carry, xs, length=scan.length, reverse=scan.reverse)
     return [*carry, *ys]
 
 

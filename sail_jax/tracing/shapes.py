@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jax.extend import core
-
+from sail_jax.jax_internals import JaxprEqn, operation
 from sail_jax.tracing.terms import (
     Face,
     Fixed,
@@ -22,36 +21,29 @@ from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, set
 
 
 @rule("broadcast_in_dim", view=True)
-def _broadcast(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _broadcast(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, old, new = ins[0], shape(eqn.invars[0]), shape(eqn.outvars[0])
     axes: list[Label] = [None] * len(new)
-    for k, axis in enumerate(eqn.params["broadcast_dimensions"]):
+    for k, axis in enumerate(operation(eqn).broadcast.axes):
         axes[axis] = x.axes[k] if old[k] == new[axis] else None
     return [x.shaped(axes)]
 
 
 @rule("squeeze", view=True)
-def _squeezed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, gone = ins[0], eqn.params["dimensions"]
+def _squeezed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, gone = ins[0], operation(eqn).removed_axes
     return [x.shaped([t for k, t in enumerate(x.axes) if k not in gone])]
 
 
-@rule("expand_dims", view=True)
-def _expanded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    old, new = iter(ins[0].axes), eqn.params["dimensions"]
-    rank = len(shape(eqn.outvars[0]))
-    return [ins[0].shaped([None if k in new else next(old) for k in range(rank)])]
-
-
 @rule("transpose", view=True)
-def _transposed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    return [ins[0].shaped([ins[0].axes[k] for k in eqn.params["permutation"]])]
+def _transposed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    return [ins[0].shaped([ins[0].axes[k] for k in operation(eqn).permutation])]
 
 
 @rule("reshape", view=True)
-def _reshaped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _reshaped(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x = ins[0]
-    if eqn.params.get("dimensions") is not None:
+    if operation(eqn).reorders:
         x = settled(tracer, x)
         whole(tracer, x)
         for label in x.axes:
@@ -185,10 +177,9 @@ def _cut(tracer: Tracer, x: Value, axis: int, start: int, stop: int) -> Value:
 
 
 @rule("slice", view=True)
-def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _sliced(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, old, new = ins[0], shape(eqn.invars[0]), shape(eqn.outvars[0])
-    strides = eqn.params["strides"] or [1] * len(new)
-    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    starts, limits, strides = operation(eqn).slice
     cuts = [k for k in range(len(new)) if new[k] != old[k]]
     if any(strides[k] != 1 and isinstance(x.axes[k], Face) for k in cuts):
         x = joined(tracer, x)
@@ -202,7 +193,7 @@ def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
     return [x]
 
 
-def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
+def is_cut(eqn: JaxprEqn, ins: Sequence[Value]) -> bool:
     """Checks whether an operation cuts its first operand at constant positions.
 
     Returns True if the rule "cut" applies.
@@ -211,7 +202,7 @@ def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
         return all(x.number is not None for x in ins[1:])
     if eqn.primitive.name != "gather" or ins[1].number is None:
         return False
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    numbers, sizes = operation(eqn).index_axes, operation(eqn).sizes
     if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return False
     (axis,), old = numbers.start_index_map, shape(eqn.invars[0])
@@ -222,12 +213,12 @@ def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
 
 
 @rule("cut", view=True)
-def _taken(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, old, sizes = ins[0], shape(eqn.invars[0]), eqn.params["slice_sizes"]
+def _taken(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, old, sizes = ins[0], shape(eqn.invars[0]), operation(eqn).sizes
     if eqn.primitive.name == "dynamic_slice":
         axes: Sequence[int] = range(len(old))
     else:
-        axes = eqn.params["dimension_numbers"].start_index_map
+        axes = operation(eqn).index_axes.start_index_map
     for k, place in zip(axes, ins[1:], strict=True):
         assert place.number is not None
         if sizes[k] != old[k]:
@@ -235,7 +226,7 @@ def _taken(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
             x = _cut(tracer, x, k, start, start + sizes[k])
     if eqn.primitive.name == "dynamic_slice":
         return [x]
-    numbers, labels = eqn.params["dimension_numbers"], list(x.axes)
+    numbers, labels = operation(eqn).index_axes, list(x.axes)
     out: list[Label] = [None] * len(shape(eqn.outvars[0]))
     kept = (k for k in range(len(old)) if k not in numbers.collapsed_slice_dims)
     for at, k in zip(numbers.offset_dims, kept, strict=True):
@@ -258,25 +249,25 @@ def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new:
 
 
 @rule("split", view=True)
-def _split(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, axis, at, outs = ins[0], eqn.params["axis"], 0, []
-    for size in eqn.params["sizes"]:
+def _split(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, axis, at, outs = ins[0], operation(eqn).axis, 0, []
+    for size in operation(eqn).sizes:
         outs.append(_cut(tracer, x, axis, at, at + size))
         at += size
     return outs
 
 
 @rule("rev", numbered=True)
-def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _reversed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axes = ins[0], list(ins[0].axes)
-    for k in eqn.params["dimensions"]:
+    for k in operation(eqn).reversed_axes:
         tracer.algebra.fixed(axes[k])
     return [replace(x, view=False, axes=tuple(axes))]
 
 
 @rule("concatenate", numbered=True)
-def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    axis, columns = eqn.params["dimension"], tuple(x.numbers for x in ins)
+def _joined(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    axis, columns = operation(eqn).axis, tuple(x.numbers for x in ins)
     if axis + 1 < len(ins[0].axes) or any(shape(v)[axis] != 1 for v in eqn.invars):
         columns = ()
         whole(tracer, *ins)
@@ -288,16 +279,16 @@ def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 @rule("stack")
-def _stacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _stacked(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     zero = all(x.zero for x in ins)
     axes = _common(tracer, ins)
-    axes.insert(eqn.params["axis"], None if zero else Fixed(len(ins)))
+    axes.insert(operation(eqn).axis, None if zero else Fixed(len(ins)))
     return [Value(tuple(axes), zero=zero, parametric=parametric(ins))]
 
 
 @rule("unstack", view=True)
-def _unstacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, axis = ins[0], eqn.params["axis"]
+def _unstacked(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, axis = ins[0], operation(eqn).axis
     if isinstance(x.axes[axis], Face):
         cuts = [_cut(tracer, x, axis, k, k + 1) for k in range(len(eqn.outvars))]
     else:
@@ -321,15 +312,16 @@ def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Lab
 
 
 @rule("pad", numbered=True)
-def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _padded(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, filling = ins
     whole(tracer, x)
     axes: list[Label] = []
-    padded = any(c != (0, 0, 0) for c in eqn.params["padding_config"])
+    padding = operation(eqn).padding
+    padded = any(c != (0, 0, 0) for c in padding)
     for label, n, (low, high, inner), new in zip(
         x.axes,
         shape(eqn.invars[0]),
-        eqn.params["padding_config"],
+        padding,
         shape(eqn.outvars[0]),
         strict=True,
     ):
@@ -346,17 +338,17 @@ def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 @rule("tile", numbered=True)
-def _tiled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _tiled(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     axes = [
         label if times == 1 or label is None else product(Variable(times), label)
-        for label, times in zip(ins[0].axes, eqn.params["reps"], strict=True)
+        for label, times in zip(ins[0].axes, operation(eqn).repeats, strict=True)
     ]
     return [replace(ins[0], view=False, axes=tuple(axes))]
 
 
 @rule("iota")
-def _iota(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    size, axis = shape(eqn.outvars[0]), eqn.params["dimension"]
+def _iota(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    size, axis = shape(eqn.outvars[0]), operation(eqn).axis
     units = Variable(size[axis])
     axes = [units if k == axis else None for k in range(len(size))]
     # A permutation moves the entries and renumbers the units that they number.

@@ -2,8 +2,7 @@
 
 import math
 
-from jax.extend import core
-
+from sail_jax.jax_internals import JaxprEqn, operation
 from sail_jax.tracing.terms import Fixed, Label, product, solid, split
 from sail_jax.tracing.values import (
     Pending,
@@ -18,11 +17,11 @@ from sail_jax.tracing.values import (
 
 
 @rule("reduce_sum", lazy=True)
-def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _summed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,), algebra = ins, tracer.algebra
     if x.pending is not None:
         x = settled(tracer, x)
-    over, size = eqn.params["axes"], shape(eqn.invars[0])
+    over, size = operation(eqn).removed_axes, shape(eqn.invars[0])
     # The sum along an axis with equal entries is a multiple.
     labels = tuple(x.axes[k] for k in over if x.axes[k] is not None)
     rest = [t for k, t in enumerate(x.axes) if k not in over]
@@ -41,20 +40,21 @@ def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 @rule("reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor")
-def _reduced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _reduced(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,), extreme = ins, eqn.primitive.name in ("reduce_max", "reduce_min")
+    over = operation(eqn).removed_axes
     for k, label in enumerate(x.axes):
-        tracer.algebra.curved(label, x.parametric, scale=extreme and k not in eqn.params["axes"])
-        if not extreme and k in eqn.params["axes"]:
+        tracer.algebra.curved(label, x.parametric, scale=extreme and k not in over)
+        if not extreme and k in over:
             tracer.algebra.counted(label)
-    rest = [t for k, t in enumerate(x.axes) if k not in eqn.params["axes"]]
+    rest = [t for k, t in enumerate(x.axes) if k not in over]
     return [Value(tuple(rest), parametric=x.parametric, positive=x.positive)]
 
 
 @rule("argmax", "argmin")
-def _place(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _place(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     """The number of the largest unit. It moves with the unit, except for ties."""
-    (x,), (axis,) = ins, eqn.params["axes"]
+    (x,), (axis,) = ins, operation(eqn).removed_axes
     for k, label in enumerate(x.axes):
         tracer.algebra.curved(label, x.parametric, scale=k != axis)
     units = x.axes[axis]
@@ -67,8 +67,8 @@ def _place(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    (x,), axis = ins, eqn.params["axis"]
+def _cumulative(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    (x,), axis = ins, operation(eqn).axis
     linear = eqn.primitive.name == "cumsum"
     for k, label in enumerate(x.axes):
         if k == axis:
@@ -80,9 +80,9 @@ def _cumulative(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
 
 
 @rule("dot_general")
-def _contracted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _contracted(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     algebra, (a, b) = tracer.algebra, ins
-    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    (left, right), (left_batch, right_batch) = operation(eqn).contraction
     flags = (a.parametric, b.parametric)
     for i, j in zip(left, right, strict=True):
         algebra.contracted(a.axes[i], b.axes[j], flags)
@@ -96,11 +96,11 @@ def _contracted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
 
 
 @rule("conv_general_dilated")
-def _convolved(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _convolved(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     algebra, (x, kernel) = tracer.algebra, ins
-    if eqn.params["batch_group_count"] != 1:
+    numbers, groups, batch_groups = operation(eqn).convolution
+    if batch_groups != 1:
         return opaque(tracer, eqn, ins)
-    numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     lhs, rhs, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     sizes = [shape(v) for v in eqn.invars]
     features = solid(x.axes[lhs[1]], sizes[0][lhs[1]])
@@ -130,14 +130,14 @@ def _convolved(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
 
 
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
-def _pooled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, p, size = ins[0], eqn.params, shape(eqn.outvars[0])
+def _pooled(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     if eqn.primitive.name == "reduce_window":
         return opaque(tracer, eqn, ins)
+    x, window, size = ins[0], operation(eqn).window, shape(eqn.outvars[0])
     axes: list[Label] = []
     for k, label in enumerate(x.axes):
-        alone = p["window_dimensions"][k] == 1 and p["window_strides"][k] == 1
-        if alone and tuple(p["padding"][k]) == (0, 0):
+        alone = window.sizes[k] == 1 and window.strides[k] == 1
+        if alone and tuple(window.padding[k]) == (0, 0):
             if eqn.primitive.name != "reduce_window_sum":
                 tracer.algebra.curved(label, x.parametric, scale=True)
             axes.append(label)
@@ -148,8 +148,8 @@ def _pooled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 @rule("sort")
-def _sorted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    axis, size = eqn.params["dimension"], shape(eqn.outvars[0])
+def _sorted(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
+    axis, size = operation(eqn).axis, shape(eqn.outvars[0])
     axes: list[Label] = []
     for k in range(len(size)):
         label = tracer.algebra.same(*(x.axes[k] for x in ins))
@@ -164,9 +164,9 @@ def _sorted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 
 @rule("top_k")
-def _largest(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+def _largest(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, size = ins[0], shape(eqn.invars[0])
-    axis = eqn.params.get("axis", -1) % len(size)
+    axis = operation(eqn).axis % len(size)
     for label in x.axes:
         tracer.algebra.curved(label, x.parametric)
     units = x.axes[axis]

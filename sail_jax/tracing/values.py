@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
-from jax.extend import core
 from jaxtyping import ArrayLike
 
+from sail_jax.jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import Face, Fixed, Label, Term, leaves
 
@@ -80,12 +80,12 @@ class Tracer(Protocol):
 
     algebra: Algebra
 
-    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
+    def run(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """Runs a jaxpr."""
         ...
 
 
-Rule = Callable[[Tracer, core.JaxprEqn, list[Value]], list[Value]]
+Rule = Callable[[Tracer, JaxprEqn, list[Value]], list[Value]]
 
 
 @dataclass
@@ -126,20 +126,20 @@ def rule(
 
 
 def opened(
-    jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[T], constant: Callable[[Any], T]
-) -> tuple[core.Jaxpr, dict[Any, T], Callable[[Any], T]]:
+    jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[T], constant: Callable[[Any], T]
+) -> tuple[Jaxpr, dict[Any, T], Callable[[Any], T]]:
     """Binds the arguments of a jaxpr.
 
     Returns the jaxpr (not closed), the known values of its variables, and a function that reads a
     variable or a literal. `constant` describes constants.
     """
-    closed = isinstance(jaxpr, core.ClosedJaxpr)
+    closed = isinstance(jaxpr, ClosedJaxpr)
     inner, consts = (jaxpr.jaxpr, jaxpr.consts) if closed else (jaxpr, ())
     known: dict[Any, T] = dict(zip(inner.constvars, map(constant, consts), strict=True))
     known |= zip(inner.invars, values, strict=True)
 
-    def read(variable: core.Var | core.Literal) -> T:
-        return constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
+    def read(variable: Var | Literal) -> T:
+        return constant(variable.val) if isinstance(variable, Literal) else known[variable]
 
     return inner, known, read
 
@@ -236,7 +236,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
                 tracer.algebra.fixed(units, "units are numbered")
 
 
-def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def opaque(tracer: Tracer, eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
     """Fixes every axis: the rule for primitives without a rule, correct whatever they compute."""
     whole(tracer, *values)
     for value in values:

@@ -72,6 +72,8 @@ UNARY = {
         )
     },
     **{name: _on(name, lambda x: jnp.abs(x) + 0.5) for name in ("log", "sqrt", "rsqrt")},
+    "log2": _elementwise(lambda x: jnp.log2(jnp.abs(x) + 0.5)),
+    "one_minus_square": _elementwise(jax.vmap(jax.vmap(jax.grad(jnp.atanh)))),
     **{name: _on(name, lambda x: x / 9) for name in ("asin", "acos", "atanh", "erf_inv")},
     "acosh": _elementwise(lambda x: lax.acosh(jnp.abs(x) + 2)),
     **{name: _on(name, lambda x: lax.complex(x, x * x)) for name in ("real", "imag", "conj")},
@@ -106,6 +108,7 @@ BINARY = {
         name: _of_two(name, _whole)
         for name in ("shift_left", "shift_right_logical", "shift_right_arithmetic")
     },
+    "polynomial": Case(lambda x, y: jnp.polyval(jnp.stack([x, y, x]), y), TWO, "ab ab"),
     "select_n": Case(lambda x, y: lax.select_n(x > 0, x, y), TWO, "ab ab"),
     "add, broadcast": Case(lambda x, y: x + y, ((3, 4), (4,)), "ab b"),
     "mul, by a row": Case(lambda x, y: x * y[:, None], ((3, 4), (3,)), "ab a"),
@@ -249,11 +252,17 @@ def _recurrent(w, x):
     return lax.scan(step, jnp.zeros(4), x)[1]
 
 
+@jax.checkpoint
+def _differentiated(x):
+    return lax.scan(lambda c, row: (jnp.sin(c * row), row), 1.0, x)[0]
+
+
 CONTROL = {
     "jit": Case(lambda x: jax.jit(lambda y: y * 2)(x), ((3, 4),), "ab"),
     "remat2": Case(lambda x: jax.checkpoint(lambda y: y * 2)(x), ((3, 4),), "ab"),
     "custom_jvp_call": Case(lambda x: jax.nn.relu(x), ((3, 4),), "ab"),
     "custom_vjp_call": Case(lambda x: _with_vjp(x), ((3, 4),), "ab"),
+    "closed_call": Case(lambda x: jax.vmap(jax.grad(_differentiated))(x), ((3, 4),), "a_"),
     "scan": Case(_recurrent, ((4, 4), (5, 4)), "aa _a"),
     "while": Case(
         lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2), (0, x))[1],

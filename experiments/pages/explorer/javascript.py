@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 from numpy.typing import ArrayLike
 
 from sail_jax.checks import concrete
+from sail_jax.jax_internals import CALLS, Contraction, Literal, Operation, Scan, operation
 
 # Elementwise steps in JavaScript. Truth values are the numbers 0 and 1.
 ELEMENTWISE = {
@@ -43,19 +43,14 @@ REDUCTIONS = {
     "argmin": ("let s = 0, b = Infinity", "if (v < b || (v !== v && b === b)) { b = v; s = i }"),
 }
 # Steps that only view an array differently, as NumPy does.
-VIEWS: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
-    "broadcast_in_dim": lambda m, p: np.broadcast_to(
-        np.expand_dims(m, [*{*range(len(p["shape"]))} - {*p["broadcast_dimensions"]}]), p["shape"]
-    ),
-    "transpose": lambda m, p: m.transpose(p["permutation"]),
-    "slice": lambda m, p: m[
-        tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [None] * m.ndim))
-    ],
-    "rev": lambda m, p: np.flip(m, p["dimensions"]),
-    "squeeze": lambda m, p: m.squeeze(tuple(p["dimensions"])),
-    "reshape": lambda m, p: m.reshape(p["new_sizes"]),
+VIEWS: dict[str, Callable[[np.ndarray, Operation], np.ndarray]] = {
+    "broadcast_in_dim": lambda m, of: _broadcast(m, *of.broadcast),
+    "transpose": lambda m, of: m.transpose(of.permutation),
+    "slice": lambda m, of: m[tuple(map(slice, *of.slice))],
+    "rev": lambda m, of: np.flip(m, of.reversed_axes),
+    "squeeze": lambda m, of: m.squeeze(of.removed_axes),
+    "reshape": lambda m, of: m.reshape(of.sizes),
 }
-CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 # In JavaScript, 1 to the power of infinity is NaN.
 PRELUDE = "const pow = (x, y) => x === 1 ? 1 : Math.pow(x, y)\n"
 
@@ -109,11 +104,11 @@ class _Pair(NamedTuple):
     im: jax.Array
 
 
-def _times(x: _Pair, y: _Pair, **_: object) -> _Pair:
+def _times(x: _Pair, y: _Pair) -> _Pair:
     return _Pair(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re)
 
 
-def _over(x: _Pair, y: _Pair, **_: object) -> _Pair:
+def _over(x: _Pair, y: _Pair) -> _Pair:
     # Scaled, because the square of a large number could overflow.
     scale = jnp.maximum(jnp.abs(y.re), jnp.abs(y.im))
     re, im = y.re / scale, y.im / scale
@@ -127,22 +122,26 @@ def _power(x: _Pair, y: int) -> _Pair:
     return x if y == 1 else _times(x, _power(x, y - 1))
 
 
-def _product(x: _Pair, y: _Pair, dimension_numbers: Any, **_: object) -> _Pair:
-    (re, one), (two, im) = ([jax.lax.dot_general(a, b, dimension_numbers) for b in y] for a in x)
+def _product(x: _Pair, y: _Pair, over: Contraction) -> _Pair:
+    (re, one), (two, im) = ([jax.lax.dot_general(a, b, over) for b in y] for a in x)
     return _Pair(re - im, one + two)
 
 
 COMPLEX: dict[str, Callable[..., Any]] = {
-    "mul": _times,
-    "div": _over,
-    "integer_pow": _power,
-    "dot_general": _product,
-    "conj": lambda x, **_: _Pair(x.re, -x.im),
-    "real": lambda x: x.re,
-    "abs": lambda x: jnp.hypot(x.re, x.im),
+    "mul": lambda _, x, y: _times(x, y),
+    "div": lambda _, x, y: _over(x, y),
+    "integer_pow": lambda of, x: _power(x, of.exponent),
+    "dot_general": lambda of, x, y: _product(x, y, of.contraction),
+    "conj": lambda _, x: _Pair(x.re, -x.im),
+    "real": lambda _, x: x.re,
+    "abs": lambda _, x: jnp.hypot(x.re, x.im),
 }
 # These steps act on each half of a pair separately.
 HALVED = {"add", "sub", "concatenate", "reduce_sum", *VIEWS}
+
+
+def _broadcast(m: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(np.expand_dims(m, [*{*range(len(shape))} - {*axes}]), shape)
 
 
 def _is_complex(kind: Any) -> bool:
@@ -161,44 +160,42 @@ def _real(jaxpr: Any, consts: Any, *values: Any) -> list[Any]:
     """Evaluates a jaxpr without calls and without complex numbers."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
     for eqn in jaxpr.eqns:
-        name, params = eqn.primitive.name, eqn.params
-        given = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
+        of, name = operation(eqn), eqn.primitive.name
+        given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
         is_complex = any(_is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
         if name in CALLS:
-            inner = params[CALLS[name]]
-            found = _real(inner.jaxpr, inner.consts, *given)
+            found = _real(of.called.jaxpr, of.called.consts, *given)
         elif name == "scan":
-            found = _scanned(params, given)
+            found = _scanned(of.scan, given)
         elif not is_complex:
-            found = eqn.primitive.bind(*given, **params)
+            found = of.bind(*given)
         elif name == "convert_element_type":
-            found = _pair(given[0])
+            found = [_pair(given[0])]
         elif name in HALVED:
             halves = zip(*map(_pair, given), strict=True)
-            found = _Pair(*(eqn.primitive.bind(*half, **params) for half in halves))
+            found = [_Pair(*(of.bind(*half)[0] for half in halves))]
         elif name in COMPLEX:
-            found = COMPLEX[name](*map(_pair, given), **params)
+            found = [COMPLEX[name](of, *map(_pair, given))]
         else:
             raise NotImplementedError(f"complex {name} cannot be translated to JavaScript")
-        several = eqn.primitive.multiple_results
-        env.update(zip(eqn.outvars, found if several else [found], strict=True))
-    return [v.val if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars]
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 
-def _scanned(params: Mapping[str, Any], given: list[Any]) -> list[Any]:
+def _scanned(scan: Scan, given: list[Any]) -> list[Any]:
     """Evaluates a loop with a state that may hold pairs."""
-    inner, fixed = params["jaxpr"], params["num_consts"]
-    if len(given) > fixed + params["num_carry"] or len(inner.out_avals) > params["num_carry"]:
+    inner, (fixed, carry, rows) = scan.body, scan.parted(given)
+    if rows or len(inner.out_avals) > len(carry):
         raise NotImplementedError("scan over rows cannot be translated to JavaScript")
     state = [
         _pair(x) if _is_complex(kind) else x
-        for x, kind in zip(given[fixed:], inner.in_avals[fixed:], strict=True)
+        for x, kind in zip(carry, scan.parted(inner.in_avals)[1], strict=True)
     ]
 
     def step(state: list[Any], _: None) -> tuple[list[Any], None]:
-        return _real(inner.jaxpr, inner.consts, *given[:fixed], *state), None
+        return _real(inner.jaxpr, inner.consts, *fixed, *state), None
 
-    return jax.lax.scan(step, state, length=params["length"])[0]
+    return jax.lax.scan(step, state, length=scan.length)[0]
 
 
 class _View(NamedTuple):
@@ -353,41 +350,41 @@ class _Code:
             env[var] = self.constant(value, var.aval.shape)
 
         def read(v: Any) -> _View:
-            return self.constant(v.val, np.shape(v.val)) if isinstance(v, core.Literal) else env[v]
+            return self.constant(v.val, np.shape(v.val)) if isinstance(v, Literal) else env[v]
 
-        needed, steps = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}, []
+        needed, steps = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
         for eqn in reversed(jaxpr.eqns):
             if needed.intersection(eqn.outvars):
                 steps.append(eqn)
-                needed.update(v for v in eqn.invars if not isinstance(v, core.Literal))
+                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
         done: dict[
             Any, list[_View]
         ] = {}  # values that are computed twice, as both sides of a difference
         for eqn in reversed(steps):
             views = [read(v) for v in eqn.invars]
-            key = eqn.primitive.name, str(eqn.params), *(v.key for v in views)
+            key = str(operation(eqn)), *(v.key for v in views)
             if key not in done:
                 done[key] = self.step(eqn, views)
             env.update(zip(eqn.outvars, done[key], strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     def step(self, eqn: Any, views: list[_View]) -> list[_View]:
-        name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+        of, name, shape = operation(eqn), eqn.primitive.name, eqn.outvars[0].aval.shape
         whole = all(v.aval.dtype.kind in "biu" for v in eqn.invars)
         if name in CALLS:  # of the rules for complex numbers
-            return self.block(params[CALLS[name]].jaxpr, params[CALLS[name]].consts, views)
+            return self.block(of.called.jaxpr, of.called.consts, views)
         if name in VIEWS:
-            return [self.viewed(views[0], lambda memory: VIEWS[name](memory, params))]
+            return [self.viewed(views[0], lambda memory: VIEWS[name](memory, of))]
         if name in REDUCTIONS:
-            return [self.reduced(name, views[0], params["axes"])]
+            return [self.reduced(name, views[0], of.removed_axes)]
         if name == "iota":
-            places = np.arange(params["shape"][params["dimension"]])
-            rest = [k for k in range(len(shape)) if k != params["dimension"]]
+            places = np.arange(shape[of.axis])
+            rest = [k for k in range(len(shape)) if k != of.axis]
             return [self.constant(np.expand_dims(places, rest), shape)]
         if name in ("scan", "dot_general", "concatenate"):
-            return getattr(self, name)(params, views, [v.aval.shape for v in eqn.outvars])
+            return getattr(self, name)(of, views, [v.aval.shape for v in eqn.outvars])
         if name == "convert_element_type":
-            kind = np.dtype(params["new_dtype"]).kind
+            kind = of.new_dtype.kind
             text = {"b": "+({0} !== 0)", "i": "Math.trunc({0})", "u": "Math.trunc({0})"}.get(
                 kind, "{0}"
             )
@@ -398,8 +395,8 @@ class _Code:
         elif name not in ELEMENTWISE or (name in TRUTHS and eqn.invars[0].aval.dtype != bool):
             raise NotImplementedError(f"{name} cannot be translated to JavaScript: {eqn}")
         else:
-            squared = name == "integer_pow" and params["y"] == 2
-            text = ELEMENTWISE["square" if squared else name].replace("{y}", str(params.get("y")))
+            power = of.exponent if name == "integer_pow" else None
+            text = ELEMENTWISE["square" if power == 2 else name].replace("{y}", str(power))
             text = f"Math.trunc({text})" if name == "div" and whole else text
         return [self.fill(shape, views, text)]
 
@@ -426,8 +423,8 @@ class _Code:
         self.lines.append(_loops(zip(kept, out.memory.shape, strict=True), body))
         return out
 
-    def dot_general(self, params: Any, views: list[_View], _: Any) -> list[_View]:
-        (left, right), (one, two) = params["dimension_numbers"]
+    def dot_general(self, of: Operation, views: list[_View], _: Any) -> list[_View]:
+        (left, right), (one, two) = of.contraction
         a, b = (v.memory for v in views)
         free = [
             [k for k in range(m.ndim) if k not in {*gone, *batch}]
@@ -442,20 +439,20 @@ class _Code:
         products = self.fill(np.broadcast_shapes(a.shape, b.shape), wide, "{0} * {1}")
         return [self.reduced("reduce_sum", products, tuple(range(end, end + len(left))))]
 
-    def concatenate(self, params: Any, views: list[_View], shapes: Any) -> list[_View]:
-        out, axis, start = self.array(shapes[0]), params["dimension"], 0
+    def concatenate(self, of: Operation, views: list[_View], shapes: Any) -> list[_View]:
+        out, axis, start = self.array(shapes[0]), of.axis, 0
         for view in views:
             part = range(start, start := start + view.memory.shape[axis])
             memory = out.memory[(slice(None),) * axis + (slice(part.start, part.stop),)]
             self.copy(view, out._replace(memory=memory))
         return [out]
 
-    def scan(self, params: Any, views: list[_View], _: Any) -> list[_View]:
-        inner, fixed, length = params["jaxpr"], params["num_consts"], params["length"]
-        state = [self.copied(v) for v in views[fixed:]]
+    def scan(self, of: Operation, views: list[_View], _: Any) -> list[_View]:
+        inner, (fixed, carry, _) = of.scan.body, of.scan.parted(views)
+        state = [self.copied(v) for v in carry]
         count = f"k{next(self.count)}"
-        self.lines.append(f"for (let {count} = 0; {count} < {length}; {count}++) {{")
-        results = self.block(inner.jaxpr, inner.consts, [*views[:fixed], *state])
+        self.lines.append(f"for (let {count} = 0; {count} < {of.scan.length}; {count}++) {{")
+        results = self.block(inner.jaxpr, inner.consts, [*fixed, *state])
         # All parts are copied first, because a part may become the old value of another.
         for x, new in zip(state, [self.copied(v) for v in results], strict=True):
             self.copy(new, x)

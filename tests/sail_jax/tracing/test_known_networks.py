@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import known_networks
 import numpy as np
 import pytest
-from jax.extend import core
 from permutations import moved, orders_of
 
 from sail_jax import check_spec, spec_of
 from sail_jax.basis.families import NONLINEARITIES, Family
+from sail_jax.jax_internals import CALLS, Literal, operation
 from sail_jax.tracing.infer import _run
 from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.terms import Face, Variable
@@ -105,17 +105,15 @@ def outcomes(jaxpr, values):
     known |= zip(jaxpr.jaxpr.invars, values, strict=True)
     found = []
     for eqn in alive(jaxpr.jaxpr)[0]:
-        ins = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
-        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        if inner is not None:
-            outs, more = outcomes(inner, ins)
+        ins = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        if eqn.primitive.name in CALLS:
+            outs, more = outcomes(operation(eqn).called, ins)
             found += more
         else:
-            outs = eqn.primitive.bind(*ins, **eqn.params)
-            outs = outs if eqn.primitive.multiple_results else [outs]
+            outs = operation(eqn).bind(*ins)
             found.append(outs)
         known |= zip(eqn.outvars, outs, strict=True)
-    last = [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.jaxpr.outvars]
+    last = [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.jaxpr.outvars]
     return last, found
 
 
