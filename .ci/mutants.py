@@ -41,13 +41,14 @@ class Mutant(NamedTuple):
     def source(self, root: Path) -> str:
         """The mutated source; ValueError unless the old text occurs exactly once."""
         source = (root / self.file).read_text()
-        if self.old == self.new or (count := source.count(self.old)) != 1:
+        count = source.count(self.old)
+        if self.old == self.new or count != 1:
             raise ValueError(f"{self.name}: expected once in {self.file}: {self.old!r}; {count=}")
         return source.replace(self.old, self.new)
 
 
 def listed() -> list[Mutant]:
-    """All mutants, in the order of the list. Tests may be one path."""
+    """All mutants, in the order of the list."""
     rooms = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     found = []
     for room, entries in rooms.items():
@@ -75,6 +76,8 @@ def failing(copy: Path, tests: Sequence[str], *options: str) -> list[str]:
 def main(words: list[str]) -> int:
     """Runs the selected mutants, all by default, and returns the exit code."""
     chosen = [m for m in listed() if not words or any(w in " ".join(m[:3]) for w in words)]
+    if not chosen:
+        sys.exit(f"no room, name or file of .ci/mutants.yaml has any of {words}")
     failed = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(ROOT, Path(folder) / "tree", ignore=LEFT_OUT))
