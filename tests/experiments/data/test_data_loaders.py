@@ -243,6 +243,13 @@ def test_class_folders_are_cropped_and_made_one_size(tmp_path):
     np.testing.assert_array_equal(found.images[0], middle)
 
 
+def test_a_token_is_below_the_size_of_the_vocabulary(tmp_path):
+    np.save(tmp_path / "text.npy", np.arange(5))
+    assert tokens.read(tmp_path / "text.npy", 5).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(DataError, match="has the token 4; the vocabulary has 4, 0 to 3"):
+        tokens.read(tmp_path / "text.npy", 4)
+
+
 @pytest.mark.parametrize("name", ["tokens", "tokens.npy"])
 def test_tokens(tmp_path, name):
     found = made(tmp_path, name)()

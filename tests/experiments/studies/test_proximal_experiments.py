@@ -61,6 +61,13 @@ def test_spirals_are_turned_into_each_other_by_half_a_turn():
     np.testing.assert_allclose(turned, 1, atol=1e3 * EPS)  # angles near the centre lose digits
 
 
+def test_spirals_are_uniform_over_the_area():
+    """null: the square of the radius is uniform, of variance 1 / 12."""
+    points = spirals.spirals(RNG(0), 400, turns=1.5, noise=0.0)
+    square = (points.x.astype(float) ** 2).sum(1)
+    assert abs(square.mean() - 1 / 2) < 4 * (1 / 12 / 400) ** 0.5
+
+
 def test_parts_by_mean_are_a_partition_into_thirds():
     some = RNG(0).integers(0, 97, (1000, 8)).astype(np.uint8)
     mean = some.mean(1)

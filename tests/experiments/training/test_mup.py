@@ -16,6 +16,7 @@ from experiments.studies.shared import language_training as training
 from experiments.studies.shared.language_config import Model
 from experiments.training import Optimizer, Schedule, mup
 from sail_jax import architectures
+from sail_jax.basis.spaces import spec
 
 TINY = registry.load("overtraining_language").presets["tiny"]
 BASE, WIDTHS, SEEDS, STEPS = 16, (16, 128), 6, 4
@@ -36,6 +37,23 @@ def _spec(config):
 
 def _scales(width, tied, **changes):
     return mup.scales(_spec(_config(BASE, tied)), _spec(_config(width, tied, **changes)))
+
+
+def test_scales_of_three_matrices_by_hand():
+    """Four times the width; LeCun's initial values fall by 2 where a matrix reads the width."""
+    rules = {"in/kernel": "x* g", "mid/kernel": "g* h", "out/kernel": "h* y"}
+
+    def of_width(n):
+        shapes = {"in/kernel": (3, n), "mid/kernel": (n, n), "out/kernel": (n, 2)}
+        net = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+        return spec(net, rules, spaces={"{x,y}": "outer", "{g,h}": "relu"})
+
+    found = mup.scales(of_width(4), of_width(16))
+    assert [tuple(s) for s in found] == [
+        ("in/kernel", 1, 1),
+        ("mid/kernel", 1, 1 / 4),
+        ("out/kernel", 1 / 2, 1 / 4),
+    ]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from sail_jax import align, growth
 from sail_jax.align.matching import families as families_of
+from sail_jax.align.solvers import Cost, solver
 from sail_jax.basis.certificate import certificate, exactness
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
@@ -353,6 +354,28 @@ BLOCKS = {
 }
 
 
+def test_the_best_linear_map_solves_its_normal_equations():
+    """M (b b^T) + (a a^T) M = the sum of both products."""
+    rng = np.random.default_rng(0)
+    write, read, products = rng.normal(size=(3, 4, 4))
+    grams = {"write": write @ write.T, "read": read @ read.T}
+    M = np.asarray(
+        solver(Family.LINEAR)(Cost({"write": products}, {}, grams), align.hungarian, False).write
+    )
+    left = M @ grams["write"] + grams["read"] @ M
+    rounding = np.finfo(np.float32).eps * np.abs(M).max() * sum(np.trace(G) for G in grams.values())
+    np.testing.assert_allclose(left, products, rtol=0, atol=rounding)
+
+
+def test_a_gain_counts_for_a_pair_of_either_sign():
+    """The pairs (0, 0) and (1, 1) win 2 + 2, against 0.5 of the others; 2 - 2 would lose."""
+    signed, gain = np.array([[-2, 0.5], [0.5, -2]]), 2 * np.eye(2)
+    solve = solver(Family.SIGNED_PERMUTATION)
+    found = solve(Cost({"write": signed, "gain": gain}, {}, {}), align.hungarian, False)
+    assert found.index.tolist() == [0, 1]
+    assert found.write.scale.tolist() == [-1, -1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BLOCKS)
 def test_recovers_what_differs_from_head_to_head(case):
@@ -517,6 +540,16 @@ def test_refusals():
     rotary = spec(rope, rules, spaces={"{x,y,qk}": "outer", "head": "odd"})
     with pytest.raises(ValueError, match="'qk' cannot be matched by orthogonal maps: the network"):
         match(rope, rope, rotary, spaces=["qk"], family=O)
+
+
+def test_a_scale_is_folded_into_its_reader_by_hand():
+    net = {"in": jnp.ones((1, 2)), "gain": jnp.array([2.0, -3.0])}
+    net["out"] = jnp.arange(6.0).reshape(2, 3)
+    rules = {"in": "x* h", "gain": "diag(h)", "out": "h* y"}
+    s = spec(net, rules, spaces={"h": "rmsnorm", "{x,y}": "outer"})
+    params, _ = align.fold_scales(net, s)
+    assert params["gain"].tolist() == [1, 1]
+    assert params["out"].tolist() == [[0, 2, 4], [-9, -12, -15]]
 
 
 @pytest.mark.slow
@@ -706,6 +739,16 @@ def test_many_models_in_the_frame_of_the_first():
         align.match_many(models, net.spec, family={"h{i}": M})
     with pytest.raises(ValueError, match="at least two models"):
         align.match_many(models[:1], net.spec)
+
+
+def test_repair_of_one_unit_by_hand():
+    """Inputs of mean 3 and deviation 2; the endpoints' slopes are 2 and 4, the merge's is 1."""
+    nets = [{"w": jnp.array([[w]]), "b": jnp.array([b])} for w, b in ((2.0, 1.0), (4.0, 3.0))]
+    merged = {"w": jnp.ones((1, 1)), "b": jnp.array([7.0])}
+    s = spec(merged, {"w": "x* h", "b": "h"}, spaces={"{x,h}": "outer"})
+    unit = lambda p, x: {"h": x @ p["w"] + p["b"]}  # noqa: E731
+    repaired = align.repair(merged, nets, s, unit, [jnp.array([[1.0], [5.0]])], ["h"])
+    chex.assert_trees_all_close(repaired, {"w": jnp.array([[3.0]]), "b": jnp.array([2.0])})
 
 
 @pytest.mark.slow

@@ -73,6 +73,21 @@ def test_planted_order_is_found(config, alike):
     assert np.array_equal(back[router], params[router])
 
 
+def test_what_all_rows_of_a_router_share_changes_no_cosine():
+    """A softmax over experts ignores it."""
+    params, config = mixture(alike=True)
+    moved, _ = shuffled(params, config, 1)
+    spec = architectures.of(config).rules(config).spec(params)
+    layers = experts_of(spec, params)
+    more = {layer.routers[0]: params[layer.routers[0]] + 3 for layer in layers}
+    plain = match_experts(params, moved, spec, layers)
+    shifted = match_experts({**params, **more}, moved, spec, layers)
+    for name, found in shifted.items():
+        assert np.array_equal(found.order, plain[name].order)
+        assert found.before == pytest.approx(plain[name].before, abs=1e-4)
+        assert found.after == pytest.approx(1, abs=1e-5)
+
+
 def test_order_is_found_under_noise():
     params, config = mixture()
     moved, orders = shuffled(params, config, 2)

@@ -16,7 +16,7 @@ from small_checkpoints import save, tuned
 from sail_jax import architectures, methods, probe
 from sail_jax.checkpoint import CheckpointError, compare_checkpoints
 from sail_jax.checkpoint.operations import comparing, trying
-from sail_jax.cli import compare_figure
+from sail_jax.cli import compare_figure, merge_odds
 from sail_jax.cli.compare import FIGURE, described, render
 from sail_jax.cli.main import main
 from sail_jax.drawing import style
@@ -329,3 +329,14 @@ def test_packed_tensors_are_held_one_after_another(size, at_once, tmp_path, monk
     compare_checkpoints([tmp_path / "a.npz", tmp_path / "b.npz"])
     assert len(most) == 4
     assert at_once or max(most) == 1
+
+
+@pytest.mark.parametrize(
+    ("apart", "row"), [(0.0, 0), (9e-4, 0), (1.1e-3, 1), (0.011, 2), (0.09, 2), (0.11, 3), (1.2, 3)]
+)
+def test_odds_are_those_of_merges_that_lay_as_far_apart(apart, row):
+    cosine, band = 1 - apart, merge_odds.TABLE[row]
+    record = {"models": ["a", "b"], "pairs": [], "differences": [], "weights": {"cosine": cosine}}
+    first = merge_odds.verdict(record)[0]
+    assert f" {sum(band.merges)} earlier merges" in first
+    assert f" in {sum(band.averaging)} of them" in first

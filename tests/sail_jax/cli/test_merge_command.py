@@ -22,7 +22,7 @@ from sail_jax.checkpoint import (
     save_checkpoint,
 )
 from sail_jax.cli import main as cli
-from sail_jax.cli.options import size
+from sail_jax.cli.options import natural, size
 from sail_jax.merging.combining import from_function
 
 SHAPES = {
@@ -276,9 +276,17 @@ def test_nan_is_named_and_allowed_on_request(models, tmp_path, capsys):
 def test_sizes():
     assert size("2GB") == 2 * 10**9
     assert size("512MiB") == 512 << 20
+    assert size("1.5GiB") == 3 << 29
     for text in ("", "-1GB", "1 parsec", "0", "9" * 400):
         with pytest.raises(Exception, match="expected a size"):
             size(text)
+
+
+def test_natural_numbers_start_at_one():
+    assert natural("1") == 1
+    for text in ("0", "-1", "1.5"):
+        with pytest.raises(Exception, match="expected a whole number >= 1"):
+            natural(text)
 
 
 @pytest.mark.slow

@@ -242,6 +242,13 @@ def test_the_error_of_wasserstein_is_its_spread(p, expected, m, n):
         assert abs(np.mean(values) - expected) < 0.3 * np.mean(errors)
 
 
+def test_the_error_of_wasserstein_to_a_point_is_that_of_a_mean():
+    x, y = np.array([0.0, 1.0, 5.0]), np.full(2, 9.0)
+    found = D.wasserstein(x, y)
+    assert found.value == pytest.approx(9 - x.mean())
+    assert found.stderr == pytest.approx(x.std(ddof=1) / math.sqrt(3))
+
+
 def test_sliced_wasserstein_of_a_shift():
     x, _ = points(10, dim=4)
     gap = np.array([1.0, 2.0, 0.0, -1.0])

@@ -336,6 +336,10 @@ def test_tile_remainders_and_shares():
     zero = growth.tile(3, 8, "zero")
     assert zero.write.scale.tolist() == [1] * 6 + [0] * 2
     assert zero.read.scale.tolist() == [0.5] * 6 + [0] * 2
+    # A unit that writes 0 is not read, whatever its weight: a sigmoid would make 1/2 of it.
+    shared = growth.split_readers(zero, np.arange(1.0, 9.0))
+    want = [1 / 5, 2 / 7, 3 / 9, 4 / 5, 5 / 7, 6 / 9, 0, 0]
+    np.testing.assert_allclose(shared.read.scale, want, rtol=2 * EPS)
     average = growth.tile(3, 8, "average", weights=np.arange(1.0, 9.0))
     np.testing.assert_allclose(np.asarray(average.write)[6:], 1 / 3, rtol=EPS)
     np.testing.assert_allclose(

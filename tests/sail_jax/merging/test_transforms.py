@@ -31,7 +31,7 @@ from sail_jax.merging.combining import chain, from_function, masked
 from sail_jax.merging.leafwise import Binned, Whole
 from sail_jax.merging.steps import Piece, kernel
 from sail_jax.merging.task_vectors import TaskVectors
-from sail_jax.merging.transforms import drop, elect, keep_between, trim
+from sail_jax.merging.transforms import drop, elect, keep_between, rescale_l1, trim
 
 KEY = jax.random.key(0)
 M = 3
@@ -340,6 +340,23 @@ def test_keys_are_those_of_jax(seed):
     assert jax.random.key_data(found).tolist() == jax.random.key_data(known).tolist()
     with pytest.raises(ValueError, match=r"seed: expected 0 <= seed < 2\*\*64, got -1"):
         random_bits.key(-1)
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-30, 2.0**30])
+def test_weights_cancel_against_their_own_size(size):
+    """At any size, 1 + 3 is a sum, and what 1 + eps leaves of 1 is a rounding error."""
+    delta = {"a": jnp.array([[3.0, 3.0], [7.0, 7.0]])}
+    weight = {"a": size * jnp.array([[1, 1 + jnp.finfo(jnp.float32).eps], [3, -1]])}
+    assert reductions.weighted_mean(TaskVectors(delta, weight))["a"].tolist() == [6, 0]
+
+
+def test_l1_norms_are_restored_over_a_tensor_or_over_the_tree():
+    delta = {"a": jnp.array([[1.0, 3.0]]), "z": jnp.array([[4.0, 8.0]])}
+    weight = {"a": jnp.array([[0.0, 1.0]]), "z": jnp.array([[1.0, 0.0]])}
+    vectors = TaskVectors(delta, weight)
+    alone, together = (rescale_l1(scope)(vectors).delta for scope in ("tensor", "tree"))
+    assert [alone["a"][0, 1], alone["z"][0, 0]] == [4.0, 12.0]  # by 4 / 3 and by 12 / 4
+    np.testing.assert_allclose([together["a"][0, 1], together["z"][0, 0]], [48 / 7, 64 / 7], 1e-6)
 
 
 # --- elect

@@ -674,7 +674,6 @@ def test_greedy_soup_by_hand():
     assert soup.trials[1] == (3, 0.0)
 
 
-@pytest.mark.slow
 def test_equal_scores_do_not_join_unless_asked():
     ms = [{"a": jnp.array(v)} for v in (1.0, 3.0, 5.0)]
     assert greedy_soup(ms, lambda p: 1.0).taken == (0,)

@@ -99,6 +99,11 @@ def make(label, **overrides):
     return methods.get(name)(**{**key, **options, **overrides})
 
 
+def refuses_negative(label):
+    """Whether the merge is made with `positive_weights`."""
+    return make(label).positive_weights
+
+
 def call(label, models, base, weights=None, **overrides):
     return make(label, **overrides)(models, base, weights=weights)
 
@@ -127,6 +132,22 @@ def assert_agrees(label, models, base, weights, size, **overrides):
         assert np.all(error <= rounding + 10 * EPS * size), path
 
 
+# --- by hand
+
+
+def test_quartiles_of_six_entries_by_hand():
+    """0, [1, 2, 3], 6, 7 in order: the threshold is 2 + 1.5 (3 - 1) = 5."""
+    base, model = {"a": jnp.zeros(6)}, {"a": jnp.array([6.0, 0, 1, 7, 2, 3]) / 64}
+    assert (methods.arcee_fusion()([model], base)["a"] * 64).tolist() == [6, 0, 0, 7, 0, 0]
+
+
+def test_half_of_seven_scores_are_four_by_hand():
+    """Of four that compete the least has the balance 0, so three entries move."""
+    base, model = {"a": jnp.zeros(7)}, {"a": jnp.array([3.0, -7, 1, 5, 2, -6, 4]) / 8}
+    merged = methods.pcb(ratio=0.5)([model], base)["a"]
+    assert (merged != 0).tolist() == [False, True, False, True, False, True, False]
+
+
 # --- the reference
 
 
@@ -152,7 +173,12 @@ def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over models divide by sums as small as 0.1. (Not mergekit's SCE,
     which takes no weights and would divide by 1e-6.)"""
     models, base = problem(label)
-    assert_agrees(label, models, base, [0.6, -0.5, 0.7], 400)
+    weights = [0.6, -0.5, 0.7]
+    if refuses_negative(label):
+        with pytest.raises(ValueError, match="values >= 0"):
+            call(label, models, base, weights=weights)
+    else:
+        assert_agrees(label, models, base, weights, 400)
 
 
 @pytest.mark.thirds
@@ -474,8 +500,8 @@ def test_weights_that_sum_to_zero(label):
     models, base = problem(label)
     name, options = SUBJECTS[label]
     normalized = options.get("normalize", name == "della" or label == "breadcrumbs_ties")
-    if normalized:
-        with pytest.raises(ValueError, match="sum to 0"):
+    if normalized or refuses_negative(label):
+        with pytest.raises(ValueError, match=r"sum to 0|values >= 0"):
             call(label, models, base, weights=[1.0, 1.0, -2.0])
     else:
         chex.assert_tree_all_finite(call(label, models, base, weights=[1.0, 1.0, -2.0]))

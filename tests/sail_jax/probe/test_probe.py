@@ -1002,6 +1002,17 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(4096, 4, None) > 5 * small
 
 
+def test_a_residual_is_that_of_its_ritz_vector():
+    """|A y - value y| of two steps in three dimensions."""
+    A = np.float32([[2, 1, 0], [1, -1, 3], [0, 3, 1]])
+    start, second = np.eye(3, dtype=np.float32)[:2]  # A e_1 = 2 e_1 + e_2
+    alpha, beta = lanczos(lambda v: A @ v, jnp.asarray(start), 2, jax.random.key(0))
+    values, _, residuals = ritz(alpha, beta)
+    _, S = np.linalg.eigh(A[:2, :2])
+    Y = np.stack([start, second]).T @ S
+    np.testing.assert_allclose(residuals, np.linalg.norm(A @ Y - Y * values, axis=0), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_ritz_values_of_repeated_eigenvalues_and_invariant_subspaces():
     """In exact arithmetic as many steps as dimensions find all; float32, so to 1e-5 of the norm."""

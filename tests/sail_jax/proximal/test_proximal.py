@@ -143,6 +143,13 @@ def test_a_ridge_pulls_towards_equal_weights():
     assert found == pytest.approx([0.5, 0.5, 0], abs=1e-5)  # of order ridge + eps / ridge
 
 
+def test_a_ridge_is_relative_to_the_form():
+    *_, d, D = cloud(4, 6)
+    H = proximal.gram_from_distances(d, D)
+    one, many = (proximal.affine_weights(c * H, ridge=0.1).weights for c in (1, 1000))
+    assert one == pytest.approx(many, abs=1e-12)
+
+
 # Two models
 
 

@@ -184,6 +184,18 @@ def test_one_task_is_students_paired_test():
     assert got.interval == pytest.approx((interval.low, interval.high), rel=1e-9)
 
 
+def test_two_tasks_are_welchs_test():
+    """The mean of both gains is above 0 as the first is above minus the second."""
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(0.2, 1, 12), rng.normal(0.1, 2, 30)
+    gains, tasks = np.concatenate([first, second]), np.repeat([0, 1], [12, 30])
+    got = compare("b", gains, np.zeros(42), tasks)
+    expected = stats.ttest_ind(first, -second, equal_var=False, alternative="greater")
+    assert got.p == pytest.approx(expected.pvalue, rel=1e-9)
+    interval = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(0.95)
+    assert got.interval == pytest.approx((interval.low / 2, interval.high / 2), rel=1e-9)
+
+
 def test_needed_examples_give_the_stated_power():
     """Simulated with known deviation: power .8 to 4 standard errors of 4,000 draws."""
     n = examples_needed(0.1, 1.0)

@@ -56,6 +56,12 @@ def test_a_mean_is_no_number():
     assert changed(numbers(16, 4, scaled=False), numbers(16, 36, scaled=False)) == []
 
 
+def test_numbers_differ_by_more_than_rounding():
+    one = [Number("mul", 1.0)]
+    assert changed(one, [Number("mul", 1.01)]) == [(one[0], 1.01)]
+    assert changed(one, [Number("mul", 1.0 + 2.0**-23)]) == []
+
+
 def test_other_operations_are_not_compared():
     assert changed(numbers(16, 4), numbers(16, 4, scaled=False)) is None
     assert changed([Number("mul", 2.0)], [Number("add", 2.0)]) is None

@@ -46,6 +46,12 @@ def test_pursuit_is_what_defines_it(k):
         np.testing.assert_allclose(found.coefficients[i], coefficients, rtol=0, atol=tolerance)
 
 
+def test_pursuit_chooses_an_anchor_once():
+    """Nothing is left of the row after the first choice."""
+    found = pursue(np.float32([[3, 0]]), np.eye(2, dtype=np.float32), 2)
+    assert (found.indices.tolist(), found.coefficients.tolist()) == ([[0, 1]], [[3, 0]])
+
+
 @pytest.mark.slow
 def test_pursuit_is_that_of_scikit_learn():
     linear_model = pytest.importorskip("sklearn.linear_model")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize
+from scipy import optimize, stats
 
 from theory.deep_linear import diagonal, overlaps, scales
 
@@ -68,6 +68,23 @@ def test_rich_diagonal_networks_find_the_target_beyond_the_load_of_recovery():
     )
     assert below > 0.005
     assert above < 1e-6
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.05, 0.1, 0.0, 0.1), (0.0, 0.05, 0.1, 0.0), (0.1, 0.2, 0.05, 0.15)]
+)
+def test_the_recovery_load_is_its_stated_minimum(shares):
+    kept, dropped, flipped, new = shares
+
+    def above(t):
+        return (1 + t**2) * stats.norm.sf(t) - t * stats.norm.pdf(t)
+
+    def cost(t):
+        both = kept + new * (1 + t**2) + flipped * (1 + 4 * t**2)
+        return both + dropped * (0.5 + above(2 * t)) + 2 * (1 - sum(shares)) * above(t)
+
+    least = optimize.minimize_scalar(cost, bounds=(0, 5), options={"xatol": 1e-8}).fun
+    assert float(diagonal.recovery_load(*shares)) == pytest.approx(least, rel=1e-9)
 
 
 def test_a_flipped_feature_costs_more_than_a_new_one_and_a_kept_one_less():

@@ -209,6 +209,13 @@ SOME = [(0.4, 0.3, 0.2, 0.1), (0.25,) * 4, (0.0, 0.5, 0.5, 0.0), (1.5, -0.2, -0.
 integral = jax.jit(bounds.integral_gap, static_argnums=0, static_argnames="nodes")
 
 
+def test_curvature_gives_the_gap_of_a_cube():
+    """Which a parabola would not tell from curvature at the other end of each ray."""
+    with jax.enable_x64(True):
+        found = float(bounds.integral_gap(lambda x: x**3, jnp.array([0.0, 1, 3]), [0.2, 0.3, 0.5]))
+    assert found == pytest.approx(1.8**3 - (0.3 + 0.5 * 27), rel=1e-14, abs=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", SOME, ids=str)
 def test_curvature_gives_the_gap(trained, weights):

@@ -33,6 +33,13 @@ def float64():
         yield
 
 
+def test_chi_square_of_two_tasks_by_hand():
+    """1/16 over 1/4 and over 3/4, and as printed over their squares."""
+    w = [0.25, 0.75]
+    close(merging.chi_square(w), 1 / 4 + 1 / 12)
+    close(merging.chi_square(w, form="printed"), 1 + 1 / 9)
+
+
 def hasty():
     """Above 1 / L on one axis, exactly at it on the other; all samples, or just one."""
     return replace(

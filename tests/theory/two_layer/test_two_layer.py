@@ -274,6 +274,9 @@ def test_sigmoid_law_is_the_aligned_case():
     law = modes.mode(times[:, None], start, sigma)
     np.testing.assert_allclose(np.diagonal(tl.theta(path), 0, 1, 2), law, rtol=1e-11)
     np.testing.assert_allclose(modes.mode(3.0, 0.2, -0.5), 0.0, atol=0.2 * np.exp(-6) * 1.0001)
+
+
+def test_a_mode_crosses_a_level_at_its_time():
     level = 0.3
     time = modes.crossing_time(level, 1e-6, 1.2)
     assert float(modes.mode(time, 1e-6, 1.2)) == pytest.approx(level, rel=1e-12, abs=0)

@@ -1,13 +1,17 @@
-"""The code of the page on adding a format runs, and what it adds is read, written and named."""
+"""The code of the page on adding a format runs, and what it adds is read, written and named.
+
+That the page as a whole is enough, `tests/test_additions.py` checks.
+"""
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from sail_jax.checkpoint import CheckpointError, load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.formats.table import FORMATS
+from sail_jax.checkpoint.formats.table import FORMATS, of_module
 from sail_jax.checkpoint.operations.running import RunOptions
 
 PAGE = Path(__file__).parents[4] / "docs" / "how_to" / "add_a_format.md"
@@ -15,10 +19,13 @@ PAGE = Path(__file__).parents[4] / "docs" / "how_to" / "add_a_format.md"
 
 @pytest.fixture
 def page():
-    """Runs the page, and leaves the table as it was before the test."""
-    before = dict(FORMATS)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    exec("\n".join(blocks), {})
+    """Adds the module and the row, and leaves the table as it was before the test."""
+    before, text = dict(FORMATS), PAGE.read_text()
+    tiny_files = ModuleType("tiny_files")
+    blocks = re.findall(r"tiny_files\.py -->\n```python\n(.*?)^```", text, re.M | re.S)
+    exec("\n".join(blocks), vars(tiny_files))
+    (row,) = re.findall(r"^\+ +(of_module\(tiny_files, .*\)),$", text, re.M)
+    FORMATS["tiny"] = eval(row, {"of_module": of_module, "tiny_files": tiny_files})
     yield
     FORMATS.clear()
     FORMATS.update(before)

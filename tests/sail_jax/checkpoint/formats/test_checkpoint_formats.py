@@ -14,6 +14,7 @@ from sail_jax.checkpoint.formats.table import FORMATS, layouts, suffixes
 from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
+WRITTEN = ["safetensors", "orbax", "msgpack", "npz"]
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (5,), "deep/er/cube": (2, 3, 4)}
 PLACES = {
     "folder": "folder",
@@ -54,7 +55,7 @@ def _save(place, path, arrays, **how):
 @pytest.mark.parametrize("place", PLACES)
 def test_round_trip(tmp_path, place, dtype):
     arrays = _arrays(dtype)
-    if dtype == "complex128" and not place.endswith(("npz", "msgpack")):
+    if dtype == "complex128" and place in ("folder", "shards", "one.safetensors"):
         with pytest.raises(CheckpointError, match="cannot hold complex128"):
             _save(place, tmp_path, arrays)
         assert not list(tmp_path.iterdir())
@@ -286,10 +287,10 @@ def test_names_of_every_type_have_their_place():
 
 
 def test_every_format_has_one_row():
-    assert set(layouts()) == {"safetensors", "npz", "msgpack", "orbax"}
+    assert list(layouts()) == WRITTEN
     assert len(suffixes()) == sum(len(format.files) for format in FORMATS.values())
     for name, format in FORMATS.items():
         assert format.name == name
         assert bool(format.files) == (format.read_file is not None)
-    with pytest.raises(CheckpointError, match="'msgpack', 'npz'; got 'bin'"):
+    with pytest.raises(CheckpointError, match=f"{str(WRITTEN)[1:-1]}; got 'bin'"):
         RunOptions(format="bin")
