@@ -270,7 +270,6 @@ def test_empirical_total_variation(n, m):
 # --- boundaries -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -751,7 +751,6 @@ def sound(found):
             assert 0 <= item.answer < len(item.choices)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", SETS)
 def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
     """100 changes: bits flipped (often near the beginning), cut off, put in, overwritten."""

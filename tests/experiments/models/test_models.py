@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import chosen, slow, soak, soak_unless
 from known_networks import EPS, GOLDEN, TOKENS, weights
 
 from experiments.models.attention import attend
@@ -106,8 +106,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", chosen(PUBLISHED, "olmo-15m"))
 def test_presets_have_the_published_number_of_parameters(name):
     assert size(preset_shapes(name)["params"]) == PUBLISHED[name]
 
@@ -124,7 +123,6 @@ def test_the_paper_of_overtraining_has_these_shapes():
     ]
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_tables(name):
     """Every parameter is in the table, which says of the sizes what the configuration does."""
@@ -190,8 +188,7 @@ def drawn(module, *inputs):
     return jax.tree.map_with_path(draw, like)
 
 
-@pytest.mark.one
-@decoders
+@pytest.mark.parametrize("name", ["llama", *slow("gpt", "olmo"), *soak(*SLOW)])
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])
     told = apply(variables(name), WORDS)
@@ -224,8 +221,7 @@ def test_features_of_every_block_are_shown(name):
     assert not any("Dropout" in layer for layer in found)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("kind", [GPT, Llama])
+@pytest.mark.parametrize("kind", [GPT, *slow(Llama)])
 def test_dropout_is_of_training_alone(kind):
     made = kind(**SMALL | {"layers": 1, "heads": 2, "dropout": 0.5})
     v = drawn(made, WORDS)
@@ -574,12 +570,11 @@ def saved(folder, c, tensors):
     return folder
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [
         "gpt2, base names",
-        "olmo",
+        *slow("olmo"),
         *(soak_unless(False, name) for name in ("gpt2", "llama", "llama, tied")),
     ],
 )

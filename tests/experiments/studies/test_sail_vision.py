@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from cells import slow
 from tiny_runs import tiny_run
 
 from experiments.data.augment import Augment, augment, pixels
@@ -46,7 +47,6 @@ changed = jax.jit(augment, static_argnums=2)
 IMAGES = np.random.default_rng(1).random((16, 6, 5, 3), np.float32)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     "how",
     [
@@ -60,7 +60,7 @@ IMAGES = np.random.default_rng(1).random((16, 6, 5, 3), np.float32)
         Augment(solarise=0.5),
         Augment(noise=0.1),
         Augment(cutout=3),
-        pytest.param(training.RECIPES["byol"], marks=pytest.mark.slow),
+        *slow(training.RECIPES["byol"]),
     ],
 )
 def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):

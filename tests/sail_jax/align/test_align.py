@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import chosen, diagonal
 
 from sail_jax import align, growth
 from sail_jax.align.matching import families as families_of
@@ -238,14 +239,7 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow if n in ("llama", "transformer") else [])
-        for n in NETS
-    ],
-)
+@pytest.mark.parametrize("name", chosen(NETS, "relu", "tanh"))
 def test_recovers_a_hidden_permutation(name):
     net = NETS[name]
     for seed in range(3):
@@ -294,7 +288,6 @@ HIDDEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.thirds
 @pytest.mark.parametrize("case", HIDDEN)
 def test_recovers_beyond_permutations(case):
     name, family = HIDDEN[case]
@@ -382,7 +375,6 @@ def another(net, seed=11):
 DESCENTS = [("relu", {}), ("residual", {"h{i}": M, "resid": O}), ("transformer", {"qk{i}": G})]
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(("name", "family"), DESCENTS)
 def test_the_distance_only_falls_and_is_the_distance(name, family):
     net = NETS[name]
@@ -546,10 +538,10 @@ def test_fold_scales():
         fold(NETS["tied"].params, NETS["tied"].spec, FOLDED)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("n", [1, 2, 7, 40])
-@pytest.mark.parametrize("kind", ["random", "copies", "multiplication", "ties"])
-def test_auction_is_optimal(n, kind):
+@pytest.mark.parametrize(
+    ("kind", "n"), diagonal(["random", "copies", "multiplication", "ties"], [40, 7, 2, 1])
+)
+def test_auction_is_optimal(kind, n):
     random = np.random.default_rng(n)
     x = random.normal(size=(n, 3))
     a = {

@@ -10,6 +10,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import slow
 from merge_cases import KEY, NAMES, Held, Sink, streamed
 
 from sail_jax import Merge, methods, transforms
@@ -55,8 +56,10 @@ def models_of(merge):
     return min(3, most or 3) if least <= 3 else least
 
 
-@pytest.mark.thirds
-@merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
+@merge_cases.each_method(
+    quick=("linear", "karcher"),
+    slow=(*merge_cases.KINDS, "breadcrumbs", "model_stock", "pcb", "opcm"),
+)
 def test_streamed_is_what_memory_gives(name):
     """To 16 ulp of the largest value: kernels are fused differently, sums are cut into pieces."""
     shapes = SHAPES if name in WHOLE else SHAPES | LONG
@@ -92,8 +95,7 @@ def test_passes_are_counted_before_they_are_made(name):
         assert read == said, shape
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+@pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
 @merge_cases.each_method(
     [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE],
     quick=("ties",),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import olmo2
 import pytest
+from cells import slow
 from known_networks import GOLDEN, model
 from small_checkpoints import CONFIG, GEMMA, tensors
 
@@ -454,9 +455,8 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     assert compared["largest"] > 0.1 * compared["scale"]
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("width", ["2x", "1.5x"])
-@pytest.mark.parametrize("name", ["untied", "tied"])
+@pytest.mark.parametrize("width", ["2x", *slow("1.5x")])
+@pytest.mark.parametrize("name", ["tied", *slow("untied")])
 def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, name, width):
     if name == "tied":
         spec_of(gemma, TABLE, HEAD, "optional: [lm_head.weight]", SCALES)

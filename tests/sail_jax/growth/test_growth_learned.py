@@ -239,7 +239,6 @@ METHODS = {
 }
 
 
-@pytest.mark.one
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "optimizer",

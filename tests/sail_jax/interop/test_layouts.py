@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import slow_unless
 from flax import nnx
 
 from sail_jax import architectures, check_spec, spec_of
@@ -97,10 +98,15 @@ def test_every_entry_lies_where_maxtext_reads_it():
     )
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("framework", ["maxtext", "tunix"])
-@pytest.mark.parametrize("kind", ["llama", "llama31", "qwen2", "qwen3"])
-def test_a_tree_computes_what_hugging_faces_network_does(kind, framework):
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [
+        slow_unless(kind == quick, framework, kind)
+        for framework, quick in (("maxtext", "llama31"), ("tunix", "qwen3"))
+        for kind in ("llama", "llama31", "qwen2", "qwen3")
+    ],
+)
+def test_a_tree_computes_what_hugging_faces_network_does(framework, kind):
     config = trees.config(kind)
     tensors = trees.tensors(config)
     tree = from_hugging_face(tensors, framework, config)
@@ -124,7 +130,6 @@ def uses(spec):
     }
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(("kind", "framework", "options"), LAYOUTS, ids=NAMES)
 def test_tables_are_what_is_inferred_from_the_forward_pass(kind, framework, options):
     config = trees.config(kind)

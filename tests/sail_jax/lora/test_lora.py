@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import diagonal, slow
 from merge_cases import make
 
 from sail_jax import lora, methods
@@ -45,8 +46,7 @@ def product(p):
 SMALL = {"oversampling": 2, "powers": 3}  # 2 * 4 * (rank + 2) directions are drawn
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("shape", [(64, 48), (48, 64)])
+@pytest.mark.parametrize("shape", [(64, 48), *slow((48, 64))])
 def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
     """Independent entries are the worst case: no singular value stands out. No error is below that
     of Eckart and Young; with 3 powers 1 % above it is reached. Matrices of the rank are found."""
@@ -148,10 +148,8 @@ def test_a_method_of_entries_sees_those_of_core_matrices():
 # --- truncation
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("rank", [1, 3, 5, 9])
-@pytest.mark.parametrize("shape", [(7, 5), (5, 7)])
-def test_truncation_is_optimal(shape, rank):
+@pytest.mark.parametrize(("rank", "shape"), diagonal([1, 3, 5, 9], [(7, 5), (5, 7)]))
+def test_truncation_is_optimal(rank, shape):
     """Eckart-Young: the error is the root of the sum of the discarded squares, and nothing of that
     rank found by alternating least squares from random starts is nearer. SVD in float32: 20 eps
     |delta|."""

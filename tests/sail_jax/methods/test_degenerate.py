@@ -8,6 +8,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import diagonal, slow
 from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
@@ -144,12 +145,12 @@ def test_models_equal_to_the_base_change_nothing(name):
         np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
 
 
-@pytest.mark.thirds
 @merge_cases.each_method(
     [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],
+    quick=("ties",),
     slow=merge_cases.NAMES,
 )
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+@pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
 def test_density_one_keeps_everything(name, compat):
     got = outcome(name, TUNED, BASE, None, density=1.0, compat=compat)
     for leaf in BASE:
@@ -278,10 +279,8 @@ EMPTY = {
 }
 
 
-@pytest.mark.thirds(slow=True)
-@pytest.mark.parametrize("case", EMPTY)
-@pytest.mark.parametrize("name", merge_cases.NAMES)
-def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):
+@pytest.mark.parametrize(("case", "name"), diagonal(EMPTY, merge_cases.NAMES))
+def test_nothing_to_merge_is_nothing_merged(case, name, tmp_path):
     """In memory, under jit and on disk alike; but a file without tensors is the wrong file."""
     tree, merge = EMPTY[case], make(name)
     models = merge_cases.as_many(merge, [tree] * 3)

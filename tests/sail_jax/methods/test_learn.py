@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 
 import chex
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import soak_unless
+from cells import chosen, slow_unless, soak_unless
 from jax import lax
 
 from sail_jax import Merge, methods, transforms
@@ -72,7 +73,7 @@ LEARN = {
     ),
 }
 each = pytest.mark.parametrize("name", LEARN)
-QUICK = ((False, "leaf", (0.25, 0.4)), (True, "task", None))
+QUICK, SLOW = (True, "leaf", (0.25, 0.4)), (False, "task", None)
 
 
 def assert_close(got, want, atol):
@@ -199,15 +200,11 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     return lam, merged, losses
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     ("plus", "by", "clamp"),
     [
-        # two quick ones, which have each value of each parameter
-        soak_unless((plus, by, clamp) in QUICK, plus, by, clamp)
-        for plus in (False, True)
-        for by in ("task", "leaf")
-        for clamp in (None, (0.25, 0.4))
+        slow_unless(case == QUICK, *case) if case in (QUICK, SLOW) else soak_unless(False, *case)
+        for case in itertools.product((False, True), ("task", "leaf"), (None, (0.25, 0.4)))
     ],
 )
 def test_adamerging_descends_the_entropy(by, clamp, plus):
@@ -327,7 +324,6 @@ def test_surgery_descends_the_distance_of_features():
 # --- laws
 
 
-@pytest.mark.one
 @each
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
@@ -346,7 +342,6 @@ def test_identical_models(name):
         assert_close(LEARN[name](ms[:1] * T, base, steps=0).params, alone.params, 32 * EPS)
 
 
-@pytest.mark.one
 @each
 def test_models_equal_to_the_base_give_the_base(name):
     _, base = problem()
@@ -403,8 +398,7 @@ def test_one_model(name):
         assert_close(got.params, ms[0], 8 * EPS)
 
 
-@pytest.mark.one
-@each
+@pytest.mark.parametrize("name", chosen(LEARN, "learned_soup"))
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     ms, base = problem(jnp.bfloat16)
     got = LEARN[name](ms, base)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import merge_cases
 import numpy as np
 import pytest
+from cells import of_law, slow
 
 from sail_jax import methods
 from sail_jax.merging.arithmetic import gram
@@ -55,14 +56,16 @@ SUBJECTS = {
 }  # fmt: skip
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 # each method once, for laws of which a subject takes programs of its own, whatever its options
+METHODS = ("slerp", "nuslerp columns", "multislerp", "stock")
 SLOW = ("nuslerp deltas", "multislerp mergekit", "karcher", "stock rows")
-each_method = pytest.mark.parametrize(
-    "label",
-    [
-        *("slerp", "nuslerp columns", "multislerp", "stock"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
-    ],
-)
+each_method = pytest.mark.parametrize("label", [*METHODS, *slow(*SLOW)])
+
+
+def law(i):
+    """Parametrises the i-th of five laws over subjects that take programs of their own."""
+    return pytest.mark.parametrize("label", [*of_law(i, 5, METHODS), *slow(*SLOW)])
+
+
 WHOLE = [s for s in SUBJECTS if "rows" not in s and "columns" not in s]
 
 
@@ -102,7 +105,6 @@ def assert_close(got, want, ulps, size=1.0):
     chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
 
 
-@pytest.mark.one
 @each_subject
 def test_agrees_with_the_reference(label):
     """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the
@@ -110,8 +112,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees_with_the_reference(label, jnp.float32, full=True)
 
 
-@pytest.mark.one
-@each_method
+@law(0)
 def test_agrees_with_the_reference_in_half_precision(label):
     assert_agrees_with_the_reference(label, jnp.bfloat16)
 
@@ -141,8 +142,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
-@pytest.mark.thirds
-@each_subject
+@pytest.mark.parametrize("label", of_law(0, 3, SUBJECTS))
 def test_copies_give_the_copy(label):
     """base + (theta - base), coefficients that sum to 1 within a few eps."""
     count = SUBJECTS[label][2]
@@ -211,8 +211,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
 
 
-@pytest.mark.thirds
-@each_method
+@law(1)
 def test_jit_equals_eager(label):
     _, _, count, _, _ = SUBJECTS[label]
     models, base = problem(count)
@@ -227,8 +226,7 @@ def test_time_may_be_traced():
     assert_close(got, methods.slerp(t=0.3)(models), 100, size=4)
 
 
-@pytest.mark.one
-@each_method
+@law(2)
 def test_gradient(label):
     """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
     times third derivatives below 100, rounding 1e-16 / h."""
@@ -280,8 +278,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
         chex.assert_tree_all_finite(gradient(value, value))
 
 
-@pytest.mark.one
-@each_method
+@law(3)
 def test_pieces_equal_the_whole(label, monkeypatch):
     """On runs of rows or entries, padded with zeros, as files are read."""
     name, options, count, with_base, _ = SUBJECTS[label]
@@ -381,8 +378,7 @@ def test_deltas_of_zero(label):
     assert zero.tolist() == [0.0] * 4
 
 
-@pytest.mark.thirds
-@each_method
+@law(4)
 def test_tiny_shapes(label):
     """One direction only: between the shortest and the longest, or slerp's beyond."""
     count, shapes = SUBJECTS[label][2], [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)]

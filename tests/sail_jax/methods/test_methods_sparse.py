@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow
 
 from sail_jax import methods
 from sail_jax.merging import counting
@@ -238,9 +239,8 @@ def test_della_at_high_density(density, compat):
         chex.assert_trees_all_equal(got, model["w"])
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
-@pytest.mark.parametrize("shape", [(), pytest.param((1,), marks=pytest.mark.slow), (400, 1)])
+@pytest.mark.parametrize("compat", ["paper", *slow("mergekit")])
+@pytest.mark.parametrize("shape", [(400, 1), *slow((), (1,))])
 def test_della_of_rows_of_one_keeps_with_the_density(shape, compat):
     """0 / 0 in the code of the authors and of mergekit."""
     base, model = {"w": jnp.zeros(shape)}, {"w": jnp.ones(shape)}
@@ -286,8 +286,7 @@ def test_l1_rescaling_is_biased_and_the_papers_is_not():
     assert np.delete(peer, 7).mean() > 4
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+@pytest.mark.parametrize("compat", ["paper", *slow("mergekit")])
 def test_della_elects_and_della_linear_does_not(compat):
     base = {"w": jnp.zeros(2)}
     models = [{"w": jnp.array([1.0, 3.0])}, {"w": jnp.array([-2.0, 1.0])}]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import spectral_reference as reference
+from cells import of_law, slow
 
 from sail_jax import methods
 
@@ -25,15 +26,14 @@ SUBJECTS = {
 }
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 # each method once, for laws of which a subject takes programs of its own, whatever its options
+METHODS = ("tsv_m", "iso_cts", "opcm")
 SLOW = ("iso_c", "wudi", "wudi exact")
-each_method = pytest.mark.parametrize(
-    "label",
-    [
-        *("tsv_m", "iso_cts", "opcm"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
-    ],
-)
-TRANSPOSED = ["iso_cts", "wudi", "wudi exact"]
+each_method = pytest.mark.parametrize("label", [*METHODS, *slow(*SLOW)])
+
+
+def law(i):
+    """Parametrises the i-th of three laws over subjects that take programs of their own."""
+    return pytest.mark.parametrize("label", [*of_law(i, 3, METHODS), *slow(*SLOW)])
 
 
 def tree(seed, dtype=jnp.float32):
@@ -79,7 +79,6 @@ def expected(label, models, base):
     return {p: np.asarray(base[p], float) + changes[p] for p in base}
 
 
-@pytest.mark.one
 @each_subject
 def test_agrees_with_the_reference(label):
     """Singular vectors are off by eps |delta| / gap, gaps here are above |delta| / 100, and Adam
@@ -112,8 +111,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
-@pytest.mark.one
-@each_subject
+@pytest.mark.parametrize("label", of_law(0, 2, SUBJECTS))
 def test_order_of_models_does_not_matter_but_in_opcm(label):
     models, base = problem()
     a, b = (call(label, [models[k] for k in order], base) for order in ([0, 1, 2], [2, 0, 1]))
@@ -138,8 +136,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=2000 * EPS * 8 * abs(scale))
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("label", TRANSPOSED)
+@pytest.mark.parametrize("label", ["wudi exact", *slow("iso_cts", "wudi")])
 def test_input_axis_transposes(label):
     """For iso_cts and wudi it matters which side is the input; the others commute by themselves."""
     models, base = problem()
@@ -151,8 +148,7 @@ def test_input_axis_transposes(label):
     assert np.abs(np.asarray(other - want)).max() > 0.01
 
 
-@pytest.mark.thirds
-@each_subject
+@pytest.mark.parametrize("label", of_law(1, 2, SUBJECTS))
 def test_one_model_and_copies(label):
     """WUDI and OPCM (of matrices) give the model; the others what they say of its spectrum."""
     models, base = problem(tasks=1)
@@ -193,8 +189,7 @@ def test_wudi_exact_is_where_adam_goes():
     assert np.abs(few - sum(deltas)).max() < 3.1e-3  # as published, it hardly moves
 
 
-@pytest.mark.one
-@each_method
+@law(0)
 def test_jit_equals_eager(label):
     """Several factorisations in one program, and no deadlock."""
     models, base = problem()
@@ -204,8 +199,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(got, call(label, models, base), rtol=0, atol=2000 * EPS * 8)
 
 
-@pytest.mark.one
-@each_method
+@law(1)
 def test_gradient(label):
     """In a weight and in a model, central differences in float64: truncation 1e-10 times third
     derivatives (below 1e3), rounding 1e-16 / h."""
@@ -318,8 +312,7 @@ def test_deltas_of_zero(label):
         assert np.abs(np.asarray(got[path], float) - x).max() <= 2000 * EPS * 8, path
 
 
-@pytest.mark.one
-@each_method
+@law(2)
 def test_tiny_shapes(label):
     """What is no matrix has the mean; more models than rows are no fault."""
     shapes = [(), (1,), (1, 1), (3, 1), (1, 3), (0, 3), (2, 2)]
@@ -427,8 +420,7 @@ def test_defect_iso_cts_negative_common_rank():
     np.testing.assert_allclose(s, s.mean(), rtol=1e-4)  # all five directions, equal
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("solution", ["adam", "exact"])
+@pytest.mark.parametrize("solution", ["exact", *slow("adam")])
 def test_defect_wudi_of_a_frozen_tensor(solution):
     """0 / 0 in the published code."""
     _, base = problem()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cells import slow_unless
 
 from sail_jax.checkpoint.formats import files, folders, orbax_folders, written
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -171,8 +172,9 @@ KILLED = """
 """
 
 
-@pytest.mark.one
-@pytest.mark.parametrize(("place", "force"), [*((place, False) for place in PLACES), ("m", True)])
+@pytest.mark.parametrize(
+    ("place", "force"), [*(slow_unless(False, place, False) for place in PLACES), ("m", True)]
+)
 def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
     (tmp_path / "whole").mkdir()
     with _create(tmp_path / "whole" / place, record=True) as out:
