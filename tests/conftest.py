@@ -22,11 +22,11 @@ import pytest
 
 from sail_jax.cli.kernels import quick_flags
 
-less_waste.one_context()
-
 
 def pytest_configure(config):
     """Before the first program: XLA reads its flags when its first device is made."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        less_waste.one_context()  # not in the process that hands out the tests: it runs none
     if "not soak" in config.getoption("markexpr"):
         # One thread a worker: XLA's pool of two has stood still for good, once in some ten thousand
         # tests, in a vmapped loop of QR decompositions.

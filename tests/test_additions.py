@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.compile(r"^<!-- add to (\S+) -->\n```\w+\n(.*?)^```", re.M | re.S)
 
@@ -76,6 +78,7 @@ print(generate.methods_page())
 """
 
 
+@pytest.mark.slow
 def test_a_method(tmp_path):
     """Registry, recipes, `merge --methods` and the site know it; its example and reference hold."""
     lines = prints(followed("method.md", tmp_path), METHOD)

@@ -123,7 +123,10 @@ def test_the_paper_of_overtraining_has_these_shapes():
     ]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name",
+    chosen(PRESETS, "gpt-tiny", "olmo-15m", *(n for n in PRESETS if "vit" in n or "resnet" in n)),
+)
 def test_presets_have_tables(name):
     """Every parameter is in the table, which says of the sizes what the configuration does."""
     c = config(name)
@@ -200,7 +203,7 @@ def test_no_token_sees_what_follows(name):
     assert (np.abs(told - moved).max(-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["llama", *slow("gpt")])
 def test_sequences_may_be_short_but_not_long(name):
     module = DECODERS[name]
     f = run(module)
@@ -263,6 +266,7 @@ def test_rotary_logits_depend_on_the_distance_alone():
         rotary(jnp.ones((2, 1, 3)))
 
 
+@pytest.mark.slow
 def test_shared_keys_are_keys_repeated():
     shared, v = DECODERS["llama"], variables("llama")
     each = shared.clone(kv_heads=4)

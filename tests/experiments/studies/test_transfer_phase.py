@@ -24,6 +24,7 @@ from sail_jax.drawing import style
 from theory import deep_linear as dl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "sigma"), [(24, 0.2), slow_unless(False, 100, 1.2), slow_unless(False, 200, 0.0)]
 )

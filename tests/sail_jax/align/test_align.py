@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import chosen, diagonal
+from cells import chosen, diagonal, slow_unless
 
 from sail_jax import align, growth
 from sail_jax.align.matching import families as families_of
@@ -239,7 +239,7 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
-@pytest.mark.parametrize("name", chosen(NETS, "relu", "tanh"))
+@pytest.mark.parametrize("name", chosen(NETS, "relu"))
 def test_recovers_a_hidden_permutation(name):
     net = NETS[name]
     for seed in range(3):
@@ -372,7 +372,11 @@ def another(net, seed=11):
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), net.params)
 
 
-DESCENTS = [("relu", {}), ("residual", {"h{i}": M, "resid": O}), ("transformer", {"qk{i}": G})]
+DESCENTS = [
+    ("relu", {}),
+    slow_unless(False, "residual", {"h{i}": M, "resid": O}),
+    slow_unless(False, "transformer", {"qk{i}": G}),
+]
 
 
 @pytest.mark.parametrize(("name", "family"), DESCENTS)
@@ -441,6 +445,7 @@ def test_normalized_costs_do_not_depend_on_the_scale_of_a_tensor():
     assert right(1e3, False) < 4  # as published, the large tensor decides
 
 
+@pytest.mark.slow
 def test_a_low_precision_copy_is_recovered():
     net = NETS["residual"]
     hidden, moved = hide(net)

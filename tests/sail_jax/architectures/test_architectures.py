@@ -96,7 +96,7 @@ def test_every_space_can_be_permuted(name):
         assert has_moved == bool(spaces & set(maps)), path
 
 
-@pytest.mark.parametrize("name", [*NAMES, *HEADS])
+@pytest.mark.parametrize("name", chosen([*NAMES, *HEADS], *NAMES))
 def test_ends_cannot(name):
     m = model(name)
     ends = [x for x in m.spec.spaces if "outer" in x.nonlinearity.split()]
@@ -303,6 +303,7 @@ def test_bad_checkpoints():
         architectures.forward.llama(m.params, scaled, TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prefix"), [("gpt2", "transformer."), ("bert", "bert."), ("roberta", "roberta.")]
 )
@@ -388,6 +389,7 @@ def test_heads_by_their_definition(name):
     np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pad", "tokens", "places"),
     [
@@ -410,6 +412,7 @@ def test_texts_are_classified_at_their_last_token(pad, tokens, places):
     np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_known():
     name = "LlamaForSequenceClassification"
     m, config = model(name), HEADS[name]["config"]

@@ -344,6 +344,7 @@ def test_tied_leaves_allow_orthogonal_maps_only(maker):
         assert "the tied leaf 'table' both writes and reads it" in report.spaces[0].lost
 
 
+@pytest.mark.slow
 def test_stack_and_outer_are_never_exact():
     net = NETS["stacked"]
     for how in ("stack", "interpolate"):
@@ -592,6 +593,7 @@ def test_vmap_over_networks_and_over_maps():
         change_basis(net.params, net.spec, maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float16, jnp.float32)])
 @pytest.mark.parametrize("maker", ["general", *slow("permute", "widen uneven")])
 def test_dtype_is_kept_and_sums_are_float32(dtype, maker):

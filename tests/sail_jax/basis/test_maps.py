@@ -286,6 +286,7 @@ def test_constants_under_jit_are_concrete():
         jax.jit(classify)(ROTATED)
 
 
+@pytest.mark.slow
 def test_widening_deals_copies():
     m = growth.widen(3, 12, key=KEY, even=True)
     assert np.bincount(m.index).tolist() == [4, 4, 4]

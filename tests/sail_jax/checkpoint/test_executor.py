@@ -98,8 +98,8 @@ def test_passes_are_counted_before_they_are_made(name):
 @pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
 @merge_cases.each_method(
     [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE],
-    quick=("ties",),
-    slow=("della", "multislerp"),
+    quick=(),
+    slow=("ties", "della", "multislerp"),
 )
 def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
     merge = functools.partial(make, name, compat=compat)
@@ -110,6 +110,7 @@ def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
         assert one[leaf].tobytes() == other[leaf].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -336,7 +337,7 @@ def test_which_methods_do_not_look_at_their_inputs():
 
 
 @merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow(np.float16, np.float32)])
 def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
     """In any model or the base, in the first piece or the last, whatever the weights."""
     merge_cases.in_small_pieces(monkeypatch)

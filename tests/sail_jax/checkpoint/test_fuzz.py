@@ -775,7 +775,7 @@ def _command_line(name):
     return make
 
 
-@cells(commands(), quick=("average", "lora"))
+@cells(commands(), quick=("average",))
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)
 

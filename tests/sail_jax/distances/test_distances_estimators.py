@@ -252,6 +252,7 @@ def test_sliced_wasserstein_of_a_shift():
     assert abs(float(value) - math.sqrt(gap @ gap / 4)) < 4 * float(stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [2.5, *slow(1)])
 def test_sliced_wasserstein_is_exact_on_a_line(p):
     x, y = points(12, 9, 1)
@@ -407,6 +408,7 @@ def test_laws_of_distances(name):
         assert float(ALL[name](4 * x, 4 * y)) == pytest.approx(4 ** DEGREE[name] * value, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sliced", *slow("mmd", "energy", "linear", "features")])
 def test_gradients_and_compilation(name):
     one = {

@@ -209,6 +209,7 @@ def test_overwrite_along_another_axis_and_with_ones():
     assert new["scale"].tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
+@pytest.mark.slow
 def test_depth_and_width_commute():
     """LiGO mixes layers before it widens; the order is of no consequence, axes being distinct."""
     deep = {"layer": growth.mix_layers(draw(5, L))}

@@ -172,7 +172,7 @@ def test_lemon_doubles_any_network_with_a_head(name):
     check_exact(name, TWICE if deep else {"width": 2}, "lemon", require_lossless=True)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *models.HEADS])
+@pytest.mark.parametrize("name", chosen([*NAMES, *models.HEADS], *NAMES, "BertModel"))
 def test_a_factor_of_width_leaves_inputs_and_outputs(name):
     m, c = models.model(name), config(name)
     if name.startswith("GraniteMoe"):  # the table does not let the stream of these mixtures grow
@@ -301,6 +301,7 @@ def test_options_that_cost_exactness(name, method, options, text):
 # Heads.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to", "method"),
     [
@@ -317,6 +318,7 @@ def test_larger_heads(name, to, method):
     check_exact(name, to, method, require_lossless=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to", "text"),
     [
@@ -524,6 +526,7 @@ def test_depth_leaves_outer_spaces_alone(depth_method):
     assert not outer & set(growth.maps)
 
 
+@pytest.mark.slow
 def test_fresh_layers_copy_what_is_in_no_space():
     """Gains of zero would leave queries and keys at zero for good: each is the other's gradient."""
     new, growth = grow(

@@ -135,6 +135,7 @@ def test_trajectory_under_permutation(name):
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
 
 
+@pytest.mark.slow
 def test_an_average_of_parameters_moves_as_they_do():
     optimizer = optax.chain(optax.sgd(0.05), average_params("uniform", window=3))
     maps = DUPLICATIONS["uneven"]

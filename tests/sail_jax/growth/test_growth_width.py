@@ -264,6 +264,12 @@ def measured(case):
 
 # each compiles for sizes or draws of its own: of each kind of claim, one is quick
 SLOW = {
+    "HyperCloning, layernorm",
+    "LEMON, gains forgotten",
+    "pad, stream",
+    "projection, null noise",
+    "projection of values",
+    "FPI, all, layernorm",
     "FPI, all, rmsnorm",
     "HyperCloning, rmsnorm",
     "LEMON, epsilon forgotten",
@@ -311,6 +317,7 @@ def test_maps_are_of_their_families_and_lossless():
             assert (lost <= rounding) == (m.new >= m.old)
 
 
+@pytest.mark.slow
 def test_lemon_rules_of_layernorm():
     """V_avg: the norm computes copies over eta, and zeros, epsilon being scaled by eta^2."""
     x = draw(4, 5)
@@ -364,6 +371,7 @@ def test_uneven_shares_break_the_symmetry_of_copies():
     chex.assert_trees_all_close(3 * one, two, rtol=1e-3, atol=1e-5 * np.abs(two).max())
 
 
+@pytest.mark.slow
 def test_noise_pairs_as_published():
     _, params, s = MODELS["rmsnorm"]
     maps = {"hidden": growth.widen(HIDDEN, 3 * HIDDEN)}
@@ -378,6 +386,7 @@ def test_noise_pairs_as_published():
     chex.assert_trees_all_equal(new["layers"]["in"], old["layers"]["in"])
 
 
+@pytest.mark.slow
 def test_pairs_follow_a_random_index():
     """Pairs are found wherever the copies lie, scaled by what `write` does to each."""
     m = growth.widen(4, 11, key=KEY)

@@ -112,8 +112,8 @@ def test_a_tree_computes_what_hugging_faces_network_does(framework, kind):
     tree = from_hugging_face(tensors, framework, config)
     outputs = architectures.of(config).logits
     assert outputs is not None
-    want = np.asarray(outputs(tensors, config, TOKENS[None]))[0]
-    got = np.asarray(run(framework, tree, TOKENS, config))
+    want = np.asarray(jax.jit(lambda tensors: outputs(tensors, config, TOKENS[None]))(tensors))[0]
+    got = np.asarray(jax.jit(lambda tree: run(framework, tree, TOKENS, config))(tree))
     # About 40 operations follow one another, each rounds once, at the size of the largest logit.
     np.testing.assert_allclose(got, want, atol=40 * np.finfo(np.float32).eps * np.abs(want).max())
 

@@ -59,11 +59,11 @@ def test_lowers_for_accelerators_without_the_host(name):
 
 @merge_cases.each_method(MERGED, quick=("ties",), slow=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
-    method, *given = case(name, 4)
-    jax.clear_caches()  # of what other tests have compiled
+    shapes = ((11,), (5, 13))  # which no other test has compiled for
+    method, *given = case(name, 4, shapes)
     assert compilations(caplog, lambda: method(*given))  # the log does show them
     assert not compilations(caplog, lambda: method(*given))
-    other, *more = case(name, 12)
+    other, *more = case(name, 12, shapes)
     found = compilations(caplog, lambda: other(*more))
     assert not found, [record.getMessage() for record in found]
 

@@ -108,6 +108,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     chex.assert_trees_all_equal(got, rounded)  # one cast, of the same float32 numbers
 
 
+@pytest.mark.slow
 @each_method
 def test_jit_equals_eager(name):
     _, argument, make = METHODS[name]
@@ -118,6 +119,7 @@ def test_jit_equals_eager(name):
     assert_close(got, call(name, models(), weights=WEIGHTS), 200 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(METHODS, "regmean"))
 def test_gradient_in_weights_and_statistics(name):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e2 / h."""

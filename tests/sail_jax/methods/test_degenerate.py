@@ -8,7 +8,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import diagonal, slow
+from cells import diagonal, slow, slow_unless
 from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
@@ -100,13 +100,9 @@ def outcome(name, models, base, weights, **options):
 ANEW = ("huge float16", "one model")
 
 
-def slow_unless(quick):
-    return [] if quick else [pytest.mark.slow]
-
-
 CELLS = [
-    pytest.param(
-        *(name, compat, case), marks=slow_unless(name in merge_cases.KINDS and case not in ANEW)
+    slow_unless(
+        name in merge_cases.KINDS and compat == "paper" and case not in ANEW, name, compat, case
     )
     for name in merge_cases.NAMES
     for compat in ("paper", "mergekit")
@@ -375,6 +371,7 @@ def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
     assert abs(agree - 2048) < 4 * 32
 
 
+@pytest.mark.slow
 @merge_cases.each_method(quick=("karcher",), slow=("slerp", "multislerp", "opcm", "ties"))
 def test_64_bits_change_no_bytes(name):
     """Whoever enables them for programs of their own merges float32 as before."""

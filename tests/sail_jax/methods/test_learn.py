@@ -237,6 +237,7 @@ def test_adamerging_descends_the_entropy(by, clamp, plus):
         assert {0.25, 0.4} & set(np.concatenate([lam["W"], lam["b"]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [True, False])
 def test_learned_soup_descends_the_supervised_loss(temperature):
     """Eight steps against NumPy in float64, softmax and log scale differentiated by hand."""
@@ -324,7 +325,7 @@ def test_surgery_descends_the_distance_of_features():
 # --- laws
 
 
-@each
+@pytest.mark.parametrize("name", chosen(LEARN, "adamerging"))
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
     ms, base = problem()
@@ -398,6 +399,7 @@ def test_one_model(name):
         assert_close(got.params, ms[0], 8 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(LEARN, "learned_soup"))
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     ms, base = problem(jnp.bfloat16)
@@ -408,6 +410,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     assert all(x.dtype in numbers for x in jax.tree.leaves(got.coefficients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [soak_unless(n == "learned_soup", n) for n in LEARN])
 def test_jit_equals_eager_and_repeats(name):
     ms, base = problem()
@@ -439,6 +442,7 @@ def test_gradient_through_the_learning(name):
         np.testing.assert_allclose(jax.grad(f)(1.0), want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_decide_the_draws():
     ms, base = problem()
     go = lambda key: concrete_subspace(ms, base, predict, inputs(), key=key, steps=5)  # noqa: E731

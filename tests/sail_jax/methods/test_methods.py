@@ -104,9 +104,9 @@ def assert_close(got, want, ulps, size=1.0):
 # --- the reference
 
 
-def assert_agrees_with_the_reference(label, dtype, weights, size):
+def assert_agrees_with_the_reference(label, dtype, weights, size, full=False):
     """Ten float32 operations on values below `size`, then one rounding to the leaf's dtype."""
-    models, base = problem(dtype, full=True)
+    models, base = problem(dtype, full)
     name, options = SUBJECTS[label]
     args = (
         [flat(m) for m in models],
@@ -130,13 +130,16 @@ def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees_with_the_reference(label, dtype, WEIGHTS, 40)
 
 
+@pytest.mark.parametrize("full", [False, *slow(True)])
 @each_subject
-def test_agrees_with_the_reference(label):
+def test_agrees_with_the_reference(label, full):
     """Values below 40: a delta of 6, over density 0.3, times 2."""
-    assert_agrees_with_the_reference(label, jnp.float32, WEIGHTS, 40)
+    assert_agrees_with_the_reference(label, jnp.float32, WEIGHTS, 40, full)
 
 
-@pytest.mark.parametrize("label", [label for label in SUBJECTS if label != "trajectory"])
+@pytest.mark.parametrize(
+    "label", of_law(0, 6, SUBJECTS, [label for label in SUBJECTS if label != "trajectory"])
+)
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over the models that are kept divide by sums as small as 0.1."""
     assert_agrees_with_the_reference(label, jnp.float32, [0.6, -0.5, 0.7], 400)
@@ -294,6 +297,7 @@ def test_vmap_over_weights_and_scale_equals_a_loop(label):
         assert_close(one, call(label, models, base, **options), 8, size=20)
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_equals_a_loop():
     models, base = problem()
     keys = jax.random.split(KEY, 3)
@@ -768,6 +772,7 @@ def test_a_bare_array_may_be_the_base_of_a_method_that_can_do_without():
     assert_close(got, jnp.full(2, 0.5**0.5), 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ties", *slow("task_arithmetic", "della", "karcher", "sce", "tsv_m")]
 )

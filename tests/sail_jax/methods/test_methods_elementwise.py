@@ -137,10 +137,11 @@ def assert_agrees(label, models, base, weights, size, **overrides):
 # --- the reference
 
 
+@pytest.mark.parametrize("full", [False, *slow(True)])
 @each_subject
-def test_agrees_with_the_reference(label):
+def test_agrees_with_the_reference(label, full):
     """Values below 40: a delta of 6, over p 0.3, times 2."""
-    models, base = problem(label, full=True)
+    models, base = problem(label, full=full)
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
@@ -224,7 +225,7 @@ def test_order_of_models_does_not_matter(label):
     chex.assert_trees_all_close(got, want, rtol=0, atol=80 * EPS)  # 8 ulp of values below 10
 
 
-@pytest.mark.parametrize("label", SCALED)
+@law(6, SCALED)
 def test_scale_zero_is_the_base(label):
     models, base = problem(label)
     chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
@@ -324,6 +325,7 @@ def test_gradient_in_the_models(label):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label",
     ["pcb", *slow("sce"), *soak("breadcrumbs_ties", "consensus ties")],
@@ -602,6 +604,7 @@ def test_tall_masks_agree_with_the_reference(kind):
             assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [methods.emr, *slow(methods.tall_masks)])
 def test_localized_models_of_degenerate_inputs(build):
     """A single model is given back, models equal to the base give the base (fusion_bench: NaN),

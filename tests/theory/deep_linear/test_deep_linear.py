@@ -146,6 +146,7 @@ def test_linear_transfer_sin2_is_the_sign_change(n, d, sigma):
         assert gain(np.pi - found - 1e-3) < 0 < gain(np.pi - found + 1e-3)
 
 
+@pytest.mark.slow
 def test_linear_transfer_sin2_ends_where_nothing_changes_sign():
     """At d = 100, sigma = 1.2 some samples hurt below what the limit n, d -> inf has; n = d has an
     infinite risk from scratch, n = 2 one of linear transfer."""
@@ -178,6 +179,7 @@ def test_without_a_region_its_two_ends_are_equal():
     assert (lower < upper)[region & (theta > 1e-3)].all()
 
 
+@pytest.mark.slow
 def test_boundaries_have_derivatives_where_there_is_no_region_too():
     """Against central differences, whose error at h = 1e-5 is about h^2 = 1e-10."""
 
@@ -212,6 +214,7 @@ def test_fine_tuning_boundary_is_the_sign_change(gamma, sigma, depth):
     assert gain[0] > 0 > gain[1]
 
 
+@pytest.mark.slow
 def test_boundary_angles_of_the_noisy_case():
     """Degrees from an independent solution of the depth-two quadratic at sigma = 0.2."""
     found = np.degrees(
@@ -249,6 +252,7 @@ def test_nothing_is_left_of_the_source_from_n_equals_d_on(gamma):
 # --- estimators: defining equations ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, *slow([12], [20])])
 def test_estimators_satisfy_their_definitions(n):
     s = problems.draw(jax.random.key(0), n, 12, 0.8, 0.3)

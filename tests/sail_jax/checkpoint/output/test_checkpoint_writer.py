@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cells import slow_unless
 
 from sail_jax.checkpoint.formats import files, folders, orbax_folders, written
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -173,7 +172,8 @@ KILLED = """
 
 
 @pytest.mark.parametrize(
-    ("place", "force"), [*(slow_unless(False, place, False) for place in PLACES), ("m", True)]
+    ("place", "force"),
+    [*(pytest.param(place, False, marks=pytest.mark.slow) for place in PLACES), ("m", True)],
 )
 def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
     (tmp_path / "whole").mkdir()
@@ -700,6 +700,7 @@ def test_a_journal_line_that_is_cut_short_spoils_no_other(tmp_path, monkeypatch)
         out.abandon()
 
 
+@pytest.mark.slow
 def test_mutated_journals_never_change_the_output(tmp_path, monkeypatch):
     """120 mutations: refused with one sentence, or resumed to the right bytes."""
     with _create(tmp_path / "whole") as out:

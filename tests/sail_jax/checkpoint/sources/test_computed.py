@@ -61,7 +61,7 @@ GROWTHS = {
 }
 
 
-@pytest.mark.parametrize("name", chosen(GROWTHS, "lemon, any size", "mix"))
+@pytest.mark.parametrize("name", chosen(GROWTHS, "lemon, any size"))
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
     method, arrays = name.split(",")[0], tensors()
@@ -79,6 +79,7 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
         assert pieces(tensor).tobytes() == np.asarray(want).tobytes(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, *slow(np.float32, np.float64)])
 def test_every_dtype_stays(dtype, tmp_path):
     arrays = tensors(dtype=dtype)
