@@ -6,9 +6,7 @@ slow tests compile without optimising, which takes a quarter of the time. With `
 they compile as users do, and the soak tests always. What a worker has compiled, now or earlier,
 the others read from disk."""
 
-import collections
 import os
-import zlib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,11 +22,11 @@ import pytest
 
 from sail_jax.cli.kernels import quick_flags
 
-less_waste.one_context()
-
 
 def pytest_configure(config):
     """Before the first program: XLA reads its flags when its first device is made."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        less_waste.one_context()  # not in the process that hands out the tests: it runs none
     if "not soak" in config.getoption("markexpr"):
         # One thread a worker: XLA's pool of two has stood still for good, once in some ten thousand
         # tests, in a vmapped loop of QR decompositions.
@@ -41,25 +39,6 @@ def pytest_collection():
     """The garbage collector leaves what is imported and collected alone."""
     with less_waste.kept():
         return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
-def pytest_collection_modifyitems(items):
-    """Of the cells of a test marked `one`, one stays quick, and of a test marked `thirds`, one of
-    every three: not the same in every test, so that each method and each study meets quick tests.
-    With `slow=True` one of every three of its slow cells stays slow, and the others are soak tests.
-    """
-    cells = collections.defaultdict(list)
-    for item in items:
-        marks = {mark.name: mark.kwargs for mark in item.iter_markers()}
-        slow = "slow" in marks
-        several = marks.get("one", marks.get("thirds"))
-        if several is not None and "soak" not in marks and slow <= several.get("slow", False):
-            cells[item.nodeid.partition("[")[0], slow, "one" in marks].append(item)
-    for (test, slow, one), of_test in cells.items():
-        for i, item in enumerate(of_test):
-            if (i + zlib.crc32(test.encode())) % (len(of_test) if one else 3):
-                item.add_marker("soak" if slow else "slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

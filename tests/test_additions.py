@@ -95,6 +95,7 @@ print(generate.methods_page())
 """
 
 
+@pytest.mark.slow
 def test_a_method(tmp_path):
     """Registry, recipes, `merge --methods` and the site know it; its example and reference hold."""
     lines = prints(followed("additions/method.md", tmp_path), "-c", METHOD)

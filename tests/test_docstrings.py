@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sail_jax", "theory", "experiments")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -49,7 +47,7 @@ def handed_on() -> frozenset[tuple[str, str]]:
     """
     known, found = {named(file) for file in MODULES}, set()
     for file in MODULES:
-        tree, own, shown = ast.parse((ROOT / file).read_text()), named(file), "__init__" in file
+        tree, own, shown = parsed(file), named(file), "__init__" in file
         taken = attributes(tree)
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or node.module is None:
@@ -157,12 +155,16 @@ def lacking(name: str, node: Function | ast.ClassDef, described: bool) -> Iterat
         yield f"{name} does not say what it raises"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_public_names_are_described(module: str):
-    tree = ast.parse((ROOT / module).read_text())
+@functools.cache
+def parsed(module: str) -> ast.Module:
+    return ast.parse((ROOT / module).read_text())
+
+
+def test_public_names_are_described():
     wrong = [
-        line
-        for name, node, described in public(tree, named(module))
+        f"{module}: {line}"
+        for module in MODULES
+        for name, node, described in public(parsed(module), named(module))
         if not (isinstance(node, Function) and "overload" in decorators(node))
         for line in lacking(name, node, described)
     ]

@@ -5,9 +5,7 @@ import functools
 import gc
 from collections.abc import Callable
 
-import jax
-
-FORGET: list[Callable[[], None]] = [jax.clear_caches]
+FORGET: list[Callable[[], None]] = []
 """What gives the memory back that kept programs take."""
 
 
@@ -17,6 +15,9 @@ def one_context() -> None:
     It makes one for each program, which takes 3 ms. The function is private, and where it is gone
     tests only take longer.
     """
+    import jax
+
+    FORGET.append(jax.clear_caches)
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src.interpreters import mlir
 

@@ -12,7 +12,7 @@ import xarray as xr
 from experiments.lab import registry, store
 from sail_jax import disk
 
-QUICK = ("ledger", "merge_digits", "overtraining_linear", "ridge_transfer")
+QUICK = ("ledger", "ridge_transfer")
 """What the quick tests run: the others take longer, most of it compiling."""
 
 DEAR = (

@@ -71,6 +71,7 @@ def test_mean_inverse_distance_is_infinite_below_three_dimensions():
     assert np.isinf(sail.tail_bound(0.1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "length", "rank"),
     [(5, 2.0, 3), pytest.param(3, 0.0, 1, marks=SLOW), pytest.param(20, 100.0, 20, marks=SLOW)],
@@ -270,7 +271,6 @@ def test_empirical_total_variation(n, m):
 # --- boundaries -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("call", "message"),
     [

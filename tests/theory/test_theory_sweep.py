@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from cells import slow, slow_unless, soak_unless
 from scipy.optimize import brentq, minimize_scalar
 
 import theory
@@ -832,23 +833,27 @@ def name(row: Row) -> str:
     return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
+# One row of three is quick, the others slow; a level higher where seconds pass, and in float64.
+THIRDS = ([], pytest.mark.slow, pytest.mark.soak)
 # float32 overflows and rounds sooner: float64 waits for the slow tests.
-SINGLE_FIRST = (np.float32, pytest.param(np.float64, marks=pytest.mark.slow))
+SINGLE_FIRST = (np.float32, *slow(np.float64))
 
 
-@pytest.mark.thirds(slow=True)
-@pytest.mark.parametrize("count", [50, pytest.param(10_000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("dtype", SINGLE_FIRST)
+@pytest.mark.parametrize("count", [50, soak_unless(False, 10_000)])
 @pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=[pytest.mark.slow] * row.slow, id=name(row)) for row in ROWS],
+    ("row", "dtype"),
+    [
+        pytest.param(row, dtype, marks=THIRDS[(i % 3 > 0) + (row.slow or dtype is np.float64)])
+        for i, row in enumerate(ROWS)
+        for dtype in PRECISIONS
+    ],
+    ids=[f"{name(row)}-{dtype.__name__}" for row in ROWS for dtype in PRECISIONS],
 )
 def test_values_are_right_or_refused(row, dtype, count):
     with mp.workdps(60):
         held(row, dtype, (row.few or 100) * count // 100)
 
 
-@pytest.mark.one
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize(
     ("compute", "value"),
@@ -2167,7 +2172,6 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
 }
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize("of", REFERENCES)
 def test_values_are_those_of_numpy(of, dtype):
@@ -2321,11 +2325,15 @@ SHORT = (
 )  # fmt: skip
 
 
-@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize(
     ("of", "most"),
-    [pytest.param(of, 2, marks=[pytest.mark.slow] * (not of.startswith(SHORT))) for of in FEW]
-    + [pytest.param(of, 10_000, marks=pytest.mark.soak) for of in FEW],
+    [
+        slow_unless(of.startswith(SHORT), of, 2)
+        if of.startswith(SHORT) or i % 3 == 0
+        else soak_unless(False, of, 2)
+        for i, of in enumerate(FEW)
+    ]
+    + [soak_unless(False, of, 10_000) for of in FEW],
 )
 def test_arrays_are_finite_or_refused_and_float32_agrees(of, most):
     calls = FEW[of]

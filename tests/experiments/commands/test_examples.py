@@ -54,6 +54,7 @@ def test_a_merge_is_better_on_average_than_every_expert(made, tmp_path):
     assert np.mean(list(found.values())) > max(average.values()) + 0.02
 
 
+@pytest.mark.slow
 def test_training_is_reproducible(made):
     folder, _ = made
     for name, tensors in zip(examples.MODELS, examples.train(0), strict=True):
@@ -63,6 +64,7 @@ def test_training_is_reproducible(made):
             np.testing.assert_array_equal(stored[path], value)
 
 
+@pytest.mark.slow
 def test_training_descends_along_the_gradient(made):
     """Three steps written out in NumPy are those of automatic differentiation: both in float32, so
     that sums of up to 128 terms differ by some 128 eps of the largest."""

@@ -758,7 +758,6 @@ def sound(found):
             assert 0 <= item.answer < len(item.choices)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", SETS)
 def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
     """100 changes: bits flipped (often near the beginning), cut off, put in, overwritten."""
@@ -957,6 +956,7 @@ def test_bpe_is_its_definition_and_round_trips(tmp_path, name):
         assert bpe.decode(again, ids) == other
 
 
+@pytest.mark.slow
 def test_bpe_of_many_words():
     words = [base64.b32encode(RNG.bytes(n)).rstrip(b"=") for n in RNG.integers(1, 5, 30_000)]
     text = b" ".join(words[k] for k in RNG.zipf(1.3, 60_000) % len(words))[:300_000]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from cells import diagonal, slow
 
 from experiments.lab import stages, store
 from experiments.lab.progress import reporting
@@ -319,8 +320,7 @@ def test_interrupted_and_resumed_is_bit_identical(tmp_path):
     _same(resumed, fresh)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("where", [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
+@pytest.mark.parametrize("where", [0.5, *slow(0, 0.1, 0.3, 0.7, 0.9, 1)])
 def test_a_flipped_byte_of_the_result_is_noticed(finished, where):
     file = finished / "result.nc"
     _flip(file, int(where * (file.stat().st_size - 1)))
@@ -328,9 +328,7 @@ def test_a_flipped_byte_of_the_result_is_noticed(finished, where):
         _complete(finished, resume=True)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("size", [0, 1, 100, -1])
-@pytest.mark.parametrize("name", ["result.nc", "config.json"])
+@pytest.mark.parametrize(("name", "size"), diagonal(["result.nc", "config.json"], [-1, 0, 1, 100]))
 def test_a_truncated_file_is_noticed(finished, name, size):
     data = (finished / name).read_bytes()
     (finished / name).write_bytes(data[:size] if size >= 0 else data[:-2])
@@ -361,7 +359,6 @@ def test_every_flipped_byte_of_the_record_is_noticed_or_harmless(finished):
         file.write_bytes(data)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     "text",
     [

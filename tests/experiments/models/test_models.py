@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import chosen, slow, soak, soak_unless
 from known_networks import EPS, GOLDEN, TOKENS, weights
 
 from experiments.models.attention import attend
@@ -106,8 +106,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", chosen(PUBLISHED, "olmo-15m"))
 def test_presets_have_the_published_number_of_parameters(name):
     assert size(preset_shapes(name)["params"]) == PUBLISHED[name]
 
@@ -124,8 +123,10 @@ def test_the_paper_of_overtraining_has_these_shapes():
     ]
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name",
+    chosen(PRESETS, "gpt-tiny", "olmo-15m", *(n for n in PRESETS if "vit" in n or "resnet" in n)),
+)
 def test_presets_have_tables(name):
     """Every parameter is in the table, which says of the sizes what the configuration does."""
     c = config(name)
@@ -190,8 +191,7 @@ def drawn(module, *inputs):
     return jax.tree.map_with_path(draw, like)
 
 
-@pytest.mark.one
-@decoders
+@pytest.mark.parametrize("name", ["llama", *slow("gpt", "olmo"), *soak(*SLOW)])
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])
     told = apply(variables(name), WORDS)
@@ -203,7 +203,7 @@ def test_no_token_sees_what_follows(name):
     assert (np.abs(told - moved).max(-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["llama", *slow("gpt")])
 def test_sequences_may_be_short_but_not_long(name):
     module = DECODERS[name]
     f = run(module)
@@ -224,8 +224,7 @@ def test_features_of_every_block_are_shown(name):
     assert not any("Dropout" in layer for layer in found)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("kind", [GPT, Llama])
+@pytest.mark.parametrize("kind", [GPT, *slow(Llama)])
 def test_dropout_is_of_training_alone(kind):
     made = kind(**SMALL | {"layers": 1, "heads": 2, "dropout": 0.5})
     v = drawn(made, WORDS)
@@ -267,6 +266,7 @@ def test_rotary_logits_depend_on_the_distance_alone():
         rotary(jnp.ones((2, 1, 3)))
 
 
+@pytest.mark.slow
 def test_shared_keys_are_keys_repeated():
     shared, v = DECODERS["llama"], variables("llama")
     each = shared.clone(kv_heads=4)
@@ -574,12 +574,11 @@ def saved(folder, c, tensors):
     return folder
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [
         "gpt2, base names",
-        "olmo",
+        *slow("olmo"),
         *(soak_unless(False, name) for name in ("gpt2", "llama", "llama, tied")),
     ],
 )

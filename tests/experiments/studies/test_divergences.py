@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow_unless
 
 from experiments.lab import registry
 from experiments.lab.config import varied
@@ -79,7 +80,6 @@ def test_total_variation_against_simulation(case):
     assert abs(values.mean() - found) < Z_MAX * values.std() / sqrt(values.size)
 
 
-@pytest.mark.one
 @EACH
 def test_bounds_are_ordered_and_consistent(case):
     w1, dudley = divergences.wasserstein1_bounds(*case), divergences.dudley_bounds(*case)
@@ -106,7 +106,6 @@ def test_the_bounds_are_tight_on_the_papers_tasks():
         assert (np.diff(bound) > 0).all()
 
 
-@pytest.mark.thirds
 @EACH
 def test_bounds_against_matched_samples(case):
     """Mean distances of samples are at least those of the laws, hence at least the lower bounds;
@@ -215,10 +214,7 @@ FUNCTIONS = {
 DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in FUNCTIONS]
-)
+@pytest.mark.parametrize("name", [slow_unless(name not in DEAR, name) for name in FUNCTIONS])
 def test_broadcasting_jit_vmap_and_float32(name):
     distance = FUNCTIONS[name]
     targets = np.stack([E1, E2, -E1, E1 + 1e-3 * E2])

@@ -10,7 +10,8 @@ import numpy as np
 import pictures
 import pytest
 import xarray as xr
-from tiny_runs import DEAR, STUDIES, tiny_run
+from cells import slow, slow_unless, soak, soak_unless
+from tiny_runs import QUICK, STUDIES, tiny_run
 
 from experiments.lab import registry, store
 from experiments.lab.findings import VERDICTS
@@ -25,6 +26,13 @@ DRAWN = ("ledger", "ridge_transfer")  # in a second: others take up to ten
 def ran(request):
     """The experiment, and its tiny run."""
     return request.param, registry.load(request.param), tiny_run(request.param)
+
+
+def of_one(quick, others=QUICK):
+    """Parametrises `ran` over one quick experiment and slow ones, all others are soak."""
+    others = [name for name in others if name != quick]
+    rest = [name for name in registry.studies() if name not in (quick, *others)]
+    return pytest.mark.parametrize("ran", [quick, *slow(*others), *soak(*rest)], indirect=True)
 
 
 def _interrupted_and_resumed(path, name, instead=None):
@@ -94,7 +102,7 @@ def _same_bit_for_bit(found, expected):
 
 
 # What is stored, and how, is of the lab and not of a study.
-@pytest.mark.one(slow=True)
+@of_one("ridge_transfer")
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
     """All that a study knows lies in its stages."""
     name, study, (dataset, stages) = ran
@@ -106,25 +114,20 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
     assert repr(study.findings(stored)) == repr(study.findings(dataset))
 
 
-@pytest.mark.one(slow=True)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else study
-        for name, study in zip(registry.studies(), STUDIES, strict=True)
+        slow_unless(name == "ledger", name) if name in QUICK else soak_unless(False, name)
+        for name in registry.studies()
     ],
 )
 def test_computed_again_the_result_is_the_same_bit_for_bit(name, tmp_path):
     _same_bit_for_bit(_interrupted_and_resumed(tmp_path, name), tiny_run(name).dataset)
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in DRAWN else pytest.param(name, marks=pytest.mark.soak)
-        for name in registry.studies()
-    ],
+    ["ledger", *slow("ridge_transfer"), *soak(*(n for n in registry.studies() if n not in DRAWN))],
 )
 def test_drawn_again_the_figures_are_the_same_byte_for_byte(name):
     study, dataset = registry.load(name), tiny_run(name).dataset
@@ -152,7 +155,7 @@ def test_findings_are_computed_from_the_dataset(ran):
         assert not re.search(r"\b(inf|None)\b", " ".join(finding[:5]))
 
 
-@pytest.mark.one
+@of_one("ridge_transfer", registry.studies())
 def test_figures_only_draw_are_labelled_and_can_be_read(ran, monkeypatch):
     import matplotlib as mpl
 

@@ -191,6 +191,7 @@ def test_the_testbed_is_the_theory_s(ran):
                 assert float(one[f"testbed_{name}"]) == pytest.approx(float(found), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_simulated_points_lie_about_the_exact_ones():
     """|z| < 4 where the distribution is nearly normal: excess, and stability in large batches."""
     bed = quadratics(TINY, "batch", 8)

@@ -59,6 +59,7 @@ def test_the_end_of_pre_training_is_the_last_stage():
         assert found == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
     """The best time lies within the stage that learns mode r: after it passed half its height, and
     before the next one does."""

@@ -402,6 +402,7 @@ def test_presets_of_the_paper_say_which_files_they_need(name, given, message, co
         gpt.load(varied(pg.presets[name], **given))
 
 
+@pytest.mark.slow
 def test_the_network_of_the_paper():
     """6 layers of 384 units (Sec. 4.3): 12 x 384^2 weights a layer, embeddings counted once."""
     config = pg.presets["paper"]

@@ -129,6 +129,7 @@ def test_length_is_normalised():
         choice_scores.normalised(apply, one, by="word")
 
 
+@pytest.mark.slow
 def test_continuations_hold_the_true_one_once_and_are_answered_by_who_knows_it():
     blocks = np.arange(60, dtype=np.int32).reshape(10, 6)
     packed = choice_scores.continuations(blocks, context=4, items=10, choices=3, seed=0)
@@ -723,7 +724,6 @@ def test_answers_and_their_loss_are_those_of_the_scores(net):
     np.testing.assert_allclose(nats, -own.mean(), rtol=10 * EPS**0.5)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -739,6 +739,7 @@ def test_what_training_from_checkpoints_needs(trained_on, changes, message, monk
         sl.run(varied(trained_on, **changes))
 
 
+@pytest.mark.slow
 def test_what_ligo_cannot_grow_is_named():
     sizes = presets.config("gpt-tiny")
     large = presets.build(sizes)

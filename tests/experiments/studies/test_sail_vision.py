@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from cells import slow
 from tiny_runs import tiny_run
 
 from experiments.data.augment import Augment, augment, pixels
@@ -46,21 +47,17 @@ changed = jax.jit(augment, static_argnums=2)
 IMAGES = np.random.default_rng(1).random((16, 6, 5, 3), np.float32)
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
     "how",
     [
         Augment(area=0.3),
         Augment(shift=2),
-        Augment(flip=0.5),
-        Augment(brightness=0.5),
+        *slow(Augment(flip=0.5), Augment(brightness=0.5)),
         Augment(contrast=0.5),
-        Augment(saturation=0.5),
-        Augment(grey=0.5),
-        Augment(solarise=0.5),
+        *slow(Augment(saturation=0.5), Augment(grey=0.5), Augment(solarise=0.5)),
         Augment(noise=0.1),
         Augment(cutout=3),
-        pytest.param(training.RECIPES["byol"], marks=pytest.mark.slow),
+        *slow(training.RECIPES["byol"]),
     ],
 )
 def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):
@@ -189,6 +186,7 @@ def test_top_counts_ranks():
     assert training.top(np.zeros((4, 10)), np.arange(4)) == {"top1": 0.0, "top5": 0.0}
 
 
+@pytest.mark.slow
 def test_the_linear_probe_is_ridge_regression_and_minds_no_scale():
     from sklearn.linear_model import Ridge
 
@@ -338,6 +336,7 @@ def test_ligo_learns_maps_on_the_target(grown):
     assert np.isfinite(learner.measure(found, one)["test_loss"])
 
 
+@pytest.mark.slow
 def test_function_preserving_growth_of_one_source_keeps_its_predictions(grown):
     """net2net widens without changing the function."""
     small, large = ({**GROWN.network(large=wide), "blocks": [2]} for wide in (False, True))

@@ -135,6 +135,7 @@ def test_bad_configs(changes, says):
         varied(study.presets["default"], **changes)
 
 
+@pytest.mark.slow
 def test_boundaries_meet_theory():
     """Of many checkpoints the line is that of all iterates, to 10 %; of few, decay wins sooner."""
     lines = run._boundaries()

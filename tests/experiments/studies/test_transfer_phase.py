@@ -8,6 +8,7 @@ import numpy as np
 import pictures
 import pytest
 import xarray as xr
+from cells import slow_unless
 from matplotlib.lines import Line2D
 from tiny_runs import tiny_run
 
@@ -23,8 +24,10 @@ from sail_jax.drawing import style
 from theory import deep_linear as dl
 
 
-@pytest.mark.one
-@pytest.mark.parametrize(("d", "sigma"), [(24, 0.2), (100, 1.2), (200, 0.0)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("d", "sigma"), [(24, 0.2), slow_unless(False, 100, 1.2), slow_unless(False, 200, 0.0)]
+)
 def test_on_the_line_of_linear_transfer_nothing_is_gained_at_this_d(d, sigma):
     """In float64 by the exact means. The slope of the risk from scratch in n is that of
     sigma^2 / (1 - load), and the line is rounded to float32."""
@@ -109,7 +112,6 @@ def _dataset(mode, angles=12, top=pi, shift=0.0):
     return xr.Dataset(data, coords, {"draws": 9, "d": 100})
 
 
-@pytest.mark.one
 @pytest.mark.parametrize("mode", ["linear", "fine_tuning"])
 def test_theory_is_dashed_on_both_maps_and_the_measured_line_follows_the_measurement(mode):
     drawn = {}

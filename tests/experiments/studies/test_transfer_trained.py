@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from cells import slow
 
 from experiments.lab import registry, store
 from experiments.lab.config import varied
@@ -85,8 +86,8 @@ def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth
         np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [2, *slow(3)])
 def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
     """Half the rate, half the gap; extrapolated to rate 0, what is left is of second order, and of
     the error of the Runge-Kutta scheme, STEP^5 / 120 a step."""
@@ -157,8 +158,7 @@ def test_networks_that_do_not_exist_are_named(call, message):
         call()
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("n", [3, D, 20])
+@pytest.mark.parametrize("n", [D, *slow(3, 20)])
 def test_condensed_data_have_the_losses_of_the_first_samples(n):
     x, noise = jax.random.normal(jax.random.key(0), (20, D)), jnp.arange(20.0) / 10
     rows, kept = trained._condensed(x, noise, jnp.array(n))

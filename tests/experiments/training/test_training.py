@@ -19,6 +19,7 @@ import many_devices
 import numpy as np
 import optax
 import pytest
+from cells import diagonal
 
 from experiments.bench import training as bench
 from experiments.models import presets
@@ -181,7 +182,6 @@ def test_only_what_is_decayed_shrinks_and_by_the_rate():
     chex.assert_trees_all_close(state.params, expected, rtol=4 * EPS)
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     ("rule", "reference"),
     [
@@ -221,6 +221,7 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
@@ -501,10 +502,11 @@ def test_another_network_is_refused_by_the_name_of_its_leaf(tmp_path):
             kept.restore(wider)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("file", ["manifest.json", "arrays/_METADATA", "arrays/d"])
-@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
-def test_damage_is_refused_in_one_sentence(tmp_path, file, how):
+@pytest.mark.parametrize(
+    ("how", "file"),
+    diagonal(["flip", "cut", "remove"], ["manifest.json", "arrays/_METADATA", "arrays/d"]),
+)
+def test_damage_is_refused_in_one_sentence(tmp_path, how, file):
     state = init(TRAINING, parameters(), jax.random.key(0))
     with Checkpoints(tmp_path, TRAINING) as kept:
         kept.save(state)

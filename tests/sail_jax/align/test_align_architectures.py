@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import slow, soak, soak_unless
 from known_networks import BASES, HEADS, NAMES, certify, inner, model
 
 from sail_jax import align, growth
@@ -132,7 +132,7 @@ ROTATED = {
 }
 
 
-@pytest.mark.parametrize("name", [soak_unless(n == "gpt2", n) for n in ROTATED])
+@pytest.mark.parametrize("name", [*slow("gpt2"), *soak(*(n for n in ROTATED if n != "gpt2"))])
 def test_hidden_rotations_are_recovered(name):
     """Head by head, where what a head computes commutes with them."""
     m, rotated = model(name), ROTATED[name]
@@ -261,6 +261,7 @@ class Unread:
         return Unread(self.x[index], self.counts, self.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [soak_unless(n == "gpt2", n) for n in ("gpt2", "llama", "flax resnet")]
 )

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow
 
 from sail_jax import align
 from sail_jax.align import problem
@@ -62,8 +63,8 @@ def networks(dtype=np.float32):
     return a, b, spec(a, axes, spaces={"{t,y}": "outer", "x": "layernorm", "h": "relu"})
 
 
-@pytest.mark.parametrize("keep", [0, None])
-@pytest.mark.parametrize("family", [Family.PERMUTATION, {"h": Family.POSITIVE_MONOMIAL}])
+@pytest.mark.parametrize("keep", [0, *slow(None)])
+@pytest.mark.parametrize("family", [Family.PERMUTATION, *slow({"h": Family.POSITIVE_MONOMIAL})])
 def test_pieces_add_up(monkeypatch, keep, family):
     a, b, s = networks()
     expected = align.match_weights(a, b, s, family=family)
@@ -93,6 +94,7 @@ def test_a_leaf_is_cut_where_no_matched_space_is():
     assert problem.cuts((size + 1, 6), s.axes("in"), {"x"}) == [None]
 
 
+@pytest.mark.slow
 def test_leaves_move_in_the_dtype_that_they_are_stored_in():
     a, b, s = networks()
     half = [{k: jnp.asarray(v, jnp.bfloat16) for k, v in side.items()} for side in (a, b)]
@@ -103,6 +105,7 @@ def test_leaves_move_in_the_dtype_that_they_are_stored_in():
     assert found.distance == pytest.approx(expected.distance, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_space_of_one_unit_is_not_solved():
     rng = np.random.default_rng(1)
     a = {k: rng.normal(size=n).astype("f4") for k, n in {"in": (4, 3), "mid": (3, 1)}.items()}

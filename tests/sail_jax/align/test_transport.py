@@ -96,6 +96,7 @@ def axes(net):
     return params, spec(params, names, spaces=spaces)
 
 
+@pytest.mark.slow
 def test_a_hidden_copy_of_other_width_and_depth_is_found(hidden):
     a, b, index, x = hidden
     (of_a, out_a), (of_b, out_b) = forward(a, x), forward(b, x)
@@ -130,6 +131,7 @@ def test_a_hidden_copy_of_other_width_and_depth_is_found(hidden):
         np.testing.assert_allclose(np.asarray(small[name])[kept], want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_copies_in_unequal_numbers_need_less_balance(hidden):
     a, _, _, x = hidden
     layer, index = forward(a, x)[0][0], np.array([3, 0, 0, 5, 1, 0, 2, 4])
@@ -140,6 +142,7 @@ def test_copies_in_unequal_numbers_need_less_balance(hidden):
     np.testing.assert_allclose(free, plant, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_constant_units_cost_one_and_gradients_are_finite():
     x = jax.random.normal(jax.random.key(0), (20, 3)).at[:, 1].set(2.0)
     loss = jax.jit(lambda x, y: align.transport_units(x, y, entropy=0.1)[1])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import chosen, diagonal, slow, soak, soak_unless
 from known_networks import (
     BASES,
     EPS,
@@ -44,7 +44,6 @@ def rolled(n):
     return growth.permute(np.roll(np.arange(n), 1))
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", GOLDEN)
 def test_forward_agrees_with_transformers(name):
     golden, m = GOLDEN[name], model(name)
@@ -56,8 +55,15 @@ def test_forward_agrees_with_transformers(name):
     np.testing.assert_allclose(logits.ravel()[:: golden["step"]], golden["logits"], 0, tolerance)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "name",
+    chosen(
+        HEADS,
+        *("GPT2DoubleHeadsModel", "RobertaForSequenceClassification", "BertForTokenClassification"),
+        *("T5ForSequenceClassification", "ViTModel", "CLIPVisionModelWithProjection"),
+        "LlamaForTokenClassification",
+    ),
+)
 def test_heads_agree_with_transformers(name):
     """All outputs of each class by name, or of a base model its states."""
     golden, m = HEADS[name]["outputs"], model(name)
@@ -73,8 +79,7 @@ def test_heads_agree_with_transformers(name):
         np.testing.assert_allclose(x.ravel()[:: entry["step"]], entry["values"], 0, tolerance)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", [*NAMES, *HEADS])
+@pytest.mark.parametrize("name", chosen([*NAMES, *HEADS], "gpt2"))
 def test_every_space_can_be_permuted(name):
     """All at once: one program, which any of them would spoil."""
     m = model(name)
@@ -91,7 +96,7 @@ def test_every_space_can_be_permuted(name):
         assert has_moved == bool(spaces & set(maps)), path
 
 
-@pytest.mark.parametrize("name", [*NAMES, *HEADS])
+@pytest.mark.parametrize("name", chosen([*NAMES, *HEADS], *NAMES))
 def test_ends_cannot(name):
     m = model(name)
     ends = [x for x in m.spec.spaces if "outer" in x.nonlinearity.split()]
@@ -100,8 +105,10 @@ def test_ends_cannot(name):
         assert exactness(m.spec, {space.name: rolled(space.size)}).lost
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", [soak_unless(n in ("llama", "flax mlp"), n) for n in NAMES])
+@pytest.mark.parametrize(
+    "name",
+    ["flax mlp", *slow("llama"), *soak(*(n for n in NAMES if n not in ("flax mlp", "llama")))],
+)
 def test_hidden_units_and_heads_can_be_duplicated(name):
     """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
     m = model(name)
@@ -163,8 +170,7 @@ def test_rotation_of_the_stream_after_folding(name):
     assert not certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "clip", "flax gpt", "flax vit"])
+@pytest.mark.parametrize("name", ["bert", *slow("gpt2", "vit", "clip", "flax gpt", "flax vit")])
 def test_rotation_under_layernorm_is_reported(name):
     m = model(name)
     s = m.spec
@@ -297,6 +303,7 @@ def test_bad_checkpoints():
         architectures.forward.llama(m.params, scaled, TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prefix"), [("gpt2", "transformer."), ("bert", "bert."), ("roberta", "roberta.")]
 )
@@ -373,8 +380,7 @@ BY_HAND = {
 }
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", chosen(BY_HAND, "RobertaForSequenceClassification"))
 def test_heads_by_their_definition(name):
     m = model(name)
     found = run(name, m.spec, m.params)["logits"]
@@ -383,6 +389,7 @@ def test_heads_by_their_definition(name):
     np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pad", "tokens", "places"),
     [
@@ -405,6 +412,7 @@ def test_texts_are_classified_at_their_last_token(pad, tokens, places):
     np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_known():
     name = "LlamaForSequenceClassification"
     m, config = model(name), HEADS[name]["config"]
@@ -466,12 +474,11 @@ def test_a_draft_of_a_transformer():
     assert "heads" not in {x.name for x in asked.rules.spec(m.params).spaces}
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(
-    "name", ["gpt2", "bert", "roberta", "vit", "clip", "t5", "qwen3", "flax gpt"]
+    ("heads", "name"),
+    diagonal([None, 2], ["gpt2", "bert", "roberta", "vit", "clip", "t5", "qwen3", "flax gpt"]),
 )
-@pytest.mark.parametrize("heads", [None, 2])
-def test_whatever_a_draft_calls_exact_is(name, heads):
+def test_whatever_a_draft_calls_exact_is(heads, name):
     """Sound before any answer: spaces in doubt are not said to be exact."""
     m = model(name)
     if heads and name == "qwen3":

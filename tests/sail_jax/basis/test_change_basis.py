@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import chosen, slow, slow_unless
 
 from sail_jax import growth
 from sail_jax.basis.certificate import certificate, exactness
@@ -241,16 +242,25 @@ CASES = [
 SLOW = {"attention", "sigmoid", "deep linear", "rmsnorm, folded", "recurrent"}
 
 
-def case(name, *values):
-    return pytest.param(name, *values, marks=pytest.mark.slow if name in SLOW else [])
+nets = pytest.mark.parametrize("name", [slow_unless(name not in SLOW, name) for name in NETS])
 
 
-nets = pytest.mark.parametrize("name", [case(name) for name in NETS])
-cases = pytest.mark.parametrize(("name", "space", "maker"), [case(*c) for c in CASES])
+def cases(of):
+    """A diagonal of networks and makers, for each space of a network."""
+    names, makers = [name for name in NETS if name not in SLOW], [*MAPS]
+    return pytest.mark.parametrize(
+        ("name", "space", "maker"),
+        [
+            slow_unless(
+                name in names and names.index(name) % 4 == makers.index(maker) % 4,
+                *(name, space, maker),
+            )
+            for name, space, maker in of
+        ],
+    )
 
 
-@pytest.mark.thirds
-@cases
+@cases(CASES)
 def test_exact_is_preserved_and_inexact_is_not(name, space, maker):
     net, maps = NETS[name], {space: MAPS[maker]}
     report = exactness(net.spec, maps)
@@ -334,6 +344,7 @@ def test_tied_leaves_allow_orthogonal_maps_only(maker):
         assert "the tied leaf 'table' both writes and reads it" in report.spaces[0].lost
 
 
+@pytest.mark.slow
 def test_stack_and_outer_are_never_exact():
     net = NETS["stacked"]
     for how in ("stack", "interpolate"):
@@ -364,8 +375,7 @@ def close(a, b):
     chex.assert_trees_all_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.thirds
-@nets
+@pytest.mark.parametrize("name", chosen(NETS, "relu", "rmsnorm"))
 def test_functor(name):
     net = NETS[name]
     first, second = full(net, ["rescale", "permute", "flip"]), full(net, ["widen uneven", "pad"])
@@ -402,8 +412,7 @@ def test_identity_and_round_trip(name):
         close(change_basis(new, net.spec.resized(maps), back), net.params)
 
 
-@pytest.mark.thirds
-@nets
+@pytest.mark.parametrize("name", chosen(NETS, "grouped", "stacked"))
 def test_index_form_is_its_dense_form(name):
     net = NETS[name]
     for prefer in (["permute", "rescale"], ["widen even", "flip"], ["pad", "widen uneven"]):
@@ -481,16 +490,14 @@ def loss(net):
 GRADIENTS = {name: jax.jit(jax.grad(loss(net))) for name, net in NETS.items()}
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize(
-    ("name", "space", "maker"),
+@cases(
     [
-        case(name, space, maker)
+        (name, space, maker)
         for name, space, maker in CASES
         if not exactness(NETS[name].spec, {space: MAPS[maker]}).lost
         # a padded sigmoid is one half: what would read it has a gradient of its own
         and (name, maker) != ("sigmoid", "pad")
-    ],
+    ]
 )
 def test_gradients_move_dually(name, space, maker):
     net, maps = NETS[name], {space: MAPS[maker]}
@@ -586,9 +593,9 @@ def test_vmap_over_networks_and_over_maps():
         change_basis(net.params, net.spec, maps)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-@pytest.mark.parametrize("maker", ["permute", "widen uneven", "general"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float16, jnp.float32)])
+@pytest.mark.parametrize("maker", ["general", *slow("permute", "widen uneven")])
 def test_dtype_is_kept_and_sums_are_float32(dtype, maker):
     net = NETS["attention"]
     maps = dict.fromkeys(inner(net), MAPS[maker])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import chosen, diagonal
 
 from sail_jax import growth
 from sail_jax.basis.families import NONLINEARITIES, Family
@@ -87,8 +88,7 @@ def test_family_is_stated_and_true(name):
     assert (lost <= rounding) if lossless else (lost == 1)
 
 
-@pytest.mark.one
-@subjects
+@pytest.mark.parametrize("name", chosen(MAPS, "flip, widen", "general"))
 def test_dense_form_defines_index_form(name):
     m, _, _ = MAPS[name]
     x = jnp.asarray(normal(3, N, 2))
@@ -120,10 +120,10 @@ SECONDS = {
 }
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("first", [name for name in MAPS if MAPS[name][0].new != 6])
-@pytest.mark.parametrize("second", SECONDS)
-def test_composition(first, second):
+@pytest.mark.parametrize(
+    ("second", "first"), diagonal(SECONDS, [name for name in MAPS if MAPS[name][0].new != 6])
+)
+def test_composition(second, first):
     a = MAPS[first][0]
     b = SECONDS[second](a.new)
     c = compose(b, a)
@@ -225,8 +225,7 @@ def test_false_claims_are_seen():
     assert classify(select([0, 0, 1], 2, read=[0.5, 0.5, 1])) == Family.SELECTION
 
 
-@pytest.mark.thirds
-@subjects
+@pytest.mark.parametrize("name", chosen(MAPS, "widen key", "rescale", "general"))
 def test_maps_pass_through_transformations(name):
     m, _, _ = MAPS[name]
     chex.assert_trees_all_equal(jax.jit(lambda m: m)(m), m)
@@ -287,6 +286,7 @@ def test_constants_under_jit_are_concrete():
         jax.jit(classify)(ROTATED)
 
 
+@pytest.mark.slow
 def test_widening_deals_copies():
     m = growth.widen(3, 12, key=KEY, even=True)
     assert np.bincount(m.index).tolist() == [4, 4, 4]

@@ -10,6 +10,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import slow
 from merge_cases import KEY, NAMES, Held, Sink, streamed
 
 from sail_jax import Merge, methods, transforms
@@ -56,8 +57,10 @@ def models_of(merge):
     return min(3, most or 3) if least <= 3 else least
 
 
-@pytest.mark.thirds
-@merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
+@merge_cases.each_method(
+    quick=("linear", "karcher"),
+    slow=(*merge_cases.KINDS, "breadcrumbs", "model_stock", "pcb", "opcm"),
+)
 def test_streamed_is_what_memory_gives(name):
     """To 16 ulp of the largest value: kernels are fused differently, sums are cut into pieces."""
     shapes = SHAPES if name in WHOLE else SHAPES | LONG
@@ -93,12 +96,11 @@ def test_passes_are_counted_before_they_are_made(name):
         assert read == said, shape
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+@pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
 @merge_cases.each_method(
     [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE],
-    quick=("ties",),
-    slow=("della", "multislerp"),
+    quick=(),
+    slow=("ties", "della", "multislerp"),
 )
 def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
     merge = functools.partial(make, name, compat=compat)
@@ -109,6 +111,7 @@ def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
         assert one[leaf].tobytes() == other[leaf].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -335,7 +338,7 @@ def test_which_methods_do_not_look_at_their_inputs():
 
 
 @merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow(np.float16, np.float32)])
 def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
     """In any model or the base, in the first piece or the last, whatever the weights."""
     merge_cases.in_small_pieces(monkeypatch)

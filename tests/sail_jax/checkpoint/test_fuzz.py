@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
+from cells import slow_unless
 from fuzzing import WrongError, called, fuzz, little_memory, refused, told
 from small_checkpoints import CONFIG, GEMMA
 from small_checkpoints import tensors as llama
@@ -615,11 +616,10 @@ def _document(name):
 DEAR = {"config.json", "recipe", "table of spaces", "merge", "inspect", "align", "grow"}
 
 
-def cells(names):
-    """Parametrises over targets, the dear ones slow."""
-    slow = pytest.mark.slow
+def cells(names, quick=()):
+    """Parametrises over targets, the dear ones slow, or all but the quick ones."""
     return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=[slow] * (n in DEAR)) for n in names]
+        "name", [slow_unless(n in quick if quick else n not in DEAR, n) for n in names]
     )
 
 
@@ -775,8 +775,7 @@ def _command_line(name):
     return make
 
 
-@pytest.mark.one
-@cells(commands())
+@cells(commands(), quick=("average",))
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import olmo2
 import pytest
+from cells import slow
 from known_networks import GOLDEN, model
 from small_checkpoints import CONFIG, GEMMA, tensors
 
@@ -79,6 +80,7 @@ def test_command_function_and_memory_agree(models, tmp_path, capsys):
     assert "hidden_size: 16 to 32" in card
 
 
+@pytest.mark.slow
 def test_target_from_a_file_and_depth(models, tmp_path):
     whole = CONFIG | {"num_hidden_layers": 3, "hidden_size": 20, "head_dim": 4}
     (tmp_path / "to.json").write_text(json.dumps(whole))
@@ -454,9 +456,9 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     assert compared["largest"] > 0.1 * compared["scale"]
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("width", ["2x", "1.5x"])
-@pytest.mark.parametrize("name", ["untied", "tied"])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ["2x", *slow("1.5x")])
+@pytest.mark.parametrize("name", ["tied", *slow("untied")])
 def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, name, width):
     if name == "tied":
         spec_of(gemma, TABLE, HEAD, "optional: [lm_head.weight]", SCALES)
@@ -537,6 +539,7 @@ def test_what_a_draft_calls_outer_is_left_and_the_run_agrees(answered, capsys):
     np.testing.assert_array_equal(olmo2.logits(new, config), olmo2.logits(old, olmo2.CONFIG))
 
 
+@pytest.mark.slow
 def test_a_wrong_table_is_found_by_the_run_alone(answered, capsys):
     """The same table with heads and stream stated as in a Llama, which OLMo 2 is not."""
     table = (answered / "spec.yaml").read_text()

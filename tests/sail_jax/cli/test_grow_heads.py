@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cells import soak_unless
 from known_networks import HEADS, model
 
 from sail_jax.architectures import forward
@@ -29,8 +30,9 @@ CLASSIFIERS += ["LlamaForSequenceClassification"]
 
 
 @pytest.mark.slow
-@pytest.mark.thirds(slow=True)
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize(
+    "name", [soak_unless(n == "LlamaForSequenceClassification", n) for n in CLASSIFIERS]
+)
 def test_classifiers_are_certified_by_their_logits(tmp_path, capsys, name):
     old = saved(tmp_path / "old", name)
     grown = ["grow", old, tmp_path / "new", "--width", "2x", "--certify", "--lossless"]
@@ -44,6 +46,7 @@ def test_classifiers_are_certified_by_their_logits(tmp_path, capsys, name):
     assert "the function is preserved. Both networks were run" in out
 
 
+@pytest.mark.slow
 def test_the_projection_of_clip_stays(tmp_path, capsys):
     old = saved(tmp_path / "old", "CLIPModel")
     assert done(capsys, "grow", old, tmp_path / "new", "--width", "2x", "--no-certify")[0] == 0
@@ -52,6 +55,7 @@ def test_the_projection_of_clip_stays(tmp_path, capsys):
     assert load_checkpoint(tmp_path / "new")["text_projection.weight"].shape == (6, 16)
 
 
+@pytest.mark.slow
 def test_outputs_of_another_size_are_said(tmp_path, capsys):
     old = saved(tmp_path / "old", "CLIPModel")
     said = "outputs of another size: projection_dim 6 to 12"

@@ -7,6 +7,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from cells import chosen, slow
 from known_networks import GOLDEN, NAMES, model
 from small_checkpoints import save
 
@@ -54,8 +55,7 @@ def drawn(found):
     return sum(len(row.paths) * band.repeats for band in found.bands for row in band.rows)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", chosen(NAMES, "gpt2", "flax mlp"))
 def test_every_tensor_has_its_place_and_every_use_its_mark(name):
     m = model(name)
     found = inspect_figure.layout(m.spec, shapes_of(m.params))
@@ -103,8 +103,7 @@ def test_stages_differ_and_their_blocks_may_not():
     assert drawn(found) == len(shapes)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("make", [llama, resnet])
+@pytest.mark.parametrize("make", [llama, *slow(resnet)])
 def test_the_drawing_is_legible(make):
     """No label covers another, none leaves the page, at sizes that can be read."""
     config, shapes = make()

@@ -176,6 +176,7 @@ def test_wrong_options(saved, tmp_path, capsys):
 NAMES = [name for name in GOLDEN if architectures.of(GOLDEN[name]["config"]).logits is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *(
     pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "gpt2")])  # fmt: skip
 def test_layers_are_seen_and_replaced(name):

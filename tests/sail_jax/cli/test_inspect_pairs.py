@@ -43,6 +43,7 @@ def call(capsys):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "piece"),
     [

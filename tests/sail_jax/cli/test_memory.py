@@ -30,6 +30,7 @@ def page_faults(way, **environment):
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.name != "posix" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone has it"
 )

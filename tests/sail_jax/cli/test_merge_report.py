@@ -206,6 +206,7 @@ def _by_chance(case):
     return conflicts / sum(x[0][0].size for x in case.arrays.values())
 
 
+@pytest.mark.slow
 def test_models_that_move_everything_conflict_by_chance_in_half_and_in_three_quarters():
     for models, chance in ((MODELS[:2], 0.5), (MODELS, 0.75)):
         case = merged(SMALL, models=models, change=lambda deltas: [abs(d) + 1 for d in deltas])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import chosen, diagonal, slow
 from scipy import integrate, stats
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, jensenshannon
@@ -162,10 +163,11 @@ def gaussian_energy(gap, s, t):
     return 2 * across - 2 * (s + t) / math.sqrt(math.pi)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("law", ["equal", "different"])
-@pytest.mark.parametrize("estimator", ["quadratic", "linear", "features", "energy"])
-def test_hilbert_distances_are_unbiased_with_an_honest_error(estimator, law):
+@pytest.mark.parametrize(
+    ("law", "estimator"),
+    diagonal(["equal", "different"], ["quadratic", "linear", "features", "energy"]),
+)
+def test_hilbert_distances_are_unbiased_with_an_honest_error(law, estimator):
     runs, n, (gap, t) = 600, 24, (0.0, 1.0) if law == "equal" else (1.5, 1.6)
     dim = 1 if estimator == "energy" else 2
     a, b, c = jax.random.split(jax.random.key(4), 3)
@@ -257,8 +259,8 @@ def test_sliced_wasserstein_of_a_shift():
     assert abs(float(value) - math.sqrt(gap @ gap / 4)) < 4 * float(stderr)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("p", [1, 2.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [2.5, *slow(1)])
 def test_sliced_wasserstein_is_exact_on_a_line(p):
     x, y = points(12, 9, 1)
     with jax.enable_x64(True):
@@ -400,8 +402,7 @@ ALL = {
 DEGREE = {"energy": 1, "sliced": 1, "wasserstein": 1, "mmd": 0, "features": 0, "histogram": 0}
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", chosen(ALL, "features", "sliced", "histogram"))
 def test_laws_of_distances(name):
     x, y = points()
     rng = np.random.default_rng(9)
@@ -414,8 +415,8 @@ def test_laws_of_distances(name):
         assert float(ALL[name](4 * x, 4 * y)) == pytest.approx(4 ** DEGREE[name] * value, rel=1e-10)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", ["mmd", "energy", "sliced", "linear", "features"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sliced", *slow("mmd", "energy", "linear", "features")])
 def test_gradients_and_compilation(name):
     one = {
         "linear": lambda x, y: D.mmd(x, y, estimator="linear", bandwidth=1.5).value,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow
 
 from sail_jax import growth
 from sail_jax.basis.certificate import certificate, exactness
@@ -97,7 +98,6 @@ INDICES = {
 }
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", INDICES)
 def test_index_makers(name):
     m, index = INDICES[name]
@@ -168,9 +168,8 @@ def test_listed_layers_grow_as_stacked_ones(name):
     assert not certificate(scanned, STACKED, new, X).preserved
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
-    "m", [growth.interleave(L, [0, 2]), growth.deepen(L, 2 * L, "interpolate")]
+    "m", [growth.interleave(L, [0, 2]), *slow(growth.deepen(L, 2 * L, "interpolate"))]
 )
 def test_inserted_layers_with_zero_output_preserve(m):
     """LLaMA-Pro; without the zeros the same insertion does not."""
@@ -210,6 +209,7 @@ def test_overwrite_along_another_axis_and_with_ones():
     assert new["scale"].tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
+@pytest.mark.slow
 def test_depth_and_width_commute():
     """LiGO mixes layers before it widens; the order is of no consequence, axes being distinct."""
     deep = {"layer": growth.mix_layers(draw(5, L))}

@@ -154,6 +154,7 @@ def test_sail_starts_from_the_singular_vectors():
     chex.assert_trees_all_close(new, want, atol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_sail_starts_fewer_layers_near_means_of_neighbours():
     """Eq. (9) for 4 layers and 2: with large logits half of each of two, otherwise nearly so."""
     four = jax.tree.map(np.array, PARAMS)
@@ -175,6 +176,7 @@ def test_sail_starts_fewer_layers_near_means_of_neighbours():
 # LiGO
 
 
+@pytest.mark.slow
 def test_ligo_is_tied_as_published():
     """W' = B W A^T with A the B of what is read, layers mixed first, leaf by leaf."""
     free = learned.ligo_init(SPEC, SIZES, KEY)
@@ -239,7 +241,6 @@ METHODS = {
 }
 
 
-@pytest.mark.one
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "optimizer",

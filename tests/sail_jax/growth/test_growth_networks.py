@@ -13,7 +13,7 @@ import known_networks as models
 import numpy as np
 import olmo2
 import pytest
-from cells import slow_unless, soak_unless
+from cells import chosen, slow_unless, soak_unless
 
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -34,8 +34,8 @@ FLAX = {
     "flax vit": {"model_type": "flax_vit"},
 }
 NAMES = models.NAMES
-# one of each kind: compiling the forward pass of the others takes minutes
-KINDS = ["llama, tied, stretched", "flax mlp"]
+# compiling the forward pass of the others takes minutes
+KINDS = ["flax mlp"]
 POST_NORM = ["bert", "roberta"]
 LIMIT = 10 * float(jnp.finfo(jnp.float32).eps) ** 0.5
 TWICE = {"width": 2, "depth": 2}
@@ -133,11 +133,7 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     assert [s.space for s in growth.report.spaces if s.lost] == ["vision.resid"]
 
 
-@pytest.mark.one
-@pytest.mark.parametrize(
-    "name",
-    [slow_unless(name in KINDS, name) for name in NAMES],
-)
+@pytest.mark.parametrize("name", chosen(NAMES, "llama, tied, stretched"))
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms follow the sums, and by
     identities where layers are a chain."""
@@ -161,12 +157,11 @@ def test_lemon_doubles_any_network(name):
     assert not any(growth.config.get(k) for k in ("tie_word_embeddings", "tied"))
 
 
-@pytest.mark.one
 # The gather of GPT-2's second head is taken for a choice unit by unit: copies are refused there.
 @pytest.mark.parametrize(
     "name",
     [
-        n
+        slow_unless(n == "LlamaForTokenClassification", n)
         for n in models.HEADS
         if n not in (*models.BASES, "GPT2DoubleHeadsModel", "GraniteMoeSharedForCausalLM")
     ],
@@ -177,7 +172,7 @@ def test_lemon_doubles_any_network_with_a_head(name):
     check_exact(name, TWICE if deep else {"width": 2}, "lemon", require_lossless=True)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *models.HEADS])
+@pytest.mark.parametrize("name", chosen([*NAMES, *models.HEADS], *NAMES, "BertModel"))
 def test_a_factor_of_width_leaves_inputs_and_outputs(name):
     m, c = models.model(name), config(name)
     if name.startswith("GraniteMoe"):  # the table does not let the stream of these mixtures grow
@@ -245,10 +240,11 @@ LOSSLESS = {
     "llama_pro": ({"depth": 2}, {}),
     "identity": ({"depth": 2}, {}),
 }
-FAST = {("llama", "hypercloning"), ("llama", "llama_pro")}
+# each method once, on the smallest network
+FAST = {*(("flax mlp", method) for method in ("hypercloning", "fpi", "lemon"))}
+FAST |= {("llama", method) for method in ("msg", "llama_pro", "identity")}
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -272,14 +268,9 @@ def test_lossless_methods(name, method):
         assert any(jax.tree.leaves(moved))
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "method",
-    [
-        soak_unless(name in ("net2net", "stack"), name)
-        for name in METHODS
-        if name == "net2net" or not METHODS[name].lossless
-    ],
+    [name for name in METHODS if name == "net2net" or not METHODS[name].lossless],
 )
 def test_other_methods_say_that_they_are_not_exact(method):
     params, c = models.model("llama").params, config("llama")
@@ -310,6 +301,7 @@ def test_options_that_cost_exactness(name, method, options, text):
 # Heads.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to", "method"),
     [
@@ -326,6 +318,7 @@ def test_larger_heads(name, to, method):
     check_exact(name, to, method, require_lossless=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to", "text"),
     [
@@ -533,6 +526,7 @@ def test_depth_leaves_outer_spaces_alone(depth_method):
     assert not outer & set(growth.maps)
 
 
+@pytest.mark.slow
 def test_fresh_layers_copy_what_is_in_no_space():
     """Gains of zero would leave queries and keys at zero for good: each is the other's gradient."""
     new, growth = grow(
@@ -694,7 +688,6 @@ def _stated(name):
     return [key for key in [*keys, *m.rules.layers] if isinstance(look(c, key), int)]
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "name", [soak_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
 )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import slow_unless
+from cells import chosen, slow_unless
 
 from sail_jax import growth
 from sail_jax.basis.change_basis import change_basis
@@ -119,11 +119,7 @@ def carried(optimizer, params, s, maps):
     return before, *moved(*before), reports[0]
 
 
-QUICK = ("sgd", "momentum", "adam", "masked")
-
-
-@pytest.mark.thirds
-@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in OPTIMIZERS])
+@pytest.mark.parametrize("name", chosen(OPTIMIZERS, "momentum", "adam"))
 def test_trajectory_under_permutation(name):
     optimizer = OPTIMIZERS[name]
     before, new, state, report = carried(optimizer, PARAMS, SPEC, PERMUTED)
@@ -139,6 +135,7 @@ def test_trajectory_under_permutation(name):
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
 
 
+@pytest.mark.slow
 def test_an_average_of_parameters_moves_as_they_do():
     optimizer = optax.chain(optax.sgd(0.05), average_params("uniform", window=3))
     maps = DUPLICATIONS["uneven"]
@@ -168,14 +165,10 @@ DUPLICATIONS = {
 }
 
 
-QUICK_GROWTHS = {("sgd", "even"), ("adam", "uneven shares")}
-
-
-@pytest.mark.one
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [
-        slow_unless((optimizer, name) in QUICK_GROWTHS, optimizer, name)
+        slow_unless((optimizer, name) == ("adam", "uneven shares"), optimizer, name)
         for optimizer in ("sgd", "adam")
         for name in DUPLICATIONS
     ],

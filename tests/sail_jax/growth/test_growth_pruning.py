@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import known_networks as models
 import numpy as np
 import pytest
+from cells import slow
 from small_checkpoints import CONFIG, tensors
 
 from sail_jax import change_basis, spec_of
@@ -58,6 +59,7 @@ def share(leaf, axis):
     return squares.sum(1) / squares.sum()
 
 
+@pytest.mark.slow
 def test_scores_and_units_against_numpy():
     p, s = attention()
     qkv, out = p["qkv"].reshape(6, 4, 3, 2), p["o"].reshape(4, 2, 6)
@@ -81,6 +83,7 @@ def test_scores_and_units_against_numpy():
     assert attend(new, X).shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_a_pruned_network_computes_what_one_with_zeros_does():
     p, s = attention()
     new, _ = grow(p, {}, {"stream": 4, "head": 2, "hidden": 3}, "magnitude", rules=s)
@@ -103,7 +106,7 @@ def test_a_pruned_network_computes_what_one_with_zeros_does():
     np.testing.assert_allclose(attend(small, X), attend(zeroed, X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["net2net", "hypercloning"])
+@pytest.mark.parametrize("method", ["hypercloning", *slow("net2net")])
 def test_copies_are_removed_without_a_loss(method):
     p, s = attention()
     sizes = {"stream": 12, "head": 8, "hidden": 14}

@@ -94,6 +94,7 @@ def test_entries_and_layers_are_found():
     assert table.optional == table.head == ("head",)
 
 
+@pytest.mark.slow
 def test_a_table_in_a_file_is_the_same():
     table = table_by_probing(CONFIG, probe)
     parts = json.loads(written(table))
@@ -168,6 +169,7 @@ def test_what_was_found_grows_networks_that_compute_the_same(to, method):
     np.testing.assert_allclose(after, old, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_refused():
     def other(config):
         found, sizes, _ = probe(config)

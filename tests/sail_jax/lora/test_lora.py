@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import diagonal, slow
 from merge_cases import make
 
 from sail_jax import lora, methods
@@ -45,8 +46,7 @@ def product(p):
 SMALL = {"oversampling": 2, "powers": 3}  # 2 * 4 * (rank + 2) directions are drawn
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("shape", [(64, 48), (48, 64)])
+@pytest.mark.parametrize("shape", [(64, 48), *slow((48, 64))])
 def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
     """Independent entries are the worst case: no singular value stands out. No error is below that
     of Eckart and Young; with 3 powers 1 % above it is reached. Matrices of the rank are found."""
@@ -66,6 +66,7 @@ def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
     assert float(error) < 20 * EPS * np.linalg.norm(low)
 
 
+@pytest.mark.slow
 def test_gradients_at_equal_singular_values_and_at_zero():
     """Of <C, B A>, which is <C, delta>, the gradient is C. It lacks what turns the vectors of equal
     singular values, and what lies between those of 0."""
@@ -81,6 +82,7 @@ def test_gradients_at_equal_singular_values_and_at_zero():
     np.testing.assert_allclose(slope, np.where(lacking, 0, C), rtol=0, atol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
     delta = matrix(0, (64, 48))
     delta[:, 3:] /= 50
@@ -123,6 +125,7 @@ def in_core(pairs, merged):
     return U @ merged(cores) @ Vt
 
 
+@pytest.mark.slow
 def test_core_space_is_the_dense_merge_where_it_commutes_with_rotations():
     """Task arithmetic, with one adapter that leaves the matrix alone."""
     pairs = [pair(k, (7, 5), 2) for k in range(2)]
@@ -148,10 +151,8 @@ def test_a_method_of_entries_sees_those_of_core_matrices():
 # --- truncation
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("rank", [1, 3, 5, 9])
-@pytest.mark.parametrize("shape", [(7, 5), (5, 7)])
-def test_truncation_is_optimal(shape, rank):
+@pytest.mark.parametrize(("rank", "shape"), diagonal([1, 3, 5, 9], [(7, 5), (5, 7)]))
+def test_truncation_is_optimal(rank, shape):
     """Eckart-Young: the error is the root of the sum of the discarded squares, and nothing of that
     rank found by alternating least squares from random starts is nearer. SVD in float32: 20 eps
     |delta|."""
@@ -191,6 +192,7 @@ def test_energy_is_the_least_rank_that_has_it():
         jax.jit(lambda x: lora.truncate(x, energy=0.5)[1])(delta)
 
 
+@pytest.mark.slow
 def test_truncation_under_jit_and_gradient():
     """The squared error's gradient is the residual (Eckart-Young again), twice."""
     delta = jnp.asarray(matrix(2, (6, 4)))
@@ -219,6 +221,7 @@ def test_extract_and_add_are_inverse():
     assert (list(none), sorted(rest)) == ([], ["b", "q"])
 
 
+@pytest.mark.slow
 def test_concatenation_is_exact_and_refactoring_finds_its_rank():
     adapters = [{"w": pair(k, (6, 5), 1 + k)} for k in range(3)]
     weights = [0.5, -1.0, 2.0]

@@ -35,7 +35,6 @@ def array(rng, axes, joined, at):
     return x, x.reshape((-1, shape[rank]) if at == "a" else (shape[rank], -1))
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_product_is_added(name):
     w_axes, a_axes, b_axes, joined = LAYOUTS[name]

@@ -18,7 +18,6 @@ from sail_jax import methods
 SHAPES = ((8,), (6, 8))
 MERGED = list(methods.METHODS)
 KINDS = (*merge_cases.KINDS, "fisher")
-each_method = merge_cases.each_method(MERGED, quick=KINDS)
 
 
 def case(name, leaves, shapes=SHAPES):
@@ -38,8 +37,7 @@ def lines_per_leaf(name):
     return (sizes[1] - sizes[0]) / 8
 
 
-@pytest.mark.one
-@each_method
+@merge_cases.each_method(MERGED, quick=("ties", "fisher"), slow=KINDS)
 def test_programs_follow_the_shapes(name):
     """A leaf more is stacked with its like and taken out again, in about 27 lines; merged by itself
     it would be 150 (fisher) to 800 (breadcrumbs). Task arithmetic, 30, is entry by entry, and so is
@@ -47,8 +45,7 @@ def test_programs_follow_the_shapes(name):
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
-@pytest.mark.thirds
-@each_method
+@merge_cases.each_method(MERGED, quick=("ties", "karcher"), slow=KINDS)
 def test_lowers_for_accelerators_without_the_host(name):
     """No method calls back, and none counts by scatter, which is a CPU's way."""
     method, *given = case(name, 2)
@@ -60,14 +57,13 @@ def test_lowers_for_accelerators_without_the_host(name):
         assert "stablehlo.scatter" not in program
 
 
-@pytest.mark.one
-@merge_cases.each_method(MERGED, quick=KINDS)
+@merge_cases.each_method(MERGED, quick=("ties",), slow=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
-    method, *given = case(name, 4)
-    jax.clear_caches()  # of what other tests have compiled
+    shapes = ((11,), (5, 13))  # which no other test has compiled for
+    method, *given = case(name, 4, shapes)
     assert compilations(caplog, lambda: method(*given))  # the log does show them
     assert not compilations(caplog, lambda: method(*given))
-    other, *more = case(name, 12)
+    other, *more = case(name, 12, shapes)
     found = compilations(caplog, lambda: other(*more))
     assert not found, [record.getMessage() for record in found]
 

@@ -49,6 +49,7 @@ def _found(keys, sample, ranks):
     return guess(visit, kernel(_plain), [counting.wide(np.array(r)) for r in ranks]), visit.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0, SIZE])
 def test_a_guess_is_the_key_of_the_rank(least):
     """Also where the sample lacks the smallest keys, by which the guess is corrected."""

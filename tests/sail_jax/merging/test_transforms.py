@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import of_law, slow
 from merge_cases import compilations, streamed
 
 from sail_jax import Merge
@@ -46,7 +47,11 @@ TRANSFORMS = {
     "masked": masked(trim(0.3), "b*"),
     "chain": chain(drop(0.2, KEY), trim(0.5), elect(tie="majority")),
 }
-each_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+def law(i):
+    """Parametrises the i-th of three laws over the names of transforms."""
+    return pytest.mark.parametrize("name", of_law(i, 3, TRANSFORMS))
 
 
 def vectors(coarse=False, weights=(1.0, 2.0, 0.5)):
@@ -206,8 +211,7 @@ def test_the_example_of_the_module():
     assert taken.tolist() == [[True, True, False, False]]
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("visit", [Whole, Binned], ids=["bit by bit", "in bins"])
+@pytest.mark.parametrize("visit", [Whole, *slow(Binned)], ids=["bit by bit", "in bins"])
 def test_thresholds_are_those_of_a_sort(visit):
     """Of keys that are few and often equal, and all over the range; two tasks at once."""
     size = leafwise.SMALL + 1 if visit is Binned else 999
@@ -245,8 +249,7 @@ def test_another_traced_density_compiles_nothing(caplog):
         chex.assert_trees_all_equal(jax.tree.map(lambda x, k=k: x[k], mapped), kept(density, 0.0))
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [8, *slow(16)])
 def test_histogram_counts_digits_under_a_head(bits):
     top = 2 ** (bits + 2)
     keys = np.random.default_rng(0).integers(0, top, (2, 30, 50)).astype(np.uint32)
@@ -260,6 +263,7 @@ def test_histogram_counts_digits_under_a_head(bits):
         np.testing.assert_array_equal(low.lo[task], np.bincount(under, minlength=2**bits))
 
 
+@pytest.mark.slow
 def test_histogram_by_sorting_is_that_by_scattering():
     """What accelerators do instead, run here."""
     digit = jnp.asarray(np.random.default_rng(1).integers(0, 256, 5000), jnp.int32)
@@ -269,6 +273,7 @@ def test_histogram_by_sorting_is_that_by_scattering():
     )
 
 
+@pytest.mark.slow
 def test_next_digit_beyond_32_bits():
     """A model of 10^13 entries: the digit of rank k and the rank left, against int64."""
     rng = np.random.default_rng(2)
@@ -315,8 +320,8 @@ def test_the_first_of_equal_keys_are_taken():
         np.testing.assert_array_equal(np.concatenate(taken, 1), first)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, *slow(16)])
 def test_digits_of_any_width_find_the_same(bits, monkeypatch):
     """Pieces one after another with histograms, against the loop of a trace bit by bit. Quarters
     below 2 and 64 times as much add up exactly."""
@@ -408,6 +413,7 @@ def test_elect_refuses():
 # --- drop
 
 
+@pytest.mark.slow
 def test_masks_depend_on_key_path_and_model_alone():
     some = vectors()
     got = drop(0.5, KEY)(some)
@@ -453,9 +459,9 @@ def test_drop_refuses():
 # --- laws of all transforms
 
 
-@pytest.mark.one
-@each_transform
-def test_transforms_keep_structure_shapes_and_masks(transform):
+@law(1)
+def test_transforms_keep_structure_shapes_and_masks(name):
+    transform = TRANSFORMS[name]
     before = vectors()._replace(weight=vectors(weights=(1.0, 0.0, -2.0)).weight)
     after = transform(before)
     chex.assert_trees_all_equal_shapes_and_dtypes(after.delta, before.delta)
@@ -467,17 +473,18 @@ def test_transforms_keep_structure_shapes_and_masks(transform):
     )
 
 
-@pytest.mark.one
-@each_transform
-def test_transforms_under_jit(transform):
+@law(0)
+def test_transforms_under_jit(name):
     """Bit by bit in loops there, digit by digit here: the same entries."""
+    transform = TRANSFORMS[name]
     eager, jitted = transform(vectors(coarse=True)), jax.jit(transform)(vectors(coarse=True))
     chex.assert_trees_all_equal(jitted.weight, eager.weight)
     chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", [n for n in TRANSFORMS if n not in ("drop", "chain")])
+@pytest.mark.parametrize(
+    "name", of_law(2, 3, TRANSFORMS, [n for n in TRANSFORMS if n not in ("drop", "chain")])
+)
 def test_transforms_without_draws_are_idempotent(name):
     once = TRANSFORMS[name](vectors(coarse=True))
     chex.assert_trees_all_equal(TRANSFORMS[name](once), once)
@@ -600,7 +607,6 @@ def test_transforms_and_reductions_read_as_they_were_written():
     assert list(map(repr, made)) == written
 
 
-@pytest.mark.one
 @pytest.mark.parametrize("make", [lambda: trim(0.5), lambda: keep_between(0.5, 0.1)])
 def test_a_transform_made_in_another_precision_is_the_same(make):
     made = make()

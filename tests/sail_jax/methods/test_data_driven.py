@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import chosen
 
 from sail_jax import Merge
 from sail_jax.methods import linear
@@ -61,7 +62,6 @@ def assert_close(got, want, atol):
 # --- laws
 
 
-@pytest.mark.one
 @each_method
 def test_identical_models_are_the_merge(name):
     """A mean of equals of size below 4, whatever the weights: 4 ulp."""
@@ -108,6 +108,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     chex.assert_trees_all_equal(got, rounded)  # one cast, of the same float32 numbers
 
 
+@pytest.mark.slow
 @each_method
 def test_jit_equals_eager(name):
     _, argument, make = METHODS[name]
@@ -118,8 +119,8 @@ def test_jit_equals_eager(name):
     assert_close(got, call(name, models(), weights=WEIGHTS), 200 * EPS)
 
 
-@pytest.mark.one
-@each_method
+@pytest.mark.slow
+@pytest.mark.parametrize("name", chosen(METHODS, "regmean"))
 def test_gradient_in_weights_and_statistics(name):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e2 / h."""
     method, argument, make = METHODS[name]

@@ -8,6 +8,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import diagonal, slow, slow_unless
 from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
@@ -99,13 +100,9 @@ def outcome(name, models, base, weights, **options):
 ANEW = ("huge float16", "one model")
 
 
-def slow_unless(quick):
-    return [] if quick else [pytest.mark.slow]
-
-
 CELLS = [
-    pytest.param(
-        *(name, compat, case), marks=slow_unless(name in merge_cases.KINDS and case not in ANEW)
+    slow_unless(
+        name in merge_cases.KINDS and compat == "paper" and case not in ANEW, name, compat, case
     )
     for name in merge_cases.NAMES
     for compat in ("paper", "mergekit")
@@ -144,12 +141,12 @@ def test_models_equal_to_the_base_change_nothing(name):
         np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
 
 
-@pytest.mark.thirds
 @merge_cases.each_method(
     [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],
+    quick=("ties",),
     slow=merge_cases.NAMES,
 )
-@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+@pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
 def test_density_one_keeps_everything(name, compat):
     got = outcome(name, TUNED, BASE, None, density=1.0, compat=compat)
     for leaf in BASE:
@@ -278,10 +275,8 @@ EMPTY = {
 }
 
 
-@pytest.mark.thirds(slow=True)
-@pytest.mark.parametrize("case", EMPTY)
-@pytest.mark.parametrize("name", merge_cases.NAMES)
-def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):
+@pytest.mark.parametrize(("case", "name"), diagonal(EMPTY, merge_cases.NAMES))
+def test_nothing_to_merge_is_nothing_merged(case, name, tmp_path):
     """In memory, under jit and on disk alike; but a file without tensors is the wrong file."""
     tree, merge = EMPTY[case], make(name)
     models = merge_cases.as_many(merge, [tree] * 3)
@@ -376,6 +371,7 @@ def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
     assert abs(agree - 2048) < 4 * 32
 
 
+@pytest.mark.slow
 @merge_cases.each_method(quick=("karcher",), slow=("slerp", "multislerp", "opcm", "ties"))
 def test_64_bits_change_no_bytes(name):
     """Whoever enables them for programs of their own merges float32 as before."""

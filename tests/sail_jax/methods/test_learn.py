@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 
 import chex
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import soak_unless
+from cells import chosen, slow_unless, soak_unless
 from jax import lax
 
 from sail_jax import Merge, methods, transforms
@@ -72,7 +73,7 @@ LEARN = {
     ),
 }
 each = pytest.mark.parametrize("name", LEARN)
-QUICK = ((False, "leaf", (0.25, 0.4)), (True, "task", None))
+QUICK, SLOW = (True, "leaf", (0.25, 0.4)), (False, "task", None)
 
 
 def assert_close(got, want, atol):
@@ -199,15 +200,11 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     return lam, merged, losses
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     ("plus", "by", "clamp"),
     [
-        # two quick ones, which have each value of each parameter
-        soak_unless((plus, by, clamp) in QUICK, plus, by, clamp)
-        for plus in (False, True)
-        for by in ("task", "leaf")
-        for clamp in (None, (0.25, 0.4))
+        slow_unless(case == QUICK, *case) if case in (QUICK, SLOW) else soak_unless(False, *case)
+        for case in itertools.product((False, True), ("task", "leaf"), (None, (0.25, 0.4)))
     ],
 )
 def test_adamerging_descends_the_entropy(by, clamp, plus):
@@ -240,6 +237,7 @@ def test_adamerging_descends_the_entropy(by, clamp, plus):
         assert {0.25, 0.4} & set(np.concatenate([lam["W"], lam["b"]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [True, False])
 def test_learned_soup_descends_the_supervised_loss(temperature):
     """Eight steps against NumPy in float64, softmax and log scale differentiated by hand."""
@@ -327,8 +325,7 @@ def test_surgery_descends_the_distance_of_features():
 # --- laws
 
 
-@pytest.mark.one
-@each
+@pytest.mark.parametrize("name", chosen(LEARN, "adamerging"))
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
     ms, base = problem()
@@ -346,7 +343,6 @@ def test_identical_models(name):
         assert_close(LEARN[name](ms[:1] * T, base, steps=0).params, alone.params, 32 * EPS)
 
 
-@pytest.mark.one
 @each
 def test_models_equal_to_the_base_give_the_base(name):
     _, base = problem()
@@ -403,8 +399,8 @@ def test_one_model(name):
         assert_close(got.params, ms[0], 8 * EPS)
 
 
-@pytest.mark.one
-@each
+@pytest.mark.slow
+@pytest.mark.parametrize("name", chosen(LEARN, "learned_soup"))
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     ms, base = problem(jnp.bfloat16)
     got = LEARN[name](ms, base)
@@ -414,6 +410,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     assert all(x.dtype in numbers for x in jax.tree.leaves(got.coefficients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [soak_unless(n == "learned_soup", n) for n in LEARN])
 def test_jit_equals_eager_and_repeats(name):
     ms, base = problem()
@@ -445,6 +442,7 @@ def test_gradient_through_the_learning(name):
         np.testing.assert_allclose(jax.grad(f)(1.0), want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_decide_the_draws():
     ms, base = problem()
     go = lambda key: concrete_subspace(ms, base, predict, inputs(), key=key, steps=5)  # noqa: E731

@@ -13,6 +13,7 @@ import merge_reference as reference
 import numpy as np
 import pytest
 import spectral_reference
+from cells import of_law, slow
 from merge_cases import compilations, make
 
 from sail_jax import Merge, merge_checkpoints, methods, transforms
@@ -55,14 +56,13 @@ NORMALIZED = ["linear", "trajectory", "ties", "ties tensor", "dare_linear mean",
 SCALED = [label for label in SUBJECTS if label not in BASELESS]
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 # each step once, for laws of which a subject takes programs of its own, whatever its options
+METHODS = ("linear sum", "task_arithmetic", "ties sum", "dare_ties")
 SLOW = ("ties tensor", "dare_linear mean")
-each_method = pytest.mark.parametrize(
-    "label",
-    [
-        *("linear sum", "task_arithmetic", "ties sum", "dare_ties"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
-    ],
-)
+
+
+def law(i):
+    """Parametrises the i-th of six laws over subjects that take programs of their own."""
+    return pytest.mark.parametrize("label", [*of_law(i, 6, METHODS), *slow(*SLOW)])
 
 
 def tree(seed, dtype=jnp.float32, full=False):
@@ -104,9 +104,9 @@ def assert_close(got, want, ulps, size=1.0):
 # --- the reference
 
 
-def assert_agrees_with_the_reference(label, dtype, weights, size):
+def assert_agrees_with_the_reference(label, dtype, weights, size, full=False):
     """Ten float32 operations on values below `size`, then one rounding to the leaf's dtype."""
-    models, base = problem(dtype, full=True)
+    models, base = problem(dtype, full)
     name, options = SUBJECTS[label]
     args = (
         [flat(m) for m in models],
@@ -124,21 +124,22 @@ def assert_agrees_with_the_reference(label, dtype, weights, size):
         assert np.all(error <= rounding + 10 * EPS / 2 * size), path
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@each_method
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float16")])
+@law(0)
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees_with_the_reference(label, dtype, WEIGHTS, 40)
 
 
-@pytest.mark.thirds
+@pytest.mark.parametrize("full", [False, *slow(True)])
 @each_subject
-def test_agrees_with_the_reference(label):
+def test_agrees_with_the_reference(label, full):
     """Values below 40: a delta of 6, over density 0.3, times 2."""
-    assert_agrees_with_the_reference(label, jnp.float32, WEIGHTS, 40)
+    assert_agrees_with_the_reference(label, jnp.float32, WEIGHTS, 40, full)
 
 
-@pytest.mark.parametrize("label", [label for label in SUBJECTS if label != "trajectory"])
+@pytest.mark.parametrize(
+    "label", of_law(0, 6, SUBJECTS, [label for label in SUBJECTS if label != "trajectory"])
+)
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over the models that are kept divide by sums as small as 0.1."""
     assert_agrees_with_the_reference(label, jnp.float32, [0.6, -0.5, 0.7], 400)
@@ -234,8 +235,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base)), want)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("scope", ["tree", "tensor"])
+@pytest.mark.parametrize("scope", ["tree", *slow("tensor")])
 def test_density_one_is_no_trimming(scope):
     models, base = problem()
     untrimmed = Merge(transforms.elect(), weighted_mean)(models, base, weights=WEIGHTS)
@@ -285,8 +285,7 @@ def test_order_of_leaves_does_not_matter(label):
     chex.assert_trees_all_equal(flat(mixed), want)
 
 
-@pytest.mark.one
-@each_method
+@law(1)
 def test_vmap_over_weights_and_scale_equals_a_loop(label):
     models, base = problem()
     several = {"weights": jnp.array([WEIGHTS, [1.0, 1.0, 1.0], [0.1, 0.0, 2.0]])}
@@ -298,6 +297,7 @@ def test_vmap_over_weights_and_scale_equals_a_loop(label):
         assert_close(one, call(label, models, base, **options), 8, size=20)
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_equals_a_loop():
     models, base = problem()
     keys = jax.random.split(KEY, 3)
@@ -313,8 +313,7 @@ def test_density_of_dare_may_be_traced():
     assert_close(got, call("dare_linear", models, base, density=0.3), 4, size=20)
 
 
-@pytest.mark.one
-@each_method
+@law(2)
 def test_gradient_in_weights_and_scale(label):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e3 / h."""
     with jax.enable_x64(True):
@@ -347,8 +346,7 @@ def test_gradient_of_the_soup_in_closed_form():
     assert_close(got, want, 16, size=4)
 
 
-@pytest.mark.one
-@each_method
+@law(3)
 def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     """Masks and signs agree; fused multiply-adds move sums by a few ulp."""
     models, base = problem()
@@ -360,7 +358,7 @@ def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     assert not compilations(caplog, lambda: call(label, models, base, weights=other))
 
 
-@each_method
+@law(4)
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem()
     base = base | {"embed": base["embed"].astype(jnp.bfloat16), "none": None}
@@ -521,7 +519,7 @@ def test_float64_is_merged_as_in_files(tmp_path):
     np.testing.assert_array_equal(merge(models)["w"], load_checkpoint(tmp_path / "out.npz")["w"])
 
 
-@each_method
+@law(5)
 def test_one_model(label):
     models, base = problem()
     got = call(label, models[:1], base, weights=[1.0])
@@ -774,13 +772,9 @@ def test_a_bare_array_may_be_the_base_of_a_method_that_can_do_without():
     assert_close(got, jnp.full(2, 0.5**0.5), 8)
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("task_arithmetic", "ties"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("della", "karcher", "sce", "tsv_m")),
-    ],
+    "name", ["ties", *slow("task_arithmetic", "della", "karcher", "sce", "tsv_m")]
 )
 def test_gradient_in_leaves_that_share_a_loop(name):
     """Along a random direction, in float64: truncation h^2 * 1e3, rounding 1e-16 * 1e3 / h."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import merge_cases
 import numpy as np
 import pytest
+from cells import diagonal, of_law, slow, slow_unless, soak
 
 from sail_jax import methods
 from sail_jax.merging.task_vectors import origin
@@ -63,17 +64,23 @@ RANDOM = [label for label in SUBJECTS if label.startswith("della")]
 SCALED = [label for label in SEVERAL if SUBJECTS[label][0] not in ("sce", "ram", "ramplus_tl")]
 ROWS = [*RANDOM, "arcee_fusion"]
 # each method once, for laws of which a subject takes programs of its own, whatever its options
-QUICK = {
+METHODS = (
     *("breadcrumbs tree", "della mergekit", "sce select", "ram", "ramplus_tl", "magmax", "pcb"),
     *("consensus ties", "passthrough", "expo", "nearswap"),
-}
-DEAR = {"breadcrumbs_ties", "della", "della_linear", "arcee_fusion"}
+)
+DEAR = ("breadcrumbs_ties", "della", "della_linear", "arcee_fusion")
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 
 
-def each_method(labels=SUBJECTS):
-    dear = [pytest.param(n, marks=pytest.mark.soak) for n in labels if n in DEAR]
-    return pytest.mark.parametrize("label", [*(n for n in labels if n in QUICK), *dear])
+def law(i, among=SUBJECTS):
+    """Parametrises the i-th of seven laws over subjects."""
+    return pytest.mark.parametrize("label", of_law(i, 7, SUBJECTS, among))
+
+
+def law_of_methods(i, among=SUBJECTS):
+    """Parametrises the i-th of six laws over subjects that take programs of their own."""
+    dear = [label for label in DEAR if label in among]
+    return pytest.mark.parametrize("label", [*of_law(i, 6, METHODS, among), *soak(*dear)])
 
 
 def tree(seed, dtype=jnp.float32, full=False):
@@ -151,24 +158,22 @@ def test_half_of_seven_scores_are_four_by_hand():
 # --- the reference
 
 
-@pytest.mark.one
+@pytest.mark.parametrize("full", [False, *slow(True)])
 @each_subject
-def test_agrees_with_the_reference(label):
+def test_agrees_with_the_reference(label, full):
     """Values below 40: a delta of 6, over p 0.3, times 2."""
-    models, base = problem(label, full=True)
+    models, base = problem(label, full=full)
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-@each_method()
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float16)])
+@law_of_methods(0)
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     models, base = matrices(problem(label, dtype))
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("label", [n for n in SEVERAL if n != "sce mergekit"])
+@law(0, [n for n in SEVERAL if n != "sce mergekit"])
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over models divide by sums as small as 0.1. (Not mergekit's SCE,
     which takes no weights and would divide by 1e-6.)"""
@@ -181,8 +186,7 @@ def test_agrees_with_the_reference_with_signed_weights(label):
         assert_agrees(label, models, base, weights, 400)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("label", SEVERAL)
+@law(1, SEVERAL)
 def test_agrees_with_the_reference_at_massive_ties(label):
     """Deltas of eight distinct magnitudes, many zero: position decides almost everywhere."""
     random = np.random.default_rng(3)
@@ -221,8 +225,7 @@ COPIES = {
 }
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("label", COPIES)
+@law(2, COPIES)
 def test_merging_copies_returns_the_copy(label):
     """theta = base + (theta - base): 4 ulp of values below 4."""
     models, base = problem(label)
@@ -235,8 +238,7 @@ def test_merging_copies_returns_the_copy(label):
     chex.assert_trees_all_close(got, models[0], rtol=0, atol=16 * EPS)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("label", [n for n in SEVERAL if n not in RANDOM])
+@law(3, [n for n in SEVERAL if n not in RANDOM])
 def test_order_of_models_does_not_matter(label):
     models, base = problem(label)
     order = [2, 0, 1]
@@ -249,14 +251,13 @@ def test_order_of_models_does_not_matter(label):
     chex.assert_trees_all_close(got, want, rtol=0, atol=80 * EPS)  # 8 ulp of values below 10
 
 
-@pytest.mark.parametrize("label", SCALED)
+@law(6, SCALED)
 def test_scale_zero_is_the_base(label):
     models, base = problem(label)
     chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("label", [n for n in SCALED if not n.startswith("pcb")])
+@law(4, [n for n in SCALED if not n.startswith("pcb")])
 def test_scale_equivariance(label):
     """Doubled deltas from base 0 double the outcome, and -delta gives -outcome, bit for bit."""
     models, base = problem(label)
@@ -273,8 +274,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base, **options)), want)
 
 
-@pytest.mark.thirds
-@each_method()
+@law_of_methods(1)
 def test_jit_equals_eager(label):
     """Masks agree; fused multiply-adds move sums by a few ulp of values below 40."""
     models, base = problem(label)
@@ -285,8 +285,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(jitted(models, base), want, rtol=0, atol=320 * EPS)
 
 
-@pytest.mark.thirds
-@each_method()
+@law_of_methods(2)
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem(label)
     base, *models = (
@@ -298,8 +297,7 @@ def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     chex.assert_trees_all_equal(got["steps"], base["steps"])
 
 
-@pytest.mark.thirds
-@each_method()
+@law_of_methods(3)
 def test_pieces_equal_the_whole(label, monkeypatch):
     """Leaves cut into runs or rows, padded and visited as files are, give what they give whole, up
     to the order of sums (a few ulp of values below 40)."""
@@ -328,10 +326,7 @@ SMOOTH_TOO = [
 ]
 
 
-@pytest.mark.one
-@pytest.mark.parametrize(
-    "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.soak) for n in SMOOTH_TOO)]
-)
+@pytest.mark.parametrize("label", [SMOOTH[0], *slow(*SMOOTH[1:]), *soak(*SMOOTH_TOO)])
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
     neighbourhood; truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -356,13 +351,10 @@ def test_gradient_in_the_models(label):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label",
-    [
-        *("sce", "pcb"),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in ("breadcrumbs_ties", "consensus ties")),
-    ],
+    ["pcb", *slow("sce"), *soak("breadcrumbs_ties", "consensus ties")],
 )
 def test_gradient_in_the_weights(label):
     with jax.enable_x64(True):
@@ -439,15 +431,13 @@ def leaf(*values):
 NO_CHANGE = [n for n in SUBJECTS if n != "passthrough"]
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("label", NO_CHANGE)
+@law(5, NO_CHANGE)
 def test_models_equal_to_the_base_give_the_base(label):
     base = tree(0, full=True)
     chex.assert_trees_all_equal(call(label, [base] * models_for(label), base), base)
 
 
-@pytest.mark.thirds
-@each_method(SEVERAL)
+@law_of_methods(5, SEVERAL)
 def test_one_model_among_the_degenerate(label):
     models, base = matrices(problem(label))
     got = call(label, models[:1], base, **first_of(label))
@@ -471,18 +461,14 @@ CASES = {
 }
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("label", SEVERAL)
-def test_degenerate_deltas_have_the_references_value(label, case):
+@pytest.mark.parametrize(("case", "label"), diagonal(CASES, SEVERAL))
+def test_degenerate_deltas_have_the_references_value(case, label):
     assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
 
 
-@pytest.mark.thirds
-@each_method([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
+@law_of_methods(4, [n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
 @pytest.mark.parametrize(
-    ("dtype", "huge"),
-    [(jnp.bfloat16, 1e38), pytest.param(jnp.float16, 6e4, marks=pytest.mark.slow)],
+    ("dtype", "huge"), [(jnp.bfloat16, 1e38), slow_unless(False, jnp.float16, 6e4)]
 )
 def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
     """Sums of squares, of magnitudes and of exponentials would; the outcome itself fits."""
@@ -644,8 +630,8 @@ def test_tall_masks_agree_with_the_reference(kind):
             assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [methods.emr, *slow(methods.tall_masks)])
 def test_localized_models_of_degenerate_inputs(build):
     """A single model is given back, models equal to the base give the base (fusion_bench: NaN),
     and jit agrees."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import merge_cases
 import numpy as np
 import pytest
+from cells import of_law, slow
 
 from sail_jax import methods
 from sail_jax.merging.arithmetic import gram
@@ -55,14 +56,20 @@ SUBJECTS = {
 }  # fmt: skip
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 # each method once, for laws of which a subject takes programs of its own, whatever its options
+METHODS = ("slerp", "nuslerp columns", "multislerp", "stock")
 SLOW = ("nuslerp deltas", "multislerp mergekit", "karcher", "stock rows")
-each_method = pytest.mark.parametrize(
-    "label",
-    [
-        *("slerp", "nuslerp columns", "multislerp", "stock"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
-    ],
-)
+
+
+def law(i, among=SUBJECTS):
+    """Parametrises the i-th of six laws over subjects."""
+    return pytest.mark.parametrize("label", of_law(i, 6, SUBJECTS, among))
+
+
+def law_of_methods(i):
+    """Parametrises the i-th of seven laws over subjects that take programs of their own."""
+    return pytest.mark.parametrize("label", [*of_law(i, 7, METHODS), *slow(*SLOW)])
+
+
 WHOLE = [s for s in SUBJECTS if "rows" not in s and "columns" not in s]
 
 
@@ -102,16 +109,15 @@ def assert_close(got, want, ulps, size=1.0):
     chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
 
 
-@pytest.mark.one
+@pytest.mark.parametrize("full", [False, *slow(True)])
 @each_subject
-def test_agrees_with_the_reference(label):
+def test_agrees_with_the_reference(label, full):
     """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the
     directions were drawn so), entries are below 5: 1000 eps, then one rounding to the dtype."""
-    assert_agrees_with_the_reference(label, jnp.float32, full=True)
+    assert_agrees_with_the_reference(label, jnp.float32, full)
 
 
-@pytest.mark.one
-@each_method
+@law_of_methods(0)
 def test_agrees_with_the_reference_in_half_precision(label):
     assert_agrees_with_the_reference(label, jnp.bfloat16)
 
@@ -141,8 +147,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
-@pytest.mark.thirds
-@each_subject
+@law(0)
 def test_copies_give_the_copy(label):
     """base + (theta - base), coefficients that sum to 1 within a few eps."""
     count = SUBJECTS[label][2]
@@ -175,7 +180,7 @@ def test_slerp_takes_its_time_from_weights_when_there_is_none():
     assert_close(got, methods.slerp(t=0.25)(models), 4, size=4)
 
 
-@each_subject
+@law(1)
 def test_order_of_models_does_not_matter(label):
     if label.startswith("slerp"):
         a, b = problem(2)[0]
@@ -190,7 +195,7 @@ def test_order_of_models_does_not_matter(label):
     assert_close(got, want, 200, size=4)
 
 
-@pytest.mark.parametrize("label", WHOLE)
+@law(2, WHOLE)
 def test_rotations_and_scales_commute(label):
     """All inputs rotated rotate the outcome, scaled scale it; condition numbers as above."""
     # mergekit's constants are absolute: they count below deltas of 1e-3, and of 1e-5
@@ -211,8 +216,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
 
 
-@pytest.mark.thirds
-@each_method
+@law_of_methods(1)
 def test_jit_equals_eager(label):
     _, _, count, _, _ = SUBJECTS[label]
     models, base = problem(count)
@@ -227,8 +231,7 @@ def test_time_may_be_traced():
     assert_close(got, methods.slerp(t=0.3)(models), 100, size=4)
 
 
-@pytest.mark.one
-@each_method
+@law_of_methods(2)
 def test_gradient(label):
     """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
     times third derivatives below 100, rounding 1e-16 / h."""
@@ -261,6 +264,7 @@ def test_gradient(label):
             assert np.abs(np.asarray(got[i])).max() > 1e-3 or name == "karcher"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label",
     [
@@ -280,8 +284,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
         chex.assert_tree_all_finite(gradient(value, value))
 
 
-@pytest.mark.one
-@each_method
+@law_of_methods(3)
 def test_pieces_equal_the_whole(label, monkeypatch):
     """On runs of rows or entries, padded with zeros, as files are read."""
     name, options, count, with_base, _ = SUBJECTS[label]
@@ -371,7 +374,7 @@ def two(label, a, b, base=0.0, **options):
     ]
 
 
-@each_subject
+@law(3)
 def test_deltas_of_zero(label):
     """A frozen tensor stays what it is, in every method."""
     start = np.array([1.0, -2.0, 3.0, 0.5], np.float32)
@@ -381,8 +384,7 @@ def test_deltas_of_zero(label):
     assert zero.tolist() == [0.0] * 4
 
 
-@pytest.mark.thirds
-@each_method
+@law_of_methods(4)
 def test_tiny_shapes(label):
     """One direction only: between the shortest and the longest, or slerp's beyond."""
     count, shapes = SUBJECTS[label][2], [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)]
@@ -393,7 +395,7 @@ def test_tiny_shapes(label):
         assert np.all((np.asarray(got) > 0.5) & (np.asarray(got) < 3.1))
 
 
-@each_subject
+@law(4)
 def test_antipodal_vectors_are_interpolated_linearly(label):
     """Two opposed vectors: no direction; the weighted mean of the vectors, or the base (stock)."""
     a = np.array([1.0, 2.0, 2.0, 4.0], np.float32)
@@ -433,12 +435,12 @@ def test_weights_that_sum_to_zero_mean_the_middle_in_nuslerp():
     chex.assert_trees_all_equal(got, methods.nuslerp()(models))
 
 
-@each_subject
+@law(5)
 def test_tiny_deltas_are_treated_as_larger_ones(label):
     assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.float32)
 
 
-@each_method
+@law_of_methods(5)
 def test_tiny_deltas_in_half_precision_are_treated_as_larger_ones(label):
     assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.bfloat16)
 
@@ -456,7 +458,7 @@ def assert_tiny_deltas_are_treated_as_larger_ones(label, dtype):
         np.testing.assert_allclose(got.astype(float) * 2.0**17, want.astype(float), rtol=0.01)
 
 
-@each_method
+@law_of_methods(6)
 def test_huge_values_in_half_precision(label):
     """60000 in float16 and 1e30 in bfloat16 have squares beyond float16 and float32."""
     count = SUBJECTS[label][2]
@@ -572,6 +574,7 @@ def test_defect_model_stock_goes_backwards():
     np.testing.assert_allclose(kept, -3 * np.array([0.2, 0.4]), rtol=8 * EPS)
 
 
+@pytest.mark.slow
 def test_defect_karcher_ignores_weights_and_stops_early():
     """mergekit knows equal weights only, and where directions cancel takes the first model."""
     models, _ = problem(3)

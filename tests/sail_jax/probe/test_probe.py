@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import slow, soak, soak_unless
 from jax.flatten_util import ravel_pytree
 
 from experiments.models.gpt import GPT
@@ -271,7 +271,7 @@ def test_negation_by_definition(form, members, shares):
 
 @pytest.mark.parametrize(
     "probed",
-    ["line", *(soak_unless(False, n) for n in ("models", "addition", "midpoint", "reflection"))],
+    ["line", *soak("models", "addition", "midpoint", "reflection")],
 )
 def test_linear_in_parameters_is_exactly_linear(probed):
     """All identities hold for f = x W + b, extrapolated too. Cosines to the square of rounding."""
@@ -312,6 +312,7 @@ def test_two_linear_layers_leave_the_product_of_task_vectors():
     close(found.gap[1, 0], expected)
 
 
+@pytest.mark.slow
 def test_dead_layers_have_cosines_by_convention():
     """Both sides 0: they agree. One side 0: they do not."""
 
@@ -326,6 +327,7 @@ def test_dead_layers_have_cosines_by_convention():
     close(found.gap[0], 0)
 
 
+@pytest.mark.slow
 @flax_modules
 def test_flax_modules_in_jit(name):
     module, models, batch, layer = flax_case(name, n=4)
@@ -444,6 +446,7 @@ def on_labelled(apply):
 tanh_labelled, chained_labelled = on_labelled(tanh_net), on_labelled(chained)
 
 
+@pytest.mark.slow
 @sizes_of_pieces
 def test_averaging_by_definition(sizes):
     models, batch = tanh_models(3), labelled()
@@ -519,6 +522,7 @@ def spectra(H, **more):
     return jax.tree.map(np.asarray, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [soak_unless(False, None), 3])
 def test_spectrum_of_a_quadratic_is_exact(batch_size):
     """As many steps as parameters: every Ritz value is an eigenvalue, every residual 0."""
@@ -532,8 +536,8 @@ def test_spectrum_of_a_quadratic_is_exact(batch_size):
     close(found.weights.sum(1), 1)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("steps", [1, 4, 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [4, *slow(1, 8)])
 def test_eigenvalues_lie_within_their_residuals(steps):
     H = symmetric(12)
     eigenvalues = np.linalg.eigvalsh(H)
@@ -550,13 +554,12 @@ def test_eigenvalues_lie_within_their_residuals(steps):
     assert (found.smallest >= eigenvalues[:top] - ROUNDING).all()
 
 
-@pytest.mark.one
 @pytest.mark.parametrize(
     "eigenvalues",
     [np.zeros(9), np.full(9, 2.0), np.r_[np.zeros(7), 3.0, 3.0], np.r_[-1.0, np.ones(8)]],
     ids=["zero", "identity", "low rank", "reflection"],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, *slow(np.float64)])
 def test_krylov_spaces_that_are_exhausted(eigenvalues, dtype):
     """Eigenvalues that occur several times are found as often, when there are steps for all."""
     Q = np.linalg.qr(rng(6).normal(size=(9, 9)))[0]
@@ -644,6 +647,7 @@ def test_float32_vectors_stay_orthogonal():
 # --- sensitivity ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sensitivity_of_a_quadratic():
     """Draw by draw the second-order prediction; on average s^2 tr(H Sigma) / 2."""
     H, scales = symmetric(7) + 2 * np.eye(7), [0.1, 1.0]
@@ -966,7 +970,6 @@ FAULTS = [
 ]
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize(("call", "message"), FAULTS, ids=range(len(FAULTS)))
 def test_faults_are_named(call, message):
     if message is None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cells import diagonal
 from scipy.optimize import minimize
 
 from sail_jax import distances, proximal
@@ -264,10 +265,8 @@ def quadratic(params, batch):
     )
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("constraint", ["none", "affine", "simplex"])
-@pytest.mark.parametrize("steps", [0, 3])
-def test_from_loss_finds_the_proximal_parameter_of_a_quadratic(constraint, steps):
+@pytest.mark.parametrize(("steps", "constraint"), diagonal([3, 0], ["none", "affine", "simplex"]))
+def test_from_loss_finds_the_proximal_parameter_of_a_quadratic(steps, constraint):
     """SGD shrinks the distance from the optimum by (1 - eta)^k: the best weights are eq. 4's."""
     models, target = trees(dtype=np.float64)
     train = jax.tree.map(lambda x: np.stack([x] * steps), target) if steps else None

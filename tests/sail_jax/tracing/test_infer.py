@@ -224,6 +224,7 @@ def test_a_scale_of_half_precision_leaves_scales_free():
         assert found.spec.space("in").nonlinearity == word
 
 
+@pytest.mark.slow
 def test_what_is_averaged_is_copied_evenly():
     """Of units that are normed in groups, and scaled by what comes after, none has more copies."""
 
@@ -315,6 +316,7 @@ def test_grown_without_a_table_it_is_exact_where_its_report_finds_nothing(method
     assert certificate(net, params, large, X).preserved == (not grown.report.lost)
 
 
+@pytest.mark.slow
 def test_both_libraries_of_flax():
     graph, state = nnx.split(Net(nnx.Rngs(0)))
     found = spec_of(lambda state, x: nnx.merge(graph, state)(x), state, X)
@@ -357,6 +359,7 @@ def test_a_spec_moves_parameters():
     np.testing.assert_allclose(mlp(grown, X), mlp(params, X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_stored_of_parameters_has_their_spaces():
     """Experts that are stored one by one keep their order, and each has units of its own.
 

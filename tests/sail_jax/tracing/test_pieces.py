@@ -195,13 +195,14 @@ def test_pieces_compute_the_same_and_keep_units_apart(name):
     with jax.enable_x64(True):
         net, arrays, jaxpr = _prepared(case)
         _, values, outs, _ = labelled(jaxpr, *arrays)
-        want = jax.tree.leaves(net(*arrays))
-        got = jaxpr_as_fun(jaxpr)(*arrays)
+        run = jax.jit(net)
+        want = jax.tree.leaves(run(*arrays))
+        got = jax.jit(jaxpr_as_fun(jaxpr))(*arrays)
         orders = orders_of(
             np.random.default_rng(1), [t for x in (*values, *outs) for t in x.axes if t is not None]
         )
         shuffled = [moved(x, v, orders) for x, v in zip(arrays, values, strict=True)]
-        after = jax.tree.leaves(net(*map(jnp.asarray, shuffled)))
+        after = jax.tree.leaves(run(*map(jnp.asarray, shuffled)))
     for x, y, z, out in zip(want, got, after, outs, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(z, moved(x, out, orders), rtol=1e-12, atol=1e-12)

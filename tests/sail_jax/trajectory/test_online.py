@@ -167,6 +167,7 @@ def test_trainers():
     assert averaged(doubled)["a"].tolist() == [-2.0, -2.0]
 
 
+@pytest.mark.slow
 def test_donated_and_sharded_like_the_parameters():
     program = """
         import jax, jax.numpy as jnp, numpy as np, optax

@@ -39,6 +39,7 @@ def test_weights_stand_for_their_decay(shape, b, n):
     assert c.min() > 0
 
 
+@pytest.mark.slow
 @each_shape
 def test_the_merge_is_the_replay(shape, b):
     """Iterates of a random walk in float64; the merge rounds to float32."""

@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from cells import slow
 
 from sail_jax.transplant import combined, neighbours, pursue, transplant
 
@@ -34,7 +35,7 @@ def pursued(target, anchors, k):
     return chosen, coefficients, left
 
 
-@pytest.mark.parametrize("k", [1, 5, WIDTH])
+@pytest.mark.parametrize("k", [5, *slow(1, WIDTH)])
 def test_pursuit_is_what_defines_it(k):
     targets, anchors = rows()
     found = pursue(targets, anchors, k)
@@ -82,6 +83,7 @@ def test_a_linear_image_is_recovered_but_for_the_image_of_what_is_left(k):
         np.testing.assert_allclose(row, (target - left) @ M, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_anchors_beyond_the_rank_are_not_used():
     """Three dimensions hold all anchors, and not the rows: what is left is large, and none is used
     to meet it, though each differs from the others by rounding."""
@@ -155,6 +157,7 @@ def test_one_program_for_all_batches():
     assert combined._cache_size() == before + 1
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_batch_beyond_rounding():
     targets, anchors = rows(5)
     whole = np.asarray(transplant(targets, anchors, anchors, k=5))
@@ -162,6 +165,7 @@ def test_a_row_does_not_depend_on_its_batch_beyond_rounding():
     np.testing.assert_allclose(alone[0], whole[0], rtol=0, atol=64 * EPS)
 
 
+@pytest.mark.slow
 def test_64_bits_are_kept():
     targets, anchors = (x.astype(np.float64) for x in rows())
     found = transplant(targets, anchors, anchors, k=WIDTH)

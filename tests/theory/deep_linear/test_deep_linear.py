@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import diagonal
 from scipy import optimize, stats
 
 from theory import deep_linear as dl
@@ -72,10 +73,8 @@ def trapezoid_over_chi2(n, function):
     return np.sum(stats.chi2.pdf(u, n) * u * function(u)) * (x[1] - x[0])
 
 
-@pytest.mark.thirds
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 50, 5000])
-@pytest.mark.parametrize("ridge", [1e-7, 1e-3, 1.0, 30.0])
-def test_ridge_risk_against_quadrature_over_the_density(n, ridge):
+@pytest.mark.parametrize(("ridge", "n"), diagonal([1e-7, 1e-3, 1.0, 30.0], [1, 2, 3, 5, 50, 5000]))
+def test_ridge_risk_against_quadrature_over_the_density(ridge, n):
     theta, sigma = 0.7, 0.4
     k, missed = n * ridge, np.sin(theta) ** 2
     expected = (
@@ -147,6 +146,7 @@ def test_linear_transfer_sin2_is_the_sign_change(n, d, sigma):
         assert gain(np.pi - found - 1e-3) < 0 < gain(np.pi - found + 1e-3)
 
 
+@pytest.mark.slow
 def test_linear_transfer_sin2_ends_where_nothing_changes_sign():
     """At d = 100, sigma = 1.2 some samples hurt below what the limit n, d -> inf has; n = d has an
     infinite risk from scratch, n = 2 one of linear transfer."""
@@ -179,6 +179,7 @@ def test_without_a_region_its_two_ends_are_equal():
     assert (lower < upper)[region & (theta > 1e-3)].all()
 
 
+@pytest.mark.slow
 def test_boundaries_have_derivatives_where_there_is_no_region_too():
     """Against central differences, whose error at h = 1e-5 is about h^2 = 1e-10."""
 
@@ -213,6 +214,7 @@ def test_fine_tuning_boundary_is_the_sign_change(gamma, sigma, depth):
     assert gain[0] > 0 > gain[1]
 
 
+@pytest.mark.slow
 def test_boundary_angles_of_the_noisy_case():
     """Degrees from an independent solution of the depth-two quadratic at sigma = 0.2."""
     found = np.degrees(
@@ -250,6 +252,7 @@ def test_nothing_is_left_of_the_source_from_n_equals_d_on(gamma):
 # --- estimators: defining equations ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, *slow([12], [20])])
 def test_estimators_satisfy_their_definitions(n):
     s = problems.draw(jax.random.key(0), n, 12, 0.8, 0.3)

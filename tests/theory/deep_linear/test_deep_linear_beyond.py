@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow_unless
 from scipy import stats
 
 from theory import deep_linear as dl
@@ -231,7 +232,10 @@ def test_bad_input_is_named(call, message):
 # --- sources of rank k --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "k", "m"), [(3, 8, 2), (14, 8, 2), (9, 3, 5), (6, 1, 1)])
+@pytest.mark.parametrize(
+    ("n", "k", "m"),
+    [(9, 3, 5), *(slow_unless(False, *c) for c in ((3, 8, 2), (14, 8, 2), (6, 1, 1)))],
+)
 def test_subspace_transfer_against_least_squares_on_features(n, k, m):
     """Null: the mean risk of least squares on the features is the closed form."""
     d, sigma, draws = 20, 0.3, 4000

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow
 from scipy import integrate
 
 from theory import claims, problems
@@ -55,8 +56,7 @@ def _gap(hidden, weights, x, y):
     return np.linalg.norm(beta - expected)
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("n", [8, D, 30])
+@pytest.mark.parametrize("n", [8, *slow(D, 30)])
 def test_two_directions_take_the_steps_of_the_whole_network(n):
     """Both from scratch and after pretraining, whose weights are put back in their place."""
     s, source = _sample(n), directions.of_task(_sample(n).beta_s)

@@ -89,6 +89,7 @@ def test_ridge_regression_has_the_known_risk_and_size(n, ridge):
         assert size == pytest.approx(float(of.fit_size(beta**2, 0.4)), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_the_best_weights_minimise_and_their_risk_is_the_minimum(made):
     beta_t = TASKS[3]
     for metric in (None, INPUTS, sources.tuned_metric(INPUTS, 3)):
@@ -288,6 +289,7 @@ def test_refusals(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_isotropic_inputs_miss_alike_in_all_directions():
     metric = np.asarray(sources.tuned_metric(np.eye(20), 5))
     np.testing.assert_allclose(metric, 0.75 * np.eye(20), atol=1e-12)

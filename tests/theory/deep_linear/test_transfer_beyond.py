@@ -441,7 +441,6 @@ BAD = {
 }
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_is_named(message):
     with pytest.raises(ValueError, match=message):

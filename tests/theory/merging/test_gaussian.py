@@ -57,6 +57,7 @@ def test_ties_of_one_task_is_trimming(tasks, density):
     assert elected == pytest.approx(trimmed, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_equal_task_vectors_are_a_limit():
     """Nearly equal task vectors differ near the threshold alone."""
     alike = GaussianTasks(3, 1.0, 0.0, 0.0)

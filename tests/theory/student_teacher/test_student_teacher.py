@@ -133,6 +133,7 @@ def test_ablation_is_eq_19_and_nested():
     np.testing.assert_allclose(traced.c, few.c, rtol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("pretrain", marks=pytest.mark.slow), "scratch"])
 def test_descent_stops_resumes_and_stays_on_the_sphere(kind):
     source = st.teacher(jax.random.key(8), 4, 5)

@@ -189,6 +189,7 @@ def anything(rng, depth=0):
     return rng.choice(VALUES)
 
 
+@pytest.mark.slow
 def test_configurations_of_any_kind_are_looked_at_without_a_traceback():
     rng = random.Random(0)
     names = [*llama()[1], *bert()[1], *mixtral()[1], "", "a/b", "lm_head.bias"]

@@ -399,6 +399,7 @@ def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
         assert tensor.needs == 64 << 20 <= peak < tensor.needs + (8 << 20)
 
 
+@pytest.mark.slow
 def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
     file = tmp_path / "m.msgpack"
     many = b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\1" * (1 << 20)

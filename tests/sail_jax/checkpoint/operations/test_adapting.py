@@ -101,6 +101,7 @@ def test_extracted_factors_are_the_best_of_their_rank_in_peft_s_layout(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "lora", "tuned"]
 
 
+@pytest.mark.slow
 def test_energy_gives_each_module_the_least_rank(tmp_path):
     _, _, deltas = models(tmp_path)
     done = extract_adapter(tmp_path / "base", tmp_path / "tuned", tmp_path / "lora", energy=0.8)
@@ -238,6 +239,7 @@ def merged(path):
     return found[f"{UP}.lora_B.weight"] @ found[f"{UP}.lora_A.weight"], found
 
 
+@pytest.mark.slow
 def test_sums_are_exact_and_ranks_add_up(two, tmp_path):
     done = merge_adapters([two / "a", two / "b"], tmp_path / "sum", weights=[0.5, -2])
     got, found = merged(tmp_path / "sum")
@@ -251,6 +253,7 @@ def test_sums_are_exact_and_ranks_add_up(two, tmp_path):
     np.testing.assert_allclose(head, 0.5 * alone, atol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_a_rank_takes_the_best_of_the_sum(two, tmp_path):
     done = merge_adapters([two / "a", two / "b"], tmp_path / "sum", rank=2)
     got, _ = merged(tmp_path / "sum")

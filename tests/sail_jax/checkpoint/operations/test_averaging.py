@@ -100,6 +100,7 @@ def stored(item):
     return {key.decode(): store.read(key).result().value for key in store.list().result()}
 
 
+@pytest.mark.slow
 def test_a_trainer_restores_the_run(run, tmp_path):
     folder, states = run
     done = average_checkpoints(f"{folder}@200:400", tmp_path / "out", shape="1-sqrt")

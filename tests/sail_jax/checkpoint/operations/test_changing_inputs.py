@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import slow
 from known_networks import GOLDEN, model
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
@@ -87,11 +88,8 @@ def entries_read(monkeypatch, act=lambda: None, before=0):
     return reads
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("keep_time", [False, True])
-@pytest.mark.parametrize(
-    "work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow), compared]
-)
+@pytest.mark.parametrize("keep_time", [True, *slow(False)])
+@pytest.mark.parametrize("work", [compared, *slow(merged, grown, aligned)])
 def test_written_while_it_is_read(laid, monkeypatch, keep_time, work):
     with monkeypatch.context() as patch:
         reads = entries_read(patch)

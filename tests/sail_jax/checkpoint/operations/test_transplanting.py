@@ -161,6 +161,7 @@ def test_padding_of_the_donor_is_left_out_unless_asked_for(pair, tmp_path):
     np.testing.assert_allclose(made[len(DONOR) :], np.broadcast_to(mean, (pad - len(DONOR), 16)))
 
 
+@pytest.mark.slow
 def test_runs_are_resumed_and_told_apart(pair, tmp_path):
     pair()
     paths = (tmp_path / "base", tmp_path / "donor", tmp_path / "out")
@@ -181,6 +182,7 @@ def test_runs_are_resumed_and_told_apart(pair, tmp_path):
         np.testing.assert_array_equal(array, first[name])
 
 
+@pytest.mark.slow
 def test_models_of_a_merge_get_rows_from_one_another(pair, tmp_path):
     """A token that one model added is made for the other from the rows that both have."""
     base, *_ = pair()

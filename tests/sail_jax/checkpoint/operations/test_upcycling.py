@@ -143,6 +143,7 @@ def qwen2(folder):
     return save(folder, params, {**CONFIG, "model_type": "qwen2"})
 
 
+@pytest.mark.slow
 def test_shared_expert_of_copies_adds_nothing(tmp_path):
     folder = qwen2(tmp_path / "qwen2")
     mixture = mixtures.copies(folder, 2, gate_mode="random", drop=0.5)

@@ -171,8 +171,10 @@ KILLED = """
 """
 
 
-@pytest.mark.one
-@pytest.mark.parametrize(("place", "force"), [*((place, False) for place in PLACES), ("m", True)])
+@pytest.mark.parametrize(
+    ("place", "force"),
+    [*(pytest.param(place, False, marks=pytest.mark.slow) for place in PLACES), ("m", True)],
+)
 def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
     (tmp_path / "whole").mkdir()
     with _create(tmp_path / "whole" / place, record=True) as out:
@@ -698,6 +700,7 @@ def test_a_journal_line_that_is_cut_short_spoils_no_other(tmp_path, monkeypatch)
         out.abandon()
 
 
+@pytest.mark.slow
 def test_mutated_journals_never_change_the_output(tmp_path, monkeypatch):
     """120 mutations: refused with one sentence, or resumed to the right bytes."""
     with _create(tmp_path / "whole") as out:

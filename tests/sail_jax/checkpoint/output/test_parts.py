@@ -191,6 +191,7 @@ def test_weights_in_codes_lie_with_their_scales(tmp_path):
     assert many == one
 
 
+@pytest.mark.slow
 def test_a_part_that_was_killed_goes_on(models, tmp_path):
     out = tmp_path / "out"
     merging(models, tmp_path / "one" / "out", measure=True)
@@ -222,6 +223,7 @@ def journal(out, number):
     return [line.partition(b" ")[2] for line in path.read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkeypatch):
     out = tmp_path / "out"
     join = replace(RUN, join=True)

@@ -253,7 +253,6 @@ def test_expressions_of_strangers_are_quick(expression):
     assert time.process_time() - began < 1
 
 
-@pytest.mark.thirds
 @pytest.mark.parametrize("case", BAD)
 def test_bad_recipes_say_where_and_what(case):
     text, where, what = BAD[case]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cells import chosen, slow
 from small_checkpoints import CONFIG, shapes, tensors
 
 from sail_jax import change_basis, growth, spec
@@ -60,8 +61,7 @@ GROWTHS = {
 }
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", GROWTHS)
+@pytest.mark.parametrize("name", chosen(GROWTHS, "lemon, any size"))
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
     method, arrays = name.split(",")[0], tensors()
@@ -79,8 +79,8 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
         assert pieces(tensor).tobytes() == np.asarray(want).tobytes(), path
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float16, *slow(np.float32, np.float64)])
 def test_every_dtype_stays(dtype, tmp_path):
     arrays = tensors(dtype=dtype)
     with jax.enable_x64(dtype == np.float64):
