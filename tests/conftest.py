@@ -28,10 +28,7 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         less_waste.one_context()  # not in the process that hands out the tests: it runs none
     if "not soak" in config.getoption("markexpr"):
-        # One thread a worker: XLA's pool of two has stood still for good, once in some ten thousand
-        # tests, in a vmapped loop of QR decompositions.
-        flags = f"{quick_flags()} --xla_cpu_multi_thread_eigen=false"
-        os.environ.setdefault("XLA_FLAGS", flags)
+        os.environ.setdefault("XLA_FLAGS", quick_flags())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,6 +36,24 @@ def pytest_collection():
     """The garbage collector leaves what is imported and collected alone."""
     with less_waste.kept():
         return (yield)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has selected by mark
+def pytest_collection_modifyitems(config, items):
+    """Keeps every N-th of the selected tests with `--share I/N`, beginning with the I-th."""
+    if share := config.getoption("share"):
+        first, count = share
+        left_out = [item for i, item in enumerate(items) if i % count != first % count]
+        items[:] = [item for i, item in enumerate(items) if i % count == first % count]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def share(text):
+    """The numbers of "I/N"."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and int(count)):
+        raise ValueError(text)
+    return int(first), int(count)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,6 +87,8 @@ def forget_compilations():
 
 
 def pytest_addoption(parser):
+    add = parser.getgroup("general").addoption
+    add("--share", type=share, metavar="I/N", help="only every N-th test, beginning with the I-th")
     add = parser.getgroup("fuzzing").addoption
     add("--fuzz", type=int, metavar="N", help="inputs for each target; default: a few seconds'")
     add("--fuzz-seed", type=int, metavar="S", default=0, help="of the first input; default: 0")
