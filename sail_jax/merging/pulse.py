@@ -37,6 +37,9 @@ class Pulse:
         Args:
           report: Called in a thread of its own with the seconds since the last piece, once for each
             pause of PATIENCE seconds.
+
+        Yields:
+          Nothing.
         """
         over = threading.Event()
 
