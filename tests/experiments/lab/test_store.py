@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import re
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -62,10 +64,16 @@ def _complete(path, resume=False, experiment=FAKE, config=Config()):
         return store.complete(run, experiment, config)[0]
 
 
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("first") / "run"
+    _complete(path)
+    return path
+
+
 @pytest.fixture
-def finished(tmp_path):
-    _complete(tmp_path / "run")
-    return tmp_path / "run"
+def finished(first_run, tmp_path):
+    return Path(shutil.copytree(first_run, tmp_path / "run"))
 
 
 def _same(a, b):
