@@ -128,7 +128,8 @@ def spec_of(
       The spec, and the reasons why axes are in no space.
 
     Raises:
-      ValueError: If `names` has an unknown leaf, or two names for one space.
+      ValueError: If `names` has an unknown leaf, or two names for one space, or if this version of
+        JAX describes a primitive in an unknown way (`UnknownLayoutError`).
 
     >>> import jax.numpy as jnp
     >>> def net(p, x):

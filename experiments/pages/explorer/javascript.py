@@ -68,6 +68,7 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
 
     Raises:
       NotImplementedError: If a step of the function has no translation. The message has its name.
+      ValueError: If this version of JAX describes a step in an unknown way (`UnknownLayoutError`).
 
     >>> print(javascript(lambda x: {"twice": 2 * x}, ()))
     (() => {
