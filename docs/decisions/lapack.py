@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 
-PATIENCE, RUNS = 8, 40
+PATIENCE, RUNS = 8, 100
 OPERATIONS = ("triangular solve", "Cholesky", "LU", "QR", "SVD", "eigh", "eig", "FFT", "product")
+CASES = ((1, 4), (2, 1), (2, 2), (2, 4))
 PROGRAMS = ("one call", "four calls", "four calls, one matrix at a time")
 
 
@@ -49,13 +50,13 @@ def experiment(cores, threads, program, name):
     @jax.jit
     def run(x):
         # Something before each call: XLA runs what follows it on the thread that computed it last.
-        return [f(x + 1e-3 * (i + 1) * jnp.roll(x, i + 1, 0)).sum() for i in range(calls)]
+        return [f(x + 1e-3 * (i + 1) * jnp.roll(x, i + 1, 0)) for i in range(calls)]
 
     done = [0] * threads
 
     def work(i):
         for _ in range(RUNS):
-            [float(y) for y in run(x)]
+            [np.asarray(y) for y in run(x)]
             done[i] += 1
 
     workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(threads)]
@@ -79,15 +80,16 @@ def main():
         os._exit(0)  # threads that stand still cannot be ended
     import jax
 
-    print(f"JAX {jax.__version__}, {os.cpu_count()} cores")
-    cases = [(1, 4), (2, 1), (2, 2), (2, 4)]
+    print(f"JAX {jax.__version__}")
+    heads = (f"{cores} cores, {threads}" for cores, threads in CASES)
+    print(f"{'cores, threads of Python':50}" + "".join(f"{head:14}" for head in heads))
     for program, name in itertools.product(PROGRAMS, OPERATIONS):
         row = []
-        for cores, threads in cases:
+        for cores, threads in CASES:
             command = [sys.executable, __file__, str(cores), str(threads), program, name]
             shown = subprocess.run(command, capture_output=True, text=True)
-            row.append(f"{cores} cores, {threads} threads: {shown.stdout.strip() or shown.stderr}")
-        print(f"{program}, {name}: {'; '.join(row)}", flush=True)
+            row.append(shown.stdout.strip() or shown.stderr)
+        print(f"{program + ', ' + name:50}" + "".join(f"{cell:14}" for cell in row), flush=True)
 
 
 if __name__ == "__main__":

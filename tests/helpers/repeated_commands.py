@@ -41,6 +41,9 @@ COMMANDS = {
     "upcycle": ["upcycle", "a", "--experts=2"],
 }
 """Commands that compute in threads, without their output."""
+SPECTRAL = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm")
+OFTEN = {*COMMANDS, *(f"merge {name}" for name in SPECTRAL)}
+"""Commands that decompose matrices, or compute tensors as they are read."""
 
 
 def save(folder: Path, seed: int, first: int) -> None:
