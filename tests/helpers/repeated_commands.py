@@ -108,7 +108,7 @@ def main(folder: str, cores: str, threads: str, times: str, *names: str) -> None
     os.sched_setaffinity(0, map(int, cores.split(",")))
     from sail_jax.cli.main import main as run
 
-    commands, out = json.loads(Path(folder, "commands.json").read_text()), Path("out-" + threads)
+    commands, out = json.loads(Path(folder, "commands.json").read_text()), Path("made")
     for name in names:
         seen = set()
         for _ in range(int(times)):
