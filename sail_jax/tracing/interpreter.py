@@ -1,6 +1,7 @@
 """Runs a jaxpr on labels, in one pass with a rule for each primitive."""
 
 import math
+import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sail_jax import jax_internals
 from sail_jax.jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
@@ -177,10 +179,14 @@ def _line(trace: Any) -> str:
 @cache  # every equation has dozens of frames, of the same few files
 def _file(path: str) -> str:
     """The name of a source file; "" for libraries and this package."""
-    parts = Path(path).parts
-    package = parts[parts.index("site-packages") + 1] if "site-packages" in parts else ""
-    own = Path(path).parent == Path(__file__).parent
-    return "" if own or package in _LIBRARIES else parts[-1]
+    file = Path(path)
+    if "site-packages" in file.parts:
+        package = file.parts[file.parts.index("site-packages") + 1]
+        library = package in _LIBRARIES
+    else:
+        library = file.is_relative_to(sysconfig.get_path("stdlib"))
+    own = file.parent == Path(__file__).parent or file == Path(jax_internals.__file__)
+    return "" if own or library else file.name
 
 
 def _frames(trace: Any) -> Iterable[tuple[str, int]]:

@@ -1,5 +1,6 @@
 """`spec_of` and `check_spec` on small networks whose spaces are plain to see."""
 
+import contextlib
 import re
 
 import jax
@@ -15,10 +16,12 @@ from sail_jax import (
     check_spec,
     exactness,
     growth,
+    jax_internals,
     spec,
     spec_of,
 )
 from sail_jax.basis.families import Family
+from sail_jax.tracing import interpreter, pieces
 from sail_jax.tracing.roles import words_of
 
 
@@ -45,6 +48,12 @@ def test_why_an_axis_is_in_no_space():
     assert found.unused == ("spare",)
     assert found.unknown == ()
     assert set(found.why) == {("in", 0), ("out", 1)}
+
+
+def test_a_source_is_a_file_of_the_user():
+    for module in (jax, linen, contextlib, jax_internals, pieces):
+        assert interpreter._file(module.__file__) == ""
+    assert interpreter._file(__file__) == "test_infer.py"
 
 
 def test_shapes_are_enough_and_what_is_printed_can_be_edited():
