@@ -247,6 +247,25 @@ class Named:
         read_as(self.tensor, out, start)
 
 
+class Piece(Named):
+    """Consecutive entries of a tensor, as a tensor of another shape."""
+
+    def __init__(self, tensor: Tensor, name: str, start: int, shape: Shape) -> None:
+        """Stores the arguments; reads nothing yet.
+
+        Args:
+          tensor: The tensor.
+          name: The name of the piece.
+          start: Row-major index of its first entry.
+          shape: Its shape.
+        """
+        super().__init__(tensor, name)
+        self.start, self.shape = start, shape
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        read_as(self.tensor, out, self.start + start)
+
+
 def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
     """Reads consecutive entries into a buffer, and casts them to the buffer's dtype.
 
@@ -294,7 +313,7 @@ def _alike(a: Adapted, b: Adapted) -> bool:
 
 def _under(tensor: Tensor) -> Tensor:
     """The tensor under a chain of new names."""
-    while isinstance(tensor, Named) and tensor.dtype == tensor.tensor.dtype:
+    while type(tensor) is Named and tensor.dtype == tensor.tensor.dtype:
         tensor = tensor.tensor
     return tensor
 

@@ -25,6 +25,7 @@ from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
 from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
+from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
@@ -279,7 +280,8 @@ def _combined(
     """Combines the content of an adapter with the base, weight by weight."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
-    weights = Weights.of(read_keys(tensors, read, base), read, base, model)
+    names = Names(base, model)
+    weights = Weights.of(read_keys(tensors, read, names), read, base, model, names)
     merged: dict[str, Tensor] = dict(base)
     sides = weights.sides
     for name, weight in weights.items():
