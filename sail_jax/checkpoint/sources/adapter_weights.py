@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.layers import position, role
 from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, Piece, same
@@ -223,6 +224,53 @@ def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
             "it: put the class that the adapter was trained with into architectures in the "
             "base's config.json"
         )
+
+
+def lacking(
+    weights: Weights, config: AdapterConfig, names: Names, base: Tensors, model: Config
+) -> tuple[list[str], list[str]]:
+    """Lists what should have factors by an adapter's config, and has none.
+
+    Args:
+      weights: The adapter's content.
+      config: Its config.
+      names: The names in memory of the base's tensors.
+      base: The tensors of the base.
+      model: The content of its config.json.
+
+    Returns:
+      The modules and parameters that must have factors; and those that may lack them: the config
+      states a pattern, the same module of another layer has factors, or they belong to a stack of
+      layers or to experts that the adapter leaves alone, as after training a part of the model.
+    """
+    layers = look_up(model, "num_hidden_layers")
+    changed = {name for name, weight in weights.items() if weight.change}
+    touched = {_place(name) for name, where in names.items() if changed.intersection(where.files)}
+    stacks = {stack for stack, _ in touched}
+    must, may = [], []
+    for name, where in names.items():
+        if changed.intersection(where.files) or len(base[where.files[0]].shape) < 2:
+            continue
+        module, _, last = name.rpartition(".")
+        parameter = last in config.parameters(module)
+        asked = parameter or (last in ("weight", KERNEL) and config.asks_for(module))
+        place = position(name)
+        # Layers beyond the last one predict further tokens, and are not loaded.
+        beyond = place is not None and type(layers) is int and place.index >= layers
+        if not asked or beyond or config.is_saved(module):
+            continue
+        stack, kind = _place(name)
+        apart = (stack and stack not in stacks) or ".0." in kind or (stack, kind) in touched
+        strict = parameter or isinstance(config.target_modules, list)
+        (may if apart or not strict else must).append(name if parameter else module)
+    return must, may
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The stack of a tensor, and its name within a layer, with 0 for further numbers."""
+    place = position(name)
+    stack, rest = ("", name) if place is None else (place.stack, place.rest)
+    return stack, re.sub(r"\d+", "0", rest)
 
 
 # --- factors

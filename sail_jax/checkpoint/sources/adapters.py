@@ -24,7 +24,7 @@ from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
-from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
+from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights, lacking
 from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
@@ -43,11 +43,13 @@ class _Combined(NamedTuple):
       tensors: All tensors by name.
       rows: The rows of its embedding; None if the base has equally many.
       untied: Whether the head is no longer the embedding.
+      notes: Notes for the user.
     """
 
     tensors: dict[str, Tensor]
     rows: int | None
     untied: bool
+    notes: list[str]
 
 
 def adapted(
@@ -107,11 +109,12 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
         new = patched_config(model, rows=combined.rows, tied=tied)
     view = View([base], combined.tensors, new)
     view.extras = _with_tokenizer(view.extras, adapter.extras)
+    view.notes = tuple(combined.notes)
     return view
 
 
-def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
-    """Lists the adapter's changes to files other than tensors.
+def notes_on(base: Checkpoint, adapted: View) -> list[str]:
+    """Lists what an adapter lacks, and its changes to files other than tensors.
 
     Args:
       base: The base.
@@ -121,7 +124,7 @@ def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
       Sentences in which the caller adds the model's name.
     """
     before, after = config_of(base.extras), config_of(adapted.extras)
-    notes = []
+    notes = list(adapted.notes)
     for key in ("vocab_size", "tie_word_embeddings"):
         old, new = look_up(before, key), look_up(after, key)
         if old != new:
@@ -282,6 +285,14 @@ def _combined(
     read = checked(config, _source(tensors))
     names = Names(base, model)
     weights = Weights.of(read_keys(tensors, read, names), read, base, model, names)
+    must, may = lacking(weights, read, names, base, model)
+    if must:
+        raise CheckpointError(
+            f"{_source(tensors)}: its config asks for factors of {_some(must)} ({len(must)} in "
+            "all), which it lacks: a part of it may be lost; otherwise list only the trained "
+            "modules in target_modules"
+        )
+    notes = [f"its adapter has no factors for {_some(may)} ({len(may)} in all)"] * bool(may)
     merged: dict[str, Tensor] = dict(base)
     sides = weights.sides
     for name, weight in weights.items():
@@ -300,7 +311,7 @@ def _combined(
             merged[head] = values[head]
         elif head in base:
             merged[head] = Named(values[embedding], head)
-    return _Combined(merged, _rows(base, merged, _source(tensors)), untied)
+    return _Combined(merged, _rows(base, merged, _source(tensors)), untied, notes)
 
 
 def _value(

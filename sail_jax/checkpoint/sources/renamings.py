@@ -150,6 +150,10 @@ class Names:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.find(name) is not None
 
+    def items(self) -> Iterable[tuple[str, Stored]]:
+        """Iterates over the names in memory."""
+        return self._memory.items()
+
     def find(self, name: str) -> Stored | None:
         """Finds a tensor in the file by its name in memory, or by its name in files.
 
