@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def written() -> dict[str, Any]:
         content = [[t.source_patterns, t.target_patterns, _how(t)] for t in transforms]
         same = seen.setdefault(json.dumps(content), key)
         rules[key] = content if same == key else same
-    classes, prefixes, heads = {}, {}, defaultdict(set)
-    for family, name in _classes():
+    classes, prefixes, heads = {}, defaultdict(Counter), defaultdict(set)
+    for name, (family, *others) in _classes().items():
         try:
             model = _model(family, name)
         # Whatever a class needs that is not there.
@@ -52,7 +52,8 @@ def written() -> dict[str, Any]:
             continue
         prefix = model.base_model_prefix
         if hasattr(model, prefix):
-            prefixes.setdefault(family, prefix)
+            for own in {family, *others}:
+                prefixes[own][prefix] += 1
             if task := re.search(r"For[A-Z]\w*$|LMHead\w*$", name):
                 firsts = {key.partition(".")[0] for key, _ in model.named_parameters()}
                 heads[task[0]] |= firsts - {prefix}
@@ -63,7 +64,7 @@ def written() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "rules": rules,
         "classes": dict(sorted(classes.items())),
-        "prefixes": dict(sorted(prefixes.items())),
+        "prefixes": {key: x.most_common(1)[0][0] for key, x in sorted(prefixes.items())},
         "heads": {task: sorted(names) for task, names in sorted(heads.items()) if names},
     }
 
@@ -82,14 +83,15 @@ def _how(transform: Any) -> str:
     return " ".join(words)
 
 
-def _classes() -> list[tuple[str, str]]:
-    """Every model type's classes."""
-    found = {}
+def _classes() -> dict[str, list[str]]:
+    """Every class with its model types; the first one is the one that it is named after."""
+    found: dict[str, list[str]] = {}
     for family in configuration_auto.CONFIG_MAPPING_NAMES:
         for names in (getattr(modeling_auto, n) for n in dir(modeling_auto) if _is_table(n)):
             own = names.get(family) or ()
-            found |= dict.fromkeys([own] if isinstance(own, str) else own, family)
-    return [(family, name) for name, family in found.items()]
+            for name in [own] if isinstance(own, str) else own:
+                found.setdefault(name, []).append(family)
+    return found
 
 
 def _is_table(name: str) -> bool:
@@ -151,10 +153,8 @@ CLASSES = (
 
 def saved(name: str, folder: Path) -> Outcome:
     """Counts the names in memory that the names in a saved file do not lead to."""
-    family = {n: f for f, n in _classes()}[name]
-    model = _model(family, name)
-    state = model.state_dict()
-    files = revert_weight_conversion(model, state)
+    model = _model(_classes()[name][0], name)
+    files = revert_weight_conversion(model, model.state_dict())
     config = model.config.to_dict() | {"architectures": [name]}
     names = Names(files, config)
     memory = [key for key, _ in model.named_parameters()]

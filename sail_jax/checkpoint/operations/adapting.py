@@ -35,6 +35,7 @@ from sail_jax.checkpoint.operations.spooling import FactorSpool
 from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.sources.adapted import Named, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
+from sail_jax.checkpoint.sources.adapter_formats import in_peft
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, Pair, read_keys
 from sail_jax.checkpoint.sources.adapter_weights import KERNEL, head_of, is_conv1d
 from sail_jax.checkpoint.sources.adapters import (
@@ -368,7 +369,6 @@ def apply_adapter(
             stack.enter_context(opened(base, run)),
             stack.enter_context(opened(adapter, run, adapters=True)),
         ]
-        _config_of(inputs[1])
         view = with_adapter(*inputs)
         works = view.works()
         changed = sum(inputs[0].tensors.get(name) is not x for name, x in view.tensors.items())
@@ -550,18 +550,13 @@ def _task(model: Mapping[str, Any]) -> str | None:
 # --- the adapters that are merged
 
 
-def _config_of(adapter: Checkpoint) -> AdapterConfig:
-    """The configuration of an adapter; CheckpointError without one."""
-    config = config_of(adapter.extras, "adapter_config.json")
-    if not config:
-        raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
-    return checked(config, str(adapter.path))
-
-
 def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
     """The configuration and the factors of an adapter; it may hold nothing else."""
-    config = _config_of(adapter)
-    stated = read_keys(adapter.tensors, config)
+    tensors, content, _ = in_peft(adapter)
+    if not content:
+        raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
+    config = checked(content, str(adapter.path))
+    stated = read_keys(tensors, config)
     more = [*stated.whole, *stated.tokens]
     for pair in stated.pairs:
         shapes = [x.shape for x in pair.parts.values()]

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
+from sail_jax.merging.tensors import (
+    OnDemand,
+    Shape,
+    Tensor,
+    bytes_of,
+    held,
+    read_whole,
+    same_entries,
+)
 
 # How many entries of B A are computed at once.
 _BLOCK = 1 << 18
@@ -245,6 +253,23 @@ class Named:
           start: Row-major index of the first entry.
         """
         read_as(self.tensor, out, start)
+
+
+class Turned(OnDemand):
+    """The transpose of a small matrix."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Stores the matrix; reads nothing yet."""
+        super().__init__(tensor.name, tensor.dtype, tensor.shape[::-1], tensor.source)
+        self.tensor = tensor
+
+    @property
+    def needs(self) -> int:
+        """Bytes of the matrix and its transpose."""
+        return 2 * bytes_of(self.tensor) + held(self.tensor)
+
+    def form(self) -> np.ndarray:
+        return np.ascontiguousarray(read_whole(self.tensor).T)
 
 
 class Piece(Named):

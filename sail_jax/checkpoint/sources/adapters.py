@@ -23,6 +23,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
+from sail_jax.checkpoint.sources.adapter_formats import in_peft
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
 from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights, lacking
 from sail_jax.checkpoint.sources.renamings import Names
@@ -100,16 +101,17 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
       CheckpointError: As `adapted` does.
       ValueError: If a configuration cannot be read.
     """
-    config = config_of(adapter.extras, "adapter_config.json")
     model = config_of(base.extras)
-    combined = _combined(base.tensors, adapter.tensors, config, model)
+    names = Names(base.tensors, model)
+    tensors, config, notes = in_peft(adapter, names)
+    combined = _combined(base.tensors, tensors, config, model, names=names)
     new = None
     if model and (combined.rows is not None or combined.untied):
         tied = False if combined.untied else None
         new = patched_config(model, rows=combined.rows, tied=tied)
     view = View([base], combined.tensors, new)
     view.extras = _with_tokenizer(view.extras, adapter.extras)
-    view.notes = tuple(combined.notes)
+    view.notes = (*notes, *combined.notes)
     return view
 
 
@@ -279,11 +281,12 @@ def _combined(
     config: Config,
     model: Config,
     dtype: np.dtype | None = None,
+    names: Names | None = None,
 ) -> _Combined:
     """Combines the content of an adapter with the base, weight by weight."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
-    names = Names(base, model)
+    names = Names(base, model) if names is None else names
     weights = Weights.of(read_keys(tensors, read, names), read, base, model, names)
     must, may = lacking(weights, read, names, base, model)
     if must:
