@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def written() -> dict[str, Any]:
         content = [[t.source_patterns, t.target_patterns, _how(t)] for t in transforms]
         same = seen.setdefault(json.dumps(content), key)
         rules[key] = content if same == key else same
-    classes, prefixes, heads = {}, defaultdict(Counter), defaultdict(set)
+    classes, prefixes, heads = {}, defaultdict(Counter), defaultdict(dict)
     for name, (family, *others) in _classes().items():
         try:
             model = _model(family, name)
@@ -56,7 +57,7 @@ def written() -> dict[str, Any]:
                 prefixes[own][prefix] += 1
             if task := re.search(r"For[A-Z]\w*$|LMHead\w*$", name):
                 firsts = {key.partition(".")[0] for key, _ in model.named_parameters()}
-                heads[task[0]] |= firsts - {prefix}
+                heads[task[0]][name] = sorted(firsts - {prefix})
         scopes = _scopes(model)
         if scopes != [[None, key] for key in (name, family) if key in mapping][:1]:
             classes[name] = {"prefix": prefix, "scopes": scopes}
@@ -65,8 +66,18 @@ def written() -> dict[str, Any]:
         "rules": rules,
         "classes": dict(sorted(classes.items())),
         "prefixes": {key: x.most_common(1)[0][0] for key, x in sorted(prefixes.items())},
-        "heads": {task: sorted(names) for task, names in sorted(heads.items()) if names},
+        "heads": _common(heads),
     }
+
+
+def _common(heads: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """The common heads of each task, and those of classes that have others."""
+    found: dict[str, list[str]] = {}
+    for task, classes in sorted(heads.items()):
+        counts = Counter(head for own in classes.values() for head in own)
+        found[task] = sorted(head for head, n in counts.items() if n > len(classes) / 5)
+        found |= {name: own for name, own in sorted(classes.items()) if {*own} - {*found[task]}}
+    return found
 
 
 def _how(transform: Any) -> str:

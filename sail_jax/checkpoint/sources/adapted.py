@@ -269,7 +269,7 @@ class Turned(OnDemand):
         return 2 * bytes_of(self.tensor) + held(self.tensor)
 
     def form(self) -> np.ndarray:
-        return np.ascontiguousarray(read_whole(self.tensor).T)
+        return read_whole(self.tensor).T.reshape(-1)
 
 
 class Piece(Named):

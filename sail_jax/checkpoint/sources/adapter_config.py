@@ -141,7 +141,8 @@ class AdapterConfig(BaseModel):
 
     def is_saved(self, module: str) -> bool:
         """Returns whether a module was trained whole."""
-        return any(f".{part}." in f".{module}." for part in self.modules_to_save or ())
+        # PEFT compares the end of the name of a module, or of one around it, letter by letter.
+        return any(f"{part}." in f"{module}." for part in self.modules_to_save or ())
 
     def parameters(self, module: str) -> list[str]:
         """Lists the parameters of a module that may have their own factors.

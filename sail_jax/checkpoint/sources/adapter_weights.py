@@ -14,7 +14,7 @@ from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, Piece, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
-from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
+from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated, Whole
 from sail_jax.checkpoint.sources.renamings import Names, file_name, heads_of, rules_of
 from sail_jax.checks import nearest
 from sail_jax.configurations import Config, class_of, look_up
@@ -132,7 +132,7 @@ class Weights:
         for module, pairs in of_module.items():
             for name, change in _changes(module, pairs, to):
                 new._add(name, change.B, change=change)
-        for name, whole in stated.whole.items():
+        for name, whole in _one_bias(stated.whole, to.stored).items():
             for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
                 if copies:
                     for file, tensor in _of_whole(name, _one(copies), to):
@@ -188,6 +188,21 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
     return tensor
 
 
+def _one_bias(whole: Mapping[str, Whole], stored: Names) -> dict[str, Whole]:
+    """Whole tensors, where the bias of a head that is one tensor with another has one name.
+
+    BERT and RoBERTa tie a head's bias along with its weight, and PEFT may save both.
+    """
+    found: dict[str, Whole] = {}
+    for name, x in whole.items():
+        outer, _, last = name.rpartition(".decoder.")
+        one = f"{outer}.bias"
+        name = one if last == "bias" and name not in stored and one in stored else name
+        before = found.get(name, Whole())
+        found[name] = Whole(before.saved | x.saved, before.stored | x.stored)
+    return found
+
+
 def _of_whole(name: str, tensor: Tensor, to: "_Trained") -> Iterator[tuple[str, Tensor]]:
     """The base's tensors that a whole tensor replaces: one, or those of stacked experts."""
     found = to.stored.find(name)
@@ -214,15 +229,16 @@ def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
     assert to.base is not None
     if file == head_of(to.base, to.model, [file], to.config.task_type):
         return
-    what = f"{tensor.source}: {name!r} is not in the base{nearest(name, to.base)}"
+    what = f"{tensor.source}: {name!r} is not in the base"
     if not to.config.is_saved(name.rpartition(".")[0]):
-        raise CheckpointError(f"{what}, and is not a new head (modules_to_save)")
+        near = nearest(name, to.base)
+        raise CheckpointError(f"{what}, and is not a new head (modules_to_save){near}")
     reader = class_of(to.model)
     if name.partition(".")[0] not in heads_of(reader):
         raise CheckpointError(
             f"{what}, and {reader or 'a class that its config.json does not name'} does not read "
-            "it: put the class that the adapter was trained with into architectures in the "
-            "base's config.json"
+            "it: for a new head, put the class that the adapter was trained with into "
+            f"architectures in the base's config.json{nearest(name, to.base)}"
         )
 
 

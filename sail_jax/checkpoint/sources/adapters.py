@@ -312,6 +312,11 @@ def _combined(
         untied = not same(values[embedding], values[head])
         if untied:
             merged[head] = values[head]
+            # BERT and RoBERTa tie the head's bias with its weight.
+            outer, _, last = head.rpartition(".decoder.")
+            bias, copy = f"{outer}.bias", f"{outer}.decoder.bias"
+            if last and bias in merged and copy not in merged:
+                merged[copy] = Named(merged[bias], copy)
         elif head in base:
             merged[head] = Named(values[embedding], head)
     return _Combined(merged, _rows(base, merged, _source(tensors)), untied, notes)

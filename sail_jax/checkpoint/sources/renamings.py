@@ -277,7 +277,8 @@ def heads_of(kind: str) -> list[str]:
     (True, [])
     """
     task = re.search(r"For[A-Z]\w*$|LMHead\w*$", kind)
-    return _table()["heads"].get(task[0], []) if task else []
+    heads = _table()["heads"]
+    return heads.get(kind, heads.get(task[0], [])) if task else []
 
 
 def _rules(key: str) -> list[Any]:
