@@ -1,5 +1,6 @@
 """Detects checkpoints without a model: adapters, unmerged adapters, optimiser states."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -89,7 +90,13 @@ def not_a_model(
     # A full model may share its folder with an adapter's config that was left there.
     beside = "adapter_config.json" in extras and "config.json" not in extras
     if names and ((of_adapter and not others) or beside):
-        return _adapter(config_of(extras, "adapter_config.json"), name)
+        about = config_of(extras, "adapter_config.json")
+        if not about and (factor := other_factor(names)):
+            return (
+                f"is an adapter, not a model: its factors ({factor}) cannot be merged separately, "
+                "and are not read here. Merge it into its base with the program that made it"
+            )
+        return _adapter(about, name)
     if pair := factor_pair(tensors):
         return (
             f"holds factors of low rank ({pair[0]} and {pair[1]}), not a model: the mean of "
@@ -104,6 +111,23 @@ def not_a_model(
     if state := _optimiser(parts):
         return f"holds the state of an optimiser ({state}), not a model"
     return ""
+
+
+def other_factor(names: Iterable[str]) -> str | None:
+    """Finds a tensor of an adapter that is not of low rank, such as LoHa, LoKr or IA3.
+
+    Args:
+      names: The names of the tensors.
+
+    Returns:
+      The name; None without one.
+    """
+    other = (
+        name
+        for name in names
+        if any(_FACTOR.fullmatch(part) and "lora" not in part for part in _SPLIT.split(name))
+    )
+    return next(other, None)
 
 
 def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
@@ -143,7 +167,7 @@ def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
 
 def _share_rank(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether factors of these shapes, in either order of axes, have a product of lower rank."""
-    orders = ((a[0], b[1], a[1], b[0]), (a[-1], b[0], a[0], b[-1]))
+    orders = ((a[0], b[1], math.prod(a[1:]), b[0]), (a[-1], b[0], a[0], b[-1]))
     return any(rank == again and rank < min(into, out) for rank, again, into, out in orders)
 
 

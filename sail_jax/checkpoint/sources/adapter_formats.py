@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sail_jax.checkpoint.contents.kinds import factor_pair
+from sail_jax.checkpoint.contents.kinds import factor_pair, other_factor
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -131,6 +131,11 @@ def _read(adapter: Checkpoint, config: Config) -> _Factors:
             "is not read here: convert it to PEFT's, or merge it into its base, with the program "
             "that made it"
         )
+    if not config and (factor := other_factor(tensors)):
+        raise CheckpointError(
+            f"{adapter.path}: adapters with {factor} are not read here: merge it into its base "
+            "with the program that made it"
+        )
     raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
 
 
@@ -187,7 +192,10 @@ def _modules(
             "next to their base: write base+adapter in a recipe"
         )
     if names is None:
-        return {stem: _plain(stem) for stem in read.pairs}, ()
+        parts = {stem: _split(stem, flat=False) for stem in read.pairs}
+        # Names of one model alone need not say which it is.
+        several = len({part for part, _ in parts.values()}) > 1
+        return {stem: _plain(stem) if several else name for stem, (_, name) in parts.items()}, ()
     flat = read.program == "kohya"
     known = _known(names, flat)
     found: dict[str, str] = {}

@@ -520,6 +520,8 @@ def test_other_layouts_are_refused_by_the_pair():
         read_as_adapter(KOHYA | mid)
     with pytest.raises(CheckpointError, match="lacks one of its two factors"):
         read_as_adapter(dict(list(KOHYA.items())[:1]))
+    with pytest.raises(CheckpointError, match="adapters with x.hada_w1_a are not read here"):
+        read_as_adapter({"x.hada_w1_a": A, "x.hada_w1_b": B})
     factors = FORMATS["diffusers"][0]
     stated = {"unet.r": 2, "unet.lora_alpha": 8}
     got, _ = read_as_adapter(factors, metadata={"lora_adapter_metadata": json.dumps(stated)})
