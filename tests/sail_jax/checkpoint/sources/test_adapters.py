@@ -520,7 +520,7 @@ def test_other_layouts_are_refused_by_the_pair():
         read_as_adapter(KOHYA | mid)
     with pytest.raises(CheckpointError, match="lacks one of its two factors"):
         read_as_adapter(dict(list(KOHYA.items())[:1]))
-    with pytest.raises(CheckpointError, match="adapters with x.hada_w1_a are not read here"):
+    with pytest.raises(CheckpointError, match=r"adapters with x\.hada_w1_a are not"):
         read_as_adapter({"x.hada_w1_a": A, "x.hada_w1_b": B})
     factors = FORMATS["diffusers"][0]
     stated = {"unet.r": 2, "unet.lora_alpha": 8}
@@ -529,3 +529,41 @@ def test_other_layouts_are_refused_by_the_pair():
     stated["unet.use_dora"] = True
     with pytest.raises(CheckpointError, match="states use_dora"):
         read_as_adapter(factors, metadata={"lora_adapter_metadata": json.dumps(stated)})
+
+
+def masked_bert(tensors, **config):
+    """A tied BERT with an adapter; returns the tensors."""
+    base = {
+        "bert.embeddings.word_embeddings.weight": np.ones((3, 2), np.float32),
+        "cls.predictions.bias": np.zeros(3, np.float32),
+    }
+    model = model_of("BertForMaskedLM", "bert", tie_word_embeddings=True)
+    config = {**adapter_cases.DEFAULTS, **config}
+    got = adapted(held(base), held(tensors), config, model=model)
+    return {name: read_whole(x) for name, x in got.items()}
+
+
+def test_an_untied_head_keeps_its_bias():
+    """BERT's head has the tied bias, which a model with an untied head reads under its own name."""
+    decoder = {f"{PREFIX}cls.predictions.decoder.weight": np.full((3, 2), 2, np.float32)}
+    got = masked_bert(decoder, modules_to_save=["decoder"])
+    np.testing.assert_array_equal(got["cls.predictions.decoder.bias"], np.zeros(3))
+    biases = {f"{PREFIX}cls.predictions.{x}bias": np.ones(3, np.float32) for x in ("", "decoder.")}
+    got = masked_bert(biases, bias="all")
+    np.testing.assert_array_equal(got["cls.predictions.bias"], np.ones(3))
+    assert "cls.predictions.decoder.bias" not in got
+    biases[f"{PREFIX}cls.predictions.bias"] *= 2
+    with pytest.raises(CheckpointError, match="are the same weight, but differ"):
+        masked_bert(biases, bias="all")
+
+
+def test_modules_to_save_match_the_letters_at_the_end_of_a_name():
+    """As in PEFT: "norm" includes input_layernorm."""
+    base = {f"layers.0.{x}.weight": np.zeros(2, np.float32) for x in ("input_layernorm", "normed")}
+    saved = {f"{PREFIX}layers.0.input_layernorm.weight": np.ones(2, np.float32)}
+    config = {**adapter_cases.DEFAULTS, "modules_to_save": ["norm"]}
+    got = adapted(held(base), held(saved), config)
+    np.testing.assert_array_equal(read_whole(got["layers.0.input_layernorm.weight"]), [1, 1])
+    other = {f"{PREFIX}layers.0.normed.weight": np.ones(2, np.float32)}
+    with pytest.raises(CheckpointError, match=r"normed.weight': it is not a factor"):
+        adapted(held(base), held(other), config)
