@@ -45,6 +45,7 @@ from sail_jax.checkpoint.sources.adapters import (
     with_adapter,
 )
 from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
+from sail_jax.checkpoint.sources.renamings import in_memory
 from sail_jax.checks import argument, nearest, one_of
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
@@ -409,8 +410,9 @@ class _Extraction:
         self.saved: set[str] = set()
         self.lost: dict[str, str] = {}
         self.notes: list[str] = []
-        self._new = _prefixed(tuned.tensors, config_of(tuned.extras) or self._model)
-        self._old = _renamed(base.tensors, self._new)
+        model = config_of(tuned.extras) or self._model
+        self._new = _prefixed(in_memory(tuned.tensors, model), model)
+        self._old = _renamed(in_memory(base.tensors, self._model or model), self._new)
         self._untie(tuned)
         if not self._old.keys() & self._new.keys():
             raise CheckpointError(f"{tuned.path} and {base.path} have no tensor in common")
@@ -430,6 +432,7 @@ class _Extraction:
     def _untie(self, tuned: Checkpoint) -> None:
         """Adds the head of a model that shares it with its embedding: PEFT wraps both modules."""
         head = head_of(self._old, self._model, filter(_is_head, self._new))
+        head = next(iter(in_memory({head: None}, self._model)))
         embeddings = [n for n, x in self._old.items() if role(n) == "embedding" and x.shape[1:]]
         if not head or not embeddings or embeddings[0] not in self._new:
             return

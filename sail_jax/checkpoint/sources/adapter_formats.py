@@ -149,7 +149,7 @@ def _of_mlx(adapter: Checkpoint, config: Config, pairs: dict[str, dict[str, Tens
             f"{adapter.path}: expected an adapter_config.json of MLX with fine_tune_type 'lora' "
             "and a number lora_parameters.scale"
         )
-    turned = {
+    turned: dict[str, dict[str, Tensor]] = {
         module: {side: Turned(tensor) for side, tensor in pair.items()}
         for module, pair in pairs.items()
     }

@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.configurations import Config, class_of
 
+T = TypeVar("T")
 _FILE = "renamings.json"
 # Experts of one weight are stacked, and those of several weights are concatenated after that.
 _STACKED = ("MergeModulelist(0)", "MergeModulelist(0) Concatenate(1)")
@@ -214,6 +215,22 @@ class Names:
     def new(self, name: str) -> str:
         """Returns the name in files of a tensor that the base lacks, such as a tied head's."""
         return file_name(name, self._rules)
+
+
+def in_memory(tensors: Mapping[str, T], model: Config) -> dict[str, T]:
+    """Renames the tensors of a file as transformers does when it loads them.
+
+    Args:
+      tensors: The tensors by their names in the file.
+      model: The content of config.json.
+
+    Returns:
+      The tensors by their names in memory. What is converted at loading, such as experts that are
+      stacked, keeps its name.
+    """
+    named = Names(tensors, model).items()
+    names = {stored.files[0]: name for name, stored in named if not stored.how}
+    return {names.get(file, file): tensor for file, tensor in tensors.items()}
 
 
 def file_name(name: str, rules: Iterable[Rule]) -> str:
