@@ -28,6 +28,7 @@ _PAIRS = {
     **{"lora_A": "lora_B", "lora_a": "lora_b", "lora_down": "lora_up", "down": "up", "A": "B"},
     **{"linear_in": "linear_out", "lora_in": "lora_out"},
 }
+_MOST = 100  # words of a name that are compared
 _PREFIX = "base_model."
 # Names that torch's optimisers give to the tensors that they keep for each weight.
 _MOMENTS = frozenset(
@@ -153,12 +154,12 @@ def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
     pairs = []
     for name in sorted(left):
         parts = _SPLIT.split(name)
-        for place, part in enumerate(parts):
-            other = _PAIRS.get(part)
+        places = [i for i, part in enumerate(parts[:_MOST]) if i and part in _PAIRS]
+        for place in places:
             # The same separators as in the name.
             start = sum(len(x) + 1 for x in parts[:place])
-            partner = f"{name[:start]}{other}{name[start + len(part) :]}"
-            if other and place and partner in left and _share_rank(shapes[name], shapes[partner]):
+            partner = name[:start] + _PAIRS[parts[place]] + name[start + len(parts[place]) :]
+            if partner in left and _share_rank(shapes[name], shapes[partner]):
                 pairs.append((name, partner))
     in_pairs = {name for pair in pairs for name in pair}
     biases = {re.sub(r"weight$", "bias", name) for name in in_pairs} - in_pairs

@@ -18,6 +18,8 @@ from sail_jax.configurations import Config, class_of
 
 T = TypeVar("T")
 _FILE = "renamings.json"
+# Python's regular expressions can take quadratic time in the length of a name.
+_LONGEST = 1000
 # Experts of one weight are stacked, and those of several weights are concatenated after that.
 _STACKED = ("MergeModulelist(0)", "MergeModulelist(0) Concatenate(1)")
 
@@ -111,7 +113,8 @@ class Names:
         self._active = {
             i
             for i, rule in enumerate(self._rules)
-            if rule.how != "group" or any((rule.search(x) or [-1])[-1] == 0 for x in self._files)
+            if rule.how != "group"
+            or any((rule.search(x[:_LONGEST]) or [-1])[-1] == 0 for x in self._files)
         }
         self._memory: dict[str, Stored] = {}
         stacked: dict[str, list[tuple[int, str, str]]] = {}
@@ -138,6 +141,8 @@ class Names:
 
     def _renamed(self, name: str, convert: bool = True) -> tuple[str, Rule | None, int]:
         """A name in memory, and the conversion that it takes part in, with the source's number."""
+        if len(name) > _LONGEST:
+            return name, None, -1
         for i, rule in enumerate(self._rules):
             if rule.how in ("", "group") and i in self._active:
                 name, _ = rule.replaced(name)

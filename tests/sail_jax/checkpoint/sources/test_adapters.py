@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from adapter_cases import EMBEDDING, HEAD, PREFIX, WIDTH, Builder
 
+from sail_jax.checkpoint.contents.kinds import factor_pair
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
+from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.merging.tensors import read_whole, same_entries
 
 EPS = float(np.finfo(np.float32).eps)
@@ -295,6 +297,9 @@ def test_long_names_take_no_time():
     began = time.process_time()
     with pytest.raises(CheckpointError, match="is not a factor A or B"):
         adapted({}, held(long), adapter_cases.DEFAULTS)
+    base = {"mlp.experts." * 20_000: np.ones(2, np.float32)}
+    assert Names(base, model_of("Qwen3MoeForCausalLM", "qwen3_moe")).find(next(iter(base)))
+    assert factor_pair({"down." * 20_000 + "x": np.ones((2, 8))}) is None
     assert time.process_time() - began < 1
 
 
