@@ -13,10 +13,16 @@ tolerance is eight roundings plus the error of a singular value decomposition, w
 square of 20 eps times the change's. The sum of two adapters is compared with peft's
 (`add_weighted_adapter`, "cat").
 
+Random adapters of 26 classes follow, ten of which have other names in files than in memory. Each
+has random targets, ranks and whole modules, and perhaps DoRA, biases, trained rows or factors of
+experts. The difference counts those whose logits differ by more than 16 roundings. The tokens are
+the whole vocabulary.
+
 The last rows are other kinds of adapters, made and saved by peft. sail-jax must refuse them, after
 a base and in place of a model. The difference counts missing refusals.
 """
 
+import itertools
 import json
 import shutil
 from functools import partial
@@ -28,6 +34,8 @@ import cases
 import peft
 import torch
 import transformers
+from drawing import FAMILIES
+from drawing import compared as compared_drawn
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
 
@@ -279,5 +287,11 @@ CASES = [
     ),
     cases.Case("summed, Llama", "the sum of two", partial(summed, "llama", LLAMA, "proj.weight")),
     cases.Case("summed, GPT-2", "the sum of two", partial(summed, "gpt2", GPT2, "c_")),
+    *(
+        cases.Case(
+            f"random, {kind}", "8 random adapters", partial(compared_drawn, kind, range(i, i + 8))
+        )
+        for i, kind in zip(itertools.count(0, 100), FAMILIES, strict=False)
+    ),
     *(cases.Case(name, "refused", partial(refused, config)) for name, config in OTHERS.items()),
 ]

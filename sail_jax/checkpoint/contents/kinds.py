@@ -1,5 +1,6 @@
 """Detects checkpoints without a model: adapters, unmerged adapters, optimiser states."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,12 @@ _FACTOR = re.compile(
     r"|tinylora_v|delora_\w+|supertuning_\w+|trainable_tokens_delta|prompt_embeddings"
     r"|adaption_(?:prompt|gate)|dora_scale"
 )
+# The words by which the names of two factors differ.
+_PAIRS = {
+    **{"lora_A": "lora_B", "lora_a": "lora_b", "lora_down": "lora_up", "down": "up", "A": "B"},
+    **{"linear_in": "linear_out", "lora_in": "lora_out"},
+}
+_MOST = 100  # words of a name that are compared
 _PREFIX = "base_model."
 # Names that torch's optimisers give to the tensors that they keep for each weight.
 _MOMENTS = frozenset(
@@ -84,7 +91,18 @@ def not_a_model(
     # A full model may share its folder with an adapter's config that was left there.
     beside = "adapter_config.json" in extras and "config.json" not in extras
     if names and ((of_adapter and not others) or beside):
-        return _adapter(config_of(extras, "adapter_config.json"), name)
+        about = config_of(extras, "adapter_config.json")
+        if not about and (factor := other_factor(names)):
+            return (
+                f"is an adapter, not a model: its factors ({factor}) cannot be merged separately, "
+                "and are not read here. Merge it into its base with the program that made it"
+            )
+        return _adapter(about, name)
+    if pair := factor_pair(tensors):
+        return (
+            f"holds factors of low rank ({pair[0]} and {pair[1]}), not a model: the mean of "
+            f"factors is not the mean of products. Write base+adapter, as in BASE+{name}"
+        )
     if factor := _unmerged(names, factors):
         return (
             f"holds a model with an unmerged adapter ({factor}), whose factors cannot be merged "
@@ -94,6 +112,64 @@ def not_a_model(
     if state := _optimiser(parts):
         return f"holds the state of an optimiser ({state}), not a model"
     return ""
+
+
+def other_factor(names: Iterable[str]) -> str | None:
+    """Finds a tensor of an adapter that is not of low rank, such as LoHa, LoKr or IA3.
+
+    Args:
+      names: The names of the tensors.
+
+    Returns:
+      The name; None without one.
+    """
+    other = (
+        name
+        for name in names
+        if any(_FACTOR.fullmatch(part) and "lora" not in part for part in _SPLIT.split(name))
+    )
+    return next(other, None)
+
+
+def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
+    """Finds two factors of low rank in a file of factors, by their names and shapes.
+
+    Their names differ by one word of a known pair, and their shapes share a rank below the other
+    sizes. In a file of factors, all arrays of two or more dimensions are such factors, and none of
+    them has a bias.
+
+    Args:
+      tensors: The tensors by name; none is read.
+
+    Returns:
+      The names of a pair; None for another file.
+
+    >>> class Down: shape = (2, 8)
+    >>> class Up: shape = (8, 2)
+    >>> factor_pair({"to_q.lora.down.weight": Down, "to_q.lora.up.weight": Up})
+    ('to_q.lora.down.weight', 'to_q.lora.up.weight')
+    """
+    shapes = {name: getattr(x, "shape", ()) for name, x in tensors.items()}
+    left = {name for name, shape in shapes.items() if len(shape) > 1}
+    pairs = []
+    for name in sorted(left):
+        parts = _SPLIT.split(name)
+        places = [i for i, part in enumerate(parts[:_MOST]) if i and part in _PAIRS]
+        for place in places:
+            # The same separators as in the name.
+            start = sum(len(x) + 1 for x in parts[:place])
+            partner = name[:start] + _PAIRS[parts[place]] + name[start + len(parts[place]) :]
+            if partner in left and _share_rank(shapes[name], shapes[partner]):
+                pairs.append((name, partner))
+    in_pairs = {name for pair in pairs for name in pair}
+    biases = {re.sub(r"weight$", "bias", name) for name in in_pairs} - in_pairs
+    return pairs[0] if pairs and in_pairs == left and biases.isdisjoint(shapes) else None
+
+
+def _share_rank(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether factors of these shapes, in either order of axes, have a product of lower rank."""
+    orders = ((a[0], b[1], math.prod(a[1:]), b[0]), (a[-1], b[0], a[0], b[-1]))
+    return any(rank == again and rank < min(into, out) for rank, again, into, out in orders)
 
 
 def _adapter(config: Mapping[str, object], name: str) -> str:

@@ -35,6 +35,7 @@ from sail_jax.checkpoint.operations.spooling import FactorSpool
 from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.sources.adapted import Named, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
+from sail_jax.checkpoint.sources.adapter_formats import in_peft
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, Pair, read_keys
 from sail_jax.checkpoint.sources.adapter_weights import KERNEL, head_of, is_conv1d
 from sail_jax.checkpoint.sources.adapters import (
@@ -44,6 +45,7 @@ from sail_jax.checkpoint.sources.adapters import (
     with_adapter,
 )
 from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
+from sail_jax.checkpoint.sources.renamings import in_memory
 from sail_jax.checks import argument, nearest, one_of
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
@@ -368,7 +370,6 @@ def apply_adapter(
             stack.enter_context(opened(base, run)),
             stack.enter_context(opened(adapter, run, adapters=True)),
         ]
-        _config_of(inputs[1])
         view = with_adapter(*inputs)
         works = view.works()
         changed = sum(inputs[0].tensors.get(name) is not x for name, x in view.tensors.items())
@@ -409,8 +410,9 @@ class _Extraction:
         self.saved: set[str] = set()
         self.lost: dict[str, str] = {}
         self.notes: list[str] = []
-        self._new = _prefixed(tuned.tensors, config_of(tuned.extras) or self._model)
-        self._old = _renamed(base.tensors, self._new)
+        model = config_of(tuned.extras) or self._model
+        self._new = _prefixed(in_memory(tuned.tensors, model), model)
+        self._old = _renamed(in_memory(base.tensors, self._model or model), self._new)
         self._untie(tuned)
         if not self._old.keys() & self._new.keys():
             raise CheckpointError(f"{tuned.path} and {base.path} have no tensor in common")
@@ -430,6 +432,7 @@ class _Extraction:
     def _untie(self, tuned: Checkpoint) -> None:
         """Adds the head of a model that shares it with its embedding: PEFT wraps both modules."""
         head = head_of(self._old, self._model, filter(_is_head, self._new))
+        head = next(iter(in_memory({head: None}, self._model)))
         embeddings = [n for n, x in self._old.items() if role(n) == "embedding" and x.shape[1:]]
         if not head or not embeddings or embeddings[0] not in self._new:
             return
@@ -550,18 +553,13 @@ def _task(model: Mapping[str, Any]) -> str | None:
 # --- the adapters that are merged
 
 
-def _config_of(adapter: Checkpoint) -> AdapterConfig:
-    """The configuration of an adapter; CheckpointError without one."""
-    config = config_of(adapter.extras, "adapter_config.json")
-    if not config:
-        raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
-    return checked(config, str(adapter.path))
-
-
 def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
     """The configuration and the factors of an adapter; it may hold nothing else."""
-    config = _config_of(adapter)
-    stated = read_keys(adapter.tensors, config)
+    tensors, content, _ = in_peft(adapter)
+    if not content:
+        raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
+    config = checked(content, str(adapter.path))
+    stated = read_keys(tensors, config)
     more = [*stated.whole, *stated.tokens]
     for pair in stated.pairs:
         shapes = [x.shape for x in pair.parts.values()]

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
+from sail_jax.merging.tensors import (
+    OnDemand,
+    Shape,
+    Tensor,
+    bytes_of,
+    held,
+    read_whole,
+    same_entries,
+)
 
 # How many entries of B A are computed at once.
 _BLOCK = 1 << 18
@@ -247,6 +255,42 @@ class Named:
         read_as(self.tensor, out, start)
 
 
+class Turned(OnDemand):
+    """The transpose of a small matrix."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Stores the matrix; reads nothing yet."""
+        super().__init__(tensor.name, tensor.dtype, tensor.shape[::-1], tensor.source)
+        self.tensor = tensor
+
+    @property
+    def needs(self) -> int:
+        """Bytes of the matrix and its transpose."""
+        return 2 * bytes_of(self.tensor) + held(self.tensor)
+
+    def form(self) -> np.ndarray:
+        return read_whole(self.tensor).T.reshape(-1)
+
+
+class Piece(Named):
+    """Consecutive entries of a tensor, as a tensor of another shape."""
+
+    def __init__(self, tensor: Tensor, name: str, start: int, shape: Shape) -> None:
+        """Stores the arguments; reads nothing yet.
+
+        Args:
+          tensor: The tensor.
+          name: The name of the piece.
+          start: Row-major index of its first entry.
+          shape: Its shape.
+        """
+        super().__init__(tensor, name)
+        self.start, self.shape = start, shape
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        read_as(self.tensor, out, self.start + start)
+
+
 def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
     """Reads consecutive entries into a buffer, and casts them to the buffer's dtype.
 
@@ -294,7 +338,7 @@ def _alike(a: Adapted, b: Adapted) -> bool:
 
 def _under(tensor: Tensor) -> Tensor:
     """The tensor under a chain of new names."""
-    while isinstance(tensor, Named) and tensor.dtype == tensor.tensor.dtype:
+    while type(tensor) is Named and tensor.dtype == tensor.tensor.dtype:
         tensor = tensor.tensor
     return tensor
 

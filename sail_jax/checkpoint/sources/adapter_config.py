@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
+from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.recipe.declared import expected, kind
 from sail_jax.checkpoint.recipe.patterns import Pattern, compiled
@@ -23,7 +24,7 @@ from sail_jax.configurations import Config
 _HARMLESS = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("layers_pattern",),
         *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "ensure_weight_tying"),
     )
@@ -88,6 +89,9 @@ class AdapterConfig(BaseModel):
       lora_bias: Whether the factor B has a bias.
       trainable_token_indices: The rows of embeddings that were trained alone, by module.
       target_parameters: Parameters, not modules, that have factors.
+      target_modules: The modules that have factors: ends of names, or one pattern.
+      exclude_modules: Modules among them without factors, stated in the same way.
+      layers_to_transform: The numbers of the layers with factors; None for all.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
@@ -107,6 +111,9 @@ class AdapterConfig(BaseModel):
     lora_bias: bool | None = None
     trainable_token_indices: list[_Row] | dict[str, list[_Row]] | None = None
     target_parameters: list[str] | None = None
+    target_modules: Any = None
+    exclude_modules: Any = None
+    layers_to_transform: Any = None
 
     def rank(self, module: str) -> int:
         """Returns the rank of a module."""
@@ -134,7 +141,8 @@ class AdapterConfig(BaseModel):
 
     def is_saved(self, module: str) -> bool:
         """Returns whether a module was trained whole."""
-        return any(f".{part}." in f".{module}." for part in self.modules_to_save or ())
+        # PEFT compares the end of the name of a module, or of one around it, letter by letter.
+        return any(f"{part}." in f"{module}." for part in self.modules_to_save or ())
 
     def parameters(self, module: str) -> list[str]:
         """Lists the parameters of a module that may have their own factors.
@@ -148,6 +156,33 @@ class AdapterConfig(BaseModel):
         parts = [target.rpartition(".") for target in self.target_parameters or ()]
         fitting = (name for of, _, name in parts if not of or ends_with(module, of))
         return list(dict.fromkeys(fitting))
+
+    def asks_for(self, module: str) -> bool:
+        """Returns whether a module of the base should have factors.
+
+        Args:
+          module: The name of the module.
+
+        Returns:
+          Whether the config states it. The word "all-linear" states no module.
+        """
+        if _states(self.exclude_modules, module) or not _states(self.target_modules, module):
+            return False
+        layers, place = self.layers_to_transform, position(f"{module}.weight")
+        layers = [layers] if type(layers) is int else layers
+        return not isinstance(layers, list) or (place is not None and place.index in layers)
+
+
+def _states(stated: object, module: str) -> bool:
+    """Whether ends of names, or a pattern, state a module, as PEFT matches them."""
+    if isinstance(stated, list):
+        return any(isinstance(part, str) and ends_with(module, part) for part in stated)
+    if not isinstance(stated, str) or stated == "all-linear":
+        return False
+    try:
+        return compiled(stated).fullmatch(module) is not None
+    except ValueError:
+        return False
 
 
 def ends_with(module: str, part: str) -> bool:

@@ -1,18 +1,22 @@
 """The content of an adapter for each weight of its base, under the base's names."""
 
 import itertools
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.layers import position, role
 from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.sources.adapted import Change, same
+from sail_jax.checkpoint.sources.adapted import Change, Piece, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
-from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
+from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated, Whole
+from sail_jax.checkpoint.sources.renamings import Names, file_name, heads_of, rules_of
+from sail_jax.checks import nearest
 from sail_jax.configurations import Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
@@ -25,17 +29,10 @@ KERNEL = "kernel"
 # Families with stacked experts [expert, in, out]; other families use [expert, out, in]. The
 # difference matters only for square ones.
 _EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
-# Names in files of the experts that transformers stacks at loading: the weights that are
-# concatenated in each parameter.
-_UNSTACKED = {
-    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
-    "down_proj": (("down_proj",), ("w2",)),
-}
 _MOST = 6  # parameters of one module
 # The embedding of T5, BART and similar models, which several modules use and PEFT changes in one.
 _SHARED = "shared.weight"
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,12 @@ class Weights:
 
     @classmethod
     def of(
-        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Config
+        cls,
+        stated: Stated,
+        config: AdapterConfig,
+        base: Tensors | None,
+        model: Config,
+        names: Names | None = None,
     ) -> "Weights":
         """Sorts the content of an adapter by weight.
 
@@ -114,32 +116,34 @@ class Weights:
           config: Its config.
           base: The tensors of the base; None without a base, for factors that are loaded.
           model: The content of the base's config.json.
+          names: The names in memory of the base's tensors; by default those of the model.
 
         Returns:
-          The content for each weight.
+          The content for each weight, by the base's names.
 
         Raises:
-          CheckpointError: If something occurs twice, or does not fit the base.
+          CheckpointError: If something occurs twice, does not fit the base, or has an unknown name.
         """
-        new, to = cls(), _Trained(config, base, model)
-        names = to.names
+        new = cls()
+        to = _Trained(config, base, model, Names(base or {}, model) if names is None else names)
         of_module: dict[str, list[Pair]] = {}
         for pair in stated.pairs:
             of_module.setdefault(pair.module, []).append(pair)
         for module, pairs in of_module.items():
             for name, change in _changes(module, pairs, to):
-                new._add(_resolved(name, names), change.B, change=change)
-        for name, whole in stated.whole.items():
+                new._add(name, change.B, change=change)
+        for name, whole in _one_bias(stated.whole, to.stored).items():
             for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
                 if copies:
-                    tensor = _one(copies)
-                    new._add(_resolved(name, names), tensor, **{how: tensor})
+                    for file, tensor in _of_whole(name, _one(copies), to):
+                        new._add(file, tensor, **{how: tensor})
         if config.trainable_token_indices and not stated.tokens:
             raise CheckpointError(
                 f"{stated.source}: its config has trainable_token_indices, but it holds no rows"
             )
         for module, tensor in stated.tokens.items():
-            name, rows = _resolved(f"{module}.weight", names), config.tokens(module)
+            name = to.stored.file(f"{module}.weight", tensor.source)
+            rows = config.tokens(module)
             if rows is None and role(name) == "head":
                 # A tied head is saved with the rows of the embedding, which alone is listed.
                 rows = next((r for r in map(config.tokens, stated.tokens) if r is not None), None)
@@ -184,15 +188,105 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
     return tensor
 
 
-def _resolved(name: str, base: Tensors) -> str:
-    """The base's name of a weight.
+def _one_bias(whole: Mapping[str, Whole], stored: Names) -> dict[str, Whole]:
+    """Whole tensors, where the bias of a head that is one tensor with another has one name.
 
-    A base that was saved without its head lacks the prefix, such as "transformer.".
+    BERT and RoBERTa tie a head's bias along with its weight, and PEFT may save both.
     """
-    first, _, rest = name.partition(".")
-    if name in base or rest not in base or any(x.startswith(f"{first}.") for x in base):
-        return name
-    return rest
+    found: dict[str, Whole] = {}
+    for name, x in whole.items():
+        outer, _, last = name.rpartition(".decoder.")
+        one = f"{outer}.bias"
+        name = one if last == "bias" and name not in stored and one in stored else name
+        before = found.get(name, Whole())
+        found[name] = Whole(before.saved | x.saved, before.stored | x.stored)
+    return found
+
+
+def _of_whole(name: str, tensor: Tensor, to: "_Trained") -> Iterator[tuple[str, Tensor]]:
+    """The base's tensors that a whole tensor replaces: one, or those of stacked experts."""
+    found = to.stored.find(name)
+    if found is None or found.how != "experts":
+        file = to.stored.file(name, tensor.source)
+        if to.base is not None and file not in to.base:
+            _check_new(name, file, tensor, to)
+        yield file, tensor
+        return
+    shape = _stacked_shape(found.experts(), to.names)
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"{tensor.source}: expected {name!r} of shape {shape}, got {tensor.shape}"
+        )
+    start = 0
+    for file in found.files:
+        own = to.names[file].shape
+        yield file, Piece(tensor, file, start, own)
+        start += math.prod(own)
+
+
+def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
+    """CheckpointError unless a tensor that the base lacks is a head that the output reads."""
+    assert to.base is not None
+    if file == head_of(to.base, to.model, [file], to.config.task_type):
+        return
+    what = f"{tensor.source}: {name!r} is not in the base"
+    if not to.config.is_saved(name.rpartition(".")[0]):
+        near = nearest(name, to.base)
+        raise CheckpointError(f"{what}, and is not a new head (modules_to_save){near}")
+    reader = class_of(to.model)
+    if name.partition(".")[0] not in heads_of(reader):
+        raise CheckpointError(
+            f"{what}, and {reader or 'a class that its config.json does not name'} does not read "
+            "it: for a new head, put the class that the adapter was trained with into "
+            f"architectures in the base's config.json{nearest(name, to.base)}"
+        )
+
+
+def lacking(
+    weights: Weights, config: AdapterConfig, names: Names, base: Tensors, model: Config
+) -> tuple[list[str], list[str]]:
+    """Lists what should have factors by an adapter's config, and has none.
+
+    Args:
+      weights: The adapter's content.
+      config: Its config.
+      names: The names in memory of the base's tensors.
+      base: The tensors of the base.
+      model: The content of its config.json.
+
+    Returns:
+      The modules and parameters that must have factors; and those that may lack them: the config
+      states a pattern, the same module of another layer has factors, or they belong to a stack of
+      layers or to experts that the adapter leaves alone, as after training a part of the model.
+    """
+    layers = look_up(model, "num_hidden_layers")
+    changed = {name for name, weight in weights.items() if weight.change}
+    touched = {_place(name) for name, where in names.items() if changed.intersection(where.files)}
+    stacks = {stack for stack, _ in touched}
+    must, may = [], []
+    for name, where in names.items():
+        if changed.intersection(where.files) or len(base[where.files[0]].shape) < 2:
+            continue
+        module, _, last = name.rpartition(".")
+        parameter = last in config.parameters(module)
+        asked = parameter or (last in ("weight", KERNEL) and config.asks_for(module))
+        place = position(name)
+        # Layers beyond the last one predict further tokens, and are not loaded.
+        beyond = place is not None and type(layers) is int and place.index >= layers
+        if not asked or beyond or config.is_saved(module):
+            continue
+        stack, kind = _place(name)
+        apart = (stack and stack not in stacks) or ".0." in kind or (stack, kind) in touched
+        strict = parameter or isinstance(config.target_modules, list)
+        (may if apart or not strict else must).append(name if parameter else module)
+    return must, may
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The stack of a tensor, and its name within a layer, with 0 for further numbers."""
+    place = position(name)
+    stack, rest = ("", name) if place is None else (place.stack, place.rest)
+    return stack, re.sub(r"\d+", "0", rest)
 
 
 # --- factors
@@ -206,11 +300,13 @@ class _Trained:
       config: Its config.
       base: The tensors of the base; None without a base.
       model: The content of the base's config.json.
+      stored: Where the base stores what the adapter names.
     """
 
     config: AdapterConfig
     base: Tensors | None
     model: Config
+    stored: Names
 
     @property
     def names(self) -> Tensors:
@@ -230,11 +326,11 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
             f"{source}: {module!r} has factors of several parameters, but "
             f"{config.target_parameters or []} (target_parameters) matches none in the base"
         )
-    name = f"{module}.weight"
     flax = f"{module}.{KERNEL}"
+    name = to.stored.file(f"{module}.weight", source)
     if base is not None and flax in base and name not in base:
         name = flax
-    start = None if base is None else base.get(_resolved(name, base))
+    start = None if base is None else base.get(name)
     A, B = _factors(pair, config.rank(module))
     scale = config.scale(module)
     transposed = bool(pair.embedding) or name == flax
@@ -244,11 +340,12 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
         _check_floating(pair, bias)
         if len(bias.shape) != 1:
             raise CheckpointError(f"{source}: {module!r}: expected lora_B.bias [out]")
-        if base is not None and _resolved(f"{module}.bias", base) not in base:
+        of = to.stored.file(f"{module}.bias", source)
+        if base is not None and of not in base:
             raise CheckpointError(
                 f"{source}: {module!r} has a lora_B.bias, but no bias in the base to add it to"
             )
-        yield f"{module}.bias", Change(bias, None, scale)
+        yield of, Change(bias, None, scale)
 
 
 def _factors(pair: Pair, rank: int, experts: int = 1) -> tuple[Tensor, Tensor]:
@@ -325,26 +422,27 @@ class _Parameter(NamedTuple):
 def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
     """The parameters of a module that match `target_parameters` and exist in the base."""
     parameters: dict[str, _Parameter] = {}
-    base = to.names
     for parameter in to.config.parameters(module):
-        name = _resolved(f"{module}.{parameter}", base)
-        if name in base:
-            parameters[parameter] = _Parameter(base[name].shape, name, [])
+        name = f"{module}.{parameter}"
+        found = to.stored.find(name)
+        if found is None:
             continue
-        # Mixtral's files use another name for the module.
-        places = (module, module.replace(".mlp.", ".block_sparse_moe."))
-        for place, weights in itertools.product(places, _UNSTACKED.get(parameter, ())):
-            experts = []
-            for e in itertools.count():
-                names = [f"{place}.{e}.{weight}.weight" for weight in weights]
-                if not all(name in base and len(base[name].shape) == 2 for name in names):
-                    break
-                experts.append(names)
-            if experts and parameter not in parameters:
-                rows = sum(base[name].shape[0] for name in experts[0])
-                shape = (len(experts), rows, base[experts[0][0]].shape[1])
-                parameters[parameter] = _Parameter(shape, "", experts)
+        if found.how == "experts":
+            experts = found.experts()
+            parameters[parameter] = _Parameter(_stacked_shape(experts, to.names), "", experts)
+        else:
+            whole = to.stored.file(name, f"adapter of {module}")
+            parameters[parameter] = _Parameter(to.names[whole].shape, whole, [])
     return parameters
+
+
+def _stacked_shape(experts: list[list[str]], base: Tensors) -> Shape:
+    """The shape in memory of experts that the base stores one by one."""
+    first = [base[name].shape for name in experts[0]]
+    if any([base[name].shape for name in one] != first for one in experts):
+        raise CheckpointError(f"the experts {experts[0][0]!r}, ... of the base differ in shape")
+    rows = sum(shape[0] for shape in first)
+    return (len(experts), rows, *first[0][1:])
 
 
 def _of_parameters(
@@ -388,8 +486,6 @@ def _of_parameters(
                 last = first + to.names[one].shape[0]
                 yield one, change._replace(one=(expert, first, last))
                 first = last
-            if first != shape[1]:
-                raise CheckpointError(f"{source}: the experts of {module!r} differ in shape")
 
 
 def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
@@ -444,7 +540,7 @@ def head_of(
     # A classifier lacks a head of tokens, even if its configuration ties one.
     if not class_of(model).endswith(_HEADED) and task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
         return ""
-    return _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")
+    return file_name("lm_head.weight", rules_of(class_of(model), str(look_up(model, "model_type"))))
 
 
 def _is_head(name: str) -> bool:

@@ -23,8 +23,10 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
+from sail_jax.checkpoint.sources.adapter_formats import in_peft
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
-from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
+from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights, lacking
+from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
@@ -42,11 +44,13 @@ class _Combined(NamedTuple):
       tensors: All tensors by name.
       rows: The rows of its embedding; None if the base has equally many.
       untied: Whether the head is no longer the embedding.
+      notes: Notes for the user.
     """
 
     tensors: dict[str, Tensor]
     rows: int | None
     untied: bool
+    notes: list[str]
 
 
 def adapted(
@@ -97,20 +101,22 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
       CheckpointError: As `adapted` does.
       ValueError: If a configuration cannot be read.
     """
-    config = config_of(adapter.extras, "adapter_config.json")
     model = config_of(base.extras)
-    combined = _combined(base.tensors, adapter.tensors, config, model)
+    names = Names(base.tensors, model)
+    tensors, config, notes = in_peft(adapter, names)
+    combined = _combined(base.tensors, tensors, config, model, names=names)
     new = None
     if model and (combined.rows is not None or combined.untied):
         tied = False if combined.untied else None
         new = patched_config(model, rows=combined.rows, tied=tied)
     view = View([base], combined.tensors, new)
     view.extras = _with_tokenizer(view.extras, adapter.extras)
+    view.notes = (*notes, *combined.notes)
     return view
 
 
-def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
-    """Lists the adapter's changes to files other than tensors.
+def notes_on(base: Checkpoint, adapted: View) -> list[str]:
+    """Lists what an adapter lacks, and its changes to files other than tensors.
 
     Args:
       base: The base.
@@ -120,7 +126,7 @@ def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
       Sentences in which the caller adds the model's name.
     """
     before, after = config_of(base.extras), config_of(adapted.extras)
-    notes = []
+    notes = list(adapted.notes)
     for key in ("vocab_size", "tie_word_embeddings"):
         old, new = look_up(before, key), look_up(after, key)
         if old != new:
@@ -275,11 +281,21 @@ def _combined(
     config: Config,
     model: Config,
     dtype: np.dtype | None = None,
+    names: Names | None = None,
 ) -> _Combined:
     """Combines the content of an adapter with the base, weight by weight."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
-    weights = Weights.of(read_keys(tensors, read, base), read, base, model)
+    names = Names(base, model) if names is None else names
+    weights = Weights.of(read_keys(tensors, read, names), read, base, model, names)
+    must, may = lacking(weights, read, names, base, model)
+    if must:
+        raise CheckpointError(
+            f"{_source(tensors)}: its config asks for factors of {_some(must)} ({len(must)} in "
+            "all), which it lacks: a part of it may be lost; otherwise list only the trained "
+            "modules in target_modules"
+        )
+    notes = [f"its adapter has no factors for {_some(may)} ({len(may)} in all)"] * bool(may)
     merged: dict[str, Tensor] = dict(base)
     sides = weights.sides
     for name, weight in weights.items():
@@ -296,9 +312,14 @@ def _combined(
         untied = not same(values[embedding], values[head])
         if untied:
             merged[head] = values[head]
+            # BERT and RoBERTa tie the head's bias with its weight.
+            outer, _, last = head.rpartition(".decoder.")
+            bias, copy = f"{outer}.bias", f"{outer}.decoder.bias"
+            if last and bias in merged and copy not in merged:
+                merged[copy] = Named(merged[bias], copy)
         elif head in base:
             merged[head] = Named(values[embedding], head)
-    return _Combined(merged, _rows(base, merged, _source(tensors)), untied)
+    return _Combined(merged, _rows(base, merged, _source(tensors)), untied, notes)
 
 
 def _value(

@@ -18,7 +18,10 @@ class View(Checkpoint):
 
     Attributes:
       base: The first of the checkpoints.
+      notes: Notes for the user.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -254,11 +254,13 @@ def _spec(
 
 def _adapter(checkpoint: "Checkpoint") -> str:
     """Describes a checkpoint that is an adapter; returns "" for other checkpoints."""
-    lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
-    if "adapter_config.json" not in checkpoint.extras and not lora:
-        return ""
+    from sail_jax.checkpoint.contents.kinds import factor_pair
     from sail_jax.checkpoint.formats.extras import config_of
 
+    lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
+    found = lora or factor_pair(checkpoint.tensors)
+    if "adapter_config.json" not in checkpoint.extras and not found:
+        return ""
     config = config_of(checkpoint.extras, "adapter_config.json")
     rank, base = config.get("r"), config.get("base_model_name_or_path")
     about = [f"rank {rank}"] * (rank is not None) + [f"of {base}"] * bool(base)

@@ -9,7 +9,7 @@ import pytest
 from small_checkpoints import CONFIG, tensors
 
 from sail_jax.checkpoint import save_checkpoint
-from sail_jax.checkpoint.contents.kinds import check_model, not_a_model
+from sail_jax.checkpoint.contents.kinds import check_model, factor_pair, not_a_model
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import open_checkpoint
 
@@ -125,3 +125,40 @@ def test_a_checkpoint_of_ours_is_a_model(tmp_path):
     for name in ("a", "b.npz"):
         with open_checkpoint(tmp_path / name) as checkpoint:
             check_model(checkpoint)
+
+
+def arrays(**shapes):
+    return {name.replace("__", "."): np.zeros(shape) for name, shape in shapes.items()}
+
+
+PAIRED = {
+    "diffusers": arrays(to_q__lora__down__weight=(2, 8), to_q__lora__up__weight=(6, 2)),
+    "NeMo": arrays(q__adapter__linear_in__weight=(2, 8), q__adapter__linear_out__weight=(6, 2)),
+    "MLX": arrays(q__lora_a=(8, 2), q__lora_b=(2, 6)),
+    "a part of a path": arrays(unet__down__0__q__down=(2, 8), unet__down__0__q__up=(6, 2)),
+    "x@A": arrays(layers__0__q__A=(2, 8), layers__0__q__B=(6, 2), layers__0__q__alpha=()),
+}
+UNPAIRED = {
+    "no common rank": arrays(layers__0__down__weight=(2, 8), layers__0__up__weight=(6, 3)),
+    "a rank that is none": arrays(layers__0__down__weight=(8, 8), layers__0__up__weight=(8, 8)),
+    "with other matrices": arrays(
+        mlp__down__weight=(2, 8), mlp__up__weight=(8, 2), mlp__q__weight=(2, 2)
+    ),
+    "with biases": arrays(
+        mlp__down__weight=(2, 8), mlp__up__weight=(8, 2), mlp__down__bias=(2,), mlp__up__bias=(8,)
+    ),
+    "at the top": arrays(A=(2, 8), B=(6, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_factors_are_known_by_pairs_and_shapes(kind):
+    assert re.match(r"holds factors of low rank|is an adapter", not_a_model(PAIRED[kind], {}))
+    first, second = factor_pair(PAIRED[kind])
+    assert {first, second} == {name for name in PAIRED[kind] if not name.endswith("alpha")}
+
+
+@pytest.mark.parametrize("kind", UNPAIRED)
+def test_other_pairs_of_names_are_no_factors(kind):
+    assert factor_pair(UNPAIRED[kind]) is None
+    assert not_a_model(UNPAIRED[kind], {}) == ""

@@ -437,3 +437,19 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "all 5 modules: error" in out
     assert "lost: model.norm.weight (shape [8], only matrices have factors)" in err
+
+
+def test_an_extracted_adapter_has_the_names_in_memory(tmp_path):
+    """PEFT knows GPT-NeoX's head as lm_head; files have embed_out. `apply` finds it again."""
+    model = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+    extras = {"config.json": json.dumps(model | {"tie_word_embeddings": False}).encode()}
+    head = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for name, by in (("base", 0), ("tuned", 1)):
+        tensors = {"embed_out.weight": head + by, "gpt_neox.embed_in.weight": head}
+        save_checkpoint(tmp_path / name, tensors, extras=extras)
+    extract_adapter(tmp_path / "base", tmp_path / "tuned", tmp_path / "lora", rank=1)
+    with open_checkpoint(tmp_path / "lora") as lora:
+        assert set(lora.tensors) == {f"{PREFIX}lm_head.lora_{side}.weight" for side in "AB"}
+    out = load_checkpoint(apply_adapter(tmp_path / "base", tmp_path / "lora", tmp_path / "out").out)
+    assert set(out) == {"embed_out.weight", "gpt_neox.embed_in.weight"}
+    np.testing.assert_allclose(out["embed_out.weight"], head + 1, rtol=8 * EPS)

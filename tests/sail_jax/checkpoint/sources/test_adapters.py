@@ -1,6 +1,7 @@
 """Adapters mean what PEFT means: every way in which it saves them, against the definitions."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import adapter_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from adapter_cases import EMBEDDING, HEAD, PREFIX, Builder
+from adapter_cases import EMBEDDING, HEAD, PREFIX, WIDTH, Builder
 
+from sail_jax.checkpoint.contents.kinds import factor_pair
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
+from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.merging.tensors import read_whole, same_entries
 
 EPS = float(np.finfo(np.float32).eps)
@@ -294,4 +297,278 @@ def test_long_names_take_no_time():
     began = time.process_time()
     with pytest.raises(CheckpointError, match="is not a factor A or B"):
         adapted({}, held(long), adapter_cases.DEFAULTS)
+    base = {"mlp.experts." * 20_000: np.ones(2, np.float32)}
+    assert Names(base, model_of("Qwen3MoeForCausalLM", "qwen3_moe")).find(next(iter(base)))
+    assert factor_pair({"down." * 20_000 + "x": np.ones((2, 8))}) is None
     assert time.process_time() - began < 1
+
+
+def model_of(kind, family, **more):
+    return {"architectures": [kind], "model_type": family, **more}
+
+
+NEOX = model_of("GPTNeoXForCausalLM", "gpt_neox", tie_word_embeddings=False)
+MIXTRAL = model_of("MixtralForCausalLM", "mixtral", num_hidden_layers=1)
+# The class and model type, a name in memory, and the name in files.
+RENAMED = [
+    (NEOX, "lm_head.weight", "embed_out.weight"),
+    (NEOX, "embed_out.weight", "embed_out.weight"),
+    (MIXTRAL, "model.layers.0.mlp.gate.weight", "model.layers.0.block_sparse_moe.gate.weight"),
+    (
+        model_of("BertForMaskedLM", "bert"),
+        "bert.embeddings.LayerNorm.bias",
+        "bert.embeddings.LayerNorm.beta",
+    ),
+    (
+        model_of("LlavaForConditionalGeneration", "llava"),
+        "model.language_model.layers.0.q.weight",
+        "language_model.model.layers.0.q.weight",
+    ),
+    (
+        model_of("ViTForImageClassification", "vit"),
+        "vit.layers.0.attention.q_proj.weight",
+        "vit.encoder.layer.0.attention.attention.query.weight",
+    ),
+    # An adapter of the model without its head, and a base without it.
+    (model_of("LlamaForCausalLM", "llama"), "layers.0.q.weight", "model.layers.0.q.weight"),
+    (model_of("LlamaForCausalLM", "llama"), "model.layers.0.q.weight", "layers.0.q.weight"),
+]
+
+
+@pytest.mark.parametrize(("model", "memory", "file"), RENAMED)
+def test_a_whole_tensor_reaches_the_file_s_name(model, memory, file):
+    base, new = np.zeros((3, 2), np.float32), np.ones((3, 2), np.float32)
+    module = memory.rpartition(".")[0]
+    saved = {**adapter_cases.DEFAULTS, "modules_to_save": [module.rpartition(".")[2]]}
+    got = adapted(held({file: base}), held({PREFIX + memory: new}), saved, model=model)
+    assert got.keys() == {file}
+    np.testing.assert_array_equal(read_whole(got[file]), new)
+
+
+def test_factors_and_rows_reach_the_file_s_name():
+    base = {"gpt_neox.embed_in.weight": np.zeros((5, 3), "f"), "embed_out.weight": np.ones((5, 3))}
+    factors = {
+        f"{PREFIX}lm_head.lora_A.weight": np.ones((adapter_cases.RANK, 3), np.float32),
+        f"{PREFIX}lm_head.lora_B.weight": np.ones((5, adapter_cases.RANK), np.float32),
+    }
+    got = adapted(held(base), held(factors), adapter_cases.DEFAULTS, model=NEOX)
+    np.testing.assert_array_equal(read_whole(got["embed_out.weight"]), np.full((5, 3), 9.0))
+    rows = {f"{PREFIX}lm_head.token_adapter.trainable_tokens_delta": np.zeros((1, 3), np.float32)}
+    config = {**adapter_cases.DEFAULTS, "trainable_token_indices": {"lm_head": [4]}}
+    got = adapted(held(base), held(rows), config, model=NEOX)
+    assert got.keys() == base.keys()
+    np.testing.assert_array_equal(read_whole(got["embed_out.weight"]).sum(1), [3, 3, 3, 3, 0])
+
+
+EXPERTS = "model.layers.0.block_sparse_moe.experts."
+
+
+def test_whole_stacked_experts_are_stored_one_by_one():
+    """Eleven experts: the order is that of their numbers, not of the letters."""
+    base = {
+        f"{EXPERTS}{e}.{w}.weight": np.zeros((2, 3), "f") for e in range(11) for w in ("w1", "w3")
+    }
+    stack = np.arange(11 * 4 * 3, dtype=np.float32).reshape(11, 4, 3)
+    saved = {f"{PREFIX}model.layers.0.mlp.experts.gate_up_proj": stack}
+    config = {**adapter_cases.DEFAULTS, "modules_to_save": ["experts"]}
+    got = adapted(held(base), held(saved), config, model=MIXTRAL)
+    assert got.keys() == base.keys()
+    for e in range(11):
+        for i, w in enumerate(("w1", "w3")):
+            piece = read_whole(got[f"{EXPERTS}{e}.{w}.weight"])
+            np.testing.assert_array_equal(piece, stack[e, 2 * i : 2 * i + 2])
+    with pytest.raises(CheckpointError, match=r"gate_up_proj' of shape \(11, 4, 3\), got"):
+        adapted(held(base), held({k: x[1:] for k, x in saved.items()}), config, model=MIXTRAL)
+
+
+def test_what_is_split_at_loading_is_refused_by_name():
+    model = model_of("HrmTextModel", "hrm_text")
+    base = {"layers.0.mlp.gate_up_proj.weight": np.zeros((6, 2), np.float32)}
+    config = {**adapter_cases.DEFAULTS, "modules_to_save": ["gate_proj", "up_proj"]}
+    for name in ("gate_proj", "up_proj"):
+        saved = {f"{PREFIX}layers.0.mlp.{name}.weight": np.ones((3, 2), np.float32)}
+        with pytest.raises(CheckpointError, match=rf"{name}.weight' is made at .*gate_up_proj"):
+            adapted(held(base), held(saved), config, model=model)
+
+
+BERT = {"bert.pooler.dense.weight": np.zeros((2, 2), np.float32)}
+HEAD_OF_BERT = {f"{PREFIX}classifier.weight": np.ones((3, 2), np.float32)}
+
+
+def with_head(kind, **config):
+    config = {**adapter_cases.DEFAULTS, "task_type": "SEQ_CLS", **config}
+    return adapted(held(BERT), held(HEAD_OF_BERT), config, model=model_of(kind, "bert"))
+
+
+def test_a_new_head_needs_a_class_that_reads_it():
+    saved = {"modules_to_save": ["classifier", "score"]}
+    got = with_head("BertForSequenceClassification", **saved)
+    np.testing.assert_array_equal(read_whole(got["classifier.weight"]), np.ones((3, 2)))
+    for kind in ("BertModel", "BertForMaskedLM", "BertForQuestionAnswering"):
+        with pytest.raises(CheckpointError, match=f"'classifier.weight' is not.*, and {kind} does"):
+            with_head(kind, **saved)
+    typo = {f"{PREFIX}bert.pooler.dens.weight": np.ones((2, 2), np.float32)}
+    config = {**adapter_cases.DEFAULTS, "modules_to_save": ["dens"]}
+    model = model_of("BertForSequenceClassification", "bert")
+    with pytest.raises(CheckpointError, match=r"'bert.pooler.dens.weight' is not in the base"):
+        adapted(held(BERT), held(typo), config, model=model)
+
+
+def asked(layers=(0, 1), also=(), **config):
+    """An adapter with factors of q_proj in some layers; returns the notes."""
+    b = Builder()
+    adapter_cases.llama(b)
+    b.base["model.layers.2.self_attn.q_proj.weight"] = b.normal(WIDTH, WIDTH)  # not loaded
+    b.base["vision.layers.0.q_proj.weight"] = b.normal(WIDTH, WIDTH)
+    for module in (*map(adapter_cases.Q.format, layers), *also):
+        b.lora(module)
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    base.tensors, adapter.tensors = held(b.base), held(b.adapter)
+    base.extras = {"config.json": json.dumps(b.model).encode()}
+    whole = json.dumps({**adapter_cases.DEFAULTS, **config}).encode()
+    adapter.extras = {"adapter_config.json": whole}
+    return with_adapter(base, adapter).notes
+
+
+MISSING = [
+    ({"target_modules": ["q_proj", "k_proj"]}, "model.layers.0.self_attn.k_proj, model.layers.1"),
+    ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+    ({"target_parameters": ["mlp.up_proj.weight"]}, "model.layers.0.mlp.up_proj.weight"),
+]
+
+
+@pytest.mark.parametrize(("config", "names"), MISSING)
+def test_factors_that_the_config_asks_for_and_are_missing_are_named(config, names):
+    with pytest.raises(CheckpointError, match=f"asks for factors of {re.escape(names)}"):
+        asked(**config)
+
+
+def test_factors_that_may_be_missing_are_noted():
+    vision = "its adapter has no factors for vision.layers.0.q_proj (1 in all)"
+    assert asked(target_modules=["q_proj"]) == (vision,)
+    assert asked(target_modules=["self_attn.q_proj"]) == ()
+    assert asked(target_modules=["q_proj"], exclude_modules=["vision.layers.0.q_proj"]) == ()
+    assert asked(target_modules="all-linear") == asked(target_modules=None) == ()
+    (note,) = asked(layers=[0], target_modules=["self_attn.q_proj"])
+    assert "model.layers.1.self_attn.q_proj (1 in all)" in note
+    one = {"target_modules": ["self_attn.q_proj"], "layers_to_transform": [0]}
+    assert asked(layers=[0], **one) == ()
+    (note,) = asked(target_modules=r".*layers\.\d+\.self_attn\.[qk]_proj")
+    assert "self_attn.k_proj, model.layers.1.self_attn.k_proj (2 in all)" in note
+
+
+UNET = "down_blocks.0.attentions.0.transformer_blocks.0.attn1."
+FLAT = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+A, B = np.arange(6, dtype="f").reshape(2, 3), np.arange(8, dtype="f").reshape(4, 2) + 1
+KOHYA = {f"{FLAT}.lora_down.weight": A, f"{FLAT}.lora_up.weight": B}
+# What each program stores, its config, and the factor on the product.
+FORMATS = {
+    "kohya": (KOHYA, None, 1.0),
+    "kohya, alpha": ({**KOHYA, f"{FLAT}.alpha": np.array(1.0, "f")}, None, 0.5),
+    "diffusers": (
+        {f"unet.{UNET}to_q.lora.down.weight": A, f"unet.{UNET}to_q.lora.up.weight": B}, None, 1.0
+    ),
+    "diffusers, processors": (
+        {
+            f"unet.{UNET}processor.to_q_lora.down.weight": A,
+            f"unet.{UNET}processor.to_q_lora.up.weight": B,
+        }, None, 1.0,
+    ),
+    "diffusers with PEFT": (
+        {f"unet.{UNET}to_q.lora_A.weight": A, f"unet.{UNET}to_q.lora_B.weight": B}, None, 1.0
+    ),
+    "MLX": (
+        {f"{UNET}to_q.lora_a": A.T.copy(), f"{UNET}to_q.lora_b": B.T.copy()},
+        {"fine_tune_type": "lora", "lora_parameters": {"rank": 2, "scale": 20.0}}, 20.0,
+    ),
+}  # fmt: skip
+
+
+def read_as_adapter(factors, config=None, prefix="", metadata=None):
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    names = {f"{prefix}{UNET}{x}.weight": np.zeros((4, 3), "f") for x in ("to_q", "to_k")}
+    base.tensors, adapter.tensors = held(names), held(factors)
+    adapter.metadata = metadata or {}
+    if config is not None:
+        adapter.extras = {"adapter_config.json": json.dumps(config).encode()}
+    view = with_adapter(base, adapter)
+    return {name: read_whole(x) for name, x in view.tensors.items()}, view.notes
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("program", FORMATS)
+def test_factors_of_other_programs_are_read(program, prefix):
+    factors, config, scale = FORMATS[program]
+    got, notes = read_as_adapter(factors, config, prefix)
+    assert notes == ()
+    np.testing.assert_allclose(got[f"{prefix}{UNET}to_q.weight"], scale * B @ A, rtol=4 * EPS)
+    assert not got[f"{prefix}{UNET}to_k.weight"].any()
+
+
+def test_factors_of_another_model_in_the_same_file_are_noted():
+    text = {k.replace("lora_unet_down", "lora_te_layers"): x for k, x in KOHYA.items()}
+    _, (note,) = read_as_adapter(KOHYA | text)
+    assert note.startswith("its adapter's factors for lora_te (1 modules)")
+    lost = {k.replace("to_q", "to_v"): x for k, x in KOHYA.items()}
+    with pytest.raises(CheckpointError, match=r"to_v' is not in the base"):
+        read_as_adapter(KOHYA | lost)
+    with pytest.raises(CheckpointError, match=r"is not in the base"):
+        read_as_adapter(text)
+
+
+def test_other_layouts_are_refused_by_the_pair():
+    nemo = {f"{UNET}to_q.adapter.linear_in.weight": A, f"{UNET}to_q.adapter.linear_out.weight": B}
+    with pytest.raises(CheckpointError, match=r"linear_in.weight and .*linear_out.weight\) in a"):
+        read_as_adapter(nemo)
+    mid = {f"{FLAT}.lora_mid.weight": A}
+    with pytest.raises(CheckpointError, match=r"lora_mid.weight' is not a factor"):
+        read_as_adapter(KOHYA | mid)
+    with pytest.raises(CheckpointError, match="lacks one of its two factors"):
+        read_as_adapter(dict(list(KOHYA.items())[:1]))
+    with pytest.raises(CheckpointError, match=r"adapters with x\.hada_w1_a are not"):
+        read_as_adapter({"x.hada_w1_a": A, "x.hada_w1_b": B})
+    factors = FORMATS["diffusers"][0]
+    stated = {"unet.r": 2, "unet.lora_alpha": 8}
+    got, _ = read_as_adapter(factors, metadata={"lora_adapter_metadata": json.dumps(stated)})
+    np.testing.assert_allclose(got[f"{UNET}to_q.weight"], 4 * B @ A, rtol=4 * EPS)
+    stated["unet.use_dora"] = True
+    with pytest.raises(CheckpointError, match="states use_dora"):
+        read_as_adapter(factors, metadata={"lora_adapter_metadata": json.dumps(stated)})
+
+
+def masked_bert(tensors, **config):
+    """A tied BERT with an adapter; returns the tensors."""
+    base = {
+        "bert.embeddings.word_embeddings.weight": np.ones((3, 2), np.float32),
+        "cls.predictions.bias": np.zeros(3, np.float32),
+    }
+    model = model_of("BertForMaskedLM", "bert", tie_word_embeddings=True)
+    config = {**adapter_cases.DEFAULTS, **config}
+    got = adapted(held(base), held(tensors), config, model=model)
+    return {name: read_whole(x) for name, x in got.items()}
+
+
+def test_an_untied_head_keeps_its_bias():
+    """BERT's head has the tied bias, which a model with an untied head reads under its own name."""
+    decoder = {f"{PREFIX}cls.predictions.decoder.weight": np.full((3, 2), 2, np.float32)}
+    got = masked_bert(decoder, modules_to_save=["decoder"])
+    np.testing.assert_array_equal(got["cls.predictions.decoder.bias"], np.zeros(3))
+    biases = {f"{PREFIX}cls.predictions.{x}bias": np.ones(3, np.float32) for x in ("", "decoder.")}
+    got = masked_bert(biases, bias="all")
+    np.testing.assert_array_equal(got["cls.predictions.bias"], np.ones(3))
+    assert "cls.predictions.decoder.bias" not in got
+    biases[f"{PREFIX}cls.predictions.bias"] *= 2
+    with pytest.raises(CheckpointError, match="are the same weight, but differ"):
+        masked_bert(biases, bias="all")
+
+
+def test_modules_to_save_match_the_letters_at_the_end_of_a_name():
+    """As in PEFT: "norm" includes input_layernorm."""
+    base = {f"layers.0.{x}.weight": np.zeros(2, np.float32) for x in ("input_layernorm", "normed")}
+    saved = {f"{PREFIX}layers.0.input_layernorm.weight": np.ones(2, np.float32)}
+    config = {**adapter_cases.DEFAULTS, "modules_to_save": ["norm"]}
+    got = adapted(held(base), held(saved), config)
+    np.testing.assert_array_equal(read_whole(got["layers.0.input_layernorm.weight"]), [1, 1])
+    other = {f"{PREFIX}layers.0.normed.weight": np.ones(2, np.float32)}
+    with pytest.raises(CheckpointError, match=r"normed.weight': it is not a factor"):
+        adapted(held(base), held(other), config)
