@@ -767,7 +767,10 @@ class _Planner:
         else:
             vocabulary = Vocabulary(self.vocabulary.ids, {}, None, "")
         written = {t.name: t for t in treatments}
-        stated = patched_config(self.first.config, **changes)
+        try:
+            stated = patched_config(self.first.config, **changes)
+        except ValueError as error:
+            raise RecipeError(self.recipe.node.where, str(error)) from error
         config, left = following(stated, written, vocabulary)
         for found in contradictions(stated, written):
             if found.repair == {found.key: None}:
