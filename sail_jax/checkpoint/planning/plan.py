@@ -81,6 +81,7 @@ from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
+from sail_jax.merging.selection import averaged_statistics
 from sail_jax.merging.tensors import Shape, Tensor, bytes_of
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
@@ -357,6 +358,8 @@ class _Planner:
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
+        merged = (t.name for t in treatments if t.work.merge is not None and len(t.models) > 1)
+        self.notes += averaged_statistics(merged)
         for text in left_out:
             self._loses(text)
         if self.tables:
