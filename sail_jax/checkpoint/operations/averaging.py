@@ -28,6 +28,7 @@ from sail_jax.checkpoint.operations.running import (
     Ready,
     RunOptions,
     carried_out,
+    notes_on_format,
     opened,
 )
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
@@ -193,10 +194,14 @@ def averaging(
         else:
             held = needs(_written(write_as, newest, out, run))
         bounds = limits(works, run.max_memory, run.threads, output=held)
+        notes = tuple(_notes(inputs, gets, write_as))
+        if write_as != "run":
+            written = dataclasses.replace(run, format=_written(write_as, newest, out, run))
+            notes += notes_on_format(works, out, written)
         yield Averaging(
             steps=steps, weights=c, decay=shapes.decay_of(c), gets=gets, selection=str(selected),
             out=out, write_as=write_as, works=works, limits=bounds, fingerprint=mark,
-            inputs=tuple(inputs), notes=tuple(_notes(inputs, gets, write_as)),
+            inputs=tuple(inputs), notes=notes,
         )  # fmt: skip
 
 
@@ -447,6 +452,8 @@ def _notes(
 ) -> Iterator[str]:
     """Notes on tensors that only older checkpoints have, and on running statistics."""
     newest = inputs[-1]
+    for checkpoint in inputs:
+        yield from (f"{checkpoint.path}: {text}" for text in checkpoint.unread())
     for checkpoint in inputs[:-1]:
         more = [name for name in checkpoint.tensors if name not in newest.tensors]
         if write_as != "run":

@@ -36,7 +36,7 @@ from sail_jax.checkpoint.formats.open import (
     closed_on_error,
     open_checkpoint,
 )
-from sail_jax.checkpoint.formats.table import check_written, needs
+from sail_jax.checkpoint.formats.table import FORMATS, check_written, needs, of_output
 from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
@@ -242,6 +242,22 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
             "state starts anew, or growth.change_state transforms it in Python"
         )
     return said
+
+
+def notes_on_format(works: Sequence[Work], out: Path, run: RunOptions) -> tuple[str, ...]:
+    """Notes on what other programs do not read of an output.
+
+    Args:
+      works: The works that make its tensors.
+      out: The path of the output.
+      run: Options of the run, for the format.
+
+    Returns:
+      A sentence, or nothing.
+    """
+    format = FORMATS.get(run.format) if run.format else of_output(out)
+    said = format.note(work.dtype for work in works) if format and format.note else ""
+    return (said,) if said else ()
 
 
 def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Limits:

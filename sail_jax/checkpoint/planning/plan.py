@@ -332,8 +332,6 @@ class _Planner:
             of_all = [text for text in said if all(text in other for other in opened.values())]
             self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
-            if rivals := model.opened.rivals:
-                self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)
             # Files that the output leaves out are noted there.
             stale = {"quantization_config", "compression_config"} if model is self.first else set()
@@ -801,12 +799,6 @@ def _revisions(recipe: Recipe) -> Iterator[Note]:
             if path is not None and revision is not None and located(path, revision) == path:
                 text = f"revision {revision} has no effect: {path} lies on this disk"
                 yield Note(recipe.place_of(ref), text)
-
-
-def _read(model: Input) -> str:
-    """The files of tensors that an input is read from, for notes."""
-    weights = [p.name for p in model.opened.files if p.name not in model.opened.extras]
-    return weights[0] if len(weights) == 1 else f"{weights[0]} with {len(weights) - 1} more"
 
 
 def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None) -> bool:
