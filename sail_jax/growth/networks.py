@@ -549,7 +549,10 @@ def _per_layer(
         return config, goal
     if name not in LAYER_KEYS:
         return config, goal
-    new = moved(config, m.old, np.asarray(m.dense().write).argmax(axis=1).tolist())
+    # Growth reports this entry as a loss.
+    reported = {key: config[key] for key in ("scale_attn_by_inverse_layer_idx",) if key in config}
+    own = {key: value for key, value in config.items() if key not in reported}
+    new = moved(own, m.old, np.asarray(m.dense().write).argmax(axis=1).tolist()) | reported
     changed = {key: value for key, value in new.items() if value != config.get(key)}
     # A target may list the kinds itself; they are compared.
     if goal.get("layer_types") not in (None, config.get("layer_types")):

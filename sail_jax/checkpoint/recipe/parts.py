@@ -27,6 +27,7 @@ from pydantic import (
 from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import (
+    Declared,
     Given,
     Lenient,
     Note,
@@ -248,8 +249,8 @@ class Options(dict[str, Any]):
         return hash(tuple(self))
 
 
-class Step(Lenient):
-    """An operation on a model before it is merged.
+class Step(Declared):
+    """An operation on a model before it is merged, which mergekit lacks: unknown keys are errors.
 
     Attributes:
       options: All keys that are not fields, with their values.
