@@ -253,6 +253,25 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f" (known: {listed})"
 
 
+def mistyped(word: str, options: Iterable[str]) -> str | None:
+    """Returns the valid word that an unknown one is one typing error away from.
+
+    Args:
+      word: The unknown word.
+      options: The valid words.
+
+    Returns:
+      The first option from which one letter is inserted, lost, wrong or swapped, besides the case
+      of letters; None without one. Single letters are never taken for one another.
+
+    >>> mistyped("wieght", ["weight"]), mistyped("wihgt", ["weight"]), mistyped("t", ["r"])
+    ('weight', None, None)
+    """
+    long = [option for option in options if min(len(word), len(option)) > 1]
+    near = (option for option in long if _typos(word.casefold(), option.casefold(), 1) <= 1)
+    return next(near, None)
+
+
 def _typos(word: str, option: str, most: int) -> int:
     """Counts the typos in `word`: inserted, lost, wrong and swapped letters.
 

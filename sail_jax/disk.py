@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sail_jax.checks import argument, escaped
+from sail_jax.checks import escaped
 
 try:
     import fcntl
@@ -72,7 +72,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        again = f"free some space and run again with {argument('resume', 'True')}"
+        again = "free some space and run again"
         advice = {
             errno.ENOSPC: again,
             errno.EDQUOT: again,

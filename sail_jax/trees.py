@@ -1,10 +1,12 @@
 """Stable names for the leaves of a pytree, for messages, files and random masks."""
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def path_str(path: tuple[Any, ...]) -> str:
@@ -86,3 +88,71 @@ def factor_of(path: str) -> tuple[str, str] | None:
     """
     match = _FACTOR.fullmatch(path)
     return match and (match[1] + match[3], match[2])
+
+
+def static_difference(one: Any, other: Any) -> str:
+    """Finds custom nodes of two trees that differ in their static data.
+
+    Functions count as equal if they have the same name, since each training state has its own.
+
+    Args:
+      one: A tree.
+      other: A tree with the same leaves.
+
+    Returns:
+      The node's type, its first leaf, and the first values that differ; "" if no node differs.
+
+    >>> import dataclasses
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass
+    ... class Layer:
+    ...     w: float
+    ...     act: str = dataclasses.field(metadata={"static": True})
+    >>> static_difference({"a": Layer(1.0, "tanh")}, {"a": Layer(2.0, "relu")})
+    "static data of Layer with the leaf 'a/w': 'tanh' and 'relu'"
+    """
+    found = _differing(jax.tree.structure(one), jax.tree.structure(other), 0)
+    if found is None:
+        return ""
+    at, kind, first, second = found
+    paths = leaf_paths(one)
+    leaf = f" with the leaf {paths[at]!r}" if at < len(paths) else ""
+    first, second = _known(first), _known(second)
+    while isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        first, second = next((a, b) for a, b in zip(first, second, strict=True) if a != b)
+    texts = (repr(x) for x in (first, second))
+    shown = " and ".join(text if len(text) <= 60 else f"{text[:57]}..." for text in texts)
+    return f"static data of {kind.__name__}{leaf}: {shown}"
+
+
+def _differing(one: Any, other: Any, at: int) -> tuple[int, type, Any, Any] | None:
+    """The first node that differs: the place of its first leaf, its type and both data."""
+    if one == other or one.node_data() is None or other.node_data() is None:
+        return None
+    (kind, first), (other_kind, second) = one.node_data(), other.node_data()
+    parts, others = one.children(), other.children()
+    if kind is not other_kind or len(parts) != len(others):
+        return None
+    plain = issubclass(kind, dict | list | tuple)
+    if not plain and _known(first) != _known(second):
+        return at, kind, first, second
+    for part, like in zip(parts, others, strict=True):
+        found = _differing(part, like, at)
+        if found is not None:
+            return found
+        at += part.num_leaves
+    return None
+
+
+def _known(x: Any) -> Any:
+    """Static data as plain values, with functions and other objects by their names."""
+    if isinstance(x, dict):
+        return {repr(key): _known(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_known(value) for value in x]
+    if isinstance(x, functools.partial):
+        return _known([x.func, x.args, x.keywords])
+    if x is None or isinstance(x, bool | int | float | complex | str | bytes | np.dtype):
+        return x
+    named = x if hasattr(x, "__qualname__") else type(x)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -194,10 +194,12 @@ def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
 def tried(table: Table, config: Mapping[str, Any]) -> Table:
     """Adds what shows when networks that have grown are run.
 
-    Where a layer of zero output changes the outputs, norms come after the sums. Where rotary
+    Where a layer of zero output changes the outputs, norms come after the sums; a layer has one
+    only if the space that it writes is known. Where rotary
     positions turn halves of a head, as growth takes them to, keys are in the dual of queries.
     """
-    if table.layers and preserved(table, config, {"depth": 2}, "pairs") is False:
+    streams = any(re.search(r"\bresid\b", text) for text in table.axes.values())
+    if table.layers and streams and preserved(table, config, {"depth": 2}, "pairs") is False:
         table = table._replace(post_norm=True)
     starred = {p: _starred(p, text, table) for p, text in table.axes.items()}
     if starred != table.axes:

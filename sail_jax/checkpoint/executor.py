@@ -200,13 +200,13 @@ def limits(
     largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
         raise MergeRefusedError(
-            f"{argument('max_memory')}: {largest.name} needs {_mib(own + needs[0])} "
-            f"({_mib(own)} of it for the program), got {_mib(max_memory)}"
+            f"{argument('max_memory')}: {largest.name} needs {mib(own + needs[0])} "
+            f"({mib(own)} of it for the program), got {mib(max_memory)}"
         )
     if room < output:
         raise MergeRefusedError(
-            f"{argument('max_memory')}: an output of this format needs {_mib(own + output)} "
-            f"({_mib(own)} of it for the program), got {_mib(max_memory)}"
+            f"{argument('max_memory')}: an output of this format needs {mib(own + output)} "
+            f"({mib(own)} of it for the program), got {mib(max_memory)}"
         )
     # All workers may hold one of the largest tensors at once, so these must fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
@@ -258,8 +258,18 @@ def resident() -> int:
     )
 
 
-def _mib(size: int) -> str:
-    """Bytes as MiB, rounded up."""
+def mib(size: int) -> str:
+    """Formats a number of bytes as MiB, rounded up, so that a limit of as many suffices.
+
+    Args:
+      size: The number of bytes.
+
+    Returns:
+      The number with its unit.
+
+    >>> mib(960_000_000)
+    '916 MiB'
+    """
     return f"{-(-size // (1 << 20))} MiB"
 
 

@@ -356,6 +356,8 @@ def layer_row(
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
         reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
+    elif not chain and m.new > m.old and not new.streams and deep.new != "fresh":
+        reason = "no space is known that the layers write, so new layers change the function"
     elif rules.post_norm or {"layernorm", "elementwise"} <= words:
         reason = "norms follow the sums, so a layer with zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):

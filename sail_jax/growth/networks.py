@@ -24,6 +24,7 @@ from sail_jax.basis.certificate import Report
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest, one_key
+from sail_jax.configurations import LAYER_KEYS
 from sail_jax.growth.depth import _is_flat, _nested, deepen, interpolate
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
 from sail_jax.growth.leaves import Growth
@@ -40,6 +41,7 @@ from sail_jax.growth.targets import (
     rules_of,
     target,
 )
+from sail_jax.layer_entries import moved
 from sail_jax.trees import leaf_paths
 
 
@@ -216,9 +218,9 @@ def plan(
             sources = chained(flat, old_rules, name, layers[name], sources)
         elif name not in chains:
             deep_config = put(deep_config, name, new)
-    for m in layers.values():
-        # Lists with one entry for each layer follow the layers.
-        deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
+    for name, m in layers.items():
+        # Entries that belong to layers follow the layers.
+        deep_config, goal = _per_layer(deep_config, goal, name, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
     # A target may state explicitly that all layers are of the default kind.
     plain = kinds is None and set(stated or ()) <= {"full_attention"}
@@ -531,17 +533,31 @@ def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str,
     return out
 
 
-def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
-    """The configuration, with its list of layer kinds in the new order of layers."""
-    kinds = config.get("layer_types")
-    if not kinds and config.get("use_sliding_window"):  # Qwen: from a number of layers on
-        start = config.get("max_window_layers", 0)
-        kinds = ["full_attention" if k < start else "sliding_attention" for k in range(m.old)]
-    if kinds and len(kinds) == m.old:
-        # A mixed layer has the kind of its largest share.
-        most = np.asarray(m.dense().write).argmax(axis=1)
-        config = config | {"layer_types": [kinds[i] for i in most]}
-    return config
+def _per_layer(
+    config: dict[str, Any], goal: dict[str, Any], name: str, m: SpaceMap
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the target, with what belongs to layers in their new order.
+
+    A mixed layer has the kind of its largest share.
+    """
+    part, _, key = name.rpartition(".")
+    if part:
+        own, wanted = config.get(part), goal.get(part)
+        if isinstance(own, dict) and isinstance(wanted, dict):
+            own, wanted = _per_layer(own, wanted, key, m)
+            config, goal = config | {part: own}, goal | {part: wanted}
+        return config, goal
+    if name not in LAYER_KEYS:
+        return config, goal
+    # Growth reports this entry as a loss.
+    reported = {key: config[key] for key in ("scale_attn_by_inverse_layer_idx",) if key in config}
+    own = {key: value for key, value in config.items() if key not in reported}
+    new = moved(own, m.old, np.asarray(m.dense().write).argmax(axis=1).tolist()) | reported
+    changed = {key: value for key, value in new.items() if value != config.get(key)}
+    # A target may list the kinds itself; they are compared.
+    if goal.get("layer_types") not in (None, config.get("layer_types")):
+        changed.pop("layer_types", None)
+    return new, goal | changed
 
 
 def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:

@@ -6,6 +6,7 @@ this.
 """
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -134,6 +135,29 @@ def _is_floating(leaf: object) -> bool:
     except (TypeError, ValueError):  # a random key, or not floating
         return False
     return True
+
+
+# Of torch's modules, and of Flax's collection.
+_STATISTICS = re.compile(r"(^|.*[./])running_(mean|var)|batch_stats[./].*(mean|var)")
+
+
+def averaged_statistics(paths: Iterable[str]) -> list[str]:
+    """Notes that running statistics of batch norms are averaged.
+
+    They are not those of the merged network, whose activations differ from each network's.
+
+    Args:
+      paths: The paths of the averaged leaves.
+
+    Returns:
+      A sentence if there are such leaves, else nothing.
+
+    >>> averaged_statistics(["n.running_var", "n.weight"])
+    ["running statistics of batch norms are averaged, such as 'n.running_var': compute them again"]
+    """
+    found = next((path for path in paths if _STATISTICS.fullmatch(path)), None)
+    said = f"running statistics of batch norms are averaged, such as {found!r}: compute them again"
+    return [] if found is None else [said]
 
 
 def of_optimiser(paths: Iterable[str]) -> frozenset[str]:

@@ -31,7 +31,7 @@ from sail_jax.merging.integers import (
     taken,
 )
 from sail_jax.merging.steps import STATIC, kernel
-from sail_jax.trees import factor_of, leaf_paths, path_str, some_paths
+from sail_jax.trees import factor_of, leaf_paths, path_str, some_paths, static_difference
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
@@ -232,6 +232,11 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
     columns = []
     for k, model in enumerate(models):
         column, own = _column(f"model {k}", model, paths, treedef, traced)
+        if model is not base and (differing := static_difference(base, model)):
+            said = f"{given} and model {k} differ in {differing}"
+            if integers == "refuse":
+                raise ValueError(f"{said}; integers='first' takes that of {given}")
+            warnings.warn(f"{said}; using that of {given}", stacklevel=4)
         for path, leaf, like, kind, expected in zip(paths, column, start, own, kinds, strict=True):
             fits = kind == expected and kind in ("float", "number") and leaf.shape == like.shape
             if not fits:

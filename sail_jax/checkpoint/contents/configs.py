@@ -6,6 +6,7 @@ from typing import Any
 
 from sail_jax.checkpoint.contents.vocabulary import ROLES
 from sail_jax.configurations import LAYER_KEYS
+from sail_jax.layer_entries import moved
 
 _SPECIAL = {f"{role}_id" for role in ROLES}
 
@@ -26,13 +27,16 @@ def patched_config(
       dtype: The name of the output's dtype; None to leave it.
       rows: The size of the vocabulary; None to leave it.
       layers: For each layer of the output, the number of its old layer; None to leave them. It
-        determines the number of layers, and the entries of `layer_types`.
+        determines the number of layers, and every entry that belongs to layers (`layer_entries`).
       tied: Whether the head is the embedding; None to leave it.
       special: The ids of special tokens by their keys, such as "eos_token_id". They replace all
         ids in the config; None to leave them.
 
     Returns:
       The new config; `config` itself is not changed.
+
+    Raises:
+      ValueError: If an entry cannot state the kinds of the layers in their new order.
 
     >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
     {'n_layer': 3, 'vocab_size': 10}
@@ -54,10 +58,8 @@ def patched_config(
         key = next((key for key in LAYER_KEYS if key in part), None)
         if layers is not None and key is not None:
             old, part[key] = part[key], len(layers)
-            kinds = part.get("layer_types")
-            # A layer's kind is known only if the list has one kind for each of the old layers.
-            if isinstance(kinds, list) and len(kinds) == old and max(layers) < len(kinds):
-                part["layer_types"] = [kinds[i] for i in layers]
+            if type(old) is int:
+                part.update(moved(part, old, layers))
     if tied is not None and not any("tie_word_embeddings" in part for part in parts):
         new["tie_word_embeddings"] = tied
     return new

@@ -52,7 +52,7 @@ class CheckpointError(disk.StoreError, ValueError):
 
 
 @contextlib.contextmanager
-def explained(doing: str, path: Path) -> Iterator[None]:
+def explained(doing: str, path: Path, *, kept: bool = False) -> Iterator[None]:
     """Turns an `OSError` inside a `with` statement into a one-line `CheckpointError`.
 
     The message contains the action, the path, the system's reason and some advice. Errors of
@@ -61,6 +61,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     Args:
       doing: The verb for the message, such as "write" for "cannot write ...".
       path: The file or folder that the message names.
+      kept: Whether unfinished work stays in its place, for a later run to resume.
 
     Yields:
       Nothing.
@@ -75,10 +76,11 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     except OSError as exc:
         # A full disk is the one failure after which the work done so far is worth continuing.
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        again = f"run again with {argument('resume', 'True')}"
-        then = f"finished tensors are kept: free some space and {again}"
+        again = "free some space and run again"
+        if kept:
+            again = f"finished tensors are kept: {again} with {argument('resume', 'True')}"
         why = (exc.strerror or str(exc) or type(exc).__name__) + disk.raise_limit(exc)
-        advice = then if full else "repair this place or choose another"
+        advice = again if full else "repair this place or choose another"
         raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc
 
 

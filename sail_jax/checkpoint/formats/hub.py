@@ -104,6 +104,39 @@ def called(path: str | PathLike[str]) -> str:
     return "".join(filter(None, parts))
 
 
+# The places of a path in the name of an input: path[@revision][+lora[@revision]] (aligned to path).
+_PATH = re.compile(r"(^|\+|\(aligned to )([^@+(]+)")
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Leaves the folders out of the names of inputs, as far as the names stay different.
+
+    Args:
+      names: The names, path[@revision][+lora[@revision]] with or without operations in brackets.
+
+    Returns:
+      A name for each. The last part of a path stays, with the folder before it where that is a
+      number, such as the step of a run. Revisions, adapters and operations stay.
+
+    >>> shortened(["models/base@v1+tuned/math", "run/10"])
+    ['base@v1+math', 'run/10']
+    >>> shortened(["a/model", "b/model"])
+    ['a/model', 'b/model']
+    """
+
+    def end(path: str, count: int) -> str:
+        parts = [part for part in path.split("/") if part]
+        count += parts[-1:] != [] and parts[-1].strip().isdecimal()
+        return "/".join(parts[-count:]) or path
+
+    def ended(name: str, count: int) -> str:
+        return _PATH.sub(lambda match: match[1] + end(match[2], count), name)
+
+    most = max((name.count("/") for name in names), default=0)
+    tries = ([ended(name, count) for name in names] for count in range(1, most + 1))
+    return next((short for short in tries if len({*short}) == len({*names})), [*names])
+
+
 def is_name(text: str | PathLike[str]) -> bool:
     """Checks whether a text can be the name of a model, without a request to the Hub.
 

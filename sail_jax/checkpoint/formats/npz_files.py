@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -108,6 +108,29 @@ def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
     raise ValueError(f"it has the unsupported dtype {spelt}")
 
 
+# Dtypes that are stored as raw bytes, with their names in comments.
+_RAW = re.compile(r"bfloat16|float8")
+
+
+def note(dtypes: Iterable[np.dtype]) -> str:
+    """Says what other programs make of an archive.
+
+    Args:
+      dtypes: The dtypes of its tensors.
+
+    Returns:
+      A sentence; "" if NumPy reads all of them.
+
+    >>> note([np.dtype(np.float32)])
+    ''
+    """
+    raw = sorted({dtype.name for dtype in dtypes if _RAW.match(dtype.name)})
+    said = (
+        f"NumPy has no {' or '.join(raw)}: np.load returns raw bytes, load_checkpoint the numbers"
+    )
+    return said if raw else ""
+
+
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
@@ -152,7 +175,7 @@ def _write(
         archive.comment = comment
         for key, (dtype, shape) in tensors.items():
             member, kind = zipfile.ZipInfo(f"{key}.npy"), dtype
-            if re.match(r"bfloat16|float8", dtype.name):
+            if _RAW.match(dtype.name):
                 # Stored as raw bytes; the comment holds the dtype.
                 member.comment, kind = dtype.name.encode(), np.dtype(f"V{dtype.itemsize}")
             descr = np.lib.format.dtype_to_descr(kind)

@@ -41,7 +41,9 @@ class Checkpoint:
       extras: The plain files of the checkpoint, such as config.json and the tokenizer's. Each is a
         path or the content, by file name.
       files: Every file that the checkpoint is read from, with its status at opening.
-      rivals: Files of the same format in the folder that are not read, as another was preferred.
+      rivals: Files of the same format in the folder that are not read, as another was preferred or
+        the index does not list them.
+      special: Names of configurations and tokenizers that are pipes, devices or folders.
       others: Files and folders next to the tensors that are neither read nor copied to an output,
         such as a model's code.
         such as a model's code.
@@ -61,6 +63,7 @@ class Checkpoint:
         self.extras: dict[str, Path | bytes] = {}
         self.files: dict[Path, os.stat_result] = {}
         self.rivals: tuple[str, ...] = ()
+        self.special: tuple[str, ...] = ()
         self.others: tuple[str, ...] = ()
         self.rest: dict[str, Tensor] = {}
         self.selection: Selection | None = None
@@ -102,7 +105,8 @@ class Checkpoint:
         """Lists which part of the path was opened, if not all of it.
 
         Returns:
-          Sentences: the commit on the Hub, the step of a run, codes, and the leaves of a state.
+          Sentences: the commit on the Hub, the step of a run, codes, what is not read, and the
+          leaves of a state.
         """
         said = []
         if self.snapshot is not None:
@@ -110,7 +114,28 @@ class Checkpoint:
         if self.snapshot is not None and self.snapshot.lacking:
             said.append(f"the cache lacks {', '.join(self.snapshot.lacking)}")
         selected = [str(self.selection)] if self.selection and self.rest else []
-        return [*said, *(text for text in (self.step, self.decoded) if text), *selected]
+        said += [*(text for text in (self.step, self.decoded) if text), *self.unread()]
+        return [*said, *selected]
+
+    def unread(self) -> list[str]:
+        """Lists what lies in the folder and is not read.
+
+        Returns:
+          Sentences: files of tensors beside those that are read, and files that are no plain files.
+        """
+        said = []
+        if self.rivals:
+            weights = [path.name for path in self.files if path.name not in self.extras]
+            more = f" with {len(weights) - 1} more" if len(weights) > 1 else ""
+            said.append(f"{', '.join(self.rivals)} not read: {weights[0]}{more} is")
+        if self.special:
+            of = (
+                "are no plain files and count"
+                if len(self.special) > 1
+                else "is no plain file and counts"
+            )
+            said.append(f"{', '.join(self.special)} {of} as missing")
+        return said
 
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
@@ -348,6 +373,7 @@ def _open_folder(
         if is_extra(name) and (folder / name).is_file()
     }
     checkpoint.extras = {**extras}
+    checkpoint.special = tuple(name for name in names if is_extra(name) and name not in extras)
     checkpoint.files = {path: path.stat() for path in extras.values()}
     weighty = stored()
     checkpoint.others = tuple(

@@ -4,11 +4,13 @@ All code that reads, writes or lists formats uses this table. So a new format ne
 with a reader (and a layout, if it can be written) and a row here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from sail_jax.checkpoint.formats import (
     levanter_folders,
@@ -47,6 +49,8 @@ class Format:
       pickled: Whether it is read only with `allow_pickle`.
       plain: Whether its files lack checksums of tensors, so values can be replaced in a copy.
       not_weights: Names of files with its suffix that hold something else.
+      note: Says what other programs do not read, from the dtypes of an output; "" for nothing. None
+        if they read all dtypes.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Format:
     pickled: bool = False
     plain: bool = False
     not_weights: tuple[str, ...] = ()
+    note: Callable[[Iterable[np.dtype]], str] | None = None
 
     @property
     def file(self) -> str:
@@ -79,7 +84,7 @@ def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Forma
     Returns:
       The row.
     """
-    functions = ("read_file", "read_folder", "layout")
+    functions = ("read_file", "read_folder", "layout", "note")
     defined = {function: getattr(module, function, None) for function in functions}
     return Format(name=name, files=files, **defined, **about)
 
@@ -127,8 +132,16 @@ def of_file(path: str | Path) -> Format | None:
 
     Returns:
       The format, or None if no format has this suffix.
+
+    >>> of_file("model.npz").name, of_file("model_best.pth.tar").name, of_file("files.npz.tar")
+    ('npz', 'pt', None)
     """
-    return suffixes().get(Path(path).suffix)
+    path = Path(path)
+    if path.suffix != ".tar":
+        return suffixes().get(path.suffix)
+    # PyTorch's files are called so by habit: they are no archives of tar.
+    format = suffixes().get(Path(path.stem).suffix)
+    return format if format and format.pickled else None
 
 
 def of_output(out: Path) -> Format | None:

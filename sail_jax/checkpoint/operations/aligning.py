@@ -27,6 +27,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     codes_of_output,
+    notes_on_format,
     opened,
     unselected,
 )
@@ -155,6 +156,8 @@ def align_checkpoints(
             works = view.works()
             if (codes := codes_of_output(other, works, run)) is not None:
                 aligned = aligned._replace(notes=(*aligned.notes, codes.note()))
+            said = notes_on_format(works, Path(out), run)
+            aligned = aligned._replace(notes=(*aligned.notes, *said))
             about = _about(a, b, aligned, agreed, preserved)
             bounds = _limits(works, run, HELD if codes else 0)
             _, unchanged = carried_out(

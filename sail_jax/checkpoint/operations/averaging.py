@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ from sail_jax.checkpoint.operations.running import (
     Ready,
     RunOptions,
     carried_out,
+    notes_on_format,
     opened,
 )
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
 from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checks import argument, one_of
 from sail_jax.merging.integers import is_complex
-from sail_jax.merging.selection import of_optimiser
+from sail_jax.merging.selection import averaged_statistics, of_optimiser
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trajectory import shapes
@@ -64,6 +66,7 @@ class Averaging(Ready):
       out: The path of the output.
       write_as: The form of the output.
       inputs: The open checkpoints, oldest first.
+      notes: What is left out, and what should be computed again, a sentence each.
     """
 
     steps: tuple[Step, ...]
@@ -74,6 +77,7 @@ class Averaging(Ready):
     out: Path
     write_as: WriteAs
     inputs: tuple[Checkpoint, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def newest(self) -> Checkpoint:
@@ -103,7 +107,7 @@ class Averaging(Ready):
             what = "as in the newest checkpoint" if gets == "last" else gets
             count = sum(g == gets for g in self.gets.values())
             lines.append(f"{what}: {count} tensors in {shown}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def groups(self) -> dict[Gets, list[str]]:
         """Lists the branches of the tree by the treatment of their tensors.
@@ -190,10 +194,14 @@ def averaging(
         else:
             held = needs(_written(write_as, newest, out, run))
         bounds = limits(works, run.max_memory, run.threads, output=held)
+        notes = tuple(_notes(inputs, gets, write_as))
+        if write_as != "run":
+            written = dataclasses.replace(run, format=_written(write_as, newest, out, run))
+            notes += notes_on_format(works, out, written)
         yield Averaging(
             steps=steps, weights=c, decay=shapes.decay_of(c), gets=gets, selection=str(selected),
             out=out, write_as=write_as, works=works, limits=bounds, fingerprint=mark,
-            inputs=tuple(inputs),
+            inputs=tuple(inputs), notes=notes,
         )  # fmt: skip
 
 
@@ -241,6 +249,7 @@ def average_checkpoints(
         Integers and bools come from the newest checkpoint. Complex numbers are copied, and must be
         equal in all checkpoints.
       before: Called when everything except the values is known, before any tensor is read.
+        Without it, notes are warnings.
 
     Returns:
       The result.
@@ -267,6 +276,8 @@ def average_checkpoints(
         _admit(ready, run)
         if before is not None:
             before(ready)
+        for note in ready.notes if before is None else ():
+            warnings.warn(note, stacklevel=2)
         extras = {n: p for n, p in ready.newest.extras.items() if carried(n)}
         _, unchanged = carried_out(
             ready.works, ready.out, ready.limits, ready.fingerprint, ready.inputs, lambda: extras,
@@ -275,7 +286,7 @@ def average_checkpoints(
         )  # fmt: skip
     return AveragedRun(
         steps=ready.steps, weights=ready.weights, gets=ready.gets, out=ready.out,
-        tensors=sum(gets != "left out" for gets in ready.gets.values()), notes=(),
+        tensors=sum(gets != "left out" for gets in ready.gets.values()), notes=ready.notes,
         seconds=time.monotonic() - began, unchanged=unchanged,
     )  # fmt: skip
 
@@ -434,6 +445,26 @@ def _works(
             continue
         works.append(copy(name, last.dtype, tensor))
     return tuple(works)
+
+
+def _notes(
+    inputs: Sequence[Checkpoint], gets: Mapping[str, Gets], write_as: WriteAs
+) -> Iterator[str]:
+    """Notes on tensors that only older checkpoints have, and on running statistics."""
+    newest = inputs[-1]
+    for checkpoint in inputs:
+        yield from (f"{checkpoint.path}: {text}" for text in checkpoint.unread())
+    for checkpoint in inputs[:-1]:
+        more = [name for name in checkpoint.tensors if name not in newest.tensors]
+        if write_as != "run":
+            moments = of_optimiser(checkpoint.tensors)
+            more = [name for name in more if name not in moments]
+        if more:
+            others = f" and {len(more) - 1} more" if len(more) > 1 else ""
+            yield (
+                f"{checkpoint.path} has {more[0]!r}{others}, which {newest.path} lacks: left out"
+            )
+    yield from averaged_statistics(n for n, what in gets.items() if what == "average")
 
 
 def _each(inputs: Sequence[Checkpoint], name: str) -> list[Tensor]:

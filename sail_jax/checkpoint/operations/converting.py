@@ -20,6 +20,7 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     bounds,
     carried_out,
+    notes_on_format,
     opened,
     unselected,
 )
@@ -105,6 +106,7 @@ def convert_checkpoint(
         # A file's name determines its format; the usual format of folders does not fit trees.
         if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:
             run = replace(run, format="orbax")
+        notes += notes_on_format(works, Path(out), run)
         mark = repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})])
         _, unchanged = carried_out(
             works, Path(out), bounds(works, run), mark, [checkpoint],

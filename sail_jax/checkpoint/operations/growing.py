@@ -26,6 +26,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     codes_of_output,
+    notes_on_format,
     opened,
     unselected,
 )
@@ -236,7 +237,7 @@ def grow_checkpoint(
                 f"{argument('certify', '...')} (MODULE:FUNCTION) runs your forward pass",
             )  # fmt: skip
         preserved = verdict(agreed)
-        notes = [*ready.growth.notes, *failed]
+        notes = [*ready.growth.notes, *failed, *notes_on_format(ready.works, Path(out), run)]
         about = {**ready.about, **_exactness(preserved)}
         about |= {"agreement": [run.record() for run in agreed], "notes": notes}
         _, unchanged = carried_out(

@@ -25,6 +25,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     check_whole,
+    notes_on_format,
     opened,
 )
 from sail_jax.checkpoint.planning import cards
@@ -310,6 +311,8 @@ def _merged(
         admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
         if before is not None:
             before(ready)
+        notes = (*ready.plan.notes, *notes_on_format(ready.works, out, run))
+        ready = dataclasses.replace(ready, plan=ready.plan._replace(notes=notes))
         records, unchanged = carried_out(
             ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, out.name, run), run, measure=measure, done=done,

@@ -18,7 +18,7 @@ import jax
 from sail_jax import disk
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.contents.relations import following
+from sail_jax.checkpoint.contents.relations import contradictions_of, following
 from sail_jax.checkpoint.executor import (
     Limits,
     Progress,
@@ -36,7 +36,7 @@ from sail_jax.checkpoint.formats.open import (
     closed_on_error,
     open_checkpoint,
 )
-from sail_jax.checkpoint.formats.table import check_written, needs
+from sail_jax.checkpoint.formats.table import FORMATS, check_written, needs, of_output
 from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
@@ -244,6 +244,22 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
     return said
 
 
+def notes_on_format(works: Sequence[Work], out: Path, run: RunOptions) -> tuple[str, ...]:
+    """Notes on what other programs do not read of an output.
+
+    Args:
+      works: The works that make its tensors.
+      out: The path of the output.
+      run: Options of the run, for the format.
+
+    Returns:
+      A sentence, or nothing.
+    """
+    format = FORMATS.get(run.format) if run.format else of_output(out)
+    said = format.note(work.dtype for work in works) if format and format.note else ""
+    return (said,) if said else ()
+
+
 def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Limits:
     """Chooses the limits of works and their output; codes (`coded`) wait for their scales."""
     sink = HELD if coded else 0
@@ -348,7 +364,7 @@ def carried_out(
         check_whole(run)
     # Part of the fingerprint: a merge from other versions of the inputs is not resumed.
     state = state_of(inputs)
-    beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
+    beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes, inputs)
     marks = [fingerprint, state]
     if codes is not None:
         beside["config.json"] = codes.config(beside)
@@ -525,7 +541,11 @@ def _is_done(done: Path, made: str, out: Path) -> bool:
 
 
 def _consistent(
-    out: Path, extras: Mapping[str, bytes | Path], works: Sequence[Work], allow_crimes: bool
+    out: Path,
+    extras: Mapping[str, bytes | Path],
+    works: Sequence[Work],
+    allow_crimes: bool,
+    inputs: Sequence[Checkpoint],
 ) -> dict[str, bytes | Path]:
     """The files of an output, with a config.json that matches its tensors.
 
@@ -540,9 +560,13 @@ def _consistent(
         written = {name: work for name, work in written.items() if role(name) != "head"}
     new, left = following(config, written)
     if left and not allow_crimes:
-        raise CheckpointError(
-            f"{out} would contradict itself: {left[0]}; correct the config.json of the input"
+        found = [x.key for checkpoint in inputs for x in contradictions_of(checkpoint)]
+        remedy = (
+            "correct the config.json of the input"
+            if left[0].key in found
+            else f"no space is known of all axes that {left[0].key!r} counts, so it has to stay"
         )
+        raise CheckpointError(f"{out} would contradict itself: {left[0]}; {remedy}")
     if new != config:
         files["config.json"] = json.dumps(new, indent=2, ensure_ascii=False).encode() + b"\n"
     return files

@@ -22,7 +22,7 @@ import numpy as np
 
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.contents.relations import following
-from sail_jax.checkpoint.executor import CONSTANT
+from sail_jax.checkpoint.executor import CONSTANT, mib
 from sail_jax.checkpoint.formats.extras import carried, config_of, content
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
@@ -344,8 +344,7 @@ def _room(
     if taken + need > max_memory:
         raise CheckpointError(
             f"{argument('max_memory')}: running a prompt of {longest} tokens takes about "
-            f"{(taken + need) / 1e9:.2f} GB ({need / 1e9:.2f} GB of it for the prompt), got "
-            f"{max_memory / 1e9:.2f} GB"
+            f"{mib(taken + need)} ({mib(need)} of it for the prompt), got {max_memory >> 20} MiB"
         )
     return {"most": min(max_memory - taken, routers.TOGETHER)}
 

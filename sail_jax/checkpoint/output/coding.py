@@ -133,7 +133,7 @@ class _Weight:
     def take(self, entries: np.ndarray, start: int) -> None:
         """Takes entries and turns complete strips into codes."""
         matrix, strip = self._rows * self._columns, self._high * self._columns
-        with self._lock, explained("write", self._folder):
+        with self._lock, explained("write", self._folder, kept=True):
             while entries.size:
                 which, inside = divmod(start, matrix)
                 number, offset = divmod(inside, strip)

@@ -142,12 +142,12 @@ class Journal:
           CheckpointError: If the file cannot be written.
         """
         self._add({"commit": inode})
-        with explained("write", self.path):
+        with explained("write", self.path, kept=True):
             os.fsync(self._fd)
 
     def _add(self, record: Mapping[str, Any]) -> None:
         line = _line(record)
-        with explained("write", self.path):
+        with explained("write", self.path, kept=True):
             # A line cut short, for example by a full disk, must not swallow the next line.
             if os.write(self._fd, line) != len(line):
                 os.write(self._fd, b"\n")

@@ -46,7 +46,7 @@ from sail_jax.checkpoint.formats.table import (
 from sail_jax.checkpoint.output import parts
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.checkpoint.output.parts import Part
-from sail_jax.checks import argument, as_path, described
+from sail_jax.checks import argument, as_path, described, storage
 from sail_jax.merging.tensors import Shape
 
 # The bytes of a tensor that share one digest.
@@ -201,8 +201,11 @@ def _differing(earlier: object, now: Mapping[str, str]) -> str:
     """Lists the versions in which two runs differ; "" if none do."""
     earlier = earlier if isinstance(earlier, Mapping) else {}
     unlike = [name for name in now if earlier.get(name) != now[name]]
-    noted = {name: str(earlier.get(name, "of a version that is not noted"))[:40] for name in unlike}
-    before = ", ".join(f"{name} {version}" for name, version in noted.items())
+    before = ", ".join(f"{name} {str(earlier[name])[:40]}" for name in unlike if name in earlier)
+    if unnoted := [name for name in unlike if name not in earlier]:
+        versions = "a version that is" if len(unnoted) == 1 else "versions that are"
+        noted = f"{', '.join(unnoted)} of {versions} not noted"
+        before = f"{before}, {noted}" if before else noted
     after = ", ".join(f"{name} {now[name]}" for name in unlike)
     return f"{before}, and this is {after}" if unlike else ""
 
@@ -232,6 +235,7 @@ class Writer:
         joined.
       owners: The index of its part, from 0, for each tensor; empty without parts.
       head: The first line of the journal, which identifies the output.
+      resumable: Whether unfinished work stays after an error.
       unchanged: Whether an earlier run had finished the output. Then nothing is written: `write`
         compares its argument with the existing values.
     """
@@ -292,7 +296,7 @@ class Writer:
         self._journal: Journal | None = None
         self._flusher = Flusher(self._use)
         self._there: Checkpoint | None = None
-        self.unchanged = False
+        self.unchanged, self.resumable = False, True
         self.finished: frozenset[str] = frozenset()
         about = repr(
             [sorted(layout.sizes.items()), [(n, str(d), s) for n, (d, s) in wanted.items()]]
@@ -403,7 +407,7 @@ class Writer:
         """
         if not self.unchanged:
             path = self.partial / file
-            with explained("write", path), open(path, "ab") as opened:
+            with explained("write", path, kept=self.resumable), open(path, "ab") as opened:
                 opened.write(line + b"\n")
 
     def __enter__(self) -> "Writer":
@@ -538,7 +542,7 @@ class Writer:
                     parts.check_beside(above, number, self._part, head)
                 self._living.enter_context(parts.alive(self.partial))
             # Files first: the journal's digests are compared with their bytes.
-            self._allocate()
+            self._allocate(kept=bool(names))
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
             if names:
                 lines = [{"name": name, "pieces": p} for name, p in valid.items()]
@@ -570,10 +574,10 @@ class Writer:
         self._there = there
         return True
 
-    def _allocate(self) -> None:
+    def _allocate(self, kept: bool = False) -> None:
         """Makes every file at its full size, to detect a small disk before any work."""
         self._allocated = True
-        with explained("write", self._root):
+        with explained("write", self._root, kept=kept):
             self._root.mkdir(exist_ok=True)
             if self._part is None:
                 (self.partial / "extras").mkdir(exist_ok=True)
@@ -593,7 +597,8 @@ class Writer:
                 missing += self._layout.whole or sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
-                why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"
+                lacks = storage(missing - free)
+                why = f"it needs {storage(missing)} more, {lacks} more than are free"
                 raise OSError(errno.ENOSPC, f"No space left on device ({why})")
             for file, size in self._layout.sizes.items():
                 with self._use(file) as fd:
@@ -673,7 +678,7 @@ class Writer:
 
     def _put(self, name: str, first: int, data: np.ndarray) -> None:
         """Writes bytes of a tensor to their place."""
-        with explained(f"write '{name}' to", self._root):
+        with explained(f"write '{name}' to", self._root, kept=self.resumable):
             at = first * self._wanted[name][0].itemsize
             for file, offset, view in self._runs(name, at, data.data):
                 with self._use(file) as fd:
@@ -744,7 +749,7 @@ class Writer:
         if filename in (self._file, *self._layout.sizes):
             raise CheckpointError(f"'{filename}' is the name of a file of tensors")
         path = self.partial / "extras" / filename
-        with explained("write", path), open(disk.create(path), "wb") as file:
+        with explained("write", path, kept=self.resumable), open(disk.create(path), "wb") as file:
             if isinstance(data, Path):
                 with open(data, "rb") as source:
                     shutil.copyfileobj(source, file)
@@ -764,7 +769,7 @@ class Writer:
         if not self.unchanged:
             if self._journal is None:
                 raise CheckpointError(f"{self.out}: the writer was closed")
-            with explained("write", self.out):
+            with explained("write", self.out, kept=self.resumable):
                 if self._part is not None:
                     self._flush()
                     # The run that joins the parts treats this part as complete.
@@ -934,6 +939,7 @@ def save_checkpoint(
         shard_bytes=shard_bytes,
         metadata=metadata,
     ) as writer:
+        writer.resumable = False
         try:
             for name, array in arrays.items():
                 writer.write(name, array)

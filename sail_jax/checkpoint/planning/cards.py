@@ -335,8 +335,7 @@ def growth_card(
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
-    source = str(about["source"])
-    source = Path(source).name if os.path.isabs(source) else source
+    source = _own(str(about["source"]))
     lost = [row for row in about["spaces"] if row["lost"]]
     tag, origin = ("pruned", "larger") if prunes else ("grown", "smaller")
     body = [
@@ -366,25 +365,27 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
       Markdown with the networks, the routers, and whether a run shows that the function of the
       dense network is preserved.
     """
-
-    def called(path: str) -> str:
-        return _code(Path(path).name if os.path.isabs(path) else path)
-
     of = f"{about['experts_per_token']} of {len(about['experts'])}"
     drawn = f"{about['gate_mode']}, seed {about['seed']}"
+    experts = [(f"expert {k}", expert) for k, expert in enumerate(about["experts"])]
+    experts += [("shared expert", expert) for expert in about["shared_experts"]]
     body = [
         f"# {_text(name)}",
         "",
         "A mixture of experts made of dense networks with sail-jax.",
         "",
-        f"Base: {called(about['base'])}. Each token uses {of} experts. Routers: {drawn}.",
+        f"Base: {_code(_own(about['base']))}. Each token uses {of} experts. Routers: {drawn}.",
         "",
-        *(f"- expert {k}: {called(e['source_model'])}" for k, e in enumerate(about["experts"])),
-        *(f"- shared expert: {called(e['source_model'])}" for e in about["shared_experts"]),
+        *(f"- {who}: {_code(_own(expert['source_model']))}" for who, expert in experts),
         "",
         f"Exactness: {_text(about['exactness'])}.",
     ]
     return _made(["library_name: transformers"], "moe", [*body, *_agreement(about)])
+
+
+def _own(name: str) -> str:
+    """The name of an input without the folders of one machine."""
+    return hub.shortened([name])[0] if os.path.isabs(name) else name
 
 
 def _agreement(about: Mapping[str, Any]) -> Iterator[str]:

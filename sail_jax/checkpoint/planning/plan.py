@@ -81,6 +81,7 @@ from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
+from sail_jax.merging.selection import averaged_statistics
 from sail_jax.merging.tensors import Shape, Tensor, bytes_of
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
@@ -331,8 +332,6 @@ class _Planner:
             of_all = [text for text in said if all(text in other for other in opened.values())]
             self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
-            if rivals := model.opened.rivals:
-                self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)
             # Files that the output leaves out are noted there.
             stale = {"quantization_config", "compression_config"} if model is self.first else set()
@@ -357,6 +356,8 @@ class _Planner:
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
+        merged = (t.name for t in treatments if t.work.merge is not None and len(t.models) > 1)
+        self.notes += averaged_statistics(merged)
         for text in left_out:
             self._loses(text)
         if self.tables:
@@ -767,7 +768,10 @@ class _Planner:
         else:
             vocabulary = Vocabulary(self.vocabulary.ids, {}, None, "")
         written = {t.name: t for t in treatments}
-        stated = patched_config(self.first.config, **changes)
+        try:
+            stated = patched_config(self.first.config, **changes)
+        except ValueError as error:
+            raise RecipeError(self.recipe.node.where, str(error)) from error
         config, left = following(stated, written, vocabulary)
         for found in contradictions(stated, written):
             if found.repair == {found.key: None}:
@@ -795,12 +799,6 @@ def _revisions(recipe: Recipe) -> Iterator[Note]:
             if path is not None and revision is not None and located(path, revision) == path:
                 text = f"revision {revision} has no effect: {path} lies on this disk"
                 yield Note(recipe.place_of(ref), text)
-
-
-def _read(model: Input) -> str:
-    """The files of tensors that an input is read from, for notes."""
-    weights = [p.name for p in model.opened.files if p.name not in model.opened.extras]
-    return weights[0] if len(weights) == 1 else f"{weights[0]} with {len(weights) - 1} more"
 
 
 def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None) -> bool:

@@ -20,9 +20,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from sail_jax.checkpoint.recipe.published import nearest_word, without_effect
+from sail_jax.checkpoint.recipe.published import without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
-from sail_jax.checks import nearest
+from sail_jax.checks import mistyped, nearest
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -172,15 +172,10 @@ class Declared(BaseModel):
         return [str(key) for alternatives in choices for key in alternatives]
 
     @classmethod
-    def ignores(cls, key: str) -> str | None:
-        """Explains why an unknown key is allowed in the mapping."""
-        del key
+    def ignores(cls, key: str, keys: Collection[str]) -> str | None:
+        """Explains why an unknown key is allowed in the mapping, which has others."""
+        del key, keys
         return None
-
-    @classmethod
-    def hint(cls, key: str, keys: Collection[str]) -> str:
-        """Suggests the intended key for an unknown one."""
-        return nearest(key, keys)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -195,11 +190,11 @@ class Declared(BaseModel):
             raise ValueError(f"expected {cls.what()}, a mapping; got {kind(given)}")
         keys = cls.keys(given)
         for key, part in given.node.value.items():
-            ignored = None if key in keys else cls.ignores(key)
+            ignored = None if key in keys else cls.ignores(key, keys)
             if ignored is not None:
                 remark(info, part.key, ignored)
             elif key not in keys:
-                hint = cls.hint(key, keys)
+                hint = nearest(mistyped(key, keys) or key, keys)
                 raise RecipeError(part.key, f"{cls.what()} does not have the key {key!r}{hint}")
             if part.value is None or ignored is not None:
                 del given[key]
@@ -221,8 +216,11 @@ class Placed(Declared):
     where: Where = Field(Where(), exclude=True)
 
 
-class Published(Declared):
-    """A mapping that mergekit reads, too. A key that mergekit ignores there gives a note."""
+class Lenient(Declared):
+    """A mapping of a recipe, in which any key that it does not have gives a note.
+
+    mergekit ignores such a key. One typing error away from a key of the mapping, it is an error.
+    """
 
     @classmethod
     def here(cls) -> str:
@@ -230,12 +228,8 @@ class Published(Declared):
         return f"in {cls.what()}"
 
     @classmethod
-    def ignores(cls, key: str) -> str | None:
-        return without_effect(key, cls.here())
-
-    @classmethod
-    def hint(cls, key: str, keys: Collection[str]) -> str:
-        return nearest_word(key, keys)
+    def ignores(cls, key: str, keys: Collection[str]) -> str | None:
+        return None if mistyped(key, keys) else without_effect(key, cls.here())
 
 
 def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:

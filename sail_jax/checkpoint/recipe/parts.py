@@ -29,9 +29,9 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import (
     Declared,
     Given,
+    Lenient,
     Note,
     Placed,
-    Published,
     Reading,
     kind,
     plain,
@@ -42,7 +42,7 @@ from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.published import OF_MIXTURES, PARAMETERS, without_effect
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
-from sail_jax.checks import nearest
+from sail_jax.checks import mistyped, nearest
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.merge import Merge
 
@@ -197,14 +197,12 @@ def _settings(
     for name, node in given.node.value.items():
         parameter = entry.parameter(name)
         if parameter is None:
+            known = [word for p in entry.parameters.values() for word in (p.name, p.theirs) if word]
+            if near := mistyped(name, known):
+                message = f"{entry.name} does not have the parameter {name!r} (nearest: {near!r})"
+                raise RecipeError(node.key, message)
             here = f"under {entry.name}"
-            ignored = without_effect(name, here, of_method=True) if entry.published else None
-            if ignored is None:
-                hint = nearest(name, entry.parameters)
-                raise RecipeError(
-                    node.key, f"{entry.name} does not have the parameter {name!r}{hint}"
-                )
-            remark(info, node.key, ignored)
+            remark(info, node.key, without_effect(name, here, of_method=True))
         elif of_model and not parameter.per_model:
             remedy = "set it for the slice, the module or the recipe"
             theirs = mergekit.MERGEKIT[entry.name].parameters if entry.published else {}
@@ -252,7 +250,7 @@ class Options(dict[str, Any]):
 
 
 class Step(Declared):
-    """An operation on a model before it is merged.
+    """An operation on a model before it is merged, which mergekit lacks: unknown keys are errors.
 
     Attributes:
       options: All keys that are not fields, with their values.
@@ -327,7 +325,7 @@ class Alignment(Step):
         return [*super().keys(given), *ALIGNMENT]
 
 
-class Stepped(Declared):
+class Stepped(Lenient):
     """A mapping with a model and its operations: the model is grown first, then aligned.
 
     Attributes:
@@ -344,7 +342,7 @@ class Stepped(Declared):
         return tuple(step for step in (self.grow, self.align) if step is not None)
 
 
-class Location(Published):
+class Location(Lenient):
     """path[@revision] as a mapping.
 
     Attributes:
@@ -356,7 +354,7 @@ class Location(Published):
     revision: str | None = None
 
 
-class Model(Published, Stepped):
+class Model(Stepped):
     """A model as a mapping.
 
     Attributes:
@@ -375,7 +373,7 @@ class Model(Published, Stepped):
         return Ref(self.model.path, self.model.revision, *lora, self.steps)
 
 
-class Source(Published, Stepped, Placed):
+class Source(Stepped, Placed):
     """A model that is merged, or a range of its layers, with its own parameters.
 
     Attributes:
@@ -401,7 +399,7 @@ class Source(Published, Stepped, Placed):
         return self.model_copy(update={"model": self.model._replace(steps=self.steps)})
 
 
-class Slice(Published, Placed):
+class Slice(Lenient, Placed):
     """A run of layers of the output, merged layer by layer from equally many layers of each source.
 
     A recipe with whole models has one slice, with all their layers and all other tensors.
@@ -452,7 +450,7 @@ class Slice(Published, Placed):
         return sources
 
 
-class Module(Published, Placed):
+class Module(Lenient, Placed):
     """A part of the output, such as the text tower, made of slices one after another.
 
     Attributes:
@@ -479,7 +477,7 @@ class Module(Published, Placed):
         return given
 
 
-class Row(Published):
+class Row(Lenient):
     """The source of an embedding row.
 
     Attributes:
@@ -511,7 +509,7 @@ def _row(given: object, info: ValidationInfo) -> Row:
     return row
 
 
-class Token(Published, Placed):
+class Token(Lenient, Placed):
     """The source of a token's row in the merged embeddings.
 
     Attributes:
@@ -528,7 +526,7 @@ def _tokenizer_source(given: object, info: ValidationInfo) -> str | Ref:
     return given if given in ("union", "base") else _ref(given, info)
 
 
-class Tokenizer(Published, Placed):
+class Tokenizer(Lenient, Placed):
     """The vocabulary of the output.
 
     Attributes:
@@ -561,7 +559,7 @@ def _modules(given: object) -> list[object]:
     return list(given.values())
 
 
-class Recipe(Published):
+class Recipe(Lenient):
     """A recipe, after all checks that do not need its checkpoints.
 
     Attributes:
@@ -635,6 +633,10 @@ class Recipe(Published):
     def _one_module(cls, given: Given) -> Given:
         """Reads models or slices at the top level as one module without a name."""
         given["node"] = given.node
+        mixture = next((key for key in given.node.value if key in OF_MIXTURES), None)
+        if mixture is not None and not {"models", "slices", "modules"} & {*given.node.value}:
+            where = given.node.value[mixture].key
+            raise RecipeError(where, "a file of mergekit-moe is for sail-jax upcycle")
         form = given.only("models", "slices", "modules")
         if form != "modules":
             given["modules"] = given.within(form, "", form)
@@ -644,12 +646,6 @@ class Recipe(Published):
         if "tokenizer_source" in given:
             given["tokenizer"] = given.within("tokenizer_source", "source")
         return given
-
-    @classmethod
-    def hint(cls, key: str, keys: Collection[str]) -> str:
-        if key in OF_MIXTURES:
-            return "; a file of mergekit-moe is for sail-jax upcycle"
-        return super().hint(key, keys)
 
     @classmethod
     def here(cls) -> str:

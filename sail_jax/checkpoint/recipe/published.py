@@ -1,15 +1,10 @@
-"""Keys without effect that recipes may have, because mergekit 0.1.5 ignores them, too.
+"""The words of mergekit 0.1.5, and the places where it reads them.
 
 mergekit ignores every key that a mapping does not read, and every parameter that the method does
-not read. Here such a word gives a note if mergekit has it elsewhere: as a key of one of its
-mappings (`KEYS`) or as a parameter of one of its methods (`PARAMETERS`). Any other word is an
-error, since it may be a typing error. `mergekit.MERGEKIT` lists the parameters of each method.
+not read. Here such a word gives a note, with the place where it belongs if mergekit reads it
+elsewhere. A word that is one typing error away from a word that is known in its place is an error.
+`mergekit.MERGEKIT` lists the parameters of each method.
 """
-
-import difflib
-from collections.abc import Collection
-
-from sail_jax.checks import nearest
 
 KEYS = {
     "at the top": (
@@ -38,14 +33,9 @@ PARAMETERS = (
 )
 """The parameters of mergekit's methods."""
 
-_READ_BY_NONE = ("int_space", "override_architecture", "residual_weight")
-"""Words in published recipes that no program reads. Tensors are matched by name here, whatever the
-architecture is called.
-"""
 
-
-def without_effect(word: str, here: str, *, of_method: bool = False) -> str | None:
-    """Explains why a word has no effect in a place, if recipes may have it there.
+def without_effect(word: str, here: str, *, of_method: bool = False) -> str:
+    """Says that a word has no effect in a place, and where it belongs.
 
     Args:
       word: A key, or the name of a parameter.
@@ -54,46 +44,19 @@ def without_effect(word: str, here: str, *, of_method: bool = False) -> str | No
         does not read it.
 
     Returns:
-      A sentence with the place where mergekit reads the word; None if the word is unknown.
+      A sentence, with the place where mergekit reads the word if there is one.
 
     >>> without_effect("pad_to_multiple_of", "at the top")
     'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
     >>> without_effect("t", "under ties", of_method=True)
     't has no effect under ties'
-    >>> without_effect("wieght", "under ties", of_method=True)
+    >>> without_effect("smooth", "under ties", of_method=True)
+    'smooth has no effect under ties'
     """
     places = _places(word)
-    if not places and word not in _READ_BY_NONE:
-        return None
     in_place = of_method and word in PARAMETERS
     remedy = f"; it belongs {' or '.join(places)}" if places and not in_place else ""
     return f"{word} has no effect {here}{remedy}"
-
-
-def nearest_word(word: str, keys: Collection[str]) -> str:
-    """Suggests the nearest known word for an unknown one, for a message.
-
-    Args:
-      word: A key of a mapping, unknown everywhere.
-      keys: The keys that the mapping has.
-
-    Returns:
-      A text in brackets, as from `checks.nearest`. If the nearest word belongs in another place,
-      the text contains this place.
-
-    >>> nearest_word("wieght", ["models", "seed"])
-    " (nearest: 'weight', which belongs in parameters)"
-    >>> nearest_word("modles", ["models", "seed"])
-    " (nearest: 'models')"
-    """
-    words = [*(w for known in KEYS.values() for w in known), *PARAMETERS]
-    # Stricter than `nearest`: a word of another place is a guess about the place, too.
-    own, near = (
-        difflib.get_close_matches(word[:100], among, n=1, cutoff=0.75) for among in (keys, words)
-    )
-    if own or not near:
-        return nearest(word, keys)
-    return f" (nearest: {near[0]!r}, which belongs {' or '.join(_places(near[0]))})"
 
 
 def _places(word: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Makes recipes, the descriptions of merges, from mergekit's YAML or from Python.
 
-The grammar is mergekit's. Keys that mergekit has but ignores, such as a parameter that the method
-does not read, give a note (`published`). Any other key, method, parameter or filter without effect
-is an error, with its line and the nearest valid name. At the top level a recipe may also have:
+The grammar is mergekit's. A key or parameter that nobody reads gives a note, since mergekit ignores
+it. One typing error away from a valid one, it is an error (`published`). So is an unknown method,
+or a filter without effect. An error has the line and the nearest valid name. At the top level a
+recipe may also have:
 
     compat: mergekit | paper        the origin of defaults and variants; in a file mergekit
     scope: tensor | tree            of methods that have one

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
-from sail_jax.checkpoint.recipe.declared import Note, Placed, Published, Reading, read
+from sail_jax.checkpoint.recipe.declared import Lenient, Note, Placed, Reading, read
 from sail_jax.checkpoint.recipe.patterns import compiled
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
@@ -103,7 +103,7 @@ def _value(given: object, info: ValidationInfo) -> object:
     return _adapter(of_type.type).validate_python(given) if isinstance(of_type, OfType) else given
 
 
-class Condition(Published, Placed):
+class Condition(Lenient, Placed):
     """A value of a parameter, for the tensors with names that fit a filter.
 
     The context with which a condition is read, an `OfType`, gives the type of the value.

@@ -32,7 +32,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.checkpoint.executor import CONSTANT
+from sail_jax.checkpoint.executor import CONSTANT, mib
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -422,7 +422,7 @@ def _kept(
     if max_memory < least:
         raise ValueError(
             f"{argument('max_memory')}: matching these spaces takes at least "
-            f"{least / 1e9:.2f} GB, got {max_memory / 1e9:.2f} GB"
+            f"{mib(least)}, got {max_memory >> 20} MiB"
         )
     return max_memory - least
 

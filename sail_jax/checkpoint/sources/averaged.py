@@ -19,7 +19,9 @@ _SLICE = 1 << 16
 
 
 class Averaged:
-    """The sum of c_j theta_j over checkpoints j, in float32, or float64 if one has that dtype.
+    """The sum of c_j theta_j over checkpoints j, in float64.
+
+    In float32 the products of its least numbers would be 0.
 
     Several threads may read at once, at any offset. A thread that continues where it stopped
     computes nothing twice.
@@ -47,8 +49,6 @@ class Averaged:
         pairs = [(x, float(c)) for x, c in zip(tensors, weights, strict=True) if c]
         self._tensors, self._weights = tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
         self._allow_nonfinite = allow_nonfinite
-        wide = any(tensor.dtype == np.float64 for tensor in tensors)
-        self._wide = np.dtype(np.float64 if wide else np.float32)
         size = math.prod(self.shape)
         block = max(getattr(tensor, "block", 1) for tensor in tensors)
         self._block = min(max(1, size), block * max(1, ENTRIES // max(1, block)))
@@ -59,8 +59,8 @@ class Averaged:
         """Bytes held while it is read, at most."""
         read = max(tensor.dtype.itemsize for tensor in self._tensors)
         each = max(map(held, self._tensors))
-        cast = 0 if self.dtype == self._wide else self.dtype.itemsize
-        return each + self._block * (self._wide.itemsize + read + cast)
+        cast = 0 if self.dtype == np.float64 else self.dtype.itemsize
+        return each + self._block * (8 + read + cast)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -88,25 +88,27 @@ class Averaged:
     def _summed(self, start: int) -> np.ndarray:
         """The entries of the block that begins at an index."""
         count = min(self._block, math.prod(self.shape) - start)
-        total = np.zeros(count, self._wide)
+        # The sum of negative zeros is -0.0, which 0.0 added to them would make 0.0.
+        total = np.full(count, -0.0, np.float64)
         read: dict[np.dtype, np.ndarray] = {}
         for tensor, weight in zip(self._tensors, self._weights, strict=True):
             entries = read.setdefault(tensor.dtype, np.empty(count, tensor.dtype))
             tensor.read(entries, start)
             for at in range(0, count, _SLICE):
-                part = entries[at : at + _SLICE].astype(self._wide)
-                part *= self._wide.type(weight)
+                with np.errstate(invalid="ignore"):  # of signalling NaN
+                    part = entries[at : at + _SLICE].astype(np.float64)
                 if not self._allow_nonfinite and not np.isfinite(part).all():
                     raise CheckpointError(
                         f"NaN or infinity in {tensor.name} of {tensor.source}; "
                         f"use {argument('allow_nonfinite', 'True')} to average regardless"
                     )
-                total[at : at + _SLICE] += part
+                # With `allow_nonfinite`, infinities of both signs may meet.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    part *= weight
+                    total[at : at + _SLICE] += part
         del read
-        if total.dtype == self.dtype:
-            return total
-        with np.errstate(over="ignore"):
-            cast = total.astype(self.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = total.astype(self.dtype, copy=False)
         if not self._allow_nonfinite and not np.isfinite(cast).all():
             raise CheckpointError(f"{self.name}: the average does not fit {self.dtype}")
         return cast

@@ -135,14 +135,17 @@ def run(args: Namespace) -> bool | None:
 
 def _summary(merged: "Merged") -> list[str]:
     """Returns two lines: what was merged, and where to look next."""
+    from sail_jax.checkpoint.formats.hub import shortened
+
     base = merged.recipe.base_model
     refs = dict.fromkeys(source.model for source in merged.recipe.sources())
-    names = [Path(ref.path).name for ref in refs if ref != base]
+    models = [str(ref) for ref in refs if ref != base]
+    names = shortened(models if base is None else [*models, str(base)])
+    on = "" if base is None else f" on {names.pop()}"
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    on = f" on {Path(base.path).name}" if base is not None else ""
     what = f"merged by {merged.recipe.method}: {', '.join(names[:MOST])}{more}{on}"
     card = merged.out / "README.md"
-    inputs = [base.path] if base is not None else []
+    inputs = [base.checkpoint] if base is not None else []
     inspect = shlex.join(["sail-jax", "inspect", *inputs, str(merged.out)])
     return [what, f"see {card}, and {inspect}" if card.exists() else f"see {inspect}"]
 

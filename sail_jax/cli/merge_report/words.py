@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.formats.hub import shortened
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.cli.merge_report.measures import Measured, Total, finite, owners_of
 
@@ -81,20 +82,35 @@ def few(names: Sequence[str], limit: int = 3) -> str:
 
 
 def short(name: str, limit: int = 26) -> str:
-    """Shortens the name of a model to its last part.
+    """Shortens the name of a part of a network to its last part.
 
     Args:
-      name: A path, or a name with slashes.
+      name: A name, which may have slashes.
       limit: The longest result, in characters.
 
     Returns:
       The last part, shortened in its middle if it is too long.
 
-    >>> short("models/llama-math/")
-    'llama-math'
+    >>> short("params/decoder/")
+    'decoder'
     """
-    last = PurePath(name.rstrip("/")).name or name
-    return last if len(last) <= limit else f"{last[: limit // 2]}…{last[-limit // 2 + 1 :]}"
+    return cut(PurePath(name.rstrip("/")).name or name, limit)
+
+
+def cut(text: str, limit: int = 26) -> str:
+    """Shortens a text in its middle.
+
+    Args:
+      text: The text.
+      limit: The longest result, in characters.
+
+    Returns:
+      The text, or its beginning and end.
+
+    >>> cut("llama-math", 7)
+    'lla…ath'
+    """
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 + 1 :]}"
 
 
 def lettered(models: Sequence[str]) -> list[str]:
@@ -104,13 +120,14 @@ def lettered(models: Sequence[str]) -> list[str]:
       models: The names of the models.
 
     Returns:
-      A letter and the last part of the name for each model; after the 26th, a number.
+      A letter and the name without folders for each model; after the 26th, a number.
 
-    >>> lettered(["models/math", "models/code"])
-    ['A · math', 'B · code']
+    >>> lettered(["models/math", "models/base@v1+models/code"])
+    ['A · math', 'B · base@v1+code']
     """
     letters = [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(models))]
-    return [f"{letter} · {short(name)}" for letter, name in zip(letters, models, strict=True)]
+    names = map(cut, shortened(models))
+    return [f"{letter} · {name}" for letter, name in zip(letters, names, strict=True)]
 
 
 def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:

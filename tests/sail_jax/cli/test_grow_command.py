@@ -752,3 +752,32 @@ def test_a_recipe_names_no_code_to_run(models, tmp_path):
     )
     with pytest.raises(ValueError, match="certify"):
         merge_recipe(recipe, tmp_path / "out")
+
+
+def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
+    """XGLM: positions that are computed are added to the embedding, so its table has no stream."""
+    rng, d, hidden, vocab = np.random.default_rng(0), 8, 12, 20
+    sizes = {"fc1": (hidden, d), "fc2": (d, hidden), "final_layer_norm": (d,)}
+    sizes |= {f"self_attn.{k}": (d, d) for k in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    sizes |= {"self_attn_layer_norm": (d,)}
+    found = {"model.embed_tokens.weight": (vocab, d)}
+    found |= {f"model.layer_norm.{part}": (d,) for part in ("weight", "bias")}
+    for i, (name, shape) in ((i, item) for i in range(2) for item in sizes.items()):
+        found |= {
+            f"model.layers.{i}.{name}.weight": shape,
+            f"model.layers.{i}.{name}.bias": shape[:1],
+        }
+    net = {name: rng.normal(size=shape).astype(np.float32) for name, shape in found.items()}
+    config = {"model_type": "xglm", "architectures": ["XGLMForCausalLM"], "d_model": d}
+    config |= {"ffn_dim": hidden, "num_layers": 2, "attention_heads": 2, "vocab_size": vocab}
+    about = json.dumps(config | {"tie_word_embeddings": True}).encode()
+    save_checkpoint(tmp_path / "a", net, extras={"config.json": about})
+    out = str(tmp_path / "out")
+    assert cli.main(["grow", str(tmp_path / "a"), out, "--width", "2x"]) == 2
+    said = capsys.readouterr().err
+    assert "no space is known of all axes that 'd_model' counts" in said
+    assert "of the input" not in said
+    assert cli.main(["grow", str(tmp_path / "a"), out, "--depth", "2x"]) == 0
+    shown = capsys.readouterr().out
+    assert "no space is known that the layers write, so new layers change the function" in shown
+    assert "norms follow" not in shown

@@ -1,6 +1,7 @@
 """`sail-jax merge` of checkpoints whose other files state what their tensors mean."""
 
 import json
+import os
 
 import ml_dtypes
 import numpy as np
@@ -256,6 +257,28 @@ def test_which_of_two_sets_of_weights_is_read_is_said(tmp_path, run):
     assert code == 0
     assert "model-00001-of-00001.safetensors, model.safetensors.index.json not read" in printed.err
     assert "model.safetensors is" in printed.err
+
+
+@pytest.mark.parametrize("command", ["merge", "grow", "average"])
+def test_shards_beside_the_index_and_what_is_no_file_are_named(tmp_path, run, capsys, command):
+    a = write(tmp_path / "a", 1)
+    stored = load_file(a / "model.safetensors")
+    (a / "model.safetensors").rename(a / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(stored, "model-00001-of-00001.safetensors")}
+    (a / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file(stored, a / "model-00002-of-00001.safetensors")
+    os.mkfifo(a / "added_tokens.json")
+    (a / "chat_template.json").symlink_to("/dev/zero")
+    if command == "merge":
+        printed = run(a)[1]
+    else:
+        more = ("--depth", "2x") if command == "grow" else (str(tmp_path / "out"),)
+        first = [str(a)] if command == "average" else [str(a), str(tmp_path / "out")]
+        assert cli.main([command, *first, *more]) == 0
+        printed = capsys.readouterr()
+    words = " ".join((printed.out + printed.err).split())
+    assert "model-00002-of-00001.safetensors not read: model.safetensors.index.json with 1" in words
+    assert "added_tokens.json, chat_template.json are no plain files and count as missing" in words
 
 
 def test_what_the_plan_lists_as_lost_the_run_prints(tmp_path, run):

@@ -309,6 +309,22 @@ def test_an_adapter_is_no_model_and_is_merged_with_its_base(tmp_path, call, monk
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
+def test_summaries_cards_and_reports_name_an_input_with_its_adapter(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    adapted(tmp_path / "models")
+    # The revision of a folder on this disk has no effect, and belongs to the name.
+    text = recipe(["models/base@v1+models/adapter", "models/base@v2"]) + "base_model: models/base\n"
+    (tmp_path / "r.yaml").write_text(text.replace("linear", "ties"))
+    code, out, _ = call("merge", "r.yaml", "out", "--report", "report")
+    assert code == 0
+    assert "merged by ties: base@v1+adapter, base@v2 on base\n" in out
+    assert "`models/base@v1+models/adapter`" in (tmp_path / "out" / "README.md").read_text()
+    report = (tmp_path / "report" / "report.html").read_text()
+    assert "A · base@v1+adapter" in report
+    assert "B · base@v2" in report
+
+
 def test_a_plan_lists_what_else_an_adapter_changes(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     adapter_cases.write(adapter_cases.CASES["resized, tied, factors"], tmp_path)

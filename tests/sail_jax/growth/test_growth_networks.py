@@ -703,6 +703,17 @@ def test_configurations_that_tensors_contradict(name):
                 plan(params, put(c, key, wrong), TWICE, key=KEY)
 
 
+def test_entries_of_layers_follow_the_layers_of_a_deeper_network():
+    params, c = models.model("llama").params, config("llama")
+    n = c["num_hidden_layers"]
+    lists = {"no_rope_layers": [0] * (n - 1) + [1], "mlp_only_layers": [n - 1]}
+    made = plan(params, c | lists, {"depth": 2}, "stack", key=KEY).config
+    assert made["no_rope_layers"] == 2 * lists["no_rope_layers"]
+    assert made["mlp_only_layers"] == [n - 1, 2 * n - 1]
+    with pytest.raises(ValueError, match=r"cannot state .*: 'first_k_dense_replace' 1"):
+        plan(params, c | {"first_k_dense_replace": 1}, {"depth": 2}, "stack")
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "text"),
     [

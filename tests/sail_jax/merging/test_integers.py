@@ -69,3 +69,42 @@ def test_refusals_name_the_leaf():
         ValueError, match="integers: expected one of 'first', 'last', 'max', 'refuse'; got"
     ):
         steps(integers="largest")
+
+
+@jax.tree_util.register_pytree_node_class
+class Layer:
+    def __init__(self, w, act, mask=None):
+        self.w, self.act, self.mask = w, act, mask
+
+    def tree_flatten(self):
+        return (self.w,), (self.act, self.mask)
+
+    @classmethod
+    def tree_unflatten(cls, static, leaves):
+        return cls(*leaves, *static)
+
+
+def test_static_data_of_custom_nodes_that_differ_are_named():
+    def net(first, second):
+        return {"a": jnp.ones(2), "b": [Layer(jnp.ones(2), first), Layer(jnp.ones(2), second)]}
+
+    nets = net("tanh", jax.nn.relu), net("tanh", jax.nn.gelu)
+    told = r"model 0 and model 1 differ in static data of Layer with the leaf 'b/1/.*relu'.*gelu'"
+    with pytest.warns(UserWarning, match=told):
+        merged = methods.linear()(nets)
+    assert merged["b"][1].act is jax.nn.relu
+    with pytest.raises(ValueError, match=r"differ in static data of Layer.*integers='first'"):
+        methods.linear()(nets, integers="refuse")
+
+
+@pytest.mark.filterwarnings("error")
+def test_static_data_that_only_look_different_are_no_difference():
+    """Two states of training have their own functions, of the same names."""
+
+    def made():
+        def act(x):
+            return x
+
+        return {"a": Layer(jnp.ones(2), act, {"rate": (0.1, np.dtype("f4"))})}
+
+    methods.linear()([made(), made()])

@@ -17,6 +17,7 @@ from sail_jax.checkpoint.contents.relations import (
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.layer_entries import moved
 
 RECORDED = json.loads(
     (Path(__file__).parents[3] / "helpers" / "architectures.json").read_text("utf-8")
@@ -201,3 +202,74 @@ def test_configurations_of_any_kind_are_looked_at_without_a_traceback():
         assert all(str(found) for found in left)
         # What was mended is mended, and nothing else is found after it.
         assert following(config, likes(sizes))[0] == config or "nan" in repr(config)
+
+
+TWICE = [0, 1, 2, 3, 2, 3]
+WINDOWS = ("sliding", "full", "sliding")
+MOVED = {  # entries of four layers, and those of TWICE
+    "a list": ({"no_rope_layers": [1, 1, 0, 1]}, {"no_rope_layers": [1, 1, 0, 1, 0, 1]}),
+    "an unknown list": ({"x_per_layer": [*"abcd"]}, {"x_per_layer": [*"abcdcd"]}),
+    "a list by chance": ({"eos_token_id": [1, 2, 3, 4]}, {}),
+    "types": (
+        {"attention_layers": [*"glgl"], "attention_types": [[["g", "l"], 2]]},
+        {"attention_layers": [*"glglgl"], "attention_types": [[[*"glglgl"], 1]]},
+    ),
+    "a text": ({"hybrid_override_pattern": "M*M-"}, {"hybrid_override_pattern": "M*M-M-"}),
+    "numbers": ({"cross_attention_layers": [0, 3]}, {"cross_attention_layers": [0, 3, 5]}),
+    "numbers from 1": ({"ple_layer_ids": [1, 4]}, {"ple_layer_ids": [1, 4, 6]}),
+    "the first layers": ({"first_k_dense_replace": 2}, {}),
+    "all layers but one": ({"first_k_dense_replace": 4}, {"first_k_dense_replace": 6}),
+    "from one to another": (
+        {"moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 1},
+        {"moe_layer_end_index": 5},
+    ),
+    "a period": ({"attn_layer_period": 2, "attn_layer_offset": 1}, {}),
+    "a period and exceptions": (
+        {"mlp_only_layers": [3], "decoder_sparse_step": 2},
+        {"mlp_only_layers": [0, 2, 3, 4, 5], "decoder_sparse_step": 1},
+    ),
+    "a window": (
+        {"max_window_layers": 3, "use_sliding_window": True, "sliding_window": 8},
+        {"layer_types": [f"{x}_attention" for x in (*3 * ["full"], *WINDOWS)]},
+    ),
+    "an interval": (
+        {"no_rope_layer_interval": 4}, {"no_rope_layers": [1, 1, 1, 0, 1, 0]}
+    ),
+    "a pattern": ({"sliding_window_pattern": 2}, {}),
+    "shared keys": ({"num_kv_shared_layers": 2}, {"num_kv_shared_layers": 4}),
+    "sources of keys": (
+        {"kv_source_layers": [0, 0, 2, 2]}, {"kv_source_layers": [0, 0, 2, 2, 4, 4]}
+    ),
+    "a number that a list replaces": (
+        {"mlp_layer_types": [*"dsss"], "first_k_dense_replace": 1}, {"mlp_layer_types": [*"dsssss"]}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_entries_of_layers_follow_the_layers(case):
+    config, changed = MOVED[case]
+    assert moved(config, 4, TWICE) == config | changed
+    assert moved(config, 4, range(4)) == config
+
+
+LOST = {  # entries that cannot state the layers in an order: those, and the order
+    "first_k_dense_replace": ({"first_k_dense_replace": 1}, [0, 1, 0, 1]),
+    "moe_layer_end_index": ({"moe_layer_start_index": 0, "moe_layer_end_index": 1}, [0, 2, 1]),
+    "expert_layer_period": ({"expert_layer_period": 2, "expert_layer_offset": 1}, [0, 1, 1, 2]),
+    "layer_group_size": ({"layer_group_size": 4}, TWICE),
+    "num_kv_shared_layers": ({"num_kv_shared_layers": 2}, [0, 2, 2, 3]),
+    "kv_source_layers": ({"kv_source_layers": [0, 0, 2, 2]}, [0, 1, 3]),
+    "scale_attn_by_inverse_layer_idx": ({"scale_attn_by_inverse_layer_idx": True}, TWICE),
+    "hidden_size_per_layer_input": ({"hidden_size_per_layer_input": 8}, TWICE),
+}
+
+
+@pytest.mark.parametrize("entry", LOST)
+def test_an_entry_that_cannot_state_the_new_order_is_named(entry):
+    config, order = LOST[entry]
+    with pytest.raises(ValueError, match=f"^config.json cannot state .*'{entry}' "):
+        moved(config, 4, order)
+    off = {"scale_attn_by_inverse_layer_idx": False, "hidden_size_per_layer_input": 0}
+    off = {key: value for key, value in off.items() if key in config}
+    assert moved(off, 4, order) == off

@@ -11,6 +11,7 @@ from sail_jax.checkpoint.formats import msgpack_files, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.table import FORMATS, layouts, suffixes
+from sail_jax.checkpoint.operations.merging import merge_checkpoints
 from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
@@ -284,6 +285,17 @@ def test_names_of_every_type_have_their_place():
     assert {DTYPES[name] for name in safetensors_files._CODES.values()} == set(
         safetensors_files._NAMES
     )
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16])
+def test_dtypes_that_numpy_lacks_are_named_where_it_would_read_the_output(tmp_path, dtype):
+    save_checkpoint(tmp_path / "a", {"w": np.ones(2, dtype)})
+    said = {}
+    for out in ("out.npz", "out.msgpack"):
+        done = merge_checkpoints([tmp_path / "a"], tmp_path / out, method="passthrough")
+        said[out] = [note for note in done.notes if "np.load returns raw bytes" in note]
+    assert [len(notes) for notes in said.values()] == [int(dtype is not np.float16), 0]
+    assert np.load(tmp_path / "out.npz")["w"].dtype.kind == ("V" if said["out.npz"] else "f")
 
 
 def test_every_format_has_one_row():

@@ -110,6 +110,8 @@ def test_nested_checkpoints_and_shards(tmp_path, fake):
     tree = {"model": {"w": fake.tensor(a, (2,))}, "step": 7, "name": "x", "rates": [0.1, None]}
     fake.save(tmp_path / "nested.pt", tree, [a])
     assert list(_load(tmp_path / "nested.pt")) == ["model.w"]
+    (tmp_path / "nested.pt").rename(tmp_path / "nested.pth.tar")
+    assert list(_load(tmp_path / "nested.pth.tar")) == ["model.w"]
     fake.save(tmp_path / "trainer.pt", {"state_dict": tree["model"], "x": (True, -5)}, [a])
     assert list(_load(tmp_path / "trainer.pt")) == ["w"]
     folder = tmp_path / "m"

@@ -180,8 +180,16 @@ def test_refusals(pair, tmp_path):
         align_checkpoints(a, b, tmp_path / "out", spaces=["hiden.*"])
     with pytest.raises(ValueError, match=r"unknown method 'activations'.*needs data"):
         align_checkpoints(a, b, tmp_path / "out", method="activations")
-    with pytest.raises(ValueError, match=r"matching these spaces takes at least 0"):
+    with pytest.raises(ValueError, match=r"spaces takes at least \d+ MiB, got 0 MiB") as refused:
         align_checkpoints(a, b, tmp_path / "out", run=RunOptions(max_memory=10**6))
+    # A limit as named is not refused.
+    named = int(re.search(r"least (\d+)", str(refused.value))[1])
+    with pytest.raises(ValueError, match="takes at least"):
+        align_checkpoints(a, b, tmp_path / "no", run=RunOptions(max_memory=(named - 1) << 20))
+    from sail_jax.checkpoint.sources.aligned import align_maps
+
+    with open_checkpoint(a) as first, open_checkpoint(b) as second:
+        align_maps(first, second, config, max_memory=named << 20)
     poisoned = tensors | {"model.norm.weight": np.full(8, np.nan, np.float32)}
     with pytest.raises(ValueError, match=r"'model.norm.weight' has values that are not finite"):
         align_checkpoints(a, save(tmp_path / "nan", poisoned, config), tmp_path / "out")

@@ -396,6 +396,44 @@ def test_pieces_and_dtypes(dtype, monkeypatch):
     np.testing.assert_allclose(got.astype(float), want, rtol=0, atol=4 * 4 * eps)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_negative_zeros_and_least_numbers_are_their_own_averages(dtype):
+    from merge_cases import Held
+
+    from sail_jax.checkpoint.sources import averaged
+
+    values = np.array([-0.0, 0.0, ml_dtypes.finfo(dtype).smallest_subnormal, 3.0], dtype)
+    got = np.empty(4, dtype)
+    averaged.Averaged([Held("w", values)] * 3, [0.2, 0.3, 0.5]).read(got)
+    assert got.tobytes() == values.tobytes()
+
+
+@pytest.mark.filterwarnings("error")
+def test_nan_is_averaged_without_a_warning_where_it_is_allowed(tmp_path):
+    for step, value in ((1, np.inf), (2, -np.inf), (3, np.nan)):
+        tensors = {"w": np.array([value, 1.0], np.float32)}
+        save_checkpoint(tmp_path / f"run/checkpoint-{step}", tensors)
+    done = average_checkpoints(tmp_path / "run", run=RunOptions(allow_nonfinite=True))
+    np.testing.assert_array_equal(load_checkpoint(done.out)["w"], [np.nan, 1.0])
+
+
+def test_what_only_older_checkpoints_have_and_running_statistics_are_named(tmp_path, capsys):
+    w = np.ones(2, np.float32)
+    for step in (1, 2, 3):
+        tensors = {"w": w, "bn.running_mean": w} | ({"extra": w, "more": w} if step < 3 else {})
+        save_checkpoint(tmp_path / f"run/checkpoint-{step}", tensors)
+    with pytest.warns(UserWarning, match="left out|again") as said:
+        done = average_checkpoints(tmp_path / "run", tmp_path / "out")
+    assert [str(one.message) for one in said] == list(done.notes)
+    a, b, c = done.notes
+    for note, step in ((a, 1), (b, 2)):
+        assert f"checkpoint-{step} has 'extra' and 1 more, which " in note
+        assert note.endswith("checkpoint-3 lacks: left out")
+    assert "'bn.running_mean': compute them again" in c
+    assert main(["average", str(tmp_path / "run"), str(tmp_path / "again"), "--quiet"]) == 0
+    assert capsys.readouterr().out.count("\nnote: ") == 3
+
+
 def test_command(run, tmp_path, capsys):
     folder, _ = run
     assert main(["average", str(folder), "--last", "2", "--plan", "--full"]) == 0

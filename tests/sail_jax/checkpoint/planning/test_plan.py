@@ -186,6 +186,9 @@ def test_frankenmerge_renumbers_and_patches_the_config(tmp_path):
     assert new["num_hidden_layers"] == 6
     assert new["layer_types"] == ["full", "sliding", "full", "sliding", "full", "sliding"]
     assert new["torch_dtype"] == "float16"
+    beside(checkpoints["one"], tmp_path, config=config(num_hidden_layers=4, layer_group_size=3))
+    with pytest.raises(RecipeError, match=r"cannot state the layers in .*: 'layer_group_size' 3"):
+        planned(text, checkpoints)
     t = tensors["model.layers.4.mlp.up_proj.weight"]
     assert t.models[0].source == "two/model.layers.2.mlp.up_proj.weight"
     assert (t.method, t.dtype, t.options) == ("passthrough", np.dtype("float16"), {"scale": 1.0})

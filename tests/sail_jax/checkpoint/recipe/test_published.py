@@ -5,6 +5,7 @@ import pytest
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.published import KEYS, PARAMETERS
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
+from sail_jax.checks import mistyped
 
 DELTAS = "int8_mask normalize rescale lambda", "weight density"
 READ = {  # by method, the parameters of mergekit 0.1.5: of the whole merge; of each model
@@ -120,19 +121,33 @@ OURS = {"in a source": {"grow", "align"}, "in a model": {"grow", "align"}}
 @pytest.mark.parametrize("place", PLACES)
 def test_a_key_is_read_or_noted_or_unknown(place):
     every = {word for keys in KEYS.values() for word in keys} | set(PARAMETERS)
-    for word in sorted((every | {"int_space", "residual_weight"}) - set(OWN[place])):
+    # Within one place, no key that belongs elsewhere is taken for a typing error, except these.
+    near = {word for word in every - set(OWN[place]) if mistyped(word, OWN[place])}
+    assert near <= {"model", "models", "source", "sources", "token", "tokens"}
+    unread = {"int_space", "residual_weight", "allow_negative_weights", "wihgt"}
+    for word in sorted((every | unread) - set(OWN[place]) - near):
         text = PLACES[place].replace("WORD", word)
         (note,) = parse(text, "r").notes
         assert note.text.startswith(f"{word} has no effect {place}")
         assert note.where.path.endswith(word)
         assert note.where.line
-    for typing_error in ("dype", "layer_rang", "seeed"):
-        unknown = rf"r:\d+:\d+: .* does not have the key .*{typing_error}"
-        with pytest.raises(RecipeError, match=unknown):
-            parse(PLACES[place].replace("WORD", typing_error), "r")
-    belongs = r"r:\d+:\d+: .* does not have the key 'wieght'.*'weight', which belongs in parameters"
-    with pytest.raises(RecipeError, match=belongs):
-        parse(PLACES[place].replace("WORD", "wieght"), "r")
+    for key in set(OWN[place]) - {"model", "path"}:  # lost, doubled, wrong and swapped letters
+        swapped = key[:-2] + key[:-3:-1]
+        for typing_error in {key[:-1], key[0] + key, key[:-1] + "-", swapped, key.upper()} - every:
+            unknown = rf"r:\d+:\d+: .* does not have the key '{typing_error}' .*'{key}'"
+            with pytest.raises(RecipeError, match=unknown):
+                parse(PLACES[place].replace("WORD", typing_error), "r")
+
+
+@pytest.mark.parametrize("method", ["sce", "tsv_m"])
+def test_a_parameter_that_nobody_reads_is_noted_and_a_typing_error_refused(method):
+    words = {"smooth": "false", "allow_negative_weights": "false"}
+    text = recipe(method, ", ".join(f"{word}: {value}" for word, value in words.items()))
+    assert said(text) == [f"{word} has no effect under {method}" for word in words]
+    known = "select_topk" if method == "sce" else "scale"
+    for typing_error in (known[:-1], known + "s", known[1] + known[0] + known[2:]):
+        with pytest.raises(RecipeError, match=rf"r:\d+:\d+: .*'{typing_error}' .*'{known}'"):
+            parse(recipe(method, f"{typing_error}: 1"), "r")
 
 
 def test_what_only_the_place_or_the_rest_makes_idle():

@@ -118,11 +118,6 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "models[0].parameters.tie",
         "does not read 'tie' per model",
     ),
-    "not mergekit's method": (
-        two("tsv_m", "[{model: a}, {model: b}]", "base_model: c\nparameters: {int8_mask: true}"),
-        "parameters.int8_mask",
-        "tsv_m does not have the parameter 'int8_mask'",
-    ),
     "near a known word": (
         two("model_stock", more="base_model: c\nparameters: {filter_wize: true}"),
         "r:4:14: parameters.filter_wize",
