@@ -128,13 +128,12 @@ class Checkpoint:
             weights = [path.name for path in self.files if path.name not in self.extras]
             more = f" with {len(weights) - 1} more" if len(weights) > 1 else ""
             said.append(f"{', '.join(self.rivals)} not read: {weights[0]}{more} is")
-        if self.special:
-            of = (
-                "are no plain files and count"
-                if len(self.special) > 1
-                else "is no plain file and counts"
-            )
-            said.append(f"{', '.join(self.special)} {of} as missing")
+        # A link of the cache to a missing file is named by `about`.
+        lacking = () if self.snapshot is None else self.snapshot.lacking
+        if special := [name for name in self.special if name not in lacking]:
+            several = len(special) > 1
+            of = "are no plain files and count" if several else "is no plain file and counts"
+            said.append(f"{', '.join(special)} {of} as missing")
         return said
 
     def check_unchanged(self) -> None:
