@@ -303,6 +303,21 @@ def heads_of(kind: str) -> list[str]:
     return heads.get(kind, heads.get(task[0], [])) if task else []
 
 
+def tied_head(kind: str) -> str:
+    """Returns the name in memory of a class's tied head, if it is not lm_head.
+
+    Args:
+      kind: The class, as config.json names it.
+
+    Returns:
+      The name of its weight; "" for other classes.
+
+    >>> tied_head("BertForMaskedLM")
+    'cls.predictions.decoder.weight'
+    """
+    return _table()["tied"].get(kind, "")
+
+
 def _rules(key: str) -> list[Any]:
     """The rules of a model type or class; a string stands for those of another one."""
     rules = _table()["rules"][key]
