@@ -304,17 +304,7 @@ def heads_of(kind: str) -> list[str]:
 
 
 def tied_head(kind: str) -> str:
-    """Returns the name in memory of a class's tied head, if it is not lm_head.
-
-    Args:
-      kind: The class, as config.json names it.
-
-    Returns:
-      The name of its weight; "" for other classes.
-
-    >>> tied_head("BertForMaskedLM")
-    'cls.predictions.decoder.weight'
-    """
+    """Returns the name in memory of a class's tied head; "" if it is lm_head, or unknown."""
     return _table()["tied"].get(kind, "")
 
 
