@@ -26,6 +26,7 @@ from transformers import conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto import configuration_auto, modeling_auto
 
+from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.sources.renamings import Names
 
 TABLE = Path(__file__).parents[2] / "sail_jax/checkpoint/sources/renamings.json"
@@ -67,7 +68,24 @@ def written() -> dict[str, Any]:
         "classes": dict(sorted(classes.items())),
         "prefixes": {key: x.most_common(1)[0][0] for key, x in sorted(prefixes.items())},
         "heads": _common(heads),
+        "tied": tied_heads(),
     }
+
+
+def tied_heads() -> dict[str, str]:
+    """The names in memory of tied heads, by class, other than lm_head."""
+    found = {}
+    for name in sorted(_classes()):
+        try:
+            tied = getattr(transformers, name)._tied_weights_keys
+        # A class that needs a package that is not there.
+        except (ImportError, AttributeError):
+            continue
+        tied = tied if isinstance(tied, Mapping) else ()
+        heads = [key for key in tied if role(key) == "head" and key.endswith(".weight")]
+        if heads and heads[0] != "lm_head.weight":
+            found[name] = heads[0]
+    return found
 
 
 def _common(heads: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[str]]:
@@ -178,7 +196,7 @@ def saved(name: str, folder: Path) -> Outcome:
 CASES = [
     *(
         Case(f"table, {part}", "against the installed transformers", partial(compared, part))
-        for part in ("rules", "classes", "prefixes", "heads")
+        for part in ("rules", "classes", "prefixes", "heads", "tied")
     ),
     *(Case(name, "names that transformers saves", partial(saved, name)) for name in CLASSES),
 ]

@@ -15,7 +15,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, Piece, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated, Whole
-from sail_jax.checkpoint.sources.renamings import Names, file_name, heads_of, rules_of
+from sail_jax.checkpoint.sources.renamings import Names, file_name, heads_of, rules_of, tied_head
 from sail_jax.checks import nearest
 from sail_jax.configurations import Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
@@ -537,10 +537,14 @@ def head_of(
         return ""
     if heads := [*filter(_is_head, stated), *stored]:
         return heads[0]
+    kind = class_of(model)
+    known = tied_head(kind)
     # A classifier lacks a head of tokens, even if its configuration ties one.
-    if not class_of(model).endswith(_HEADED) and task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
+    headed = known or kind.endswith(_HEADED) or task_type in ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+    if not headed:
         return ""
-    return file_name("lm_head.weight", rules_of(class_of(model), str(look_up(model, "model_type"))))
+    rules = rules_of(kind, str(look_up(model, "model_type")))
+    return file_name(known or "lm_head.weight", rules)
 
 
 def _is_head(name: str) -> bool:

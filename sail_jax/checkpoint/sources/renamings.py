@@ -303,6 +303,11 @@ def heads_of(kind: str) -> list[str]:
     return heads.get(kind, heads.get(task[0], [])) if task else []
 
 
+def tied_head(kind: str) -> str:
+    """Returns the name in memory of a class's tied head; "" if it is lm_head, or unknown."""
+    return _table()["tied"].get(kind, "")
+
+
 def _rules(key: str) -> list[Any]:
     """The rules of a model type or class; a string stands for those of another one."""
     rules = _table()["rules"][key]

@@ -553,6 +553,11 @@ def test_an_untied_head_keeps_its_bias():
     decoder = {f"{PREFIX}cls.predictions.decoder.weight": np.full((3, 2), 2, np.float32)}
     got = masked_bert(decoder, modules_to_save=["decoder"])
     np.testing.assert_array_equal(got["cls.predictions.decoder.bias"], np.zeros(3))
+    name = "bert.embeddings.word_embeddings.weight"
+    embedding = {PREFIX + name: np.full((3, 2), 2, np.float32)}
+    got = masked_bert(embedding, modules_to_save=["word_embeddings"])
+    np.testing.assert_array_equal(got[name], np.full((3, 2), 2))
+    np.testing.assert_array_equal(got["cls.predictions.decoder.weight"], np.ones((3, 2)))
     biases = {f"{PREFIX}cls.predictions.{x}bias": np.ones(3, np.float32) for x in ("", "decoder.")}
     got = masked_bert(biases, bias="all")
     np.testing.assert_array_equal(got["cls.predictions.bias"], np.ones(3))
