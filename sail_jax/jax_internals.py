@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 import numpy as np
 
 if TYPE_CHECKING:
-    pass
+    from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+    from jax.extend.core import Jaxpr as Jaxpr
+    from jax.extend.core import JaxprEqn as JaxprEqn
+    from jax.extend.core import Literal as Literal
+    from jax.extend.core import Var as Var
 
 Shape: TypeAlias = tuple[int, ...]
 
