@@ -7,9 +7,16 @@ of JAX. Each property of an `Operation` is one fact about a primitive, for JAX 0
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+    from jax.extend.core import Jaxpr as Jaxpr
+    from jax.extend.core import JaxprEqn as JaxprEqn
+    from jax.extend.core import Literal as Literal
+    from jax.extend.core import Var as Var
 
 Shape: TypeAlias = tuple[int, ...]
 
