@@ -138,13 +138,17 @@ def test_regmean_transplants_and_adapters_call_lapack_for_one_matrix():
 
 BESIDE = """
 import os, threading, jax, jax.numpy as jnp, numpy as np
-from sail_jax import linalg
+from sail_jax import linalg, methods
 A = np.random.default_rng(0).normal(size=(4, 64, 48, 48)).astype(np.float32)
 S = A @ A.mT + 48 * np.eye(48, dtype=np.float32)
 roots = jax.jit(lambda S: [linalg.cholesky(x + jnp.roll(x, 1, 0) * 1e-3).sum() for x in S])
+base = {name: np.zeros(shape, np.float32) for name, shape in (("a", (64, 48)), ("b", (48, 32)))}
+models = [{name: k + A[0, 0, 0, 0] + x for name, x in base.items()} for k in range(4)]
+merge = jax.jit(methods.tsv_m())
 def run():
     for _ in range(20):
         [float(x) for x in roots(S)]
+        jax.block_until_ready(merge(models, base))
 threads = [threading.Thread(target=run) for _ in range({threads})]
 [t.start() for t in threads]
 [t.join() for t in threads]
@@ -153,7 +157,7 @@ threads = [threading.Thread(target=run) for _ in range({threads})]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 4])
-def test_programs_in_several_threads_end(threads):
+def test_programs_and_merges_in_several_threads_end(threads):
     """With JAX's own functions they stand still: docs/decisions/lapack.md."""
     environment = {
         "JAX_PLATFORMS": "cpu",
