@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 import numpy as np
 
 if TYPE_CHECKING:
-    from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+    from jax.extend import core
     from jax.extend.core import Jaxpr as Jaxpr
     from jax.extend.core import JaxprEqn as JaxprEqn
     from jax.extend.core import Literal as Literal
     from jax.extend.core import Var as Var
+
+    ClosedJaxpr = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 
 Shape: TypeAlias = tuple[int, ...]
 

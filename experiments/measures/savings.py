@@ -59,7 +59,7 @@ def savings(
     level = np.maximum(best, best[scratch])
     steps, by_scratch = np.zeros_like(level), np.zeros_like(level)
     for way, seed in np.ndindex(level.shape):
-        below = partial(first_below, level=level[way, seed], every=every)
+        below = partial(first_below, level=float(level[way, seed]), every=every)
         steps[way, seed], by_scratch[way, seed] = below(loss[way, seed]), below(loss[scratch, seed])
     ahead = np.broadcast_to(np.asarray(ahead, float), len(loss))[:, None]
     return Savings(level, best <= best[scratch], steps + ahead, by_scratch)

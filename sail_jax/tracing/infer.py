@@ -67,7 +67,7 @@ from sail_jax.tracing.terms import (
     reason,
     resolve,
 )
-from sail_jax.tracing.values import Value, is_floating, joined, settled
+from sail_jax.tracing.values import Value, is_floating, joined, settled, shape
 from sail_jax.trees import leaf_paths
 
 
@@ -156,7 +156,7 @@ def spec_of(
         for k, (path, x) in enumerate(zip(paths, jax.tree.leaves(params), strict=True))
         for name in ([f"{path}/{n}" for n in range(x.shape[apart[k]])] if k in apart else [path])
     ]
-    shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
+    shapes = [shape(v) for v in traced.jaxpr.invars[: len(paths)]]
     floating = [is_floating(v) for v in traced.jaxpr.invars[: len(paths)]]
     variables = [
         tuple(Variable(n) if real else Fixed(n) for n in size)
@@ -206,7 +206,7 @@ def _unread(variable: Variable) -> str:
 
 def _kept_apart(storing: ClosedJaxpr) -> dict[int, int]:
     """The parameters with separately stored slices, and the axis of the slices."""
-    sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
+    sizes = [shape(v) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
     _stored(Interpreter(), storing, labels)
     apart: dict[int, int] = {}
@@ -248,7 +248,7 @@ def _run(interpreter: Interpreter, traced: ClosedJaxpr, labels: list[tuple[Label
     """Runs the forward pass on labels; the axes of inputs and outputs are fixed."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
-    values += [Value(tuple(Fixed(n) for n in v.aval.shape)) for v in rest]
+    values += [Value(tuple(map(Fixed, shape(v)))) for v in rest]
     for value in interpreter.run(traced, values):
         value = settled(interpreter, value)
         interpreter.algebra.where = "the network's output"

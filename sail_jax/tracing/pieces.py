@@ -30,7 +30,7 @@ from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, Operation, operati
 from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
 from sail_jax.tracing.interpreter import source
 from sail_jax.tracing.shapes import runs
-from sail_jax.tracing.values import is_floating, opened
+from sail_jax.tracing.values import dtype_of, is_floating, opened
 from sail_jax.tracing.values import shape as shape_of
 
 Shape: TypeAlias = tuple[int, ...]
@@ -138,9 +138,9 @@ def in_pieces(
 
     avals: list[Any] = []
     for k, v in enumerate(traced.jaxpr.invars):
-        size, axis = tuple(v.aval.shape), apart.get(k)
+        size, axis = shape_of(v), apart.get(k)
         rest = size if axis is None else size[:axis] + size[axis + 1 :]
-        one = jax.ShapeDtypeStruct(rest, v.aval.dtype)
+        one = jax.ShapeDtypeStruct(rest, dtype_of(v))
         avals.append(one if axis is None else [one] * size[axis])
     return jax.make_jaxpr(evaluated)(avals)
 

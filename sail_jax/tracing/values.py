@@ -149,9 +149,14 @@ def shape(variable: Any) -> tuple[int, ...]:
     return tuple(variable.aval.shape)
 
 
+def dtype_of(variable: Any) -> np.dtype:
+    """Looks up the dtype of a variable of a jaxpr."""
+    return variable.aval.dtype
+
+
 def is_floating(variable: Any) -> bool:
     """Checks whether a variable of a jaxpr holds real or complex numbers."""
-    return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
+    return jax.numpy.issubdtype(dtype_of(variable), jax.numpy.inexact)
 
 
 def constant(array: ArrayLike) -> Value:

@@ -186,7 +186,9 @@ def diagonal_risk(
         return jnp.zeros(())
     columns = (kinds[0], kinds[1] / size, kinds[2] / size, scales / size)
     given = (v[:, None] for v in columns)
-    return jnp.asarray(size**2 * _solved(*given, load=float(load), noise=(sigma / size) ** 2))
+    return jnp.asarray(
+        size**2 * _solved(*given, load=float(load), noise=float((sigma / size) ** 2))
+    )
 
 
 def _solved(

@@ -142,7 +142,7 @@ HALVED = {"add", "sub", "concatenate", "reduce_sum", *VIEWS}
 
 
 def _broadcast(m: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(np.expand_dims(m, [*{*range(len(shape))} - {*axes}]), shape)
+    return np.broadcast_to(np.expand_dims(m, tuple({*range(len(shape))} - {*axes})), shape)
 
 
 def _is_complex(kind: Any) -> bool:
@@ -310,7 +310,7 @@ class _Code:
         sizes = tuple(shape[k] for k in moving)
         places = [f"j{moving.index(k)}" if k in moving else "" for k in range(len(shape))]
         out = self.array(sizes)
-        still = [k for k in range(len(shape)) if k not in moving]
+        still = tuple(k for k in range(len(shape)) if k not in moving)
         found = out._replace(memory=np.expand_dims(out.memory, still)).to(shape)
         # Results of the loop that is still open need not be stored and read again.
         loop = self.lines[-1] if self.lines and isinstance(self.lines[-1], _Loop) else None
@@ -380,7 +380,7 @@ class _Code:
             return [self.reduced(name, views[0], of.removed_axes)]
         if name == "iota":
             places = np.arange(shape[of.axis])
-            rest = [k for k in range(len(shape)) if k != of.axis]
+            rest = tuple(k for k in range(len(shape)) if k != of.axis)
             return [self.constant(np.expand_dims(places, rest), shape)]
         if name in ("scan", "dot_general", "concatenate"):
             return getattr(self, name)(of, views, [v.aval.shape for v in eqn.outvars])
@@ -434,8 +434,8 @@ class _Code:
         # Both sides get the axes: batch, free ones of the left, free ones of the right, summed.
         start, middle = len(one), len(one) + len(free[0])
         end = middle + len(free[1])
-        a = np.expand_dims(a.transpose(*one, *free[0], *left), [*range(middle, end)])
-        b = np.expand_dims(b.transpose(*two, *free[1], *right), [*range(start, middle)])
+        a = np.expand_dims(a.transpose(*one, *free[0], *left), tuple(range(middle, end)))
+        b = np.expand_dims(b.transpose(*two, *free[1], *right), tuple(range(start, middle)))
         wide = [v._replace(memory=m) for v, m in zip(views, (a, b), strict=True)]
         products = self.fill(np.broadcast_shapes(a.shape, b.shape), wide, "{0} * {1}")
         return [self.reduced("reduce_sum", products, tuple(range(end, end + len(left))))]

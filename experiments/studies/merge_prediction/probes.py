@@ -262,7 +262,7 @@ def _linearity(family: Family, models: Models, mean: PyTree, few: Batches) -> di
     )
     ensemble = logits[:k].mean(0)
     together = np.mean([_loss_of(x, b.labels) for x, b in zip(ensemble, few, strict=True)])
-    own, members = np.diagonal(losses).mean(), losses[:k].mean(1)
+    own, members = np.diagonal(losses).mean(), jnp.asarray(losses[:k].mean(1))
     w, apart = np.full(k, 1 / k), np.linalg.norm(ensemble - logits[k], axis=-1).mean()
     return {
         "ctl_cosine": 1 - cosine[inside, 0].mean(),
