@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sail_jax.checks import escaped
+from sail_jax.checks import argument, escaped
 
 try:
     import fcntl
@@ -72,7 +72,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        again = "free some space and run again"
+        again = f"free some space and run again with {argument('resume', 'True')}"
         advice = {
             errno.ENOSPC: again,
             errno.EDQUOT: again,
