@@ -214,7 +214,7 @@ def spectral_norm(A: Array) -> Array:
     Returns:
       The norms, `[...]`.
     """
-    return jnp.linalg.norm(A, 2)
+    return jnp.linalg.norm(A, 2, axis=(-2, -1))
 
 
 def orthogonal(key: Array, n: int) -> Array:
