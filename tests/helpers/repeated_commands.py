@@ -35,6 +35,8 @@ COMMANDS = {
     "average": ["average", "a", "b", "c"],
     "average-ema": ["average", "a", "b", "c", "--shape=ema", "--decay=0.5"],
     "extract": ["lora", "extract", "base", "a", "--rank=4"],
+    "apply": ["lora", "apply", "base", "adapter"],
+    "merge adapters": ["lora", "merge", "adapter", "adapter"],
     "grow": ["grow", "a", "--width=2x", "--no-certify"],
     "grow-depth": ["grow", "a", "--depth=2x", "--no-certify"],
     "transplant": ["transplant", "base", "donor"],
@@ -81,9 +83,13 @@ def prepare(folder: Path) -> dict[str, list[str]]:
     """Saves the inputs, and returns all commands: those above and a merge for each method."""
     import merge_cases
 
+    from sail_jax.cli.main import main as run
+
     for seed, name in enumerate(("base", "a", "b", "c")):
         save(folder / name, seed, 0)
     save(folder / "donor", 9, NEW)
+    extract = ["lora", "extract", folder / "base", folder / "a", folder / "adapter", "--rank=2"]
+    assert run([*map(str, extract), "--quiet"]) == 0
     merges = {}
     for name in merge_cases.NAMES:
         least, most = merge_cases.make(name).models
