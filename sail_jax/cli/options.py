@@ -129,7 +129,6 @@ def on_inputs(
         add_arguments(parser)
         args = parser.read(argv)
         try:
-            _admit(getattr(args, "max_memory", None))
             run(args)
         # Many of them are ValueErrors, too.
         except StoreError:
@@ -139,18 +138,6 @@ def on_inputs(
         return 0
 
     return main
-
-
-def _admit(max_memory: int | None) -> None:
-    """Refuses a limit below the program itself, before modules are imported that exceed it."""
-    if max_memory is None:
-        return
-    from sail_jax.checkpoint.executor import CONSTANT, mib
-
-    if max_memory < CONSTANT:
-        raise ValueError(
-            f"--max-memory: the program alone needs {mib(CONSTANT)}, got {max_memory >> 20} MiB"
-        )
 
 
 def reader(
