@@ -41,11 +41,14 @@ COMMANDS = {
     "grow-depth": ["grow", "a", "--depth=2x", "--no-certify"],
     "transplant": ["transplant", "base", "donor"],
     "upcycle": ["upcycle", "a", "--experts=2"],
+    "convert": ["convert", "tree", "--to=hugging-face"],
 }
 """Commands that compute in threads, without their output."""
-SPECTRAL = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm")
+SPECTRAL = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm", "regmean")
 OFTEN = {*COMMANDS, *(f"merge {name}" for name in SPECTRAL)}
 """Commands that decompose matrices, or compute tensors as they are read."""
+IN_PYTHON = ("merge fisher", "merge regmean", "search")
+"""What the command line does not have, or not with `--threads`."""
 
 
 def save(folder: Path, seed: int, first: int) -> None:
@@ -79,6 +82,37 @@ def save(folder: Path, seed: int, first: int) -> None:
     )
 
 
+def in_python(name: str, out: Path, threads: int) -> None:
+    """Merges with statistics of data, or searches and writes the best merge."""
+    from sail_jax import methods
+    from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints
+    from sail_jax.checkpoint.operations.searching import by_function, search_checkpoints
+
+    run, weights = RunOptions(threads=threads, force=True), None
+    if name == "search":
+
+        def scores(path: str) -> list[float]:
+            table = np.float32(load_checkpoint(path)["model.embed_tokens.weight"])
+            return [float(row.sum()) for row in table[:8]]
+
+        found = search_checkpoints(
+            [*"abc"], "base", scorer=by_function(scores), budget=8, candidates=["ties", "tsv_m"],
+            folder=".", run=run,
+        )  # fmt: skip
+        method, weights = found.arm.merge(found.options)
+    else:
+        models = [load_checkpoint(model) for model in "ab"]
+        if name == "merge fisher":
+            squares = [{k: np.float32(x) ** 2 for k, x in model.items()} for model in models]
+            method = methods.fisher(fishers=squares)
+        else:
+            matrices = [{k: np.float32(x) for k, x in m.items() if x.ndim == 2} for m in models]
+            grams = [{k: x.T @ x for k, x in m.items()} for m in matrices]
+            method = methods.regmean(grams=grams, input_axes="last")
+    models = "abc" if name == "search" else "ab"
+    merge_checkpoints([*models], out, base="base", method=method, weights=weights, run=run)
+
+
 def prepare(folder: Path) -> dict[str, list[str]]:
     """Saves the inputs, and returns all commands: those above and a merge for each method."""
     import merge_cases
@@ -90,6 +124,8 @@ def prepare(folder: Path) -> dict[str, list[str]]:
     save(folder / "donor", 9, NEW)
     extract = ["lora", "extract", folder / "base", folder / "a", folder / "adapter", "--rank=2"]
     assert run([*map(str, extract), "--quiet"]) == 0
+    tree = ["convert", folder / "base", folder / "tree", "--to=maxtext"]
+    assert run([*map(str, tree), "--quiet"]) == 0
     merges = {}
     for name in merge_cases.NAMES:
         least, most = merge_cases.make(name).models
@@ -99,7 +135,7 @@ def prepare(folder: Path) -> dict[str, list[str]]:
         recipe |= {"base_model": "base", "parameters": {"weight": 0.5, **needs}}
         (folder / f"{name}.json").write_text(json.dumps(recipe))
         merges[f"merge {name}"] = ["merge", f"{name}.json"]
-    return COMMANDS | merges
+    return COMMANDS | merges | {name: [] for name in IN_PYTHON}
 
 
 def digest(folder: Path) -> str:
@@ -119,8 +155,11 @@ def main(folder: str, cores: str, threads: str, times: str, *names: str) -> None
         seen = set()
         for _ in range(int(times)):
             faulthandler.dump_traceback_later(LIMIT, exit=True)
-            command = [*commands[name], str(out), "--quiet", "--threads", threads, "--force"]
-            assert run(command) == 0, command
+            if name in IN_PYTHON:
+                in_python(name, out, int(threads))
+            else:
+                command = [*commands[name], str(out), "--quiet", "--threads", threads, "--force"]
+                assert run(command) == 0, command
             faulthandler.cancel_dump_traceback_later()
             seen.add(digest(out))
         shutil.rmtree(out)
