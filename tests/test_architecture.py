@@ -147,9 +147,11 @@ PRIVATE = re.compile(r"\bjax\.(_src|extend|interpreters)\b|from jax import .*\b(
 
 def reads_internals(source: str) -> list[str]:
     """Lines that name JAX's internals, or read the parameters of an equation."""
-    lines, tree = source.splitlines(), ast.parse(source)
+    lines = source.splitlines()
     found = [line for line in lines if PRIVATE.search(line)]
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    if ".params" not in source:  # most modules: nothing to parse
+        return found
+    named = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     if INTERNALS in set(imported(source, {INTERNALS})) or "eqns" in {node.attr for node in named}:
         found += [lines[node.lineno - 1] for node in named if node.attr == "params"]
     return found

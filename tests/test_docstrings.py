@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sail_jax", "theory", "experiments")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -160,6 +162,7 @@ def parsed(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text())
 
 
+@pytest.mark.slow  # it parses all modules
 def test_public_names_are_described():
     wrong = [
         f"{module}: {line}"

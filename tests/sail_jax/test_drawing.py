@@ -84,6 +84,7 @@ def _themed():
     return fig
 
 
+@pytest.mark.slow
 def test_a_drawing_for_pages_follows_the_theme_but_for_what_lies_on_a_map():
     drawn = style.svg(_themed()).decode()
     assert drawn == style.svg(_themed()).decode()

@@ -10,6 +10,7 @@ import jax.scipy.linalg
 import merge_cases
 import numpy as np
 import pytest
+from cells import chosen
 
 from sail_jax import linalg, lora, methods
 from sail_jax.transplant import combined
@@ -52,7 +53,7 @@ def total(function, options):
     return loss
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", chosen([*CASES], "solve_triangular"))
 def test_values_and_derivatives_are_those_of_jax(name):
     arrays, options = CASES[name], OPTIONS.get(name, {})
     ours, theirs = getattr(linalg, name), of_jax(name)
@@ -84,6 +85,7 @@ def test_no_batch_reaches_lapack(name):
     assert batches(jax.jit(total(of_jax(name), options)).lower(*arrays))
 
 
+@pytest.mark.slow
 def test_right_hand_sides_and_norms():
     B = A.mT[0, 0]
     np.testing.assert_array_equal(
@@ -111,6 +113,7 @@ def test_a_batch_may_vary_along_a_mesh():
 SPECTRAL = {"tsv_m": {}, "iso_c": {}, "iso_cts": {}, "wudi": {"solution": "exact"}, "opcm": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not linalg.SPLITS, reason="this JAX splits no batch of matrices")
 @pytest.mark.parametrize("name", SPECTRAL)
 def test_merges_call_lapack_for_one_matrix(name):
@@ -123,6 +126,7 @@ def test_merges_call_lapack_for_one_matrix(name):
         assert batches(jax.jit(f).lower(given, base)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not linalg.SPLITS, reason="this JAX splits no batch of matrices")
 def test_regmean_transplants_and_adapters_call_lapack_for_one_matrix():
     rows, anchors = np.ones((9, 6), np.float32), np.ones((7, 6), np.float32)

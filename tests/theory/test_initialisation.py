@@ -212,6 +212,7 @@ def samples(seed, means, draws, n):
     return np.take_along_axis(x, order, 1), 1 - 2.0 * np.take_along_axis(side, order, 1)
 
 
+@pytest.mark.slow
 def test_risks_of_thresholds():
     means = np.array([0.5, -0.7])
     x, y = samples(0, means, 1, 20_000)

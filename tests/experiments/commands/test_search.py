@@ -30,6 +30,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["a", "b", "--data", "x.npz", "--score", SCORE, "--methods", "weights", "--budget", "9"]
 
 
+@pytest.mark.slow
 def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
     assert cli.main(["search", *models, "--out", "whole"]) == 0
     said = capsys.readouterr().out

@@ -275,6 +275,7 @@ def test_a_process_that_dies_at_once_leaves_a_folder_that_can_be_used(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_saving_leaves_a_run_that_resumes(tmp_path, monkeypatch):
     fresh = _complete(tmp_path / "whole")
     for target in ("draws 2%2F3.npz", "draws 2%2F3.npz.json", "result.nc", "config.json"):
@@ -300,6 +301,7 @@ def test_a_process_that_dies_while_saving_leaves_a_run_that_resumes(tmp_path, mo
         assert not list(path.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_bit_identical(tmp_path):
     fresh = _complete(tmp_path / "whole")
     computed = []
@@ -414,6 +416,7 @@ def test_a_huge_record_is_not_read(finished):
         store.reopen(finished)
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_stage_is_checked(tmp_path):
     with store.Run.open(tmp_path, "fake", Config()) as run:
         run.stage("all", lambda: ARRAYS)

@@ -191,6 +191,7 @@ def drawn(module, *inputs):
     return jax.tree.map_with_path(draw, like)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", *slow("gpt", "olmo"), *soak(*SLOW)])
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])
@@ -224,6 +225,7 @@ def test_features_of_every_block_are_shown(name):
     assert not any("Dropout" in layer for layer in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GPT, *slow(Llama)])
 def test_dropout_is_of_training_alone(kind):
     made = kind(**SMALL | {"layers": 1, "heads": 2, "dropout": 0.5})
@@ -367,6 +369,7 @@ SIT = SiT(side=4, channels=3, classes=5, patch=2, **{k: SMALL[k] for k in SIZES}
 LATENTS = (IMAGES[:, :4, :4], np.float32([0.2, 0.7]), np.int32([1, 5]))
 
 
+@pytest.mark.slow
 def test_stems_divide_the_image():
     network = networks.flax_network(RESNET.apply)
     v = drawn(RESNET, IMAGES)
@@ -386,6 +389,7 @@ def test_stems_divide_the_image():
         architectures.flax_resnet({"widths": [4, 6], "blocks": [1]})
 
 
+@pytest.mark.slow
 def test_running_statistics_are_updated_in_training():
     v = drawn(RESNET, IMAGES)
     train = jax.jit(lambda v: RESNET.apply(v, IMAGES, True, mutable=["batch_stats"]))
@@ -574,6 +578,7 @@ def saved(folder, c, tensors):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -82,6 +82,7 @@ def runs(made, monkeypatch, tmp_path):
     return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
+@pytest.mark.slow
 def test_every_finished_run_is_on_the_page(runs, capsys):
     assert cli.main(["report", str(runs)]) == 0
     out, err = capsys.readouterr()
@@ -167,6 +168,7 @@ def test_damage_is_named_and_the_others_are_shown(runs, capsys):
     assert "result.nc is damaged" in text
 
 
+@pytest.mark.slow
 def test_a_result_of_another_version_is_named(runs, capsys, monkeypatch):
     monkeypatch.setattr(Fake, "summary", lambda _, dataset: str(dataset["loss"]))
     assert cli.main(["report", str(runs)]) == 2

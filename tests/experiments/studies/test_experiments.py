@@ -102,6 +102,7 @@ def _same_bit_for_bit(found, expected):
 
 
 # What is stored, and how, is of the lab and not of a study.
+@pytest.mark.slow
 @of_one("ridge_transfer")
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
     """All that a study knows lies in its stages."""
@@ -155,6 +156,7 @@ def test_findings_are_computed_from_the_dataset(ran):
         assert not re.search(r"\b(inf|None)\b", " ".join(finding[:5]))
 
 
+@pytest.mark.slow
 @of_one("ridge_transfer", registry.studies())
 def test_figures_only_draw_are_labelled_and_can_be_read(ran, monkeypatch):
     import matplotlib as mpl

@@ -103,6 +103,7 @@ def _ties(base, experts, density, scale):
     return _map(merge, base, *kept)
 
 
+@pytest.mark.slow
 def test_every_model_is_graded_as_numpy_does(ran):
     dataset, stages = ran
     pool = TINY.data.pool(TINY.seed)

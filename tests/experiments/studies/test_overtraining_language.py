@@ -212,6 +212,7 @@ def test_two_devices_find_what_one_finds():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_members_of_an_optimizer_are_checked():
     with pytest.raises(ValueError, match=r"members\S* must be at least 0; got -1"):
         Optimizer(Schedule(0.1, 9), members=(1.0, -1.0))

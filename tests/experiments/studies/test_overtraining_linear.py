@@ -150,6 +150,7 @@ def _map_lines(dataset):
     return [dashed.get_xdata(), solid.get_xdata()]
 
 
+@pytest.mark.slow
 def test_the_networks_map_has_the_best_time_of_the_networks():
     """Theory's is dashed on both maps; what was measured is moved, and its line alone follows."""
     dataset = tiny_run("overtraining_linear").dataset

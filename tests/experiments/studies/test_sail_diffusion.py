@@ -495,6 +495,7 @@ def test_the_summary_counts_verdicts_after_correction():
     assert f"{judged.count('undecided')} undecided" in sd.summary(made)
 
 
+@pytest.mark.slow
 def test_features_by_path_need_no_encoder():
     """The projector has their size, and eq. (16) the data's features."""
     sit = presets.build(presets.config("sit-tiny"))

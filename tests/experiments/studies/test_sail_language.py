@@ -110,6 +110,7 @@ def test_scores_are_log_likelihoods_per_token(net):
     assert float(choice_scores.answered(apply, packed)) == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_length_is_normalised():
     """Of a longer and a shorter choice of equal tokens, the sum alone would prefer the shorter."""
     rate = jnp.log(jnp.array([0.2, 0.5, 0.3]))

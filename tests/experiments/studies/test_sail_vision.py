@@ -235,6 +235,7 @@ def predicted(net, variables, images) -> jax.Array:
     return net.apply(variables, images)
 
 
+@pytest.mark.slow
 def test_features_are_what_the_classifier_reads():
     net, variables = training.resnet(SMALL), randomised(SMALL)
     images = np.random.default_rng(1).random((3, 8, 8, 1), np.float32)

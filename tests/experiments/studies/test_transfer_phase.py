@@ -39,6 +39,7 @@ def test_on_the_line_of_linear_transfer_nothing_is_gained_at_this_d(d, sigma):
     np.testing.assert_allclose(gain, 0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_strip_that_few_samples_lose_has_a_line():
     """At d = 100 and sigma = 1.2, 3 to 18 samples hurt at 90 degrees; the limit has no line."""
     load, angle = regions.zero("linear", 100, 1.2)

@@ -138,6 +138,7 @@ def test_small_weights_join_the_rank_one_flow_that_start_of_growth_begins():
     assert (second < first / 5).all(), gaps
 
 
+@pytest.mark.slow
 def test_more_than_two_small_layers_have_no_start_of_growth():
     s, weights = _sample(), networks.gaussian_weights(jax.random.key(3), D, 3, 0.1)
     with pytest.raises(ValueError, match="expected one or two layers; got 3"):
@@ -158,6 +159,7 @@ def test_networks_that_do_not_exist_are_named(call, message):
         call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [D, *slow(3, 20)])
 def test_condensed_data_have_the_losses_of_the_first_samples(n):
     x, noise = jax.random.normal(jax.random.key(0), (20, D)), jnp.arange(20.0) / 10

@@ -57,6 +57,7 @@ def expected(params, target, views):
     return total
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_symmetrised_distance_of_unit_vectors(case):
     _, loss, params, carried, views = case
     target = {k: params[k] for k in ("encoder", "projector")}

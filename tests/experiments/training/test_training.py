@@ -297,6 +297,7 @@ def test_mutable_state_is_carried_through_micro_batches(parts):
     np.testing.assert_allclose(state.mutable["mean"], mean, atol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_the_step_is_compiled_once_and_the_key_differs_by_step():
     traced = []
 
@@ -406,6 +407,7 @@ def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     same(learn(tmp_path), whole)  # once more: nothing is left to do
 
 
+@pytest.mark.slow
 def test_a_later_state_begins_a_folder_of_its_own(tmp_path, whole):
     later = learn(steps=4).state
     with pytest.raises(DiedError):
@@ -471,6 +473,7 @@ def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
     same(learn(tmp_path, save_every=100), whole)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_broken_off_and_the_state_before_it_stored(tmp_path):
     def evaluate(state):
         if int(state.step) == 6 and not asked:
@@ -524,6 +527,7 @@ def test_damage_is_refused_in_one_sentence(tmp_path, how, file):
         Checkpoints(tmp_path, TRAINING).restore(state)
 
 
+@pytest.mark.slow
 def test_only_the_latest_are_kept_and_leftovers_go(tmp_path):
     state = init(TRAINING, parameters(), jax.random.key(0))
     (tmp_path / ".7.part").mkdir()
@@ -536,6 +540,7 @@ def test_only_the_latest_are_kept_and_leftovers_go(tmp_path):
     chex.assert_trees_all_equal(plain(found), plain(state._replace(step=jnp.int32(3))))
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_the_state_of_then(tmp_path):
     """The next step's buffers are those of the state being written."""
     bump = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)

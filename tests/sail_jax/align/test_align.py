@@ -253,6 +253,7 @@ def test_recovers_a_hidden_permutation(name):
         assert certificate(net.apply, moved, found, net.inputs).preserved
 
 
+@pytest.mark.slow
 def test_descent_alone_is_stuck_where_the_first_visit_is_not():
     """The example of `sail_jax.align.matching`: 42 + 0 + 34 from w0, w1 and w2."""
     params = {"w0": [[-3, 1], [-1, 1], [-2, -3]], "w1": [[1, -3], [-3, 1]], "w2": [[1, 2], [0, -2]]}
@@ -664,6 +665,7 @@ def test_activations_recover_a_hidden_permutation(how):
     chex.assert_trees_all_equal(at_once, maps)
 
 
+@pytest.mark.slow
 def test_activations_beyond_permutations():
     random = np.random.default_rng(1)
     x = random.normal(size=(200, 16)).astype(np.float32) @ random.normal(size=(16, 16))
@@ -795,6 +797,7 @@ def test_repair_undoes_the_collapse_of_variances():
         align.repair(merged, *args, weights=[1, 1])
 
 
+@pytest.mark.slow
 def test_running_statistics_are_reset():
     net = NETS["conv"]
 

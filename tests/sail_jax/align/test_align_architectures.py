@@ -153,6 +153,7 @@ def test_rotary_units_are_told_apart():
             align.weight_matching(m.params, m.params, m.spec, spaces=["qk.0"], family=family)
 
 
+@pytest.mark.slow
 def test_scales_of_queries_and_keys():
     """Any invertible map of a head's queries, undone in its keys: the logits stay."""
     m = model("gpt2")
@@ -201,6 +202,7 @@ def test_scales_fold_into_fused_readers():
     assert not [use for use in free.uses("resid") if use.role == "gain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_a_head_in_the_space_of_the_stream_is_recurrent(name):
     m = model(name)
@@ -211,6 +213,7 @@ def test_a_head_in_the_space_of_the_stream_is_recurrent(name):
     assert list(maps) == kept
 
 
+@pytest.mark.slow
 def test_weights_name_fused_leaves_whole_or_by_block():
     m = model("gpt2")
     path = next(p for p in m.params if p.endswith("0.attn.c_attn.weight"))

@@ -63,6 +63,7 @@ def networks(dtype=np.float32):
     return a, b, spec(a, axes, spaces={"{t,y}": "outer", "x": "layernorm", "h": "relu"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, *slow(None)])
 @pytest.mark.parametrize("family", [Family.PERMUTATION, *slow({"h": Family.POSITIVE_MONOMIAL})])
 def test_pieces_add_up(monkeypatch, keep, family):

@@ -20,6 +20,7 @@ def problem():
     return rng.uniform(size=(4, 6)), rng.dirichlet(np.full(4, 3.0)), rng.dirichlet(np.full(6, 3.0))
 
 
+@pytest.mark.slow
 def test_sinkhorn_has_its_marginals_and_is_the_fixed_point(problem):
     cost, a, b = problem
     got = align.sinkhorn(cost, a, b, entropy=0.1)

@@ -105,6 +105,7 @@ def test_ends_cannot(name):
         assert exactness(m.spec, {space.name: rolled(space.size)}).lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["flax mlp", *slow("llama"), *soak(*(n for n in NAMES if n not in ("flax mlp", "llama")))],
@@ -153,6 +154,7 @@ def orthogonal(n):
     return np.linalg.qr(np.random.default_rng(4).normal(size=(n, n)))[0].astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [soak_unless(n == "llama", n) for n in RMS])
 def test_rotation_of_the_stream_after_folding(name):
     m = model(name)
@@ -380,6 +382,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(BY_HAND, "RobertaForSequenceClassification"))
 def test_heads_by_their_definition(name):
     m = model(name)

@@ -412,6 +412,7 @@ def test_identity_and_round_trip(name):
         close(change_basis(new, net.spec.resized(maps), back), net.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(NETS, "grouped", "stacked"))
 def test_index_form_is_its_dense_form(name):
     net = NETS[name]
@@ -618,6 +619,7 @@ def test_dtype_is_kept_and_sums_are_float32(dtype, maker):
     )
 
 
+@pytest.mark.slow
 def test_low_precision_certificates():
     net = NETS["relu"]
     low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), net.params)

@@ -255,6 +255,7 @@ def test_gradients_flow_through_scales_and_entries():
     chex.assert_trees_all_close(g.read.scale, np.asarray(of_dense.read).T[at], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_makers_work_under_jit():
     def grow(key, order, Q, scale, signs, D):
         maps = (

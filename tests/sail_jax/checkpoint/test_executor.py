@@ -57,6 +57,7 @@ def models_of(merge):
     return min(3, most or 3) if least <= 3 else least
 
 
+@pytest.mark.slow
 @merge_cases.each_method(
     quick=("linear", "karcher"),
     slow=(*merge_cases.KINDS, "breadcrumbs", "model_stock", "pcb", "opcm"),
@@ -337,6 +338,7 @@ def test_which_methods_do_not_look_at_their_inputs():
     assert sorted(found) == sorted(SHOWING)
 
 
+@pytest.mark.slow
 @merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow(np.float16, np.float32)])
 def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
@@ -385,6 +387,7 @@ def test_outcomes_that_overflow_are_refused():
         streamed(indefinite, [base], None)
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_written_again_but_counts():
     """A tree-scope threshold belongs to all tensors, also to those an earlier run has written."""
     models, base = problem(SHAPES)

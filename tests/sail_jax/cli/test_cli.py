@@ -702,6 +702,7 @@ def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):
     assert "no claims: " in out
 
 
+@pytest.mark.slow
 def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
     known = claims.all_claims()
     left = [c for c in known if not c.id.startswith("unified-merging/L4/")]
@@ -782,6 +783,7 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_path):
     verdicts(GOOD)
     code, out, err = call("quickstart")

@@ -95,6 +95,7 @@ def test_target_from_a_file_and_depth(models, tmp_path):
     assert got["model.layers.2.mlp.up_proj.weight"].shape == (24, 20)
 
 
+@pytest.mark.slow
 def test_plan_says_what_would_be_done_and_writes_nothing(models, tmp_path, capsys):
     assert (
         cli.main(
@@ -513,6 +514,7 @@ def answered(tmp_path, monkeypatch, capsys):
 DEEPER = ["--depth", "2x", "--spec", "spec.yaml", "--quiet"]
 
 
+@pytest.mark.slow
 def test_an_answered_draft_that_was_not_run_is_not_called_lossless(answered, capsys):
     error = refused(capsys, "grow", "olmo2", "x", *DEEPER, "--lossless")
     assert "lossless growth is required, but the networks were not run: --certify" in error
@@ -525,6 +527,7 @@ def test_an_answered_draft_that_was_not_run_is_not_called_lossless(answered, cap
     assert "exact as" not in card
 
 
+@pytest.mark.slow
 def test_what_a_draft_calls_outer_is_left_and_the_run_agrees(answered, capsys):
     run = ["--certify", "olmo2:logits", "--lossless"]
     about = grown_by(answered, capsys, "olmo2", "--depth", "2x", *run)
@@ -557,6 +560,7 @@ def test_a_wrong_table_is_found_by_the_run_alone(answered, capsys):
     assert compared["largest"] > 0.1 * compared["scale"]
 
 
+@pytest.mark.slow
 def test_large_networks_are_not_run_unless_asked(models, tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "FITS", 0)
     grow = partial(grow_checkpoint, models / "a", tmp_path / "out", {"depth": 2})
@@ -623,6 +627,7 @@ def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypat
 NOVEL = CONFIG | {"model_type": "novel"}
 
 
+@pytest.mark.slow
 def test_a_draft_is_read_once_it_is_answered_and_what_it_grows_loads(models, tmp_path, capsys):
     """The tensors of a Llama under another name: drafted, grown, and a Llama of its sizes again."""
     told = NOVEL | {"max_position_embeddings": 16}
@@ -754,6 +759,7 @@ def test_a_recipe_names_no_code_to_run(models, tmp_path):
         merge_recipe(recipe, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
     """XGLM: positions that are computed are added to the embedding, so its table has no stream."""
     rng, d, hidden, vocab = np.random.default_rng(0), 8, 12, 20

@@ -103,6 +103,7 @@ def test_stages_differ_and_their_blocks_may_not():
     assert drawn(found) == len(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, *slow(resnet)])
 def test_the_drawing_is_legible(make):
     """No label covers another, none leaves the page, at sizes that can be read."""

@@ -148,6 +148,7 @@ def test_every_output_format_holds_the_same(models, tmp_path, format):
         assert got[name].tobytes() == want[name].tobytes()
 
 
+@pytest.mark.slow
 def test_plan_reads_and_writes_nothing(models, tmp_path, capsys):
     before = sorted(tmp_path.parent.rglob("*"))
     path = ties(models, tmp_path)
@@ -160,6 +161,7 @@ def test_plan_reads_and_writes_nothing(models, tmp_path, capsys):
     assert new <= {tmp_path, tmp_path / "recipe.yaml"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, *slow("400MiB", "2GiB")])
 def test_bytes_do_not_depend_on_memory_or_threads(models, tmp_path, limit):
     path = ties(models, tmp_path)

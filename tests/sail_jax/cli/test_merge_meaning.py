@@ -259,6 +259,7 @@ def test_which_of_two_sets_of_weights_is_read_is_said(tmp_path, run):
     assert "model.safetensors is" in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["merge", "grow", "average"])
 def test_shards_beside_the_index_and_what_is_no_file_are_named(tmp_path, run, capsys, command):
     a = write(tmp_path / "a", 1)

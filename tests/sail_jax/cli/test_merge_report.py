@@ -436,6 +436,7 @@ def test_tensors_that_were_not_measured_are_told_of():
 # --- the page
 
 
+@pytest.mark.slow
 def test_page_lists_every_tensor_and_fetches_nothing(large, large_page):
     found = _Page(large_page)
     cells = {row[0] for row in found.rows}

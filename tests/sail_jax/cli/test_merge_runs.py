@@ -40,6 +40,7 @@ def merge(tmp_path, capsys):
     return merged
 
 
+@pytest.mark.slow
 def test_a_range_of_steps_is_merged_by_its_params(run, merge):
     code, printed, out = merge(f"{run}@last:3", options=["--format", "orbax"])
     assert code == 0

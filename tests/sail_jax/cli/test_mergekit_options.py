@@ -230,6 +230,7 @@ def test_an_output_is_replaced_on_demand(models, capsys):
     assert all((after[name] == second[name]).all() for name in SHAPES)
 
 
+@pytest.mark.slow
 def test_force_and_resume_compare_what_is_finished(models, capsys):
     assert call("out") == 0
     before = (models / "out" / ".sail-jax").stat()

@@ -309,6 +309,7 @@ def test_an_adapter_is_no_model_and_is_merged_with_its_base(tmp_path, call, monk
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_summaries_cards_and_reports_name_an_input_with_its_adapter(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()

@@ -61,12 +61,14 @@ def test_gaussian_separation_inverts_total_variation():
         assert (abs(back - lengths) <= 16 * np.finfo(float).eps * (slope + lengths)).all()
 
 
+@pytest.mark.slow
 def test_gradient_of_gaussian_total_variation():
     at = lambda g: D.total_variation_gaussian(jnp.array([g, 0.0]))  # noqa: E731
     assert float(jax.grad(at)(1.0)) == pytest.approx(stats.norm.pdf(0.5), rel=1e-5)
     assert np.isfinite(jax.grad(at)(0.0))
 
 
+@pytest.mark.slow
 def test_kl_of_gaussians_by_monte_carlo_and_its_laws():
     rng = np.random.default_rng(2)
     (R, T), (a, b) = rng.normal(size=(2, 3, 3)), rng.normal(size=(2, 3))
@@ -163,6 +165,7 @@ def gaussian_energy(gap, s, t):
     return 2 * across - 2 * (s + t) / math.sqrt(math.pi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "estimator"),
     diagonal(["equal", "different"], ["quadratic", "linear", "features", "energy"]),
@@ -308,6 +311,7 @@ def test_histogram_total_variation():
     assert 0 < grid <= 1
 
 
+@pytest.mark.slow
 def test_classifier_total_variation_is_a_lower_bound_that_the_best_classifier_attains():
     rng, n = np.random.default_rng(8), 4000
     x, y = rng.normal(size=(n, 3)), rng.normal(size=(n, 3))
@@ -402,6 +406,7 @@ ALL = {
 DEGREE = {"energy": 1, "sliced": 1, "wasserstein": 1, "mmd": 0, "features": 0, "histogram": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(ALL, "features", "sliced", "histogram"))
 def test_laws_of_distances(name):
     x, y = points()

@@ -168,6 +168,7 @@ def test_listed_layers_grow_as_stacked_ones(name):
     assert not certificate(scanned, STACKED, new, X).preserved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "m", [growth.interleave(L, [0, 2]), *slow(growth.deepen(L, 2 * L, "interpolate"))]
 )

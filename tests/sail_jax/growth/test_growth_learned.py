@@ -269,6 +269,7 @@ def test_learning_lowers_the_loss_with_the_source_frozen(name, optimizer):
     assert min(jax.tree.leaves(moved)) > 0  # each coefficient takes part
 
 
+@pytest.mark.slow
 def test_errors():
     with pytest.raises(ValueError, match="no space 'hiden'"):
         learned.sail_init(PARAMS, SPEC, {"hiden": 8})

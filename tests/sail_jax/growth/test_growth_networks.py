@@ -103,6 +103,7 @@ def check_shapes(name, new, growth):
         assert rules.resized(growth.config, rules.spec(new)) == growth.config
 
 
+@pytest.mark.slow
 def test_fewer_layers_are_means_of_neighbours():
     """Eq. (9) of SAIL on a listed network, and what the axes show of it."""
     params, c = models.model("gpt2").params, config("gpt2")
@@ -133,6 +134,7 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     assert [s.space for s in growth.report.spaces if s.lost] == ["vision.resid"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(NAMES, "llama, tied, stretched"))
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms follow the sums, and by
@@ -158,6 +160,7 @@ def test_lemon_doubles_any_network(name):
 
 
 # The gather of GPT-2's second head is taken for a choice unit by unit: copies are refused there.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -268,6 +271,7 @@ def test_lossless_methods(name, method):
         assert any(jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [name for name in METHODS if name == "net2net" or not METHODS[name].lossless],
@@ -340,6 +344,7 @@ def test_heads_that_cannot_be_larger(name, to, text):
         plan(m.params, config(name), to, "lemon", require_lossless=True)
 
 
+@pytest.mark.slow
 def test_queries_that_share_keys():
     c = config("llama")
     shapes = models.model("llama").params
@@ -688,6 +693,7 @@ def _stated(name):
     return [key for key in [*keys, *m.rules.layers] if isinstance(look(c, key), int)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [soak_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
 )

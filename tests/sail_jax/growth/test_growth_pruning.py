@@ -106,6 +106,7 @@ def test_a_pruned_network_computes_what_one_with_zeros_does():
     np.testing.assert_allclose(attend(small, X), attend(zeroed, X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["hypercloning", *slow("net2net")])
 def test_copies_are_removed_without_a_loss(method):
     p, s = attention()

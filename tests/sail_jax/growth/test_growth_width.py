@@ -560,6 +560,7 @@ def test_rotation_of_a_normed_stream_is_exact_and_pruning_it_is_not():
 # SAIL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(9, 3), *slow((9, 8), (4, 8), (4, 3), (7, 5))])
 def test_singular_value_initialisation(sizes):
     theta = draw(7, 5)

@@ -98,6 +98,7 @@ def test_every_entry_lies_where_maxtext_reads_it():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "kind"),
     [

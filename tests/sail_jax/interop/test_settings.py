@@ -68,6 +68,7 @@ def probe(config):
     return Network(spec_of(net(config), like, TOKENS).spec, shapes(config))
 
 
+@pytest.mark.slow
 def test_entries_and_layers_are_found():
     table = table_by_probing(CONFIG, probe)
     assert table.layers == {"num_layers": "blocks.{i}."}

@@ -64,6 +64,7 @@ def installed(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_network_without_a_table_is_aligned_and_certified_by_its_class(call, folders, installed):
     out = folders / "out"
     code, said, err = call("align", str(folders / "a"), str(folders / "b"), str(out))

@@ -139,6 +139,7 @@ def test_core_space_is_the_dense_merge_where_it_commutes_with_rotations():
     assert abs(error - np.linalg.norm(s[3:])) < 50 * EPS * np.linalg.norm(s)
 
 
+@pytest.mark.slow
 def test_a_method_of_entries_sees_those_of_core_matrices():
     pairs = [pair(k, (7, 5), 2) for k in range(2)]
     got = lora.core_space(methods.magmax(), [{"w": p} for p in pairs])["w"]

@@ -37,6 +37,7 @@ def lines_per_leaf(name):
     return (sizes[1] - sizes[0]) / 8
 
 
+@pytest.mark.slow
 @merge_cases.each_method(MERGED, quick=("ties", "fisher"), slow=KINDS)
 def test_programs_follow_the_shapes(name):
     """A leaf more is stacked with its like and taken out again, in about 27 lines; merged by itself
@@ -57,6 +58,7 @@ def test_lowers_for_accelerators_without_the_host(name):
         assert "stablehlo.scatter" not in program
 
 
+@pytest.mark.slow
 @merge_cases.each_method(MERGED, quick=("ties",), slow=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
     shapes = ((11,), (5, 13))

@@ -72,6 +72,7 @@ def test_a_guess_is_the_key_of_the_rank(least):
             assert (own.rows.sum(1) == equal).all()
 
 
+@pytest.mark.slow
 def test_what_repeats_no_key_is_not_guessed():
     rng = np.random.default_rng(1)
     keys = rng.permutation(PIECES * TASKS * SIZE).reshape(PIECES, TASKS, SIZE)

@@ -428,6 +428,7 @@ def test_masks_depend_on_key_path_and_model_alone():
         )
 
 
+@pytest.mark.slow
 def test_rate_zero_drops_nothing():
     _, weight = full(drop(0.0, KEY)(vectors()))
     np.testing.assert_array_equal(weight, full(vectors())[1])
@@ -459,6 +460,7 @@ def test_drop_refuses():
 # --- laws of all transforms
 
 
+@pytest.mark.slow
 @law(1)
 def test_transforms_keep_structure_shapes_and_masks(name):
     transform = TRANSFORMS[name]

@@ -62,6 +62,7 @@ def assert_close(got, want, atol):
 # --- laws
 
 
+@pytest.mark.slow
 @each_method
 def test_identical_models_are_the_merge(name):
     """A mean of equals of size below 4, whatever the weights: 4 ulp."""
@@ -97,6 +98,7 @@ def test_weights_have_no_scale_and_zero_is_absence(name):
     assert_close(alone, models()[1], 20 * EPS)
 
 
+@pytest.mark.slow
 @each_method
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     base = tree(0, jnp.bfloat16)
@@ -163,6 +165,7 @@ def test_weights_that_say_nothing_are_refused():
 # --- Fisher
 
 
+@pytest.mark.slow
 def test_fisher_is_the_weighted_mean_with_diagonal_weights():
     """In float64 by NumPy; ratios of positive sums, values below 4: 10 ulp."""
     F = [positive(11 + k)["block"] for k in range(M)]
@@ -284,6 +287,7 @@ def test_exact_diagonal_of_a_linear_classifier(batch_size):
         assert got[name].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_empirical_diagonal_and_the_batch_summed_one():
     """Squares per example; what squaring a batch's gradient gives is another matrix."""
     params, x, p, y = classifier()
@@ -443,6 +447,7 @@ def test_regmean_commutes_with_a_change_of_base():
     assert_close(got, shift(call("regmean", models(), weights=WEIGHTS)), 1000 * EPS)
 
 
+@pytest.mark.slow
 def test_gram_mean_does_not_see_the_scale_of_weights():
     """As a reduction of its own, with weights that nobody normalised; damping included."""
     base = tree(0)

@@ -141,6 +141,7 @@ def test_models_equal_to_the_base_change_nothing(name):
         np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
 
 
+@pytest.mark.slow
 @merge_cases.each_method(
     [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],
     quick=("ties",),
@@ -156,6 +157,7 @@ def test_density_one_keeps_everything(name, compat):
     np.testing.assert_allclose(alone, TUNED[0]["kernel"], rtol=0, atol=8 * 2.0**-23 * 4)
 
 
+@pytest.mark.slow
 def test_every_leaf_of_a_refusal_is_the_one_at_fault():
     for name in merge_cases.NAMES:
         bad = [TUNED[0] | {"column": np.full((5, 1), np.nan, np.float32)}, *TUNED[1:]]
@@ -229,6 +231,7 @@ def assert_homogeneous(name, how):
 
 
 # Of every way to square or sum one method; the rest is soak.
+@pytest.mark.slow
 @merge_cases.each_method(
     [*methods.METHODS], quick=("slerp",), slow=("nuslerp", "karcher", "opcm", "pcb")
 )

@@ -200,6 +200,7 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     return lam, merged, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plus", "by", "clamp"),
     [
@@ -325,6 +326,7 @@ def test_surgery_descends_the_distance_of_features():
 # --- laws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(LEARN, "adamerging"))
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
@@ -343,6 +345,7 @@ def test_identical_models(name):
         assert_close(LEARN[name](ms[:1] * T, base, steps=0).params, alone.params, 32 * EPS)
 
 
+@pytest.mark.slow
 @each
 def test_models_equal_to_the_base_give_the_base(name):
     _, base = problem()

@@ -285,6 +285,7 @@ def test_order_of_leaves_does_not_matter(label):
     chex.assert_trees_all_equal(flat(mixed), want)
 
 
+@pytest.mark.slow
 @law(1)
 def test_vmap_over_weights_and_scale_equals_a_loop(label):
     models, base = problem()
@@ -313,6 +314,7 @@ def test_density_of_dare_may_be_traced():
     assert_close(got, call("dare_linear", models, base, density=0.3), 4, size=20)
 
 
+@pytest.mark.slow
 @law(2)
 def test_gradient_in_weights_and_scale(label):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -752,6 +754,7 @@ def test_get_knows_every_method_and_suggests():
         methods.get("zzz")
 
 
+@pytest.mark.slow
 def test_signed_weights_in_reductions():
     """By hand: three models, the third is masked; where weights cancel, up to rounding too, 0."""
     delta = {"a": jnp.array([[1.0, 1.0, 1.0], [-1.0, 3.0, 1.0], [9.0, 9.0, 1.0]])}

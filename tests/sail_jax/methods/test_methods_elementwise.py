@@ -326,6 +326,7 @@ SMOOTH_TOO = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [SMOOTH[0], *slow(*SMOOTH[1:]), *soak(*SMOOTH_TOO)])
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
@@ -672,6 +673,7 @@ def test_tall_masks_do_not_depend_on_the_base():
     assert 0.3 < float(near.mean()) < 0.8
 
 
+@pytest.mark.slow
 def test_best_thresholds_are_those_of_the_score():
     models, base = problem("magmax")
 

@@ -231,6 +231,7 @@ def test_time_may_be_traced():
     assert_close(got, methods.slerp(t=0.3)(models), 100, size=4)
 
 
+@pytest.mark.slow
 @law_of_methods(2)
 def test_gradient(label):
     """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
@@ -284,6 +285,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
         chex.assert_tree_all_finite(gradient(value, value))
 
 
+@pytest.mark.slow
 @law_of_methods(3)
 def test_pieces_equal_the_whole(label, monkeypatch):
     """On runs of rows or entries, padded with zeros, as files are read."""
@@ -458,6 +460,7 @@ def assert_tiny_deltas_are_treated_as_larger_ones(label, dtype):
         np.testing.assert_allclose(got.astype(float) * 2.0**17, want.astype(float), rtol=0.01)
 
 
+@pytest.mark.slow
 @law_of_methods(6)
 def test_huge_values_in_half_precision(label):
     """60000 in float16 and 1e30 in bfloat16 have squares beyond float16 and float32."""
@@ -548,6 +551,7 @@ def test_defect_multislerp_of_a_frozen_tensor(compat):
     chex.assert_trees_all_equal(got, base)
 
 
+@pytest.mark.slow
 def test_defect_model_stock_of_small_copies():
     """mergekit: two copies of a delta of 1e-4 have "cosine" .04 and are nearly reverted."""
     base, model = {"a": jnp.zeros(4)}, {"a": jnp.full(4, 1e-4)}

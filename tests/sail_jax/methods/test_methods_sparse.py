@@ -60,6 +60,7 @@ def test_row_ranks_are_those_of_a_stable_sort(rows, by):
     np.testing.assert_array_equal(got, stable_ranks(x))
 
 
+@pytest.mark.slow
 def test_row_ranks_in_float64_under_vmap_jit_and_grad():
     with jax.enable_x64(True):
         x = jnp.asarray(np.abs(ROWS["cubes"]) * (1 + 1e-12))
@@ -138,6 +139,7 @@ def rescaled(deltas, name, scope, w, density=0.3, gamma=0.2):
     return (terms * agree).sum(0) / (np.where(mass == 0, 1, mass) if name == "ties" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scope"),
     [

@@ -199,6 +199,7 @@ def test_wudi_exact_is_where_adam_goes():
     assert np.abs(few - sum(deltas)).max() < 3.1e-3  # as published, it hardly moves
 
 
+@pytest.mark.slow
 @law_of_methods(1)
 def test_jit_equals_eager(label):
     """Several factorisations in one program, and no deadlock."""
@@ -209,6 +210,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(got, call(label, models, base), rtol=0, atol=2000 * EPS * 8)
 
 
+@pytest.mark.slow
 @law_of_methods(2)
 def test_gradient(label):
     """In a weight and in a model, central differences in float64: truncation 1e-10 times third
@@ -325,6 +327,7 @@ def test_deltas_of_zero(label):
         assert np.abs(np.asarray(got[path], float) - x).max() <= 2000 * EPS * 8, path
 
 
+@pytest.mark.slow
 @law_of_methods(3)
 def test_tiny_shapes(label):
     """What is no matrix has the mean; more models than rows are no fault."""
@@ -414,6 +417,7 @@ def test_defect_tsv_rank_of_zero():
     np.testing.assert_allclose(got, 25.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_defect_tsv_copies_and_frozen_models():
     """Duplicate or missing singular vectors leave the polar factor's null space to chance, in which
     fusion_bench then multiplies by singular values that are not 0."""

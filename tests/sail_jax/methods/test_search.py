@@ -124,6 +124,7 @@ def test_an_objective_cannot_change_the_record():
     same(search(vandal, BOUNDS, budget=20), search(bowl, BOUNDS, budget=20))
 
 
+@pytest.mark.slow
 def test_searched_coefficients_improve_on_the_defaults_of_a_merge():
     """Models of unlike quality for one target: on new data the searched soup beats the uniform."""
     random = np.random.default_rng(0)

@@ -492,6 +492,7 @@ def test_stitching_by_definition():
     close(same.stitched.value, same.upper.value)
 
 
+@pytest.mark.slow
 @flax_modules
 def test_stitching_flax_modules(name):
     """Stitched to itself a network is itself; the last of another's layers is its output."""
@@ -667,6 +668,7 @@ def test_sensitivity_of_a_quadratic():
     assert (np.abs(found.increase.value - exact) < 4 * found.increase.stderr).all()
 
 
+@pytest.mark.slow
 def test_sensitivity_beyond_second_order():
     """E (s e)^4 = 3 s^4, of which the Hessian at 0 sees nothing."""
     found = host.gaussian_sensitivity(
@@ -733,6 +735,7 @@ def test_interference_by_definition():
     close(found.chance, [[2 / 6, 2 / 5]])
 
 
+@pytest.mark.slow
 def test_interference_of_known_geometry():
     """Same, opposite, orthogonal and absent ones; of less rank they count what they have."""
     u, v = np.eye(4)[0], np.eye(4)[1]
@@ -1005,6 +1008,7 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(4096, 4, None) > 5 * small
 
 
+@pytest.mark.slow
 def test_a_residual_is_that_of_its_ritz_vector():
     """|A y - value y| of two steps in three dimensions."""
     A = np.float32([[2, 1, 0], [1, -1, 3], [0, 3, 1]])

@@ -222,6 +222,7 @@ def error(params: Any, batch: Any) -> jax.Array:
     return -((batch["x"] - params["w"]) ** 2).sum(-1)
 
 
+@pytest.mark.slow
 def test_pytrees_by_methods_and_groups():
     """Per-group scales reach a planted point that no single scale reaches."""
     models = [{"a": np.ones(1, np.float32), "b": np.ones(1, np.float32)} for _ in range(2)]

@@ -84,6 +84,7 @@ def test_names_of_spaces_can_be_given():
         spec_of(two, params, X, names={"a": "_ h", "c": "h _"})
 
 
+@pytest.mark.slow
 def test_a_leaf_that_is_used_in_two_senses_is_tied():
     """What was once called exact: units of a tied stream, doubled."""
 
@@ -339,6 +340,7 @@ def test_both_libraries_of_flax():
     assert [space.nonlinearity for space in found.spec.spaces] == ["relu"]
 
 
+@pytest.mark.slow
 def test_a_wrong_spec_is_found_and_the_axis_named():
     """One axis of two is left out: the other is to blame for that, and said so."""
     params = drawn(**MLP)
@@ -361,6 +363,7 @@ def test_a_wrong_spec_is_found_and_the_axis_named():
     assert "WRONG" in str(check_spec(wrong, stream, params, X))
 
 
+@pytest.mark.slow
 def test_a_spec_moves_parameters():
     params = drawn(**MLP)
     found = spec_of(mlp, params, X).spec

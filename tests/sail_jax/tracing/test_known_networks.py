@@ -49,6 +49,7 @@ def free(axis, spec):
     return [factor for factor in axis if is_free(factor)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", chosen(NAMES, "gpt2", "llama", "bert", "vit", "clip", "t5", *NAMES[12:])
 )

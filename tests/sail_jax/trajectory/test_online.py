@@ -148,6 +148,7 @@ def test_dtypes_and_integers():
     assert averaged(half)["a"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_trainers():
     """Found in a TrainState and an nnx.Optimizer; both maps of optax and orbax take the state."""
     tx = optax.chain(optax.sgd(1.0), average_params("ema", decay=0.5))

@@ -35,6 +35,7 @@ def pursued(target, anchors, k):
     return chosen, coefficients, left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [5, *slow(1, WIDTH)])
 def test_pursuit_is_what_defines_it(k):
     targets, anchors = rows()
@@ -115,6 +116,7 @@ def test_anchors_that_are_nearly_parallel():
         assert np.linalg.norm(target - chosen.T @ coefficients) <= np.hypot(least, rounding)
 
 
+@pytest.mark.slow
 def test_rows_that_are_anchors_or_zero():
     """Copies of an anchor make one of it, and nothing is made of nothing."""
     _, anchors = rows()

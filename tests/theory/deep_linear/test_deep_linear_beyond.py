@@ -267,6 +267,7 @@ def test_rank_one_is_theorem_3_7_and_the_peak_is_at_k():
     assert risk[31] > risk[50]
 
 
+@pytest.mark.slow
 def test_principal_angles_are_accurate_at_both_ends():
     for angles in ([1e-9, 0.3], [1e-7, np.pi / 2 - 1e-9], [0.0, np.pi / 2]):
         a = np.array(angles)

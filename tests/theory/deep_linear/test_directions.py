@@ -56,6 +56,7 @@ def _gap(hidden, weights, x, y):
     return np.linalg.norm(beta - expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [8, *slow(D, 30)])
 def test_two_directions_take_the_steps_of_the_whole_network(n):
     """Both from scratch and after pretraining, whose weights are put back in their place."""

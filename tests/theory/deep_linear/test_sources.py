@@ -99,6 +99,7 @@ def test_the_best_weights_minimise_and_their_risk_is_the_minimum(made):
         assert float(found.risk) == pytest.approx(risk(np.asarray(found.weights)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_fine_tuning_adds_noise_to_a_mean_that_the_start_decides(made):
     left = sources.start_moments(made, [0.5, 0.2, 0.1], TASKS[3])
     noise = sources.tuned_risk(INPUTS, np.zeros((D, D)), n=3, sigma=0.4)

@@ -172,6 +172,7 @@ def test_huffman_is_the_least_growth_of_all_trees(weights):
     close(ctl.growth([0.5, 0.25, 0.125, 0.125]), 1.75)  # dyadic: the entropy itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights", [[0.5, 0.0, 0.5, 0.0], *slow(WEIGHTS["five"])], ids=["zeros", "five"]
 )

@@ -96,6 +96,7 @@ def test_at_the_break_even_neither_is_better(variance):
     close(averaging.averaged(given, UNIFORM).loss, averaging.decayed(given, UNIFORM).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [[0.0, 1.0, 0.0], *slow([1.0], [0.0, 1.0])])
 def test_one_checkpoint_is_its_own_decay(weights):
     assert averaging.break_even(FAR, weights) == 0

@@ -168,6 +168,7 @@ def grid():
         yield replace(base, steps=steps, batch=batch, rate=rate, samples=samples)
 
 
+@pytest.mark.slow
 def test_corrected_bounds_hold():
     both = jax.jit(
         lambda t: (
@@ -602,6 +603,7 @@ def test_bad_runs(change, error, message):
 # --- effective steps ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_adams_steps_move_as_adam_does():
     """Coordinate by coordinate, for gradients that change sign and one that begins at 0."""
     gradients = np.random.default_rng(0).normal(0.5, 1.0, (30, 4))

@@ -432,6 +432,7 @@ def test_models_have_to_fit_together(served, monkeypatch):
     assert served.got() == set()
 
 
+@pytest.mark.slow
 def test_operations_name_models(served, tmp_path):
     merged = merge_checkpoints(["org/model", "org/other"], "out", run=RunOptions(sync=False))
     assert [model.name for model in merged.plan.inputs] == ["org/model", "org/other"]

@@ -68,6 +68,7 @@ def best(delta, rank):
     return np.linalg.norm(s[rank:]) / np.linalg.norm(s)
 
 
+@pytest.mark.slow
 def test_extracted_factors_are_the_best_of_their_rank_in_peft_s_layout(tmp_path):
     """Linear layers, embedding and head; SVD in float32: 20 eps."""
     _, _, deltas = models(tmp_path)
@@ -180,6 +181,7 @@ def test_gpt2_as_it_was_published_lacks_the_prefix_of_its_head(prefixed, tmp_pat
         np.testing.assert_allclose(back[name], want, rtol=0, atol=50 * EPS, err_msg=name)
 
 
+@pytest.mark.slow
 def test_modules_are_stored_whole_where_a_pattern_names_them(tmp_path):
     _, tuned, _ = models(tmp_path)
     done = extract_adapter(
@@ -196,6 +198,7 @@ def test_modules_are_stored_whole_where_a_pattern_names_them(tmp_path):
         assert factor.dtype == ml_dtypes.bfloat16
 
 
+@pytest.mark.slow
 def test_what_did_not_change_has_no_factors(tmp_path):
     base, tuned, _ = models(tmp_path)
     some = base | {f"{UP}.weight": tuned[f"{UP}.weight"]}
@@ -407,6 +410,7 @@ def test_what_does_not_fit_is_refused_in_one_line(two, tmp_path, monkeypatch, ca
         assert sorted(path.name for path in two.iterdir()) == before, words
 
 
+@pytest.mark.slow
 def test_force_replaces_what_each_of_the_three_wrote(two, tmp_path):
     out, forced = tmp_path / "out", RunOptions(force=True)
     a, b = two / "a", two / "b"
@@ -439,6 +443,7 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     assert "lost: model.norm.weight (shape [8], only matrices have factors)" in err
 
 
+@pytest.mark.slow
 def test_an_extracted_adapter_has_the_names_in_memory(tmp_path):
     """PEFT knows GPT-NeoX's head as lm_head; files have embed_out. `apply` finds it again."""
     model = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}

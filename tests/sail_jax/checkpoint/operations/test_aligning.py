@@ -142,6 +142,7 @@ def test_one_family_for_all_goes_where_it_may(pair):
             align_maps(one, two, family="permutaton")
 
 
+@pytest.mark.slow
 def test_refusals(pair, tmp_path):
     a, b = pair("llama")
     tensors, config = load_checkpoint(b), GOLDEN["llama"]["config"]
@@ -267,6 +268,7 @@ def bits(tensors):
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow("float32")])
 def test_tensors_without_axes_are_compared(dtype, tmp_path):
     """CLIP has one, logit_scale. A count is not compared."""
@@ -332,6 +334,7 @@ def test_a_recurrent_space_is_refused_in_one_sentence(tmp_path, capsys):
     assert "leave the space out by --spaces, or ignore the leaf by --weights" in line
 
 
+@pytest.mark.slow
 def test_the_command(pair, tmp_path, capsys):
     a, b = pair("llama")
     out = str(tmp_path / "out")

@@ -134,6 +134,7 @@ def test_all_else_is_byte_for_byte(run, tmp_path):
     assert {key.rpartition("/")[0] for key in changed} >= {"params.a.0.kernel", "params.half"}
 
 
+@pytest.mark.slow
 def test_state_of_the_optimiser(run, tmp_path):
     folder, states = run
     average_checkpoints(folder, tmp_path / "zero", state="zero")

@@ -88,6 +88,7 @@ def entries_read(monkeypatch, act=lambda: None, before=0):
     return reads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_time", [True, *slow(False)])
 @pytest.mark.parametrize("work", [compared, *slow(merged, grown, aligned)])
 def test_written_while_it_is_read(laid, monkeypatch, keep_time, work):

@@ -220,6 +220,7 @@ def test_the_command_plans_and_merges_all(folder, capsys):
     assert left(folder) == ["out"]
 
 
+@pytest.mark.slow
 def test_each_has_its_report(folder, monkeypatch, capsys):
     from sail_jax.cli import merge_report
 

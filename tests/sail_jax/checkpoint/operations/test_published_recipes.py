@@ -36,6 +36,7 @@ def merged(models, text, out, **run):
     return merge_recipe(text, out, run=RunOptions(**run))
 
 
+@pytest.mark.slow
 def test_karcher_counts_the_base_and_no_weights(tmp_path):
     rng = np.random.default_rng(0)
     vectors = dict(zip("cab", rng.normal(size=(3, 12)).astype(np.float32), strict=True))

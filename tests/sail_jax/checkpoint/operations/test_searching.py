@@ -52,6 +52,7 @@ def score(path: str) -> np.ndarray:
     return -((load_checkpoint(path)["w"] - TARGET - NOISE) ** 2).sum(-1)
 
 
+@pytest.mark.slow
 def test_folders_are_scored_and_removed(models, tmp_path):
     """The uniform soup is the planted optimum; every candidate folder is gone at the end."""
     base, *tuned = models
@@ -132,6 +133,7 @@ def test_other_examples_are_refused(models):
         search_checkpoints(tuned, base, scorer=by_function(changing), candidates=["linear"])
 
 
+@pytest.mark.slow
 def test_a_recipe_makes_the_same_merge(models, tmp_path):
     """What the search scored is what the recipe merges, bit for bit."""
     base, *tuned = models

@@ -58,21 +58,26 @@ def test_transplants_and_spectral_merges_end_in_two_threads(inputs):
     assert repeated(inputs, 2, CORES[:2], 3, names) == one
 
 
+PARTS = 12
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(not CORES, reason="this system does not choose cores")
-def test_no_command_stands_still(inputs):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_command_stands_still(inputs, part):
     """With 1, 2, 3 and 8 threads on 1 and 2 cores: equal bytes. Fifty times each, if they decompose
     matrices or compute tensors as they are read; others ten times."""
-    often = [name for name in inputs[1] if name in repeated_commands.OFTEN]
-    assert len(often) == len(repeated_commands.OFTEN)
-    rest = [name for name in inputs[1] if name not in often]
+    assert set(inputs[1]) >= repeated_commands.OFTEN
+    names = inputs[1][part::PARTS]
+    often = [name for name in names if name in repeated_commands.OFTEN]
+    rest = [name for name in names if name not in often]
     outputs = [
         repeated(inputs, threads, CORES[:cores], 50, often)
         | repeated(inputs, threads, CORES[:cores], 10, rest)
         for cores in (1, 2)
         for threads in (1, 2, 3, 8)
     ]
-    assert set(outputs[0]) == set(inputs[1])
+    assert set(outputs[0]) == set(names)
     assert all(output == outputs[0] for output in outputs)
 
 

@@ -146,6 +146,7 @@ def test_methods_on_tied_bfloat16_in_batches(pair, tmp_path, monkeypatch, method
     )
 
 
+@pytest.mark.slow
 def test_padding_of_the_donor_is_left_out_unless_asked_for(pair, tmp_path):
     base, *_ = pair(padding=5)
     pad = 8 * -(-len(DONOR) // 8)
@@ -232,6 +233,7 @@ def test_tokens_that_stand_for_the_same():
     assert counterparts(alike, base, {}, {}) == {"A": 3, "<0x41>": 2, "▁": 5}
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_made_are_refused(pair, tmp_path):
     _, donor, _ = pair()
     base, out = tmp_path / "base", tmp_path / "out"
