@@ -22,6 +22,9 @@ except ImportError:
 FORMAT = 1
 # The largest size of a JSON file in bytes.
 MAX_JSON = 4 << 20
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""The errors of texts that are no path on this system."""
+
 # The deepest nesting of JSON, far below Python's recursion limit.
 _DEPTH = 100
 # The largest number of parts of a JSON file.
@@ -67,7 +70,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
       Nothing.
 
     Raises:
-      StoreError: If the block raises an `OSError`.
+      StoreError: If the block raises an `OSError`; a `RefusedError` if no file can have this path.
     """
     try:
         yield
@@ -81,7 +84,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
             errno.EROFS: "choose another place",
         }.get(exc.errno or 0, "choose another place or repair this one")
         why = (exc.strerror or str(exc) or type(exc).__name__) + raise_limit(exc)
-        raise StoreError(f"cannot {doing} {path}: {why}; {advice}") from exc
+        kind = RefusedError if exc.errno in NO_PATH else StoreError
+        raise kind(f"cannot {doing} {path}: {why}; {advice}") from exc
 
 
 def raise_limit(error: OSError) -> str:

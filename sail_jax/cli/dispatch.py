@@ -1,7 +1,6 @@
 """Runs a command: finds it by name, and prints errors and interrupts as one line."""
 
 import contextlib
-import errno
 import importlib
 import os
 import shlex
@@ -19,7 +18,7 @@ from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
 from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.stopping import stop_on_signals, taken_leave
-from sail_jax.disk import StoreError
+from sail_jax.disk import NO_PATH, StoreError
 
 
 def _help() -> str:
@@ -190,4 +189,4 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         what = "" if exc.filename is None else f" {os.fsdecode(exc.filename)}"
         why = exc.strerror or exc
         say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
-        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # not a usable path
+        return 2 if exc.errno in NO_PATH else 1

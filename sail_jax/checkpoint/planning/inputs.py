@@ -5,7 +5,6 @@ that is tied to the embedding.
 """
 
 import re
-from collections.abc import Iterable
 from functools import cached_property
 
 from sail_jax.checkpoint.contents.layers import Role, role
@@ -37,19 +36,56 @@ def is_derived(name: str) -> bool:
     return _DERIVED.search(name) is not None
 
 
+class Renaming:
+    """The renaming of a recipe, a function from names of tensors to names.
+
+    Args:
+      recipe: The recipe.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._used = recipe, set()
+        self._renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
+
+    def __call__(self, name: str) -> str:
+        """Renames a tensor.
+
+        One pattern is applied after the other, each to the previous result: the order in the recipe
+        matters.
+        """
+        for pattern, rename in self._renames.items():
+            done = rename(name)
+            if done != name:
+                self._used.add(pattern)
+            name = done
+        return name
+
+    def check_used(self) -> None:
+        """Checks that every pattern has renamed a tensor.
+
+        Raises:
+          RecipeError: If a pattern renamed nothing.
+        """
+        for pattern in self._renames:
+            if pattern not in self._used:
+                raise RecipeError(
+                    self._recipe.at("rename"), f"the pattern {pattern!r} matches no tensor"
+                )
+
+
 class Input:
     """A checkpoint of a recipe, with its tensors renamed.
 
     Args:
       ref: The checkpoint in the recipe.
       opened: The open checkpoint, with its adapter.
-      recipe: The recipe, for its renaming.
+      recipe: The recipe, for messages.
+      rename: Its renaming.
 
     Attributes:
       ref: The checkpoint in the recipe.
       opened: The open checkpoint.
       tensors: The tensors by their names after renaming.
-      renamed: The patterns of the recipe that renamed something.
       config: The content of its config.json; empty without one.
 
     Raises:
@@ -57,20 +93,11 @@ class Input:
       ValueError: If a config cannot be read.
     """
 
-    def __init__(self, ref: Ref, opened: Checkpoint, *, recipe: Recipe):
+    def __init__(self, ref: Ref, opened: Checkpoint, *, recipe: Recipe, rename: Renaming):
         self.ref, self.opened = ref, opened
         self.tensors: dict[str, Tensor] = {}
-        self.renamed = set()
-        renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
         for name, tensor in opened.tensors.items():
-            new = name
-            # One pattern after the other, each on the previous result: the order in the recipe
-            # matters.
-            for pattern, rename in renames.items():
-                done = rename(new)
-                if done != new:
-                    self.renamed.add(pattern)
-                new = done
+            new = rename(name)
             if new in self.tensors:
                 raise RecipeError(
                     recipe.at("rename"), f"{ref}: two tensors would be called {new!r}"
@@ -136,19 +163,3 @@ class Input:
         # A head that its config calls tied is only a copy. It is used here if no embedding has the
         # right width.
         return self.tensors.get(name), ""
-
-
-def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
-    """Checks that every pattern under rename renames a tensor of some input.
-
-    Args:
-      recipe: The recipe.
-      inputs: All of its inputs.
-
-    Raises:
-      RecipeError: If a pattern renames nothing.
-    """
-    used = set().union(*(model.renamed for model in inputs))
-    for pattern in recipe.rename:
-        if pattern not in used:
-            raise RecipeError(recipe.at("rename"), f"the pattern {pattern!r} matches no tensor")

@@ -61,12 +61,17 @@ class Openings:
       open: Opens a checkpoint by its path.
       select: Which tensors of each model are taken; see `sail_jax.merging.selection`.
       notes: A list that collects notes for the user, such as the losses of a growth.
+      rename: Renames weights that an adapter names and its base lacks; None renames none.
     """
 
     def __init__(
-        self, open: Callable[[str], Checkpoint], select: str | None, notes: list[str]
+        self,
+        open: Callable[[str], Checkpoint],
+        select: str | None,
+        notes: list[str],
+        rename: Callable[[str], str] | None = None,
     ) -> None:
-        self._open, self._select, self._notes = open, select, notes
+        self._open, self._select, self._notes, self._rename = open, select, notes, rename
         self._opened: dict[str, Checkpoint] = {}
         self._made: dict[Ref, Checkpoint] = {}
 
@@ -127,7 +132,7 @@ class Openings:
         check_model(model)
         if ref.lora is None:
             return model
-        view = with_adapter(model, self._path(ref.lora, ref.lora_revision))
+        view = with_adapter(model, self._path(ref.lora, ref.lora_revision), self._rename)
         self._notes += [f"{ref}: {note}" for note in notes_on(model, view)]
         return view
 

@@ -51,8 +51,8 @@ from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.inputs import (
     Input,
+    Renaming,
     is_derived,
-    unmatched_renames,
 )
 from sail_jax.checkpoint.planning.jobs import Job, is_main, jobs
 from sail_jax.checkpoint.planning.meaning import (
@@ -307,17 +307,18 @@ class _Planner:
             if strict:
                 raise RecipeError(note.where, note.text)
             self.notes.append(note.text)
-        openings = self.openings = Openings(open, recipe.select, self.notes)
+        rename = Renaming(recipe)
+        openings = self.openings = Openings(open, recipe.select, self.notes, rename)
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
             try:
-                self.inputs[ref] = Input(ref, openings(ref), recipe=recipe)
+                self.inputs[ref] = Input(ref, openings(ref), recipe=recipe, rename=rename)
             except (TypeError, ValueError) as error:
                 if isinstance(error, (StoreError, RecipeError)):
                     raise
                 # Errors of growing or aligning lack a place: use this model's.
                 raise RecipeError(recipe.place_of(ref), f"{ref}: {error}") from error
-        unmatched_renames(recipe, self.inputs.values())
+        rename.check_used()
         first = recipe.base_model or next(recipe.sources()).model
         self.first = self.inputs[first]
         self._look()

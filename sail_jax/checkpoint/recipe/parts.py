@@ -580,7 +580,7 @@ class Recipe(Lenient):
         this choice; None for their default.
       seed: The seed of methods that draw random numbers.
       rename: Regular expressions and their replacements, applied to the tensor names of every
-        input.
+        input, and to weights that an adapter names and its base lacks.
       select: Patterns of the tensors that are merged; None for the weights of a known training
         state, and for all tensors of anything else.
       rest: The source of tensors that are not selected: the "last" or the "first" model; "drop"

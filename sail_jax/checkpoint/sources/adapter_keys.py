@@ -8,12 +8,13 @@ copy replaced (`x.original_module.weight`), and as rows that were trained alone
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
+from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.merging.tensors import Tensor, Tensors
 
 PREFIX = "base_model.model."
@@ -33,6 +34,10 @@ _PARTS = {
 }
 _TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
 _WRAPPED = ".base_layer"
+# The end of a module's name in any key but that of a plain tensor.
+_WRAPPER = re.compile(
+    r"(?<=.)\.(?:lora_|base_layer\.|token_adapter\.|modules_to_save\.|original_module\.)"
+)
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 # Saved whole if the vocabulary was resized; `role` knows the names of other families.
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte")
@@ -149,6 +154,44 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
         entry = stated.whole.setdefault(name, Whole())
         (entry.saved if saved else entry.stored)[key] = tensor
     return stated
+
+
+def renamed(
+    tensors: Tensors, config: AdapterConfig, names: Names, rename: Callable[[str], str]
+) -> dict[str, Tensor]:
+    """Renames the modules of an adapter whose weights the base lacks.
+
+    Args:
+      tensors: The tensors of `adapter_model.safetensors`.
+      config: Its config.
+      names: The names of the base's tensors.
+      rename: A function from the name of a weight to its new name. It has an effect where the base
+        has a weight of the new name.
+
+    Returns:
+      The tensors by their new keys.
+
+    Raises:
+      CheckpointError: If the config has other entries for a module under its new name.
+    """
+    new: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        rest = key.removeprefix(PREFIX)
+        match = _WRAPPER.search(rest)
+        module = rest[: match.start()] if match else rest.rpartition(".")[0]
+        end = ".weight" if match else rest[len(module) :]
+        name = module + end if names.exactly(module + end) else rename(module + end)
+        called = name.removesuffix(end)
+        if called != module and name in names:
+            for of in (config.scale, config.is_saved, config.tokens, config.parameters):
+                if of(module) != of(called):
+                    raise CheckpointError(
+                        f"{tensor.source}: its config has an entry for {module!r}, which the "
+                        f"recipe renames to {called!r}; rename it in the config, too"
+                    )
+            key = PREFIX + called + rest[len(module) :]
+        new[key] = tensor
+    return new
 
 
 def _whole(

@@ -8,7 +8,7 @@ adapter's content by weight; this module combines it with the base as PEFT's mod
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_formats import in_peft
-from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
+from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys, renamed
 from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights, lacking
 from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.checkpoint.sources.rows import Rows
@@ -83,7 +83,9 @@ def adapted(
     return _combined(base, tensors, config, model or {}, dtype).tensors
 
 
-def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
+def with_adapter(
+    base: Checkpoint, adapter: Checkpoint, rename: Callable[[str], str] | None = None
+) -> View:
     """Adds an open adapter to an open checkpoint.
 
     The configuration follows the tensors: `vocab_size` if the adapter resized the vocabulary, and
@@ -93,6 +95,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
     Args:
       base: The checkpoint of the base model.
       adapter: The folder of the adapter.
+      rename: Renames weights that the adapter names and the base lacks; None renames none.
 
     Returns:
       The adapted model as a checkpoint.
@@ -104,6 +107,8 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
     model = config_of(base.extras)
     names = Names(base.tensors, model)
     tensors, config, notes = in_peft(adapter, names)
+    if rename is not None:
+        tensors = renamed(tensors, checked(config, str(adapter.path)), names, rename)
     combined = _combined(base.tensors, tensors, config, model, names=names)
     new = None
     if model and (combined.rows is not None or combined.untied):

@@ -160,6 +160,10 @@ class Names:
         """Iterates over the names in memory."""
         return self._memory.items()
 
+    def exactly(self, name: str) -> bool:
+        """Checks whether a tensor has this name, without a shorter or longer prefix."""
+        return name in self._files or name in self._memory
+
     def find(self, name: str) -> Stored | None:
         """Finds a tensor in the file by its name in memory, or by its name in files.
 

@@ -568,6 +568,46 @@ def test_adapters_are_in_their_model(tmp_path):
     assert {t.owners for t in found.treatments} == {("one+lora",)}
 
 
+def renamed_adapter(tmp_path, old, new, **more):
+    made = adapter(tmp_path, **more)
+    made.tensors = {key.replace(old, new): x for key, x in made.tensors.items()}
+    return made
+
+
+RENAMED = "{rename}\nmerge_method: passthrough\nmodels: [{{model: one+lora}}]"
+
+
+@pytest.mark.parametrize(
+    ("new", "rename"),
+    [
+        (".model.text.model.layers", r"'^text\.model\.': model."),
+        (".model.layers", r"'^layers\.': model.layers."),
+    ],
+)
+def test_a_recipe_renames_what_an_adapter_names_otherwise(tmp_path, new, rename):
+    """Another prefix, and one model. too few. A name that the base has is not renamed."""
+    rename = f"rename: {{{rename}}}"
+    checkpoints = models(dtype=np.float32)
+    read = []
+    for lora, lines in (
+        (adapter(tmp_path / "a"), ""),
+        (renamed_adapter(tmp_path / "b", ".model.model.layers", new), rename),
+    ):
+        found = plan(parse(RENAMED.format(rename=lines)), {**checkpoints, "lora": lora}.__getitem__)
+        read.append({t.name: entries(t.models[0]) for t in found.treatments})
+    assert read[0].keys() == read[1].keys()
+    for name, expected in read[0].items():
+        np.testing.assert_array_equal(read[1][name], expected)
+
+
+def test_a_renamed_module_keeps_what_its_config_says(tmp_path):
+    new, rename = ".model.layers", r"rename: {'^layers\.': model.layers.}"
+    said = {"alpha_pattern": {r"^layers\.1\.mlp\.up_proj": 7}}
+    lora = renamed_adapter(tmp_path, ".model.model.layers", new, **said)
+    with pytest.raises(ValueError, match=r"entry for 'layers\.1\.mlp\.up_proj'.*in the config"):
+        plan(parse(RENAMED.format(rename=rename)), {**models(), "lora": lora}.__getitem__)
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
