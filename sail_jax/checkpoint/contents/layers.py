@@ -22,8 +22,8 @@ _EMBEDDING = re.compile(
     r"token_embedd(?:ing|er)|embedder|backbone[./]embeddings)[./](?:weight|embedding|input_embedding)$"
 )
 _HEAD = re.compile(
-    r"(?:^|[./])(?:lm_head|embed_out|output_layer|vocab_projector|lm_head[./](?:linear|decoder)|"
-    r"predictions[./]decoder)[./](?:weight|bias)$|^output\.weight$|(?:^|\.)predictions\.bias$"
+    r"(?:^|[./])(?:(?:generator_)?lm_head|embed_out|output_layer|vocab_projector|"
+    r"lm_head[./](?:linear|decoder)|predictions[./]decoder)[./](?:weight|bias)$|^output\.weight$|(?:^|\.)predictions\.bias$"
 )
 _EARLY = re.compile(r"emb|wte|wpe|(?:^|[./])(?:shared|patch|stem|conv1|class_token|cls_token)")
 
