@@ -126,7 +126,7 @@ def ran(monkeypatch):
     return commands
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_checkpoints_of_every_size_are_merged_and_removed(ran, tmp_path):
     def measured(resume):
         bench = axes.Bench(tmp_path, Rows(tmp_path / "rows.jsonl", resume), 1, tiny=True)

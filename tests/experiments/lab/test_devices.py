@@ -66,7 +66,7 @@ def _run(program, devices, *args):
     subprocess.run(command, env=many_devices.environment(devices), check=True, timeout=300)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4))])
 def test_points_lie_on_all_devices_and_come_back_in_order(devices):
     _run(WHERE, devices, devices)

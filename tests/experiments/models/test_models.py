@@ -476,7 +476,7 @@ def test_positions_of_patches_are_not_trained():
     assert all(bool(np.any(x)) for x in jax.tree.leaves(gradient))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_diffusion_transformer_can_be_permuted_and_grown():
     c, params = describe(SIT), drawn(SIT, *LATENTS)
     spec = architectures.of(c).rules(c).spec(params)

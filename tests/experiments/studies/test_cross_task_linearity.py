@@ -151,7 +151,7 @@ def test_no_preset_tunes_on_what_theorem_1_is_tested_on():
     assert {preset.theorem.tuned_on for preset in ctl.presets.values()} == {"learn"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_theorem_1_without_remainder_holds_and_is_second_order(digits):
     """A convex loss of near models: the gap is that of second order along the line, which the norm
     of the Hessian there bounds; the remainder is a hundredth of it."""
@@ -173,7 +173,7 @@ def _wide(tree):
     return jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, tree)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_r_squared_of_what_follows_the_main_term_and_of_independent_factors():
     rng = np.random.default_rng(0)
     shape = (400, 3)
@@ -260,7 +260,7 @@ def test_the_run_measures_what_it_says(ran):
     assert (ran["reflection_gap"] > ran["midpoint_gap"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_run_of_all_parts_measures_what_it_says(ran):
     assert ran["theorem_gap"].shape == (3, 2, 3)
     assert (ran["r_squared_low"] <= ran["r_squared_high"]).all()

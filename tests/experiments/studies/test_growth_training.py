@@ -88,7 +88,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("config", [MLP, RESNET], ids=["mlp", "resnet"])
 def test_transport_finds_the_copies_of_units_in_a_large_network(config):
     """The large network is the small one with every unit twice, in another order."""
@@ -119,7 +119,7 @@ def test_transport_finds_the_copies_of_units_in_a_large_network(config):
     assert checked == grown.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_trains_the_large_network_first_is_counted():
     small = varied(TINY, methods=("transport",), source_steps=20, budget={"steps": 20})
     dataset = gt.run(small).sel(way="transport")
@@ -136,7 +136,7 @@ def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
     assert np.abs(exact["step0_excess"]).max() < 10 * EPS**0.5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_learned_maps_lower_the_loss():
     """SAIL's depth; LiGO's widths are in the run."""
     data, _, variables = _perturbed(DEPTH)
@@ -239,7 +239,7 @@ def test_flops_count_what_is_applied():
     assert tasks.flops(net, shapes, data, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_msg_starts_as_the_source_and_ends_unmasked():
     data, small, variables = _perturbed(GPT)
     state = tasks.ADAM.init(variables["params"])

@@ -37,7 +37,7 @@ def test_spearman_is_scipys():
     assert ranking.spearman(np.ones((5, 1)), np.arange(5.0)[:, None]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_intervals_cover_what_they_should():
     """Of 100 samples of independent pairs in clusters of one, the 95 % interval of a correlation
     misses 0 in Binomial(100, 0.05), |z| < 4 (percentile intervals of 40 are a little short)."""
@@ -119,7 +119,7 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
     np.testing.assert_allclose(data.points.sum(-1), 1, atol=10 * EPS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_outcomes_and_probes_are_of_the_merge(tiny):
     """The first merge, by hand."""
     config = mp.presets["tiny"]

@@ -142,7 +142,7 @@ def saved(folder, net, params, **more):
     return str(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_noise_has_the_initial_weights_shape(tmp_path):
     net, params = drawn("gpt-tiny", **GPT)
     path = saved(tmp_path / "c", net, params, initializer_range=0.3)
@@ -216,7 +216,7 @@ def test_the_tiny_run_and_its_figures():
     assert "3 checkpoints" in findings.summary(found)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_given_checkpoints_adapters_and_benchmarks(tmp_path):
     """Folders, instructions and multiple choice in files, as the papers' presets have them."""
     rng, config = random.Random(0), TINY

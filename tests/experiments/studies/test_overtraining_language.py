@@ -145,7 +145,7 @@ def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path
             assert np.array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, monkeypatch):
     """What is reported is of the network whose validation loss was least after an epoch."""
     name = _opinions(tmp_path / "mr.jsonl", 30)
@@ -516,7 +516,7 @@ CLAIMS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_as_the_paper_has_it_bears_the_paper_out():
     dataset = _made_up()
     found = {start: _verdict(dataset, start) for start in CLAIMS}

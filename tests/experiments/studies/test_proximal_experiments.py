@@ -225,7 +225,7 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
         assert end <= start + 10 * EPS**0.5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_symmetric_sources_have_equal_weights():
     """One spiral is the other turned: every distance of the laws gives 1/2. Null of the estimates:
     mean 1/2 over seeds, z < 4."""
@@ -282,7 +282,7 @@ def test_texts_start_at_the_losses_of_the_models(texts):
         np.testing.assert_allclose(loss[:, gamma.index(end), 0], own, rtol=10 * EPS**0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_mapped_sweep_of_texts_is_single_runs(texts):
     data, learned, loss = texts
     one, two = (at(learned["model"], 1, i) for i in range(2))

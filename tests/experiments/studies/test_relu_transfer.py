@@ -24,7 +24,7 @@ def dataset():
     return tiny_run("relu_transfer").dataset
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_chunks_change_nothing_and_batches_only_rounding(dataset):
     """Error model of the batch: descent of 200 steps amplifies rounding a thousandfold at most."""
     chunked = relu_transfer.run(varied(TINY, chunk=3))

@@ -150,7 +150,7 @@ def test_the_flow_of_a_normal_distribution(method, order):
     assert error[0] / error[1] == pytest.approx(2**order, rel=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_diffusion_of_a_normal_distribution():
     n = 40_000
     first, later = jax.random.split(jax.random.key(0))
@@ -192,7 +192,7 @@ def test_the_terms_of_a_way_add_up(lab, loss, name):
         assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(grads[term])) == counts
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_terms_by_hand(lab, loss):
     """REPA's target is of the data; that of eq. (16) of the noised latents, or of the data."""
     found, params, encoder, batch = loss

@@ -247,7 +247,7 @@ def test_the_loss_and_its_line(net, corpus):
         np.testing.assert_allclose(value, want, rtol=10 * EPS**0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_ways_begin_where_they_should():
     """With sources of every shape: LiGO and the grown pair have the target's shape, the soups are
     on SAIL's line, and the best of the line is no worse on validation text than either soup."""
@@ -421,7 +421,7 @@ def test_two_devices_agree_with_one(ran, tmp_path):
     np.testing.assert_allclose(np.load(path), alone, rtol=10 * EPS**0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
     """The loop beside trainings one by one; then what is told of it."""
     config = varied(
@@ -632,7 +632,7 @@ def on_disk(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
     """Three, the last of them shallower: it is grown."""
     found = sl.run(on_disk)

@@ -264,7 +264,7 @@ def test_figures_of_a_run_have_both_lines():
     assert len(figure.axes[1].collections) == 3  # map, band, line
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_noises_of_any_number_of_digits_are_drawn(tmp_path):
     config = varied(PRESETS["tiny"], sigmas=(0.2, 0.5), modes=("linear",), draws=2)
     study = registry.load("transfer_phase")

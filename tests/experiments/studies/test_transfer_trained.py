@@ -340,7 +340,7 @@ def _errors(config):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("alpha", [1e-5, 1e-2])
 def test_networks_are_those_of_the_plain_loop(alpha):
     """In the directions in which small weights move, and in all of them where they are large."""
@@ -350,7 +350,7 @@ def test_networks_are_those_of_the_plain_loop(alpha):
     assert max(_errors(config).values()) < (1e-6 if few else 1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_networks_in_other_directions_are_not(monkeypatch):
     """The comparison sees a subspace in which weights do not move."""
 
@@ -387,7 +387,7 @@ def test_half_of_what_a_part_is_due_to_halves_it(part, change):
     assert halved["stopping time"] == pytest.approx(whole["stopping time"], rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_estimators_and_flows_are_those_of_the_data_themselves():
     """Kinds of one network, from the rows before they are condensed."""
     config = varied(TINY, networks={"draws": 2})

@@ -56,7 +56,7 @@ def test_scales_of_three_matrices_by_hand():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_scales_are_those_of_the_table():
     """Table 3 of Yang et al.: deviations and Adam's rates relative to those of the base width."""
     grown, base = _config(4 * BASE, tied=False), _config(BASE, tied=False)
@@ -129,14 +129,14 @@ def _growth(tied, by_mup):
 BETWEEN = 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_training_changes_does_not_depend_on_the_width(tied):
     power, error = _growth(tied, by_mup=True)
     assert (np.abs(power) + 3 * error < BETWEEN).all(), (power, error)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_in_the_standard_parametrisation_it_grows():
     power, error = _growth(tied=True, by_mup=False)
     assert (power - 3 * error > BETWEEN).all(), (power, error)

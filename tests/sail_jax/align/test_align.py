@@ -716,7 +716,7 @@ def test_moments_are_stable_and_pool():
     assert np.abs(naive - np.diag(cov)[:4]).max() > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_models_in_the_frame_of_the_first():
     net = NETS["residual"]
     models = [net.params] + [hide(net, seed=k)[1] for k in range(1, 4)]
@@ -879,7 +879,7 @@ def digits():
     return models, s, jax.jit(loss), (x, y)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_matching_lowers_the_barrier_between_trained_networks(digits):
     models, s, loss, data = digits
 

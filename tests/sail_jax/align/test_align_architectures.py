@@ -228,7 +228,7 @@ def test_weights_name_fused_leaves_whole_or_by_block():
         align.match_weights(m.params, moved, m.spec, weights={"c_attn": 1.0})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_fused_leaves_in_the_other_aligners():
     m = model("gpt2")
     maps, moved = hide(m, {})

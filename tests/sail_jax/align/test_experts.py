@@ -229,7 +229,7 @@ def test_planted_order_of_gpt_oss_is_found():
         assert not np.array_equal(moved[name], params[name])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_checkpoints_of_stacked_experts_get_back_their_experts_and_units(tmp_path):
     params, config = mixture()
     moved, orders = shuffled(params, config, 3)
@@ -259,7 +259,7 @@ def test_biases_of_routers_move_along_in_files(tmp_path):
         assert np.array_equal(found[two], params[two])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_checkpoints_get_back_their_experts_and_units(tmp_path):
     params, config = mixture()
     moved, orders = shuffled(params, config, 3)

@@ -97,7 +97,7 @@ def axes(net):
     return params, spec(params, names, spaces=spaces)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hidden_copy_of_other_width_and_depth_is_found(hidden):
     a, b, index, x = hidden
     (of_a, out_a), (of_b, out_b) = forward(a, x), forward(b, x)

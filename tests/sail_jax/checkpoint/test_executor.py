@@ -265,7 +265,7 @@ def test_subnormal_numbers_are_kept_by_all(name):
         assert got[leaf].any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_only_pieces_near_0_are_computed_again():
     """The second piece of a, none of b and one of two tensors of a batch; sums for reports, too."""
     models, base = problem({"a": (300, 1000), "b": (300, 1000), "c": (40, 50), "d": (40, 50)})
@@ -498,7 +498,7 @@ def test_every_kernel_lives_as_long_as_the_process():
         assert jax.tree.structure(a) == jax.tree.structure(b), name
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_draws_are_independent_and_fair():
     """Null: uniform, independent between streams and neighbours. 2^20 draws each, |z| < 4."""
     n = 1 << 20
@@ -528,7 +528,7 @@ def test_draws_are_independent_and_fair():
     np.testing.assert_array_equal(drawn("one", 1000, 50), u[:, 1000:1050])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_counts_of_short_rows_are_not_kept(monkeypatch):
     """Kept until the last tensor is merged, they would take as much memory as the model; and what
     is taken at the threshold is the same without them."""
@@ -604,7 +604,7 @@ def stressed(monkeypatch, times):
             assert array.tobytes() == got[name].tobytes(), (i, name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
     stressed(monkeypatch, 4)
 
@@ -614,7 +614,7 @@ def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(mo
     stressed(monkeypatch, 1000)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_tiny_tensors_share_few_programs_and_few_calls():
     """Each alone would cost milliseconds: 10,000 of them are merged 512 at a time."""
     base = {f"w{i}": np.full(1 + i % 3, i, np.float32) for i in range(10_000)}

@@ -591,7 +591,7 @@ def test_a_recipe_refuses_to_call_lossless_what_it_cannot_run(models, tmp_path, 
         assert any(note.endswith("grown; exactness: not run") for note in ready.plan.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     text = LOSSLESS.format(models=models, lossless="true")
     with prepared(parse(text)) as ready:
@@ -606,7 +606,7 @@ def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypatch, capsys):
     """MiniLM is a BERT without a head."""
     config = GOLDEN["bert"]["config"] | {"architectures": ["BertModel"]}

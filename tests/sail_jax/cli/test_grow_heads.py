@@ -29,7 +29,7 @@ CLASSIFIERS = ["BertForSequenceClassification", "RobertaForSequenceClassificatio
 CLASSIFIERS += ["LlamaForSequenceClassification"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "name", [soak_unless(n == "LlamaForSequenceClassification", n) for n in CLASSIFIERS]
 )

@@ -46,7 +46,7 @@ def saved(tmp_path_factory):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_is_linear_in_the_head_is_linear(saved):
     base, *models = saved["head"]
     found = measure_linearity(models, examples(), base, every_layer=True)
@@ -65,7 +65,7 @@ def test_what_is_linear_in_the_head_is_linear(saved):
         np.testing.assert_allclose(it.metric.value, float(it.upper.value), atol=EPS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_layers_keep_their_order(tmp_path):
     """Ten and more: neither the names nor where features are stitched go by the alphabet."""
     widths, rng = [3] * 12, np.random.default_rng(0)

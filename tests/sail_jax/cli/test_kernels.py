@@ -73,7 +73,7 @@ for words in (
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_flags_are_set_before_the_first_device_is_made(tmp_path):
     """XLA reads them then, and no more: what makes a device before has them ignored silently."""
     for name in ("one", "two"):
@@ -97,7 +97,7 @@ print(jax.jit(lambda x: jax.numpy.sin(x) + 1)(0.0))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_programs_that_are_cut_short_are_compiled_again_and_nothing_is_said(tmp_path):
     def run():
         command = [sys.executable, "-c", KEEPING]

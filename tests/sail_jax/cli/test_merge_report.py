@@ -547,7 +547,7 @@ def test_models_that_all_equal_the_base_have_a_page():
 # --- files
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_report_replaces_a_report_and_nothing_else(tmp_path):
     case, folder = merged(SMALL), tmp_path / "new" / "report"
     for _ in range(2):
@@ -569,6 +569,6 @@ def test_report_replaces_a_report_and_nothing_else(tmp_path):
         merge_report.admit(paths[0])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_equal_merges_have_equal_reports(large, large_page):
     assert page(large) == large_page

@@ -183,7 +183,7 @@ def test_a_device_that_is_not_there_is_refused_in_a_line(models, capsys):
     assert call("out", "--device", "cpu") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_device_that_is_named_computes(models):
     code = """
         import jax, sys

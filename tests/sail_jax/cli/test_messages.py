@@ -157,7 +157,7 @@ def test_an_input_whose_path_is_no_utf8_is_read(stock, tmp_path, call):
     assert "out\\udcff" in (out / "README.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_reads_the_output_may_stop(folder):
     """`sail-jax ... | head`: the pipe is closed before anything is written."""
     code = "import sys; from sail_jax.cli.main import main; sys.stdin.read(); sys.exit(main())"

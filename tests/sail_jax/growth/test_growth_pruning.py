@@ -242,7 +242,7 @@ def test_what_needs_values_and_what_takes_scores():
         plan(m, golden["config"] | {"head_dim": 4}, {"head_dim": 2}, "magnitude")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_prunes_a_checkpoint(tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))

@@ -227,7 +227,7 @@ def test_thresholds_are_those_of_a_sort(visit):
             np.testing.assert_array_equal(np.flatnonzero(mask[task]), np.sort(order[task, :rank]))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_another_traced_density_compiles_nothing(caplog):
     """Nor do other static ones outside of `jit`. Both keep the same entries, as does `vmap`."""
     given = vectors(coarse=True)

@@ -422,7 +422,7 @@ def test_jit_equals_eager_and_repeats(name):
     assert_close(jax.jit(LEARN[name])(ms, base), got, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @each
 def test_gradient_through_the_learning(name):
     """d/ds of the merge of models base + s delta, through five steps; central differences in

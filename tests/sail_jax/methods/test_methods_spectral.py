@@ -289,7 +289,7 @@ def test_scale_and_matrices():
     chex.assert_trees_all_equal(only["wide"], call("iso_c", models, base)["wide"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_iso_cts_without_room_is_iso_c():
     """Of 5 directions 4 are common, and the last cannot be shared by 3 models."""
     models, base = problem()

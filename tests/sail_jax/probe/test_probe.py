@@ -750,7 +750,7 @@ def test_interference_of_known_geometry():
         close(np.diag(found.overlap[0, side]), [1, 1, 1, 0, 1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_interference_at_any_scale_and_its_gradients():
     """Powers of two change no digit. All singular values of one task vector are equal, and those
     of another are 0."""

@@ -210,7 +210,7 @@ def test_far_apart_total_variation_says_half_and_its_inverse_does_not():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_weights_of_gaussian_tasks_from_their_samples():
     """Unbiased squared distances of linear kernels are those of means: weights follow."""
     rng, runs, n = np.random.default_rng(0), 400, 200

@@ -65,7 +65,7 @@ def test_finds_a_planted_optimum():
         assert outcome.searched + outcome.judged == 400
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wrong_recommendations_are_rare():
     """Null: no merge is better than model A. At most 5 % are recommended, over 400 beds.
 
@@ -76,7 +76,7 @@ def test_wrong_recommendations_are_rare():
     assert stats.binomtest(wrong, 400, 0.05, "greater").pvalue > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_gain_is_found_as_often_as_its_size_predicts():
     """The power of the paired t test at the planted optimum, by the normal approximation.
 
@@ -241,7 +241,7 @@ def test_pytrees_by_methods_and_groups():
     np.testing.assert_allclose(reached, [1.0, 0.1], atol=4 * 0.3 / np.sqrt(150))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gradients_refine_weights():
     """From the best of a few points, gradients reach the optimum of the examples of the search."""
     x = np.random.default_rng(0).normal([0.8, 0.4], 0.2, (320, 2)).astype(np.float32)

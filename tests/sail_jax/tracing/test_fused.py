@@ -104,7 +104,7 @@ def test_a_factor_of_three_uses_has_one_role():
     assert found.spec.space("head").nonlinearity == "elementwise"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["(h, 3, d)", "(h + 2, d)", "(kv, g + 2, d)"])
 def test_a_fused_layer_is_checked_grown_and_aligned(layout):
     apply, p, rules = network(layout)

@@ -81,7 +81,7 @@ def test_the_forward_pass_gives_the_table_again(name):
                 assert family(words[0]) in family(words[1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_compute_the_same_in_every_basis_that_a_spec_allows(name):
     """On inputs of another batch than those that were traced; of tables and inferred specs."""

@@ -343,7 +343,7 @@ def test_what_cannot_be_taken_apart_is_named():
         stack(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_scanned_networks_are_aligned_layer_by_layer():
     """A permutation for each layer, of another network's units, is found exactly."""
     sizes = {**dict.fromkeys("qkv", (2, 6, 4)), "o": (2, 4, 6), "down": (2, 5, 6)}

@@ -312,7 +312,7 @@ def test_the_objective_is_the_weighted_squared_distance(tmp_path, normalize):
         align_checkpoints(a, c, None, spec=rules, normalize=1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_clip_is_aligned_with_its_scale(pair, tmp_path):
     a, b = pair("clip")
     assert load_checkpoint(a)["logit_scale"].shape == ()

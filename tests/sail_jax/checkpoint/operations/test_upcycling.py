@@ -79,7 +79,7 @@ GRANITE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_stacked_experts_are_joined_while_they_are_written(tmp_path, models):
     """Copies and drawn ones; and copies of one network are certified."""
     _, found = models
