@@ -110,8 +110,15 @@ def flag(name: str, value: str) -> str:
     return "--" + options.get(name, name).replace("_", "-")
 
 
+MODULES = 300 << 20
+"""Bytes of a process that has imported and opened what `grow`, `align`, `transplant` and `upcycle`
+need before they can refuse a limit, as measured."""
+
+
 def on_inputs(
-    add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], None]
+    add_arguments: Callable[[Parser], None],
+    run: Callable[[argparse.Namespace], None],
+    least: int = 0,
 ) -> Callable[[Parser, Sequence[str]], int]:
     """Makes the `main` of a command that raises ValueErrors only for wrong input of the user.
 
@@ -120,6 +127,8 @@ def on_inputs(
     Args:
       add_arguments: Adds the command's arguments to the parser.
       run: Runs the command on the arguments.
+      least: Bytes that the command takes before it can refuse a limit. A lower `max_memory` is
+        refused at once.
 
     Returns:
       The function `main(parser, argv)`, which returns the exit code 0.
@@ -128,6 +137,11 @@ def on_inputs(
     def main(parser: Parser, argv: Sequence[str]) -> int:
         add_arguments(parser)
         args = parser.read(argv)
+        limit = getattr(args, "max_memory", None)
+        if limit is not None and limit < least:
+            raise UsageError(
+                f"--max-memory: the program alone needs {least >> 20} MiB, got {limit >> 20} MiB"
+            )
         try:
             run(args)
         # Many of them are ValueErrors, too.

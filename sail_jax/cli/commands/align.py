@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    MODULES,
     Parser,
     add_certify,
     add_copying,
@@ -313,4 +314,4 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     return columns(rows)
 
 
-main = on_inputs(add_arguments, in_parts(run))
+main = on_inputs(add_arguments, in_parts(run), MODULES)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    MODULES,
     Parser,
     add_certify,
     add_copying,
@@ -235,4 +236,4 @@ def _show(ready: "Growing") -> None:
     show(f"exactness: {about['exactness']}")
 
 
-main = on_inputs(add_arguments, in_parts(run))
+main = on_inputs(add_arguments, in_parts(run), MODULES)

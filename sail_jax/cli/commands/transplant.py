@@ -7,6 +7,7 @@ from argparse import Namespace
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    MODULES,
     Parser,
     add_copying,
     add_input,
@@ -69,4 +70,4 @@ def run(args: Namespace) -> None:
     show(outcome(done))
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, run, MODULES)

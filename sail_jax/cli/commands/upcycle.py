@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    MODULES,
     Parser,
     add_certify,
     add_copying,
@@ -148,4 +149,4 @@ def _show(ready: "Upcycling") -> None:
     show(ready.summary())
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, run, MODULES)

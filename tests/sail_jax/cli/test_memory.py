@@ -40,3 +40,22 @@ def test_freed_memory_is_used_again_unless_the_environment_says_how():
     assert reused < fresh / 10
     own = page_faults("reuse", MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536")
     assert own > 10 * reused
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process its peak")
+@pytest.mark.parametrize(
+    "command", ["align a b out", "transplant a b out", "upcycle a out --experts 2"]
+)
+def test_a_limit_below_the_program_is_refused_within_it(command):
+    """Without a file: nothing is opened before."""
+    script = (
+        "import re, sys; from sail_jax.cli.main import main; "
+        f"code = main({[*command.split(), '--max-memory', '200MB']}); "
+        "print(code, re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    code, peak = map(int, done.stdout.split())
+    assert code == 2, done.stderr
+    assert "--max-memory: the program alone needs 300 MiB, got 190 MiB" in done.stderr
+    assert peak < 200e6 / 1024
