@@ -43,7 +43,6 @@ def call(capsys):
     return call
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "piece"),
     [

@@ -103,7 +103,7 @@ def test_a_shortened_message_keeps_both_ends_and_what_stands_between_long_names(
 REFUSED = {
     "a recipe that is missing": (["merge", "no.yaml", "out"], "no.yaml is missing"),
     "too little memory": (["merge", "r.yaml", "out", "--max-memory", "1MB"], "--max-memory: "),
-    "too little to grow": (["grow", "a", "out", "--width=2x", "--max-memory=1MB"], "--max-memory"),
+    "too little to grow": (["grow", "a", "out", "--width=2x", "--max-memory=1MB"], "program alone"),
     "no tensors": (["merge", "none.yaml", "out"], "none is a checkpoint without tensors"),
     "no tensors to grow": (["grow", "none", "out", "--width", "2x"], "without tensors"),
     "no tensors to align": (["align", "a", "none", "out"], "without tensors"),

@@ -68,7 +68,6 @@ def test_gradient_of_gaussian_total_variation():
     assert np.isfinite(jax.grad(at)(0.0))
 
 
-@pytest.mark.slow
 def test_kl_of_gaussians_by_monte_carlo_and_its_laws():
     rng = np.random.default_rng(2)
     (R, T), (a, b) = rng.normal(size=(2, 3, 3)), rng.normal(size=(2, 3))

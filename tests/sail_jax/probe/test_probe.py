@@ -1008,7 +1008,6 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(4096, 4, None) > 5 * small
 
 
-@pytest.mark.slow
 def test_a_residual_is_that_of_its_ritz_vector():
     """|A y - value y| of two steps in three dimensions."""
     A = np.float32([[2, 1, 0], [1, -1, 3], [0, 3, 1]])
