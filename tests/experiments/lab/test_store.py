@@ -416,7 +416,6 @@ def test_a_huge_record_is_not_read(finished):
         store.reopen(finished)
 
 
-@pytest.mark.slow
 def test_every_byte_of_a_stage_is_checked(tmp_path):
     with store.Run.open(tmp_path, "fake", Config()) as run:
         run.stage("all", lambda: ARRAYS)

@@ -221,7 +221,6 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],

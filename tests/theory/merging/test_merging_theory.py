@@ -168,7 +168,6 @@ def grid():
         yield replace(base, steps=steps, batch=batch, rate=rate, samples=samples)
 
 
-@pytest.mark.slow
 def test_corrected_bounds_hold():
     both = jax.jit(
         lambda t: (
