@@ -40,7 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": HEADS | {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
     },
-    "StableLmForCausalLM": GROUPED,
+    # A quarter of each head is rotated.
+    "StableLmForCausalLM": GROUPED | {"hidden_size": 64},
     "Starcoder2ForCausalLM": GROUPED,
     # Queries, keys and values of each head lie together.
     "BloomForCausalLM": {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4,
@@ -84,7 +85,7 @@ def aligned(name: str, folder: Path) -> Outcome:
     for seed, at in enumerate(("a", "b")):
         saved(name, seed, folder / at)
     said = sail_jax("align", folder / "a", folder / "b", folder / "out")
-    if f"run by the forward pass of {name} in transformers" not in said:
+    if f"by the forward pass of {name} in transformers" not in said:
         raise RuntimeError(said.splitlines()[-1])
     moved = sum(len(line.split()) > 3 and line.split()[1] == "permutation"
                 for line in said.splitlines())  # fmt: skip

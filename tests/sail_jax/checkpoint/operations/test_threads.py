@@ -65,20 +65,25 @@ PARTS = 12
 @pytest.mark.skipif(not CORES, reason="this system does not choose cores")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_command_stands_still(inputs, part):
-    """With 1, 2, 3 and 8 threads on 1 and 2 cores: equal bytes. Fifty times each, if they decompose
-    matrices or compute tensors as they are read; others ten times."""
+    """With 1, 2, 3 and 8 threads on 1 and 2 cores, fifty times each, if commands decompose matrices
+    or compute tensors as they are read; others ten times. Bytes are equal, but for sums that XLA
+    divides by the number of cores."""
     assert set(inputs[1]) >= repeated_commands.OFTEN
     names = inputs[1][part::PARTS]
     often = [name for name in names if name in repeated_commands.OFTEN]
     rest = [name for name in names if name not in often]
-    outputs = [
-        repeated(inputs, threads, CORES[:cores], 50, often)
-        | repeated(inputs, threads, CORES[:cores], 10, rest)
-        for cores in (1, 2)
-        for threads in (1, 2, 3, 8)
-    ]
-    assert set(outputs[0]) == set(names)
-    assert all(output == outputs[0] for output in outputs)
+    by_cores = []
+    for cores in (1, 2):
+        outputs = [
+            repeated(inputs, threads, CORES[:cores], 50, often)
+            | repeated(inputs, threads, CORES[:cores], 10, rest)
+            for threads in (1, 2, 3, 8)
+        ]
+        assert set(outputs[0]) == set(names)
+        assert outputs == [outputs[0]] * len(outputs)
+        by_cores.append(outputs[0])
+    differing = {name for name in names if len({output[name] for output in by_cores}) > 1}
+    assert differing <= repeated_commands.DIVIDED
 
 
 def test_a_run_without_progress_writes_what_each_thread_waits_for(tmp_path, monkeypatch, caplog):
