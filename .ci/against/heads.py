@@ -236,7 +236,7 @@ def grown(name: str, folder: Path) -> Outcome:
     command = [sys.executable, "-m", "sail_jax.cli", "grow", str(old), str(new), "--width", "2x"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if handed_out(name, config):
-        refused = run.returncode and "hands out its stream" in run.stderr
+        refused = run.returncode and "returns its stream" in run.stderr
         return Outcome(0.0 if refused else np.inf, 1.0, 0.0, "refused: a base model")
     if run.returncode:
         return Outcome(np.inf, 1.0, 0.0, run.stderr.strip().splitlines()[-1])

@@ -503,7 +503,7 @@ def anchored(start, ft, anchor):
 
 
 def crossing(level, start, sigma):
-    need(0 < start <= level <= sigma, start < sigma)
+    need(0 < start <= level <= sigma, start < sigma < mp.inf)
     if level == sigma:
         return mp.inf
     return (mp.log(level / start) + mp.log((sigma - start) / (sigma - level))) / (4 * sigma)
