@@ -611,13 +611,19 @@ def _packed(h5py, file):
     file.create_dataset("gap", (1 << 40,), "f8", chunks=(1 << 16,), compression="gzip")
 
 
+def _virtual(h5py, file):
+    layout = h5py.VirtualLayout((3,), "f8")
+    layout[:] = h5py.VirtualSource("/dev/zero", "x", (3,), "f8")
+    file.create_virtual_dataset("x", layout)
+
+
 STRANGE = {
     "unwritten": lambda h5py, file: file.create_dataset("huge", (1 << 45,), "f8"),
     "packed": _packed,
     "outside": lambda h5py, file: file.create_dataset(
         "x", (3,), "u1", external=[("/dev/zero", 0, 3)]
     ),
-    "virtual": lambda h5py, file: file.create_virtual_dataset("x", h5py.VirtualLayout((3,), "f8")),
+    "virtual": _virtual,
     "linked": lambda h5py, file: file.__setitem__("x", h5py.ExternalLink("/dev/zero", "x")),
     "alias": lambda h5py, file: file.__setitem__("x", h5py.SoftLink("/square")),
     "group": lambda h5py, file: file.create_group("x"),

@@ -71,7 +71,7 @@ def test_a_tree_is_found_in_the_training_state_of_a_run(tmp_path):
     config = trees.config("qwen3")
     tensors = folder(tmp_path / "hf", config)
     tree = {"params": from_hugging_face(tensors, "maxtext", config)}
-    state = {"params": tree, "opt_state": {"mu": tree, "nu": tree}, "step": np.int32(7)}
+    state = {"params": tree, "opt_state": {"mu": tree, "nu": tree}, "step": np.asarray(7, np.int32)}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "run" / "7" / "items", state)
         checkpointer.wait_until_finished()
