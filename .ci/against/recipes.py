@@ -255,7 +255,9 @@ def words(folder: Path) -> Outcome:
     methods = merge_methods.registered_methods()
     read = {(m.spec.name, p.name, p.scope != "shared") for m in methods for p in m.spec.parameters}
     ours = {name: entry.parameters.values() for name, entry in MERGEKIT.items()}
-    apart ^= read ^ {(name, p.name, p.per_model) for name, own in ours.items() for p in own}
+    apart ^= read ^ {
+        (name, p.theirs or p.name, p.per_model) for name, own in ours.items() for p in own
+    }
     return Outcome(len(apart), len(read), 0, ", ".join(map(str, sorted(apart, key=str))))
 
 

@@ -129,7 +129,7 @@ class _Walk:
         numbers = [x.number for x in ins]
         known = [n for n in numbers if n is not None]
         if ins and len(known) == len(ins):
-            return [_Seen(_computed(name, known))]
+            return [_Seen(_computed(name, known))] * len(eqn.outvars)
         self.read({x.gain for x in ins}, self._matrix(name, ins))
         for inner in of.inner_jaxprs:
             # A scatter keeps the constants of its jaxpr elsewhere.

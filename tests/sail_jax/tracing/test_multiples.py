@@ -90,3 +90,15 @@ def test_gains_that_something_else_reads_are_not_listed(after):
         return after(rms(p["embed"][x]) * p["gain"], p)
 
     assert "gain" not in spec_of(apply, params(8, 4), TOKENS).multiples.readers
+
+
+def test_a_split_of_a_number_has_parts():
+    """An LSTM of torch begins with parts of zeros."""
+
+    def apply(params, x):
+        first, second = jnp.split(jnp.zeros(4), 2)
+        return jnp.tanh(x @ params["in"] + first) @ params["out"] + second
+
+    params = {"in": np.ones((3, 2), np.float32), "out": np.ones((2, 2), np.float32)}
+    axes = dict(spec_of(apply, params, np.ones((1, 3), np.float32)).spec.leaves)
+    assert axes["out"][0][0].space == axes["in"][1][0].space
