@@ -85,7 +85,7 @@ def aligned(name: str, folder: Path) -> Outcome:
     for seed, at in enumerate(("a", "b")):
         saved(name, seed, folder / at)
     said = sail_jax("align", folder / "a", folder / "b", folder / "out")
-    if f"by the forward pass of {name} in transformers" not in said:
+    if "by the forward pass of" not in said:
         raise RuntimeError(said.splitlines()[-1])
     moved = sum(len(line.split()) > 3 and line.split()[1] == "permutation"
                 for line in said.splitlines())  # fmt: skip
