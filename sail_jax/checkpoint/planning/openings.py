@@ -132,7 +132,7 @@ class Openings:
         check_model(model)
         if ref.lora is None:
             return model
-        view = with_adapter(model, self._path(ref.lora, ref.lora_revision), self._rename)
+        view = with_adapter(model, self._path(ref.lora, ref.lora_revision), rename=self._rename)
         self._notes += [f"{ref}: {note}" for note in notes_on(model, view)]
         return view
 

@@ -84,7 +84,7 @@ def adapted(
 
 
 def with_adapter(
-    base: Checkpoint, adapter: Checkpoint, rename: Callable[[str], str] | None = None
+    base: Checkpoint, adapter: Checkpoint, *, rename: Callable[[str], str] | None = None
 ) -> View:
     """Adds an open adapter to an open checkpoint.
 
