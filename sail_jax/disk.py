@@ -88,6 +88,24 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise kind(f"cannot {doing} {path}: {why}; {advice}") from exc
 
 
+def check_length(path: Path) -> None:
+    """Checks that a text is not too long for a path.
+
+    From Python 3.14 on, pathlib calls such a path missing, which would mislead.
+
+    Args:
+      path: The path.
+
+    Raises:
+      OSError: If it is too long.
+    """
+    try:
+        os.lstat(path)
+    except OSError as exc:
+        if exc.errno == errno.ENAMETOOLONG:
+            raise
+
+
 def raise_limit(error: OSError) -> str:
     """Returns advice if an error is about too many open files.
 

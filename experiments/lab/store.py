@@ -34,7 +34,7 @@ from experiments.lab.registry import Study
 from experiments.lab.stages import direct as direct  # handed on: the stage without a store
 from sail_jax import disk
 from sail_jax.cli import processes
-from sail_jax.disk import RefusedError, StoreError
+from sail_jax.disk import RefusedError, StoreError, check_length
 from sail_jax.provenance import provenance
 
 if TYPE_CHECKING:
@@ -412,6 +412,7 @@ def reopen(directory: str | Path) -> Run:
       StoreError: If its record is damaged.
     """
     path = Path(directory)
+    check_length(path)
     if not path.is_dir() or not (path / RECORD).exists():
         raise RefusedError(f"{path} holds no run: {RECORD} is missing")
     record = _read_run_record(path)

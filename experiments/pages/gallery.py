@@ -45,6 +45,8 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     """
     directory = Path(directory)
     out = directory / PAGE if out is None else Path(out)
+    for path in (directory, out):
+        disk.check_length(path)
     if not directory.is_dir():
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)

@@ -107,9 +107,7 @@ def with_adapter(
     model = config_of(base.extras)
     names = Names(base.tensors, model)
     tensors, config, notes = in_peft(adapter, names)
-    if rename is not None:
-        tensors = renamed(tensors, checked(config, str(adapter.path)), names, rename)
-    combined = _combined(base.tensors, tensors, config, model, names=names)
+    combined = _combined(base.tensors, tensors, config, model, names=names, rename=rename)
     new = None
     if model and (combined.rows is not None or combined.untied):
         tied = False if combined.untied else None
@@ -287,11 +285,14 @@ def _combined(
     model: Config,
     dtype: np.dtype | None = None,
     names: Names | None = None,
+    rename: Callable[[str], str] | None = None,
 ) -> _Combined:
     """Combines the content of an adapter with the base, weight by weight."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
     names = Names(base, model) if names is None else names
+    if rename is not None:
+        tensors = renamed(tensors, read, names, rename)
     weights = Weights.of(read_keys(tensors, read, names), read, base, model, names)
     must, may = lacking(weights, read, names, base, model)
     if must:

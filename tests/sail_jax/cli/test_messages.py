@@ -107,9 +107,8 @@ REFUSED = {
     "no tensors": (["merge", "none.yaml", "out"], "none is a checkpoint without tensors"),
     "no tensors to grow": (["grow", "none", "out", "--width", "2x"], "without tensors"),
     "no tensors to align": (["align", "a", "none", "out"], "without tensors"),
-    # From Python 3.14 on, pathlib calls a path that is too long missing.
-    "a long folder of runs": (["report", LONG], "nnn"),
-    "a long page": (["report", "a", "--out", LONG], "error: "),
+    "a long folder of runs": (["report", LONG], "File name too long"),
+    "a long page": (["report", "a", "--out", LONG], "File name too long"),
     "a long configuration": (
         ["align", "a", "b", "out", "--config", LONG],
         "expected a config.json",
@@ -121,7 +120,7 @@ REFUSED = {
     "a long record": (["inspect", "a", "--json", LONG], "File name too long"),
     "a long folder of a report": (["merge", "r.yaml", "out", "--report", LONG], "too long"),
     "a long run": (["run", "ledger", "--preset", "tiny", "--out", LONG], "File name too long"),
-    "a long stored run": (["plot", LONG], "nnn"),
+    "a long stored run": (["plot", LONG], "File name too long"),
     "long examples": (["examples", LONG], "File name too long"),
     "a run that is a loop": (["run", "ledger", "--preset", "tiny", "--out", "loop"], "loop: "),
 }
