@@ -23,7 +23,8 @@ _EMBEDDING = re.compile(
 )
 _HEAD = re.compile(
     r"(?:^|[./])(?:(?:generator_)?lm_head|embed_out|output_layer|vocab_projector|"
-    r"lm_head[./](?:linear|decoder)|predictions[./]decoder)[./](?:weight|bias)$|^output\.weight$|(?:^|\.)predictions\.bias$"
+    r"lm_head[./](?:linear|decoder)|predictions[./]decoder)[./](?:weight|bias)$|"
+    r"^output\.weight$|(?:^|\.)predictions\.bias$"
 )
 _EARLY = re.compile(r"emb|wte|wpe|(?:^|[./])(?:shared|patch|stem|conv1|class_token|cls_token)")
 

@@ -172,7 +172,8 @@ def renamed(
       The tensors by their new keys.
 
     Raises:
-      CheckpointError: If the config has other entries for a module under its new name.
+      CheckpointError: If the config has other entries for a module under its new name, or two
+        tensors get the same key.
     """
     new: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -190,6 +191,8 @@ def renamed(
                         f"recipe renames to {called!r}; rename it in the config, too"
                     )
             key = PREFIX + called + rest[len(module) :]
+        if key in new:
+            raise CheckpointError(f"{tensor.source}: two tensors would be called {key!r}")
         new[key] = tensor
     return new
 

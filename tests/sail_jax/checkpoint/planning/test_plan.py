@@ -600,6 +600,16 @@ def test_a_recipe_renames_what_an_adapter_names_otherwise(tmp_path, new, rename)
         np.testing.assert_array_equal(read[1][name], expected)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_renamed_tensor_replaces_no_other(tmp_path, first):
+    lora = adapter(tmp_path)
+    short = {k.replace(".model.model.", ".model."): x for k, x in lora.tensors.items()}
+    lora.tensors = {**short, **lora.tensors} if first else {**lora.tensors, **short}
+    rename = r"rename: {'^layers\.': model.layers.}"
+    with pytest.raises(ValueError, match=r"two tensors would be called .*mlp\.up_proj\.lora_A"):
+        plan(parse(RENAMED.format(rename=rename)), {**models(), "lora": lora}.__getitem__)
+
+
 def test_a_renamed_module_keeps_what_its_config_says(tmp_path):
     new, rename = ".model.layers", r"rename: {'^layers\.': model.layers.}"
     said = {"alpha_pattern": {r"^layers\.1\.mlp\.up_proj": 7}}
