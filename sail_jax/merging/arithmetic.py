@@ -27,6 +27,8 @@ FOLDED = 4
 """The number of rows into which `sums` folds a vector. XLA adds them up in registers. More rows are
 far slower.
 """
+PARTS = 64
+"""The number of parts in which a large array is summed, on any number of cores."""
 
 
 def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
@@ -84,7 +86,7 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     faster than one sum after another. The result is as accurate as XLA's own sums, which add in a
     tree: the error is a few eps times the sum of the magnitudes.
     """
-    return _sums(arrays) if _folds(arrays) else tuple(x.sum() for x in arrays)
+    return _sums(arrays) if _folds(arrays) else tuple(map(total, arrays))
 
 
 def _folds(arrays: Sequence[Array]) -> bool:
@@ -96,9 +98,30 @@ def _folds(arrays: Sequence[Array]) -> bool:
 
 
 @jax.custom_jvp
+def total(x: Num[Array, "..."]) -> Num[Array, ""]:
+    """Sums an array in the same order on any number of cores.
+
+    XLA divides a full sum of a large array by the number of cores of a CPU, which rounds otherwise
+    on another machine. It does not divide the sum of a row.
+    """
+    if x.size < PARTS**2 or divided(x):
+        return x.sum()
+    whole, rest = jnp.split(x.reshape(-1), [x.size // PARTS * PARTS])
+    # Without the barrier, XLA makes one full sum of both again.
+    rows = lax.optimization_barrier(whole.reshape(PARTS, -1).sum(1))
+    return rows.sum() + rest.sum()
+
+
+@total.defjvp
+def _total_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    # A sum is linear. The barrier is never differentiated.
+    return total(*primals), tangents[0].sum()
+
+
+@jax.custom_jvp
 def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Sums vectors with lengths that are multiples of `FOLDED`, in one reduction."""
-    return tuple(part.sum() for part in _joined(arrays, lax.add))
+    return tuple(map(total, _joined(arrays, lax.add)))
 
 
 def _joined(arrays: Sequence[Array], join: Callable[..., Array]) -> tuple[Array, ...]:

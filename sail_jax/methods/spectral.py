@@ -28,9 +28,11 @@ from sail_jax.merging.arithmetic import (
     add_products,
     at_unit_scale,
     automatic,
+    norm,
     number,
     products,
     task_sum,
+    total,
     units_of,
 )
 from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
@@ -421,7 +423,7 @@ def _iso_c(deltas: Stack) -> Matrix:
     """The update of `iso_c` for one matrix."""
     x = task_sum(deltas)
     factor = polar(x)
-    return (factor * x).sum() / min(x.shape) * factor  # <U V^T, x> is the sum of singular values
+    return total(factor * x) / min(x.shape) * factor  # <U V^T, x> is the sum of singular values
 
 
 @at_unit_scale
@@ -437,7 +439,7 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
         x = whole(x)
         # If nothing is left of x, the rest is rounding. Zero is therefore relative to the size of
         # x.
-        rest = svd(x - matmul(U, U.T, x), jnp.linalg.norm(x))
+        rest = svd(x - matmul(U, U.T, x), norm(x))
         return tuple(part[..., :n] for part in rest)
 
     if n:
@@ -459,7 +461,7 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     # neither overflow nor underflow.
     deltas = in_parts(deltas, -2)  # grams are sums over rows, and all else goes row by row
     own = deltas * (1 / units_of([*deltas]))[:, None, None]
-    squares = jnp.sum(own**2, (1, 2))
+    squares = jnp.stack([total(x**2) for x in own])
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
     grams = [scale * matmul(x.T, x) for scale, x in zip(inverse, own, strict=True)]
     # L is expanded around the sum of deltas, where the published code also starts.

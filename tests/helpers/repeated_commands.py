@@ -47,8 +47,6 @@ COMMANDS = {
 SPECTRAL = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm", "regmean")
 OFTEN = {*COMMANDS, *(f"merge {name}" for name in SPECTRAL)}
 """Commands that decompose matrices, or compute tensors as they are read."""
-DIVIDED = {"merge karcher", "merge model_stock", "merge multislerp"}
-"""Merges by inner products of whole tensors, which XLA sums in as many parts as there are cores."""
 IN_PYTHON = ("merge fisher", "merge regmean", "search")
 """What the command line does not have, or not with `--threads`."""
 

@@ -19,6 +19,7 @@ from merge_cases import compilations, streamed
 
 from sail_jax import Merge
 from sail_jax.merging import (
+    arithmetic,
     combining,
     counting,
     engine,
@@ -615,3 +616,11 @@ def test_a_transform_made_in_another_precision_is_the_same(make):
     some = TaskVectors({"a": np.arange(8.0).reshape(1, 8)}, {"a": np.ones((1, 1))})
     with jax.enable_x64(True):
         chex.assert_trees_all_equal(made(some), make()(some))
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4159, 20_000])
+def test_a_total_has_every_entry_once(size):
+    """Sums of integers are exact. Each entry has derivative 1, and each row of a batch its own."""
+    x = np.random.default_rng(size).integers(-9, 9, [2, size]).astype(np.float32)
+    assert jax.vmap(arithmetic.total)(x).tolist() == x.sum(1).tolist()
+    assert jax.grad(arithmetic.total)(x[0]).tolist() == [1] * size
