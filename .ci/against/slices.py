@@ -155,6 +155,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, int], ...], str]] =
         TWICE,
         "",
     ),
+    "a scale for each place": ("DiffLlama", {}, TWICE, "self_attn.lambda_init"),
+    "a scale by the depth": ("MiniCPM3", LATENT, TWICE, "scale_depth"),
     "recurrent layers in turn": (
         "RecurrentGemma",
         {"block_types": ["recurrent", "recurrent", "attention"], "lru_width": 32},

@@ -399,6 +399,15 @@ def add_certify(parser: Parser) -> None:
     )
 
 
+def add_strict(parser: Parser) -> None:
+    """Adds --strict, for commands that read recipes."""
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse recipes with settings that have no effect; by default a note is printed",
+    )
+
+
 def add_copying(parser: Parser) -> None:
     """Adds the options of commands that read checkpoints and write one, such as --resume.
 

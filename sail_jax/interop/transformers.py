@@ -60,7 +60,7 @@ def spec_of_config(
       ValueError: If transformers lacks the class, its inputs are unknown, or its tensors differ
         from the checkpoint's.
     """
-    module = _module(config, len(shapes), "meta")
+    module = module_of(config, len(shapes), "meta")
     apply, params = jax_function(module)
     stored = _stored(module)
     known = {path: tuple(x.shape) for path, x in jax.eval_shape(stored, params).items()}
@@ -126,10 +126,10 @@ def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
     `config` is the configuration, as for `spec_of_config`. ImportError as `spec_of_config`.
     ValueError as `spec_of_config`.
     """
-    module = _module(config, tensors, "meta")
+    module = module_of(config, tensors, "meta")
     if sum(p.numel() for p in module.parameters()) < _SMALL:
         # Numbers that are stored as tensors, such as the scale of embeddings, are computed then.
-        module = _module(config, tensors, "cpu")
+        module = module_of(config, tensors, "cpu")
     apply, params = jax_function(module)
     stored = _stored(module)
     found = _traced(module, apply, params, stored)
@@ -156,10 +156,10 @@ def outputs_of_config(
       ValueError: As `spec_of_config`; the function raises it too, if the network cannot be run.
     """
     entries = sum(math.prod(x.shape) for x in tensors.values())
-    asked = sum(p.numel() for p in _module(config, _MOST * len(tensors), "meta").parameters())
+    asked = sum(p.numel() for p in module_of(config, _MOST * len(tensors), "meta").parameters())
     if asked > _MOST * entries:
         raise ValueError(f"the configuration needs {asked} parameters, but there are {entries}")
-    module = _module(config, _MOST * len(tensors), "cpu")
+    module = module_of(config, _MOST * len(tensors), "cpu")
     apply, params = jax_function(module)
     # Every entry is stored once, so the inverse of storing is the transposed linear map.
     back = jax.linear_transpose(_stored(module), params)
@@ -205,7 +205,7 @@ def name_of(config: Mapping[str, Any]) -> str:
     return f"{classes[0]} in transformers {importlib.metadata.version('transformers')}"
 
 
-def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
+def module_of(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     """The model of a configuration."""
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")

@@ -41,6 +41,7 @@ from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning.openings import Openings, paths
 from sail_jax.checkpoint.recipe import mixtures
 from sail_jax.checkpoint.recipe.mixtures import Mixture
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.agreement import (
     Agreement,
     Arrays,
@@ -116,10 +117,12 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
       ValueError: If a network cannot be opened or does not fit, or `run` does not give enough
         memory.
     """
+    if run.strict and mixture.notes:
+        raise RecipeError(*mixture.notes[0])
     refs = mixtures.models(mixture)
     check_there([*paths(refs)], offline=run.offline)
     with contextlib.ExitStack() as stack:
-        notes: list[str] = []
+        notes = [note.text for note in mixture.notes]
 
         def open(path: str) -> Checkpoint:
             return stack.enter_context(opened(path, run, adapters=True))

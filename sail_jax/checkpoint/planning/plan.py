@@ -79,6 +79,7 @@ from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checkpoint.sources.transplanted import Transplanted
 from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
+from sail_jax.interop import layers
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.selection import averaged_statistics
@@ -750,6 +751,18 @@ class _Planner:
         inner = donor.config.get("text_config")
         return {**named, **(inner if isinstance(inner, dict) else {}), **donor.config}
 
+    def _check_layers(self, config: dict[str, Any], order: Sequence[int]) -> None:
+        """Checks that each layer computes the same function in its new place."""
+        if changed := layers.changed_kind(self.first.config, config, order):
+            if not self.allow_crimes:
+                regardless = argument("allow_crimes", "True")
+                raise RecipeError(
+                    self.recipe.node.where,
+                    f"config.json cannot state the layers in their new order: {changed}; "
+                    f"{regardless} merges them regardless",
+                )
+            self.notes.append(f"a layer computes another function than before: {changed}")
+
     def _config(self, treatments: Sequence[Treatment], donor: Input) -> dict[str, Any]:
         """Makes the output's config.json from the first input's, corrected to the tensors."""
         changes: dict[str, Any] = {"dtype": self.recipe.out_dtype or self.recipe.dtype}
@@ -773,6 +786,8 @@ class _Planner:
             stated = patched_config(self.first.config, **changes)
         except ValueError as error:
             raise RecipeError(self.recipe.node.where, str(error)) from error
+        if "layers" in changes and layers.available():
+            self._check_layers(stated, changes["layers"])
         config, left = following(stated, written, vocabulary)
         for found in contradictions(stated, written):
             if found.repair == {found.key: None}:

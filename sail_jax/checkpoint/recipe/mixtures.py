@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sail_jax.checkpoint.recipe.declared import Placed, kind, read
+from sail_jax.checkpoint.recipe.declared import Lenient, Note, Placed, kind, read
 from sail_jax.checkpoint.recipe.parts import Document, Dtype, Ref, Reference
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Number
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where, compose
@@ -53,7 +53,7 @@ Scale = Annotated[Number, Field(ge=0, lt=1e6)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
-class Expert(Placed):
+class Expert(Placed, Lenient):
     """An expert in a file.
 
     Attributes:
@@ -74,7 +74,7 @@ class Expert(Placed):
     drop: Share = 0.0
 
 
-class Mixture(Placed):
+class Mixture(Placed, Lenient):
     """A mixture of experts in a file.
 
     Attributes:
@@ -88,6 +88,7 @@ class Mixture(Placed):
       seed: The seed of all random draws.
       where: Its place in the file.
       text: The file; "" if it was made in Python.
+      notes: The keys of the file that have no effect.
     """
 
     base_model: Reference
@@ -99,6 +100,7 @@ class Mixture(Placed):
     architecture: str | None = None
     seed: Natural = 0
     text: str = Field("", exclude=True)
+    notes: tuple[Note, ...] = Field((), exclude=True)
 
     @model_validator(mode="after")
     def _fits(self) -> "Mixture":
@@ -148,9 +150,10 @@ def parse(text: str | bytes, file: str = "mixture") -> Mixture:
     >>> mixture.base_model.path, mixture.experts[0].noise_scale
     ('a', 0.0)
     """
-    mixture = read(Mixture, compose(text, file), Document())
+    document = Document()
+    mixture = read(Mixture, compose(text, file), document)
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
-    return mixture.model_copy(update={"text": text})
+    return mixture.model_copy(update={"text": text, "notes": tuple(document.notes)})
 
 
 def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
@@ -178,7 +181,10 @@ def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
     # JSON is YAML, so one reader checks files and calls.
     each = {"source_model": "-", **own}
     top = {"gate_mode": "uniform_random", **given, "base_model": "-", "experts": [each] * experts}
-    mixture = read(Mixture, compose(json.dumps(top), ""), Document())
+    document = Document()
+    mixture = read(Mixture, compose(json.dumps(top), ""), document)
+    if document.notes:  # an option, not a word of a file that other programs read too
+        raise RecipeError(*document.notes[0])
     ref = Ref(fspath(base))
     made = tuple(expert.model_copy(update={"source_model": ref}) for expert in mixture.experts)
     return mixture.model_copy(update={"base_model": ref, "experts": made})

@@ -1,6 +1,6 @@
 """Adapters in the files of other programs than PEFT, read as PEFT's.
 
-kohya's scripts, diffusers and MLX store the same pairs of factors under other names. `in_peft`
+kohya's scripts, diffusers, MLX and NeMo store the same pairs of factors by other names. `in_peft`
 renames their tensors, finds the modules among the names of the base, and makes the config that PEFT
 would write. Files of other programs are refused, with the pair of names that shows what they are.
 """
@@ -18,6 +18,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.adapted import Turned
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX
 from sail_jax.checkpoint.sources.renamings import Names
+from sail_jax.checkpoint.sources.unet_names import other_names
 from sail_jax.checks import nearest
 from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Tensor, Tensors, read_whole
@@ -29,6 +30,17 @@ _DIFFUSERS = re.compile(
     r"|(?P<bare>.+)\.lora_(?:(?P<bare_A>A)|(?P<bare_B>B))(?:\.default)?\.weight"
 )
 _MLX = re.compile(r"(?P<module>.+)\.(?:(?P<A>lora_a)|(?P<B>lora_b))")
+_NEMO = re.compile(
+    r"(?P<module>.+\.adapter_layer\.lora_\w+_adapter)\.linear_(?:(?P<A>in)|(?P<B>out))\.weight"
+    r"|(?P<bare>.+)\.adapter\.linear_(?:(?P<bare_A>in)|(?P<bare_B>out))\.weight"
+)
+# NeMo's first names of an adapter, and its layer with Megatron's core and without it.
+_NEMO_LAYERS = {
+    "lora_kqv_adapter": ("linear_qkv", "query_key_value"),
+    "lora_dense_attention_adapter": ("linear_proj", "dense"),
+    "lora_hto4h_adapter": ("linear_fc1", "dense_h_to_4h"),
+    "lora_4htoh_adapter": ("linear_fc2", "dense_4h_to_h"),
+}
 _ALPHA = re.compile(r"(?P<module>.+?)(?:\.lora)?\.alpha")
 # What kohya's scripts write before the name of a module, and diffusers before a component's.
 _FLAT = re.compile(r"(lora_(?:unet|te\d?|transformer)|lycoris|lora)_")
@@ -36,6 +48,7 @@ _COMPONENT = re.compile(r"(unet|transformer|text_encoder(?:_\d)?)\.")
 # The names of attention processors in diffusers' first files.
 _PROCESSOR = ((".processor.to_out", ".to_out.0"), (".processor.", "."))
 _METADATA = "lora_adapter_metadata"
+_PROGRAMS = {"kohya": _KOHYA, "diffusers": _DIFFUSERS, "MLX": _MLX, "NeMo": _NEMO}
 
 
 class _Factors(NamedTuple):
@@ -90,9 +103,9 @@ def in_peft(
 
 
 def _read(adapter: Checkpoint, config: Config) -> _Factors:
-    """The factors in a file of kohya's scripts, diffusers or MLX; CheckpointError for another."""
+    """The factors in a file of another program; CheckpointError if none of these wrote it."""
     tensors = adapter.tensors
-    for program, pattern in (("kohya", _KOHYA), ("diffusers", _DIFFUSERS), ("MLX", _MLX)):
+    for program, pattern in _PROGRAMS.items():
         pairs: dict[str, dict[str, Tensor]] = {}
         alphas: dict[str, float] = {}
         others = []
@@ -191,6 +204,8 @@ def _modules(
             f"{adapter.path}: kohya's names of modules ({next(iter(read.pairs))}) are read only "
             "next to their base: write base+adapter in a recipe"
         )
+    if read.program == "NeMo":
+        return _of_nemo(read, names, adapter)
     if names is None:
         parts = {stem: _split(stem, flat=False) for stem in read.pairs}
         # Names of one model alone need not say which it is.
@@ -220,6 +235,30 @@ def _modules(
     return found, notes
 
 
+def _of_nemo(
+    read: _Factors, names: Names | None, adapter: Checkpoint
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The layer of each of NeMo's adapters, and a note on the scale."""
+    known = None if names is None else _known(names, flat=False)
+    found: dict[str, str] = {}
+    for stem in read.pairs:
+        before, _, kind = stem.rpartition(".adapter_layer.")
+        layers = [f"{before}.{layer}" for layer in _NEMO_LAYERS.get(kind, ())] if before else [stem]
+        if not layers:
+            raise CheckpointError(
+                f"{adapter.path}: {stem!r} is not one of NeMo's adapters that are read here: "
+                f"{', '.join(_NEMO_LAYERS)}"
+            )
+        here = [layer for layer in layers if known is None or layer in known]
+        if not here:
+            raise CheckpointError(
+                f"{adapter.path}: {layers[0]!r} is not in the base{nearest(layers[0], known or ())}"
+            )
+        found[stem] = here[0] if known is None else known[here[0]]
+    note = "its adapter's file does not state alpha: it is taken as the rank, as NeMo does"
+    return found, () if read.alphas else (note,)
+
+
 def _split(stem: str, flat: bool) -> tuple[str, str]:
     """The model that a module belongs to, "" if it is not stated, and its name there."""
     match = (_FLAT if flat else _COMPONENT).match(stem)
@@ -237,7 +276,7 @@ def _known(names: Names, flat: bool) -> dict[str, str]:
     """The modules of a base by the names that an adapter may have for them.
 
     A base in one file has further words before the names ("model.diffusion_model."). What several
-    modules could be is left out.
+    modules could be is left out. A U-Net has two names for each module.
     """
     modules = [name.rpartition(".")[0] for name, _ in names.items() if name.endswith(".weight")]
     joint = "_" if flat else "."
@@ -250,7 +289,8 @@ def _known(names: Names, flat: bool) -> dict[str, str]:
             name = joint.join(parts[start:])
             counts[name] += 1
             shorter[name] = module
-    return {name: x for name, x in shorter.items() if counts[name] == 1} | whole
+    found = {name: x for name, x in shorter.items() if counts[name] == 1} | whole
+    return {name.replace(".", joint): x for name, x in other_names(modules).items()} | found
 
 
 def _config(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_output,
     add_parts,
+    add_strict,
     file,
     on_inputs,
     outcome,
@@ -65,11 +66,7 @@ def add_arguments(parser: Parser) -> None:
         type=Path,
         help="measure the merge, and write report.json and report.html to DIR",
     )
-    add(
-        "--strict",
-        action="store_true",
-        help="refuse recipes with settings that have no effect; by default a note is printed",
-    )
+    add_strict(parser)
     add_copying(parser)
     add_parts(parser)
     mergekit.add_options(parser)

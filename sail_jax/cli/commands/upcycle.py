@@ -15,6 +15,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_output,
     add_seed,
+    add_strict,
     arguments,
     natural,
     on_inputs,
@@ -81,6 +82,7 @@ def add_arguments(parser: Parser) -> None:
     add_seed(parser, "the random draws")
     add("--plan", action="store_true", help="show what would be done, and stop")
     add_certify(parser)
+    add_strict(parser)
     add_copying(parser)
 
 

@@ -281,6 +281,18 @@ def test_files_that_say_no_mixture_are_refused_with_their_place(case):
     assert str(error.value).startswith("moe.yaml:")
 
 
+def test_words_without_effect_are_noted_and_refused_if_strict(tmp_path):
+    other = "{source_model: b, positive_prompts: [x], t: 1}"
+    text = f"base_model: a\nlicense: mit\nexperts: [{E1}, {other}]"
+    mixture = mixtures.parse(text, "moe.yaml")
+    said = ["license has no effect in a mixture", "t has no effect in an expert"]
+    assert [note.text.partition(";")[0] for note in mixture.notes] == said
+    with pytest.raises(RecipeError, match=r"^moe.yaml:2:1: license: license has no effect"):
+        upcycle_checkpoint(mixture, tmp_path / "out", run=RunOptions(strict=True))
+    with pytest.raises(RecipeError, match="license has no effect"):
+        mixtures.copies("a", 2, license="mit")
+
+
 def test_merge_names_the_command_for_files_of_mergekit_moe():
     with pytest.raises(RecipeError, match="a file of mergekit-moe is for sail-jax upcycle"):
         recipes.parse("base_model: a\ngate_mode: hidden\nexperts: []")

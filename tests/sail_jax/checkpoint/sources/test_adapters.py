@@ -14,6 +14,7 @@ from adapter_cases import EMBEDDING, HEAD, PREFIX, WIDTH, Builder
 from sail_jax.checkpoint.contents.kinds import factor_pair
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.sources import unet_names
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
 from sail_jax.checkpoint.sources.renamings import Names
@@ -505,6 +506,82 @@ def test_factors_of_other_programs_are_read(program, prefix):
     assert not got[f"{prefix}{UNET}to_k.weight"].any()
 
 
+MEGATRON = "model.decoder.layers.0."
+NEMO = {
+    "the layer": ("mlp.linear_fc1.adapter", "mlp.linear_fc1"),
+    "attention": ("self_attention.adapter_layer.lora_kqv_adapter", "self_attention.linear_qkv"),
+    "its output": (
+        "self_attention.adapter_layer.lora_dense_attention_adapter", "self_attention.linear_proj"
+    ),
+    "without the core": ("mlp.adapter_layer.lora_4htoh_adapter", "mlp.dense_4h_to_h"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NEMO)
+def test_factors_of_nemo_are_read_in_its_own_names(kind):
+    stem, layer = (MEGATRON + x for x in NEMO[kind])
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    base.tensors = held({f"{layer}.weight": np.ones((4, 3), "f")})
+    factors = {f"{stem}.linear_in.weight": A, f"{stem}.linear_out.weight": B}
+    adapter.tensors = held(factors)
+    view = with_adapter(base, adapter)
+    np.testing.assert_allclose(read_whole(view.tensors[f"{layer}.weight"]), 1 + B @ A, rtol=4 * EPS)
+    assert "its adapter's file does not state alpha" in view.notes[0]
+    base.tensors = held({"other.weight": np.ones((4, 3), "f")})
+    with pytest.raises(CheckpointError, match="is not in the base"):
+        with_adapter(base, adapter)
+
+
+def test_an_unknown_adapter_of_nemo_is_refused():
+    key = f"{MEGATRON}self_attention.adapter_layer.lora_unfused_kqv_adapter.linear_"
+    with pytest.raises(CheckpointError, match=r"lora_unfused_kqv_adapter' is not one of NeMo's"):
+        read_as_adapter({f"{key}in.weight": A, f"{key}out.weight": B})
+
+
+# Names in diffusers and in the original program: SDXL (three levels).
+TWO_NAMES = {
+    "conv_in": "input_blocks.0.0",
+    "down_blocks.0.resnets.0.conv1": "input_blocks.1.0.in_layers.2",
+    "down_blocks.0.resnets.1.conv2": "input_blocks.2.0.out_layers.3",
+    "down_blocks.0.resnets.1.conv1": "input_blocks.2.0.in_layers.2",
+    "down_blocks.0.downsamplers.0.conv": "input_blocks.3.0.op",
+    "down_blocks.1.resnets.0.conv_shortcut": "input_blocks.4.0.skip_connection",
+    "down_blocks.1.attentions.0.proj_in": "input_blocks.4.1.proj_in",
+    "down_blocks.2.attentions.1.transformer_blocks.9.attn2.to_k":
+        "input_blocks.8.1.transformer_blocks.9.attn2.to_k",
+    "mid_block.resnets.1.time_emb_proj": "middle_block.2.emb_layers.1",
+    "mid_block.attentions.0.proj_out": "middle_block.1.proj_out",
+    "up_blocks.0.attentions.2.transformer_blocks.0.ff.net.2":
+        "output_blocks.2.1.transformer_blocks.0.ff.net.2",
+    "up_blocks.0.upsamplers.0.conv": "output_blocks.2.2.conv",
+    "up_blocks.2.resnets.2.conv1": "output_blocks.8.0.in_layers.2",
+    "add_embedding.linear_2": "label_emb.0.2",
+    "conv_out": "out.2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", "model.diffusion_model."])
+def test_modules_of_a_unet_have_the_names_of_two_programs(before):
+    got = unet_names.other_names(before + name for name in TWO_NAMES)
+    assert {original: got[original] for original in TWO_NAMES.values()} == {
+        original: before + name for name, original in TWO_NAMES.items()
+    }
+    got = unet_names.other_names(before + original for original in TWO_NAMES.values())
+    assert got == {name: before + original for name, original in TWO_NAMES.items()}
+    assert unet_names.other_names(["model.layers.0.mlp"]) == {}
+
+
+def test_kohya_names_of_the_other_program_reach_the_same_weight():
+    down = "down_blocks.1.attentions.0.proj_in"
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    names = [*TWO_NAMES]
+    base.tensors = held({f"{name}.weight": np.zeros((4, 3), "f") for name in names})
+    flat = "lora_unet_" + TWO_NAMES[down].replace(".", "_")
+    adapter.tensors = held({f"{flat}.lora_down.weight": A, f"{flat}.lora_up.weight": B})
+    view = with_adapter(base, adapter)
+    np.testing.assert_allclose(read_whole(view.tensors[f"{down}.weight"]), B @ A, rtol=4 * EPS)
+
+
 def test_factors_of_another_model_in_the_same_file_are_noted():
     text = {k.replace("lora_unet_down", "lora_te_layers"): x for k, x in KOHYA.items()}
     _, (note,) = read_as_adapter(KOHYA | text)
@@ -517,9 +594,9 @@ def test_factors_of_another_model_in_the_same_file_are_noted():
 
 
 def test_other_layouts_are_refused_by_the_pair():
-    nemo = {f"{UNET}to_q.adapter.linear_in.weight": A, f"{UNET}to_q.adapter.linear_out.weight": B}
-    with pytest.raises(CheckpointError, match=r"linear_in.weight and .*linear_out.weight\) in a"):
-        read_as_adapter(nemo)
+    other = {f"{UNET}to_q.lora_in.weight": A, f"{UNET}to_q.lora_out.weight": B}
+    with pytest.raises(CheckpointError, match=r"lora_in.weight and .*lora_out.weight\) in a"):
+        read_as_adapter(other)
     mid = {f"{FLAT}.lora_mid.weight": A}
     with pytest.raises(CheckpointError, match=r"lora_mid.weight' is not a factor"):
         read_as_adapter(KOHYA | mid)

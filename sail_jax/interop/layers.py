@@ -1,0 +1,145 @@
+"""Whether layers compute the same in a new order, by the transformers class of a config.json.
+
+The class is built without weights, by a process of its own: importing torch and transformers takes
+seconds and half a gigabyte, which do not count toward the memory of a merge.
+"""
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sail_jax.configurations import LAYER_KEYS, Config
+
+SECONDS = 120
+"""How long a comparison may take."""
+
+
+def available() -> bool:
+    """Checks whether torch and transformers are installed, without importing them."""
+    return all(map(importlib.util.find_spec, ("torch", "transformers")))
+
+
+def changed_kind(old: Config, new: Config, layers: Sequence[int]) -> str:
+    """Finds a layer that computes another kind of function in its new place.
+
+    Args:
+      old: The content of config.json.
+      new: The same for the new order.
+      layers: The number of the old layer, for each of the new ones.
+
+    Returns:
+      What differs in which layer, and the entries of `old` that determine it; "" if every layer
+      computes what it did, or if transformers cannot build the network of `old`.
+    """
+    asked = {"old": old, "new": new, "layers": list(layers)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__], input=json.dumps(asked), text=True,
+            capture_output=True, timeout=SECONDS, check=True,
+        )  # fmt: skip
+        return str(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ""
+
+
+def _computed(layer: Any) -> dict[str, Any]:
+    """The classes of a layer's modules, the shapes of its tensors, and its plain attributes."""
+    found: dict[str, Any] = {}
+    for name, module in layer.named_modules():
+        found[name] = type(module).__name__
+        for key, value in vars(module).items():
+            plain = value is None or isinstance(value, bool | int | float | str)
+            if plain and not key.startswith("_"):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found | {name: list(x.shape) for name, x in layer.named_parameters()}
+
+
+def _built(config: Config, count: int) -> list[dict[str, Any]]:
+    """What each of the `count` layers of a network computes; empty if it has other layers."""
+    from sail_jax.interop.transformers import module_of
+
+    module = module_of(config, sys.maxsize, "meta")
+    lists = [m for m in module.modules() if type(m).__name__ == "ModuleList" and len(m) == count]
+    longest = max(lists, key=lambda m: sum(1 for _ in m.modules()), default=())
+    return [_computed(layer) for layer in longest]
+
+
+def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
+    """Computes `changed_kind` in this process.
+
+    Raises:
+      ValueError: If transformers cannot build the network of `old`.
+    """
+    before = _built(old, _count(old))
+    try:
+        after = _built(new, len(layers))
+    except ValueError as error:
+        return str(error)
+    if not before or not after:
+        return ""
+    for key in sorted({key for layer in (*before, *after) for key in layer}):
+        own, moved = ([layer.get(key) for layer in all_] for all_ in (before, after))
+        wrong = [j for j, i in enumerate(layers) if own[i] != moved[j]]
+        if wrong and not _is_number(own, moved):
+            j, i = wrong[0], layers[wrong[0]]
+            entries = ", ".join(f"{k!r} {v!r}" for k, v in _that_state(old, key, own))
+            what = f"{key!r} of layer {j}, made of layer {i}, would be {moved[j]!r} for {own[i]!r}"
+            return what + (f"; it follows from {entries}" if entries else "")
+    return ""
+
+
+def _is_number(own: Sequence[Any], moved: Sequence[Any]) -> bool:
+    """Whether values are only the numbers of layers, in some form, or how many layers there are."""
+    if not all(type(x) is int for x in (*own, *moved)):
+        return False
+    counts = {*own} == {len(own)} and {*moved} == {len(moved)}
+    return counts or all(x < y for all_ in (own, moved) for x, y in itertools.pairwise(all_))
+
+
+def _count(config: Config) -> int:
+    parts = (config, config.get("text_config") or {})
+    return next((part[key] for part in parts for key in LAYER_KEYS if key in part), 0)
+
+
+def _that_state(config: Config, key: str, own: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The entries that determine what layers have under a key; those of only some layers first."""
+    inner = config.get("text_config")
+    part = inner if isinstance(inner, Mapping) else config
+    found = []
+    for name, value in part.items():
+        for other in _others(value) if name not in LAYER_KEYS else ():
+            tried = {**part, name: other}
+            try:
+                made = _built(
+                    {**config, "text_config": tried} if part is inner else tried, len(own)
+                )
+            except ValueError:
+                continue
+            differ = [layer.get(key) != x for layer, x in zip(made, own, strict=False)]
+            if any(differ):
+                found.append((all(differ), name, value))
+                break
+    return [(name, value) for _, name, value in sorted(found, key=lambda x: x[:2])][:2]
+
+
+def _others(value: Any) -> Iterator[Any]:
+    """Other values of an entry."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value - 1)
+    elif isinstance(value, list) and value:
+        yield from (value[::-1], value[1:])
+
+
+if __name__ == "__main__":
+    question = json.load(sys.stdin)
+    try:
+        answer = compared(question["old"], question["new"], question["layers"])
+    except ValueError:
+        answer = ""
+    print(json.dumps(answer))
