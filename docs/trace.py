@@ -1,6 +1,6 @@
 """Counts the functions that one merge calls, as a measure of how much code a reader must follow.
 
-    python docs/trace.py [--json]
+    python docs/trace.py [--json | --check | --release]
 
 Each row is one call on tiny arrays. "functions" counts the distinct functions of our packages that
 are called, with comprehensions and lambdas (for optax, optax's functions). "files" counts the files
@@ -34,6 +34,7 @@ from sail_jax.cli.main import main as cli
 HERE = Path(sail_jax.__file__).parents[1]
 OURS = tuple(f"{HERE / package}{os.sep}" for package in ("sail_jax", "theory", "experiments"))
 OPTAX = (f"{Path(optax.__file__).parent}{os.sep}",)
+RELEASED = Path(__file__).with_name("trace.json")
 KEY = jax.random.key(0)
 METHODS: dict[str, Callable[[], Any]] = {
     "ties": lambda: methods.ties(density=0.2),
@@ -122,16 +123,33 @@ def rows(folder: Path) -> Iterator[Count]:
         yield counted(f"optax.adamw's update, jitted, {time}", call, OPTAX)
 
 
+def rises(counts: list[Count]) -> list[str]:
+    """The counts that exceed those of the last release by more than a tenth."""
+    released = {row["call"]: row for row in json.loads(RELEASED.read_text())}
+    return [
+        f"{count.call}: {key} {released[count.call][key]} -> {value}"
+        for count in counts
+        for key, value in count._asdict().items()
+        if key != "call" and "optax" not in count.call and count.call in released
+        if value > 1.1 * released[count.call][key]
+    ]
+
+
 def main() -> None:
     """Prints the counts as a table, or as JSON with `--json`."""
     with tempfile.TemporaryDirectory() as folder:
         counts = list(rows(Path(folder)))
+    written = json.dumps([count._asdict() for count in counts], indent=1)
+    if "--release" in sys.argv[1:]:
+        RELEASED.write_text(written + "\n")
     if "--json" in sys.argv[1:]:
-        print(json.dumps([count._asdict() for count in counts], indent=1))
+        print(written)
         return
     print("".join(f"{title:>{34 if not i else 10}}" for i, title in enumerate(Count._fields)))
     for call, *numbers in counts:
         print(f"{call:>34}" + "".join(f"{n:10,}" for n in numbers))
+    if "--check" in sys.argv[1:] and (risen := rises(counts)):
+        sys.exit("more to read than in the last release:\n" + "\n".join(risen))
 
 
 if __name__ == "__main__":
