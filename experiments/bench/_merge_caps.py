@@ -41,7 +41,6 @@ def run(
 
     Only the checkpoints of one size are on disk at a time. Each row is written to `caps.jsonl` in
     the folder when it is measured.
-    the folder when it is measured.
 
     Args:
       folder: The folder for checkpoints and outputs.

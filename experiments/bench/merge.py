@@ -4,8 +4,8 @@ Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models f
 merges them with `sail-jax merge`, and prints wall time (including start-up and compilation) and
 peak resident memory. One ratio is to a program that only reads the inputs and writes one output.
 With --peer, another ratio is to mergekit on the same recipe. All programs take turns in one run,
-and the inputs are in the page cache. Other modes: --parity (compares numbers, not times),
---memory-curve, --caps and --device.
+and the inputs are in the page cache. Other modes: --parity (compares numbers, not times), --caps
+and --device.
 """
 
 import argparse
@@ -63,14 +63,12 @@ def options(parser: Parser) -> None:
         metavar="TEXT",
         help="for --parity: only cases with this text in their names",
     )
-    add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size to PNG")
     add("--caps", action="store_true", help="all methods under each --max-memory: is it exceeded?")
     add("--largest", default="1,16,64,128", help="for --caps: sizes of the largest tensor, in Mi")
     add("--resume", action="store_true", help="for --caps: measure only rows not yet in --dir")
     add(
         "--max-memory",
-        help="memory limits for --memory-curve (default: 512MB,1GB) and --caps (default: "
-        "least,400MB,600MB,1GB)",
+        help="memory limits for --caps; default: least,400MB,600MB,1GB",
     )
     add("--device", action="store_true", help="merge arrays in device memory, no files")
     add("--command", help="run this instead of sail-jax, with RECIPE and OUT appended")
@@ -99,11 +97,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
         rows = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
         return {"device_memory": rows}
-    if args.memory_curve:
-        from experiments.bench import _merge_memory
-
-        caps = ["", *filter(None, (args.max_memory or "512MB,1GB").split(","))]
-        return _merge_memory.run(args.dir, ours, jobs, caps, args.memory_curve)
     if args.caps:
         from experiments.bench import _merge_caps
 
