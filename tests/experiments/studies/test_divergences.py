@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from cells import slow_unless
 
-from experiments.lab import registry
-from experiments.lab.config import varied
 from sail_jax import distances
 from theory import problems
 from theory.deep_linear import divergence_claims, divergences
@@ -268,23 +266,3 @@ def test_angles_of_the_claims_are_those_of_the_problems():
     source, target = divergence_claims._at(angles, 6)
     np.testing.assert_allclose(source, [s for s, _ in expected], atol=1e-15)
     np.testing.assert_allclose(target, [t for _, t in expected], atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sigma": 0.0}, "sigma must be greater than 0; got 0"),
-        ({"thetas": 8}, "thetas must be odd; got 8"),
-        ({"thetas": 3}, "thetas must be at least 5"),
-        ({"loads": ()}, "loads must be one or more values"),
-        ({"loads": (0.5, -0.1)}, r"loads\[1\] must be greater than 0"),
-        ({"loads": (0.5, 1.0)}, "loads must have .* 4 or more away from d = 500"),
-        ({"loads": (0.5, 0.5001)}, "loads must differ in n"),
-        ({"loads": (0.002,)}, r"loads must have n = load d at least 5, .*got n = \[1\]"),
-        ({"points": 10_000}, "points must be at most 8192"),
-        ({"seed": -1}, "seed must be at least 0"),
-    ],
-)
-def test_the_experiment_names_bad_fields(change, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        varied(registry.load("divergences").presets["default"], **change)

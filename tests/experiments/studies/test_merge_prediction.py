@@ -11,7 +11,6 @@ from experiments.data import digits
 from experiments.data.files import Pool
 from experiments.data.registry import TextData
 from experiments.lab import registry
-from experiments.lab.config import varied
 from experiments.studies.merge_prediction import probes, ranking, run, tasks
 from sail_jax import methods, probe
 from sail_jax.cli import merge_odds
@@ -195,15 +194,3 @@ def test_the_verdict_reads_the_band_of_the_cosine():
     assert "--data" in said(0.9999)
     data = {"losses": [1.0, 2.0], "average": 2.5}
     assert "1.0000 above the models' mean and above the worst model's" in said(0.9, data=data)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("families", ("digit",)), ("bases", 1), ("pretrain", (-1,)), ("steps", (20, 10)),
-        ("sizes", (1, 2)), ("sizes", (6,)), ("merges", 0), ("draws", 1), ("chunk", 0),
-    ],
-)  # fmt: skip
-def test_bad_configs_name_the_field(field, value):
-    with pytest.raises(ValueError, match=rf"^{field}.* must be .*; got"):
-        varied(mp.presets["default"], **{field: value})

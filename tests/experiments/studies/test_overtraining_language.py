@@ -387,49 +387,6 @@ def test_the_papers_training_is_table_3():
     assert sum(x.size for x in jax.tree.leaves(shapes)) == pytest.approx(33.5e6, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"replicates": 2}, "replicates must be at least 3"),
-        (
-            {"pretrain": {"budgets": (9000, 1200)}},
-            "pretrain.budgets must be .*increasing",
-        ),
-        (
-            {"pretrain": {"budgets": (100, 9000)}},
-            "pretrain.budgets must be at least 10 steps of 96 tokens; got 100",
-        ),
-        ({"noise": (0.1, 0.1)}, "noise must be one or more increasing values"),
-        (
-            {"tune": {"rates": (0.1,)}},
-            "tune.rates must be 2 or more values",
-        ),
-        ({"tune": {"rates": (0.1, -0.1)}}, r"tune.rates\[1\] must be greater than 0"),
-        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend and have 1"),
-        (
-            {"tune": {"tasks": ("shfted",)}},
-            r"tune.tasks: 'shfted' is neither.* \(nearest: 'shifted'",
-        ),
-        ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is neither"),
-        ({"memory": {"together": 0}}, "memory.together must be at least 1"),
-        ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),
-        ({"tune": {"epochs": 1}}, "tune.epochs: fine-tuning must take at least 10 steps"),
-        ({"memory": {"micro_batches": 3}}, "memory.micro_batches must divide pretrain.batch = 4"),
-        ({"model": {"heads": 3}}, "model.heads must divide width = 8"),
-        ({"model": {"preset": "gpt2-small"}}, "model.preset must be one of olmo-15m, "),
-        ({"model": {"preset": "olmo-31m"}}, "model.preset must be .* .nearest: 'olmo-30m'"),
-        (
-            {"model": {"preset": "olmo-30m", "context": 2048}},
-            "model.context must be at most 1024, the positions",
-        ),
-        ({"seed": -1}, "seed must be at least 0"),
-    ],
-)
-def test_bad_configurations_are_named(changes, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        varied(TINY, **changes)
-
-
 @pytest.mark.slow
 def test_the_tiny_run_measures_what_it_says(ran, corpus):
     dataset, stages = ran

@@ -83,32 +83,6 @@ def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
         assert r == tasks.d or time < stages[r] * slack
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"diagram": "nothing"}, "diagram must be one of perturbation, "),
-        ({"tasks": {"kept": 12}}, "tasks.kept must be below d = 12; got 12"),
-        ({"networks": {"cells": (1, 3)}}, r"networks.cells\[0\] must be at least 2; got 1"),
-        ({"rows": (2.0, 1.0)}, "rows must be a range, low < high"),
-        ({"rows": (-1.0, 1.0)}, r"rows\[0\] must be at least 0"),
-        (
-            {"networks": {"rate": 0.2}},
-            r"networks.rate must be at most 1 / \(4 tasks.scale\) = 0.125 to be stable",
-        ),
-        (
-            {"diagram": "anchor", "tuning": {"rate": 0.1}},
-            r"tuning.rate must be at most .* to be stable; got 0.1",
-        ),
-        ({"diagram": "learning_rate", "rows": (0.0, 0.5)}, "rows must be at most .* got 0.5"),
-        ({"tasks": {"decay": -1.0}}, "tasks.decay must be at least 0"),
-        ({"tasks": {"scale": float("nan")}}, "tasks.scale must be"),
-    ],
-)
-def test_bad_configurations_are_named(changes, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        varied(ol.presets["default"], **changes)
-
-
 def _trained(loss, std=0.0):
     """Mean losses of networks [row, time] at times 1, 2, 3, ..."""
     loss = np.asarray(loss, float)

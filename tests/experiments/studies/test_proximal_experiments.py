@@ -416,57 +416,6 @@ def test_the_network_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("study", "change", "message"),
-    [
-        (ps, {"replicates": 1}, "replicates must be at least 2; got 1"),
-        (
-            ps,
-            {"sources": ("halves",)},
-            r"sources\[0\] must be one of classes, radii, random; got halves",
-        ),
-        (ps, {"starts": ()}, "starts must be one or more values"),
-        (ps, {"data": {"points": 501}}, "data.points must be a multiple of 2; got 501"),
-        (ps, {"data": {"share": 0.6}}, "data.share must be at most 0.5; got 0.6"),
-        (
-            ps,
-            {"training": {"batch": 70}},
-            "training.batch must be a divisor of 500 training points and of 200",
-        ),
-        (
-            ps,
-            {"training": {"epochs": 305}},
-            "training.epochs must be a multiple of every = 10; got 305",
-        ),
-        (ps, {"looks": (0, 5)}, "looks must be multiples of training.every = 10"),
-        (ps, {"looks": (0, 310)}, "looks must be .* up to training.epochs = 300"),
-        (ps, {"looks": (10, 0)}, "looks must be one or more increasing values"),
-        (ps, {"loss_epochs": 301}, "loss_epochs must be at most training.epochs = 300"),
-        (ps, {"gamma": {"largest": -1.0}}, "gamma.largest must be above smallest = -1.0"),
-        (ps, {"data": {"test": 100}}, "data.test must be at least 200"),
-        (ps, {"seed": -1}, "seed must be at least 0"),
-        (pg, {"starts": ("same",)}, r"starts\[0\] must be one of shared, independent; got same"),
-        (pg, {"overlaps": {"alphas": (0.5,)}}, r"overlaps.alphas must begin with 0; got \(0.5,\)"),
-        (pg, {"overlaps": {"betas": (0.0, 1.5)}}, r"overlaps.betas\[1\] must be at most 1"),
-        (pg, {"overlaps": {"betas": (0.0, 0.5, 0.5)}}, "overlaps.betas must be .* increasing"),
-        (pg, {"looks": (100, 50)}, "looks must be one or more increasing values"),
-        (pg, {"looks": (0,)}, "looks must not end before training"),
-        (pg, {"overlaps": {"steps": 70}}, "overlaps.steps must be among looks"),
-        (pg, {"gpt": {"heads": 3}}, "gpt.heads must be a divisor of width = 32; got 3"),
-        (
-            pg,
-            {"training": {"steps": 150}},
-            "training.steps must be a multiple of 50 .* at least 200",
-        ),
-        (pg, {"blocks": {"source": 100}}, "blocks.source must be at least distance = 800"),
-        (pg, {"training": {"rate": 0.0}}, "training.rate must be greater than 0"),
-    ],
-)
-def test_bad_fields_are_named(study, change, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        varied(study.presets["default"], **change)
-
-
-@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: spirals.spirals(RNG(0), 3, turns=1, noise=0), "n must be even"),

@@ -322,59 +322,6 @@ def test_the_tiny_run():
     assert made.shape == (32, 4, 8)
 
 
-BAD = {
-    "ways: expected one of 'sit', 'repa', ": {"ways": ("sit", "repa", "sial")},
-    "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
-    "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
-    "budget.steps must be a multiple of 8; got 100": {"budget": {"steps": 100}},
-    "optimizer.warmup must be below budget.steps = 1200; got 1200": {"optimizer": {"warmup": 1200}},
-    "sample_batch must divide samples = 896; got 100": {"sample_batch": 100},
-    "alignment.layer must be at most the 2 of sit-tiny; got 3": {"alignment": {"layer": 3}},
-    "ema must be less than 1; got 1.0": {"ema": 1.0},
-    "sampler.method must be one of euler, heun, sde; got rk4": {"sampler": {"method": "rk4"}},
-    "shard must be one of no, data, full": {"shard": "some"},
-    "model must be one of sit-b/2, sit-tiny": {"model": "gpt-tiny"},
-    "classifiers.measure must be one of resnet18, ": {"classifiers": {"measure": "sit-tiny"}},
-    "replicates must be at least 2": {"replicates": 1},
-    "optimizer.rate must be greater than 0": {"optimizer": {"rate": 0.0}},
-    "sampler.guidance must be finite": {"sampler": {"guidance": float("inf")}},
-    "data.labels must not be given for digits; got l.npy": {"data": {"labels": "l.npy"}},
-    "ways: 'sail' needs an encoder's features of noised latents": {
-        "data": {"name": "latents", "features": "f.npy"}
-    },
-    # text is never imported
-    "functions.features must be a function; got os:getcwd": {
-        "functions": {"features": "os:getcwd"}
-    },
-    "functions.measure must be given with decode": {"functions": {"decode": len}},
-    "functions.encode must be None for data.name digits": {"functions": {"encode": len}},
-    "functions.features must be None if data.features names a file": {
-        "data": {"name": "latents", "features": "f.npy"},
-        "ways": ("sit", "repa", "sail_clean"),
-        "functions": {"features": len},
-    },
-    "functions.decode must be given with functions.measure, for data.name image-folders": {
-        "data": {"name": "image-folders"},
-        "functions": {"measure": len},
-    },
-    "changes must be none for data.name latents": {
-        "data": {"name": "latents"},
-        "changes": {"flip": 0.5},
-    },
-    "changes.area must be greater than 0": {"changes": {"area": 0.0}},
-    "data.side must not be given for latents; got 8": {"data": {"name": "latents", "side": 8}},
-    "data.file must not be given for image-folders": {
-        "data": {"name": "image-folders", "file": "z.npy"}
-    },
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_bad_fields_are_named(message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        varied(sd.presets["default"], **BAD[message])
-
-
 def test_bad_data_is_named_before_anything_is_computed(tmp_path):
     stored, labels = tmp_path / "z.npy", tmp_path / "labels.npy"
     features, wrong = tmp_path / "f.npy", tmp_path / "short.npy"

@@ -482,63 +482,6 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("seed", -1),
-        ("replicates", 2),
-        ("ways", ("sweep", "scratch")),
-        ("ways", ("scratch", "swept")),
-        ("ways", ()),
-        ("model.preset", "gpt3"),
-        ("model.preset", "resnet18"),
-        ("model.context", 1),
-        ("model.heads", 3),
-        ("model.narrow_heads", 2),
-        ("model.shallow_layers", 2),
-        ("source.start", "same"),
-        ("source.alpha", 1.5),
-        ("source.beta", -0.1),
-        ("source.blocks", 10),
-        ("weight.distance", "kl"),
-        ("weight.blocks", 3),
-        ("weight.gammas", 2),
-        ("source.steps", 50),
-        ("budget.steps", 50),
-        ("budget.steps", 1001),
-        ("budget.batch", 0),
-        ("optimizer.rate", 0.0),
-        ("optimizer.floor", 2.0),
-        ("optimizer.weight_decay", -1.0),
-        ("optimizer.clip", 0.0),
-        ("compute", "float16"),
-        ("maps.steps", 0),
-        ("source.series", (0.5,)),
-        ("source.series", (0.9, 0.5)),
-        ("source.series", (0.5, 1.0)),
-        ("validation", 0),
-        ("held_out", 1),
-        ("questions.items", 0),
-        ("questions.choices", 1),
-        ("questions.ending", 48),
-        ("at_once", 0),
-        ("shard", "model"),
-        ("weight.retrain", (50, 50)),
-        ("questions.tasks", ("piqua",)),
-        ("questions.tasks", ("piqa", "piqa")),
-        ("questions.scoring", "word"),
-        ("retrain", True),
-        ("micro_batches", 3),
-    ],
-)
-def test_bad_fields_are_one_line_that_names_them(field, value):
-    group, _, name = field.rpartition(".")
-    changes = {group: {name: value}} if group else {name: value}
-    with pytest.raises(ValueError, match=f"^{field}") as caught:
-        varied(sl.presets["default"], **changes)
-    assert "\n" not in str(caught.value)
-
-
 def test_questions_for_a_text_of_files_need_its_tokenizer():
     for asked in ({"file": "q"}, {"tasks": ("piqa",)}):
         with pytest.raises(ValueError, match=r"questions\.tokenizer must be the one that made"):

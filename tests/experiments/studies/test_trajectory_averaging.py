@@ -121,20 +121,6 @@ def test_verdicts_of_hand_made_losses(ran, average, decay, wins):
     assert predicted.effect > 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"steps": 1205}, "steps must be multiples of spacing = 10; got 1205"),
-        ({"windows": (55,)}, "windows must be multiples of spacing = 10; got 55"),
-        ({"windows": (1190,)}, "windows must leave the warm-up out, 1180 steps at most; got 1190"),
-        ({"images": {"held_out": 1797}}, "held_out"),
-    ],
-)
-def test_bad_configs(changes, says):
-    with pytest.raises(ValueError, match=says):
-        varied(study.presets["default"], **changes)
-
-
 @pytest.mark.slow
 def test_boundaries_meet_theory():
     """Of many checkpoints the line is that of all iterates, to 10 %; of few, decay wins sooner."""
