@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import UInt8
 
 from experiments.data.files import (
     DataError,
@@ -118,17 +118,6 @@ def read_images(
 ) -> UInt8[np.ndarray, "n height width"]:
     """Reads the images of one idx3-ubyte file."""
     return _read(Path(path), 3, source)
-
-
-def read_labels(
-    path: str | Path,
-    classes: int = 10,
-    source: Source = FAMILIES["mnist"].source,
-    first: int = 0,
-) -> Int32[np.ndarray, " n"]:
-    """Reads the labels of one idx1-ubyte file."""
-    path = Path(path)
-    return checked_labels(_read(path, 1, source), classes, path, first=first)
 
 
 def _find(folder: Path, stem: str, axes: int) -> Path:

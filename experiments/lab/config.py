@@ -10,6 +10,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import ModuleType
 from typing import (
     Annotated,
@@ -177,6 +178,19 @@ def varied(config: C, **changes: Any) -> C:
             except ValueError as error:
                 raise ValueError(f"{name}.{error}") from None
     return dataclasses.replace(config, **fields)
+
+
+def picked(config: AnyConfig, *fields: str) -> dict[str, Any]:
+    """Reads some fields of a config, for the attributes of a dataset.
+
+    Args:
+      config: The config.
+      *fields: The fields; those of a group with its name, such as "budget.steps".
+
+    Returns:
+      The values by the fields' names, without groups.
+    """
+    return {field.rpartition(".")[2]: attrgetter(field)(config) for field in fields}
 
 
 # Pydantic's names of the errors, and the requirement on the field; {ge} etc. are in their context.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import sweep
@@ -69,10 +70,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         {
             "d": config.d,
             "n": config.counts(),
-            "sigma": config.sigma,
-            "draws": config.draws,
-            "points": config.points,
-            "matchings": config.matchings,
+            **picked(config, "sigma", "draws", "points", "matchings"),
         },
     )
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.overtraining_further.config import Config, Labels, Sam
@@ -115,9 +116,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     }
     level = config.decay.threshold
     about = {
-        "tau": config.tau,
-        "scale": config.scale,
-        "d": config.decay.d,
+        **picked(config, "tau", "scale", "decay.d"),
         "width": config.bits.d,
         "threshold": level,
         "noise_time": best_time.noise_time(config.decay.d, _gamma(config), config.tau),

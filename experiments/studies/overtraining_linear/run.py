@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from jax.typing import ArrayLike
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices
@@ -77,15 +78,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "cell_x": ("cell_x", _axis(config, config.networks.cells[1])),
         "cell_row": ("cell_row", _rows(config, config.networks.cells[0])),
     }
-    about = {
-        "diagram": config.diagram,
-        "d": config.tasks.d,
-        "seeds": config.networks.seeds,
-        "steps": config.tuning.steps,
-        "ratio": config.tasks.ratio,
-        "rate": config.tuning.rate,
-    }
-    return xr.Dataset(data, coords, about)
+    about = ("diagram", "tasks.d", "networks.seeds", "tuning.steps", "tasks.ratio", "tuning.rate")
+    return xr.Dataset(data, coords, picked(config, *about))
 
 
 def _axis(config: Config, points: int) -> np.ndarray:

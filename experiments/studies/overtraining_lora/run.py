@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.overtraining_lora.config import Config
@@ -54,13 +55,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "share": ("share", _shares(config.points)),
         "cell_share": ("cell_share", _shares(config.networks.shares)),
     }
-    about = {
-        "time": config.adapter.time,
-        "start": config.adapter.start,
-        "ratio": config.tasks.ratio,
-        "seeds": config.networks.seeds,
-    }
-    return xr.Dataset(data, coords, about)
+    about = ("adapter.time", "adapter.start", "tasks.ratio", "networks.seeds")
+    return xr.Dataset(data, coords, picked(config, *about))
 
 
 def _shares(points: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.regularised_transfer.config import Config
@@ -69,10 +70,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "fine_theta": ("fine_theta", _fine(), {"units": "rad"}),
         },
         {
-            "d": config.d,
-            "sigma": config.sigma,
-            "source_sigma": config.source_sigma,
-            "draws": config.draws,
+            **picked(config, "d", "sigma", "source_sigma", "draws"),
             "variances": list(config.variances),
         },
     )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
@@ -251,8 +252,7 @@ def _scratch_law(config: Config, scratch: list[dict]) -> tuple[xr.Dataset, st.Po
         },
         {
             **dataclasses.asdict(config.sizes),
-            "cutoff": config.cutoff,
-            "tolerance": config.descent.tolerance,
+            **picked(config, "cutoff", "descent.tolerance"),
         },
     )
     return dataset, law

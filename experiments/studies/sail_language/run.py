@@ -12,6 +12,7 @@ import xarray as xr
 
 from experiments.data.files import refused
 from experiments.data.registry import OFFLINE_TEXT
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.measures.savings import savings
@@ -132,9 +133,7 @@ def _dataset(
             "vocab": corpus.vocab,
             "choices": config.questions.choices,
             "source_steps": config.source.steps,
-            "start": config.source.start,
-            "distance": config.weight.distance,
-            "items": config.questions.items,
+            **picked(config, "source.start", "weight.distance", "questions.items"),
         },
     )
     return retraining.noted(dataset, config, [r["chosen"] for r in results])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.several_sources.config import Config
@@ -58,7 +59,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "rank": config.ranks(),
         "every_rank": np.arange(1, config.d + 1),
     }
-    about = {name: getattr(config, name) for name in ("d", "draws", "sigma")}
+    about = picked(config, "d", "draws", "sigma")
     return xr.Dataset(data, coords, {**about, "n": config.samples()})
 
 

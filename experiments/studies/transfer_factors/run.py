@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
@@ -63,8 +64,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         "value": ("value", list(config.values), {"long_name": config.factor}),
         "load": ("load", config.counts() / config.d, {"long_name": "load n/d", "units": "1"}),
     }
-    about = {name: getattr(config, name) for name in ("d", "draws", "depth", "sigma", "theta")}
-    return xr.Dataset(data, coords, {**about, "factor": config.factor})
+    about = picked(config, "d", "draws", "depth", "sigma", "theta", "factor")
+    return xr.Dataset(data, coords, about)
 
 
 @jax.jit

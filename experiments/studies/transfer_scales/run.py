@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from experiments.lab.config import picked
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.transfer_scales.config import FEATURES, Config
@@ -53,13 +54,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "imbalance": list(config.imbalances),
             "r": theory["r"],
         },
-        {
-            "sigma": config.sigma,
-            "layers_sigma": config.layers_sigma,
-            "load": config.load,
-            "draws": config.draws,
-            "d": config.d,
-        },
+        picked(config, "sigma", "layers_sigma", "load", "draws", "d"),
     )
 
 
