@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,3 +240,87 @@ def process(
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     failure = f"exit {status}: {said[-1].strip() if said else 'silent'}"
     return Sample(seconds, peak, failure, cpu, status)
+
+
+class Track(NamedTuple):
+    """One command, which runs in turn with the others, and its measurements so far.
+
+    Attributes:
+      command: The words of the command.
+      repeats: The number of timed runs.
+      samples: The measurements so far.
+      env: Variables added to the environment.
+    """
+
+    command: Sequence[str]
+    repeats: int
+    samples: list[Sample]
+    env: Mapping[str, str] = {}
+
+    def once(self, log: Path) -> Sample:
+        """Runs the command once."""
+        return process(self.command, log, self.env)
+
+    def record(self) -> dict[str, Any]:
+        """Summarises the runs.
+
+        Returns the median, smallest and largest of their seconds, their number, and the highest
+        peak; or only the first failure.
+        """
+        if failure := next((s.failure for s in self.samples if s.failure), ""):
+            return {"failure": failure}
+        return {
+            **summary([s.seconds for s in self.samples]),
+            "cpu_seconds": statistics.median(s.cpu for s in self.samples),
+            "repeats": len(self.samples),
+            "peak_bytes": max(s.peak for s in self.samples),
+        }
+
+
+def take_turns(
+    tracks: Mapping[str, Track], clear: Callable[[], object], log: Path
+) -> Iterator[tuple[str, Sample]]:
+    """Runs commands in turns, so a change of the system's load affects all of them equally.
+
+    Args:
+      tracks: The commands by name. A command that failed is not repeated.
+      clear: Removes the output of the command before.
+      log: The file for the commands' output.
+
+    Yields:
+      The name of each run and its measurement, which its track has, too.
+    """
+    for turn in range(max(track.repeats for track in tracks.values())):
+        for name, track in tracks.items():
+            if turn < track.repeats and not any(s.failure for s in track.samples):
+                clear()
+                track.samples.append(track.once(log))
+                yield name, track.samples[-1]
+
+
+def answers(module: str, words: Sequence[str], env: Mapping[str, str]) -> list[Any]:
+    """Runs a module of this folder in its own process, which prints lines of JSON.
+
+    Args:
+      module: The name of the module.
+      words: The arguments of its command line.
+      env: Variables to add to this process's environment.
+
+    Returns:
+      The values of the lines.
+
+    Raises:
+      RuntimeError: If the process fails. The message has its arguments and its last line.
+    """
+    command = [sys.executable, "-m", f"experiments.bench.{module}", *words]
+    child = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    if child.returncode:
+        said = child.stderr.strip().splitlines() or ["silent"]
+        raise RuntimeError(f"{', '.join(words[:2])}: exit {child.returncode}: {said[-1]}")
+    return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+def on_devices(count: int) -> dict[str, str]:
+    """Returns variables with which JAX sees the CPU as `count` devices."""
+    devices = f"--xla_force_host_platform_device_count={count}"
+    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()}

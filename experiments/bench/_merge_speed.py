@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.bench._llama import Llama, write
-from experiments.bench._measuring import Sample, check_space, print_table, process, summary
+from experiments.bench._measuring import Track, check_space, print_table, take_turns
 from experiments.bench._merge_peer import OFFLINE, TUNED, Peer
 from experiments.bench._merge_recipes import Job
 from sail_jax.cli.progress import say
@@ -55,37 +54,6 @@ class Turns(NamedTuple):
     peer: int
     beside: Collection[str] = ()
     both: Collection[str] = ()
-
-
-class Track(NamedTuple):
-    """One command, which runs in turn with the others, and its measurements so far.
-
-    Attributes:
-      command: The words of the command.
-      repeats: The number of timed runs.
-      env: Variables added to the environment.
-      samples: The measurements so far.
-    """
-
-    command: list[str]
-    repeats: int
-    env: Mapping[str, str]
-    samples: list[Sample]
-
-    def record(self) -> dict[str, Any]:
-        """Summarises the runs.
-
-        Returns the median, smallest and largest of their seconds, their number, and the highest
-        peak; or only the first failure.
-        """
-        if failure := next((s.failure for s in self.samples if s.failure), ""):
-            return {"failure": failure}
-        return {
-            **summary([s.seconds for s in self.samples]),
-            "cpu_seconds": statistics.median(s.cpu for s in self.samples),
-            "repeats": len(self.samples),
-            "peak_bytes": max(s.peak for s in self.samples),
-        }
 
 
 def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
@@ -172,7 +140,7 @@ def run(
     tracks: dict[str, Track] = {}
 
     def track(name: str, command: list[str], repeats: int, env: Mapping[str, str] = {}) -> None:
-        tracks[name] = Track(command, repeats, env, [])
+        tracks[name] = Track(command, repeats, [], env)
 
     for count in sorted({job.files for job in jobs.values()}):
         for sync in (False, True):
@@ -192,25 +160,17 @@ def run(
         if name in turns.both:
             track(f"tuned peer {name}", command, turns.peer, {**OFFLINE, **TUNED})
 
-    def once(track: Track) -> Sample:
+    def clear() -> None:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        return process(track.command, folder / "log.txt", track.env)
 
-    for kind in (
-        "limit",
-        "ours",
-        "peer",
-    ):  # an unmeasured run fills the cache
+    log = folder / "log.txt"
+    for kind in ("limit", "ours", "peer"):  # an unmeasured run fills the cache
         for first in [name for name in tracks if name.startswith(kind)][:1]:
-            once(tracks[first])
-    for turn in range(max(t.repeats for t in tracks.values())):
-        for name, t in tracks.items():
-            # A command that failed would fail again.
-            failed = any(s.failure for s in t.samples)
-            if turn < t.repeats and not failed:
-                t.samples.append(sample := once(t))
-                say(f"  {size} {name}: {sample.failure or f'{sample.seconds:.2f} s'}")
+            clear()
+            tracks[first].once(log)
+    for name, sample in take_turns(tracks, clear, log):
+        say(f"  {size} {name}: {sample.failure or f'{sample.seconds:.2f} s'}")
     shutil.rmtree(out, ignore_errors=True)
     records = {name: t.record() for name, t in tracks.items()}
     print(

@@ -1,7 +1,6 @@
 """The axes of `scale`: the commands for each size, one axis at a time."""
 
 import json
-import os
 import re
 import shutil
 import statistics
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.bench._llama import Llama, write
-from experiments.bench._measuring import Rows, Sample, check_space, process
+from experiments.bench._measuring import Rows, Sample, check_space, on_devices, process
 from experiments.bench._merge_recipes import JOBS
 from experiments.bench._merge_speed import SIZES, checkpoints, copying, write_recipe
 from sail_jax.cli.options import size as in_bytes
@@ -299,10 +298,8 @@ def _inside(axis: str, series: str) -> Callable[[Bench, Sequence[int]], None]:
 def _computed(bench: Bench, job: str, size: int, devices: int) -> dict[str, Any]:
     """Runs a job of `_scale_process` on the given number of devices."""
     log = bench.folder / "log.txt"
-    force = f"--xla_force_host_platform_device_count={devices}"
-    env = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {force}".strip()}
     words = [sys.executable, "-m", "experiments.bench._scale_process", job, str(size)]
-    sample = process([*words, str(bench.repeats)], log, env)
+    sample = process([*words, str(bench.repeats)], log, on_devices(devices))
     if sample.failure:
         return {"failure": sample.failure}
     found = json.loads(log.read_text().splitlines()[-1])

@@ -7,15 +7,11 @@ CPU-seconds and, for the first result, the ratio to task arithmetic on the same 
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from experiments.bench._compile_process import WAYS
-from experiments.bench._measuring import Table, some_of
+from experiments.bench._measuring import Table, answers, some_of
 from sail_jax import methods
 from sail_jax.cli.options import Parser, natural
 from sail_jax.cli.progress import say
@@ -40,14 +36,9 @@ def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
     Raises:
       RuntimeError: If the process fails. The message has its last line.
     """
-    command = [sys.executable, "-m", "experiments.bench._compile_process", name, way]
     # This process must not reuse programs that an earlier process compiled.
-    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    child = subprocess.run([*command, *map(str, leaves)], env=env, capture_output=True, text=True)
-    if child.returncode:
-        said = child.stderr.strip().splitlines() or ["silent"]
-        raise RuntimeError(f"{name}, {way}: exit {child.returncode}: {said[-1]}")
-    return [json.loads(line) for line in child.stdout.splitlines()]
+    fresh = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return answers("_compile_process", [name, way, *map(str, leaves)], fresh)
 
 
 def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ for whole processes.
 
 import argparse
 import shutil
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from experiments.bench._llama import Llama, write
-from experiments.bench._measuring import Sample, check_space, process, times
+from experiments.bench._measuring import Track, check_space, process, take_turns, times
 from experiments.bench._merge_speed import SIZES
 from sail_jax.cli.options import Parser, natural
 
@@ -121,28 +120,22 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
     write([source], llama)
     grow = [sys.executable, "-m", "sail_jax.cli", "grow", str(source), str(out), "--quiet"]
     grow += ["--width", "2x", "--method", method, "--no-certify"]
-    ours: list[Sample] = []
-    limit: list[Sample] = []
-    size = 0
-    for turn in range(repeat + 1):
-        sample = process(grow, folder / "log")
-        if sample.failure:
-            print(f"grow: {sample.failure}")
-            return {"failure": sample.failure}
-        size = sum(f.stat().st_size for f in out.iterdir())
-        shutil.rmtree(out)
-        command = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
-        floor = process(command, folder / "log")
-        plain.unlink()
-        # The first turn compiles programs, which JAX then reuses, and fills the page cache.
-        if turn:
-            ours.append(sample)
-            limit.append(floor)
-        else:
-            first = sample
-    seconds = statistics.median(s.seconds for s in ours)
-    least = statistics.median(s.seconds for s in limit)
-    peak = max(s.peak for s in ours)
+    # The first run compiles programs, which JAX then reuses, and fills the page cache.
+    first = process(grow, folder / "log")
+    size = 0 if first.failure else sum(f.stat().st_size for f in out.iterdir())
+    only = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
+    tracks = {"grow": Track(grow, repeat, []), "write": Track(only, repeat, [])}
+
+    def clear() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        plain.unlink(missing_ok=True)
+
+    turns = take_turns(tracks, clear, folder / "log")
+    if failure := first.failure or next((s.failure for _, s in turns if s.failure), ""):
+        print(f"grow: {failure}")
+        return {"failure": failure}
+    ours, limit = (track.record() for track in tracks.values())
+    seconds, least, peak = ours["seconds"], limit["seconds"], ours["peak_bytes"]
     print(
         f"{llama.parameters / 1e6:.0f} M parameters to {size / 1e9:.2f} GB by {method}: "
         f"{seconds:.2f} s ({first.seconds:.2f} s the first time), writing alone {least:.2f} s: "
@@ -150,6 +143,7 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
     )
     return {
         "parameters": llama.parameters, "bytes": size, "method": method,
-        "seconds": [s.seconds for s in ours], "first": first.seconds,
-        "write_seconds": [s.seconds for s in limit], "ratio": seconds / least, "peak_bytes": peak,
+        "seconds": [s.seconds for s in tracks["grow"].samples], "first": first.seconds,
+        "write_seconds": [s.seconds for s in tracks["write"].samples],
+        "ratio": seconds / least, "peak_bytes": peak,
     }  # fmt: skip

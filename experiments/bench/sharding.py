@@ -8,15 +8,11 @@ more than it needs (`allowed`).
 """
 
 import argparse
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.bench._measuring import Table, some_of
+from experiments.bench._measuring import Table, answers, on_devices, some_of
 from experiments.bench._sharding_process import AXES, DEVICES, LEAVES, MODELS, PLACEMENTS, Sent
 from sail_jax import methods
 from sail_jax.cli.options import Parser
@@ -43,16 +39,8 @@ def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> list
     Raises:
       RuntimeError: If the process fails. The message has its last line.
     """
-    module = "experiments.bench._sharding_process"
-    command = [sys.executable, "-m", module, axes, ",".join(placements), *names]
-    devices = f"--xla_force_host_platform_device_count={DEVICES}"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    child = subprocess.run(command, env=env, capture_output=True, text=True)
-    if child.returncode:
-        said = child.stderr.strip().splitlines() or ["silent"]
-        raise RuntimeError(f"{axes}: exit {child.returncode}: {said[-1]}")
-    return [json.loads(line) for line in child.stdout.splitlines()]
+    env = {**on_devices(DEVICES), "JAX_PLATFORMS": "cpu"}
+    return answers("_sharding_process", [axes, ",".join(placements), *names], env)
 
 
 def received(found: Found) -> dict[str, int]:
