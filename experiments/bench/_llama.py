@@ -179,7 +179,7 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
     base = base.astype(kind).astype(np.float32)
     for model, (llama, handle, offsets) in enumerate(zip(llamas, handles, starts, strict=True)):
         entries = base
-        # Drawn even for a model that lacks this tensor or some of its rows: a model's entries must
+        # Drawn even for a model without this tensor or some of its rows: a model's entries must
         # not depend on the sizes of earlier models.
         if model:
             change = rng.standard_normal(stop - start, np.float32) * np.float32(delta)

@@ -18,7 +18,7 @@ class Job(NamedTuple):
       base: The role of the base: the "base", one of the "models", "both", or not used ("").
       ours: Keys of the recipe that only sail-jax has.
       alone: Whether only sail-jax has the method.
-      beside: The job that gives the peer's time, if the peer lacks the method.
+      beside: The job that gives the peer's time, if the peer does not have the method.
       limit: The largest wanted ratio of the job's time to reading the inputs and writing the
         output, flushed to disk; infinity without a goal.
       peer: The smallest wanted ratio of the peer's time to the job's; 0 without a goal.
@@ -32,7 +32,7 @@ class Job(NamedTuple):
     base: str = "base"  # "base", "models", "both", or not used ("")
     ours: Mapping[str, Any] = {}  # keys of the recipe that only sail-jax has
     alone: bool = False
-    beside: str = ""  # the job that gives the peer's time, if the peer lacks this one
+    beside: str = ""  # the job that gives the peer's time instead of this one
     limit: float = np.inf
     peer: float = 0.0
     peak: float = np.inf

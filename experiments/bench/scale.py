@@ -41,7 +41,7 @@ def options(parser: Parser) -> None:
         help="runs of each size, but none after 40 s; default: %(default)s",
     )
     add("--dir", type=Path, default=default, help="for checkpoints; default: %(default)s")
-    add("--resume", action="store_true", help="measure only rows that its scale.jsonl lacks")
+    add("--resume", action="store_true", help="measure only rows that are not in its scale.jsonl")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         "--mutate",
         action="store_true",
         help="also list the claims that would hold with a wrong prediction: one shifted by the "
-        "effect that the claim should detect, or one that lacks a term",
+        "effect that the claim should detect, or one with a missing term",
     )
     parser.add_argument(
         "--attack",

@@ -205,7 +205,7 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
     """Reads a question of WinoGrande, with the options for a blank as its choices.
 
     Each choice is one of the options, followed by the rest of the sentence. A sentence that begins
-    with the blank lacks a context, and a line break takes its place.
+    with the blank has no context, and a line break takes its place.
     """
     sentence, options = record["sentence"], [record["option1"], record["option2"]]
     if not isinstance(sentence, str) or sentence.count("_") != 1:

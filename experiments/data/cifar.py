@@ -117,7 +117,7 @@ def load(
 
     Returns:
       The images `(n, 32, 32, 3)`, their labels, and the names of the classes. Names are numbers if
-      the folder lacks the file of names.
+      the file of names is missing.
 
     Raises:
       ValueError: If `name`, `split` or `labels` is unknown.

@@ -87,7 +87,7 @@ def read(path: str | Path) -> tuple[Item, ...]:
       multiple choice.
 
     Raises:
-      DataError: If the file is missing, a line lacks the fields of the first, a text is empty, a
+      DataError: If the file is missing, a field of the first line is missing, a text is empty, a
         label is not a class, or the classes are not known or not from 2 to 64. The message has the
         file and the faulty line. It is a `ValueError`.
     """

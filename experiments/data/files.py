@@ -161,8 +161,7 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
 
     Raises:
       DataError: If the path is missing or not a plain file, or the body of the `with` statement
-        raises
-        an error of reading or parsing.
+        raises an error of reading or parsing.
     """
     with reading(path):
         if not path.exists():

@@ -27,7 +27,7 @@ MAX_FILE = 1 << 27
 _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# The two expressions together are GPT-2's pattern. It has classes of Unicode that `re` lacks. The
+# The two expressions together are GPT-2's pattern. It has classes of Unicode unknown to `re`. The
 # second expression therefore reads a text's shape, with one character for each of the text's: L for
 # a letter, N for a number, a space for itself, w for other white space, O for everything else.
 _SHORT = re.compile("'(?:s|t|re|ve|m|ll|d)")
@@ -81,7 +81,7 @@ def load(path: str | Path) -> Encode:
         ranks[pair] = k
     table = byte_table()
     if lost := [b for b, char in table.items() if char not in vocab]:
-        raise DataError(f"{path}: the vocabulary lacks a token for the byte {lost[0]}")
+        raise DataError(f"{path}: the vocabulary has no token for the byte {lost[0]}")
     encoded: dict[str, list[int]] = {}
 
     def encode(text: bytes) -> Int32[np.ndarray, " n"]:

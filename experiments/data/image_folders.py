@@ -257,7 +257,7 @@ def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> I
 
     Args:
       folder: The folder with wnids.txt, train and val.
-      split: "train", or "val", which serves as the test set: the images of "test" lack labels.
+      split: "train", or "val", which serves as the test set: the images of "test" have no labels.
       side: The required height and width of the images, in pixels.
 
     Returns:
@@ -271,7 +271,7 @@ def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> I
     """
     if split not in ("train", "val"):
         raise ValueError(
-            f"split: expected train or val, because the test images lack labels; got {split!r}"
+            f"split: expected train or val, because the test images have no labels; got {split!r}"
         )
     folder = Path(folder)
     path = inside(folder, "wnids.txt")

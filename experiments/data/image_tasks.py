@@ -103,7 +103,7 @@ def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
       classes: The number of classes that the images have.
 
     Raises:
-      ValueError: If a task has a class that the images lack, or does not have a known form.
+      ValueError: If a task has an unknown class or an unknown form.
     """
     for task in tasks:
         _, own = parse(task)

@@ -313,7 +313,7 @@ def batch(
       The blocks and their next tokens.
 
     Raises:
-      ValueError: If an argument is out of range, or `chosen` has a block that the text lacks.
+      ValueError: If an argument is out of range, or `chosen` has an unknown block.
 
     >>> first = batch(np.arange(9), 0, seed=0, size=2, context=4)
     >>> first.inputs.shape, bool((first.targets == first.inputs + 1).all())

@@ -54,7 +54,7 @@ def config_record(config: AnyConfig) -> dict[str, Any]:
 
     Returns:
       Its fields by name. Tuples become lists. Infinities become the texts "inf" and "-inf", because
-      JSON lacks such numbers. Functions become their names, and no reader imports them again.
+      JSON has no such numbers. Functions become their names, and no reader imports them again.
 
     Raises:
       TypeError: If `config` is not a dataclass, or a value cannot be written as JSON.

@@ -129,7 +129,7 @@ def examples(held_out: HeldOut) -> Examples:
       Their inputs and labels. For questions these are the tokens of the first choices.
 
     Raises:
-      ValueError: If arrays lack "inputs" or "tokens".
+      ValueError: If both "inputs" and "tokens" are missing.
     """
     data = held_out.data
     if held_out.kind == "questions":

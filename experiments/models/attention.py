@@ -43,7 +43,7 @@ def attend(
     Q, K, V = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     if drop is None:
         return jax.nn.dot_product_attention(Q, K, V, is_causal=causal).reshape(q.shape)
-    # JAX's attention, used above, lacks dropout, so the computation is written out here.
+    # JAX's attention, used above, has no dropout, so the computation is written out here.
     K, V = (jnp.repeat(x, Q.shape[2] // K.shape[2], axis=2) for x in (K, V))
     # Logits and softmax are in float32 for any dtype of the inputs, as in JAX's own attention.
     logits = jnp.einsum("bthk,bshk->bhts", Q, K).astype(jnp.float32) / q.shape[-1] ** 0.5

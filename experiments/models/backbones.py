@@ -56,7 +56,7 @@ def load_backbone(folder: str | Path) -> Backbone:
       The encoder, in float32.
 
     Raises:
-      ValueError: If the folder lacks a configuration of a ResNet, ViT or CLIP.
+      ValueError: If the configuration is missing, or not that of a ResNet, ViT or CLIP.
       StoreError: If a file cannot be read.
     """
     folder = Path(folder)

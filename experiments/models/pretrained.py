@@ -258,7 +258,7 @@ def convert(
         theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
         theirs, _, part = theirs.partition(":")
         if theirs not in have:
-            raise ValueError(f"the checkpoint lacks the tensor {theirs!r} for {ours!r}")
+            raise ValueError(f"the tensor {theirs!r} for {ours!r} is missing in the checkpoint")
         left.pop(theirs, None)
         x = _laid_out(np.asarray(have[theirs]), theirs, ours, part, like.shape, gpt)
         return jnp.asarray(x, dtype)
@@ -300,7 +300,7 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
     """Converts a network to the tensors and the configuration of a Hugging Face checkpoint.
 
     This is the inverse of `convert`: `load_pretrained` reads the saved result as the same network.
-    Only dropout is lost, because the configuration lacks it.
+    Only dropout is lost, because the configuration has no field for it.
 
     Args:
       variables: The variables of the module, `{"params": ...}`.

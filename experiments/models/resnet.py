@@ -116,6 +116,6 @@ def _stem(stem: Stem, width: int) -> nn.Conv:
 
 
 def _conv(width: int, name: str, stride: int = 1) -> nn.Conv:
-    """Returns a 3 x 3 convolution. It lacks biases, because the next BatchNorm would cancel
+    """Returns a 3 x 3 convolution. It has no biases, because the next BatchNorm would cancel
     them."""
     return nn.Conv(width, (3, 3), stride, use_bias=False, name=name)

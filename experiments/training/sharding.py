@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     @property
     def one(self) -> "Layout":
-        """Returns the layout of a single training, which lacks members to distribute."""
+        """Returns the layout of a single training, which has no members to distribute."""
         return self._replace(shard="data") if self.shard == "members" else self
 
     def check(self, **batches: int) -> None:

@@ -254,7 +254,7 @@ def _figure(name: str, x: str, y: str, **options: Any) -> figure:
 
 
 def _plain(values: Any) -> Any:
-    """Converts numbers to JSON. Infinity, which JSON lacks, becomes null, the special value."""
+    """Converts numbers to JSON. Infinity, which is not JSON, becomes null, the special value."""
     if isinstance(values, tuple):
         return [_plain(v) for v in values]
     return None if values is None or math.isinf(values) else values

@@ -92,7 +92,7 @@ class Config:
     the last; None trains a series of tiny ones."""
     tokens: Rising[Natural] | None = None
     """Tokens that each checkpoint was trained on, ascending. None reads them from the folders'
-    names ('tokens41B'), or uses the order of the folders if a name lacks them."""
+    names ('tokens41B'), or uses the order of the folders if a name has none."""
     data: TextData = TextData()
     seed: Seed = 0
     """Seed of all randomness."""

@@ -87,7 +87,7 @@ def network(config: Config, paths: Sequence[str]) -> nn.Module:
       The module, without parameters.
 
     Raises:
-      ValueError: If a folder lacks a readable config.json or describes a model that our modules do
+      ValueError: If a folder has no readable config.json or describes a model that our modules do
         not compute, if two checkpoints differ in more than their weights, or if the first has fewer
         positions than `config.model.context`.
     """

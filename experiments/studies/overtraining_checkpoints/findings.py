@@ -219,8 +219,8 @@ def summary(dataset: xr.Dataset) -> str:
         least = int(mean_and_error(dataset["noisy"].sel(gamma=gamma))[0].argmin())
         sizes.append(f"{gamma:g}: {names[least]}")
     lines.append(f"The checkpoint with the least perplexity by size of noise: {', '.join(sizes)}.")
-    if lacking := left_out(dataset, names):
-        lines.append(lacking)
+    if words := left_out(dataset, names):
+        lines.append(words)
     for task in dataset["task"].values:
         of_task = at_best(dataset, dataset["tuned_base"]).sel(task=task)
         least = int(mean_and_error(of_task)[0].argmin())

@@ -81,7 +81,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
       A float32 scalar for each array of parameters; 0 for biases and the scales of norms.
 
     Raises:
-      ValueError: If config.json must have initializer_range and lacks a positive finite number.
+      ValueError: If initializer_range is required, and is missing or not a positive number.
     """
     if config.deviation == "module":
         spread = jax.jit(
@@ -90,7 +90,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
         return spread(jax.random.key(seeded(config, 4)))
     told = read_config(path).get("initializer_range")
     if not isinstance(told, int | float) or not 0 < told < math.inf:
-        raise ValueError(f"{path}: config.json lacks initializer_range; give --deviation module")
+        raise ValueError(f"{path}/config.json: missing initializer_range; use --deviation module")
     shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
     def leaf(where: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> Array:
@@ -177,9 +177,9 @@ def fine_tune(
     Returns:
       Measurements of each fine-tuning. Losses are in nats per token:
       - "base": the loss on held-out text of pre-training, `(run,)`.
-    - "validation" and "test": the loss on these examples of the task, `(run,)`.
-    - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`.
-    - "answers": the share of right answers, `(run, benchmark)`; only with benchmarks.
+      - "validation" and "test": the loss on these examples of the task, `(run,)`.
+      - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`.
+      - "answers": the share of right answers, `(run, benchmark)`; only with benchmarks.
 
     Raises:
       ValueError: If the weights are missing, damaged or do not fit config.json, or the rank of

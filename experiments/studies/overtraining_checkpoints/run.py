@@ -108,7 +108,7 @@ def _given(config: Config) -> Sequence[str]:
 def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
     """Trains a series of checkpoints and returns their folders, which `stack` may remove."""
     with refused():
-        # Without dropout, because a config.json of `export` lacks it.
+        # Without dropout, because a config.json of `export` has none.
         shape = config.model.network(dropout=0.0)
         where, net = sharding.layout(config.shard), presets.build(shape)
         corpus = tasks.load(config.data, shape["vocab"], config.model.context, ())

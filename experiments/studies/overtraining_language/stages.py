@@ -132,9 +132,9 @@ def perturb(
     Returns:
       Measurements of each model:
       - "base": the loss without noise, `(model,)`.
-    - "increase": the mean increase of the loss under noise, `(model, noise)`.
-    - "draws_error": its standard error over draws, `(model, noise)`.
-    - "predicted": the increase by second derivatives, `(model, noise)`.
+      - "increase": the mean increase of the loss under noise, `(model, noise)`.
+      - "draws_error": its standard error over draws, `(model, noise)`.
+      - "predicted": the increase by second derivatives, `(model, noise)`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 9.

@@ -109,8 +109,8 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
       Arrays as in `run`:
       - "loss" and "tuned", `(row, x)`.
       - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity".
-    - "inflection", `(row,)`, the time of least loss, NaN if this is the last time; not in
-      "misalignment" and "sensitivity".
+      - "inflection", `(row,)`, the time of least loss, NaN if this is the last time; not in
+        "misalignment" and "sensitivity".
       - "fixed", `(rate, kind, x)`, in "trade_off".
     """
     x, rows = _axis(config, config.points), _rows(config, config.points)

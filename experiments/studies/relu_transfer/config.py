@@ -46,7 +46,7 @@ class Config:
         *(0.1, 0.2, 0.3, 0.4, 0.5),
         *(0.6, 0.7, 0.8, 0.9),
     )
-    """Fractions of the target's neurons that the source lacks: two or more, increasing. Each gives
+    """Fractions of the target's neurons missing in the source: two or more, increasing. Each gives
     a whole number of the sizes.m_star neurons. An empty list only trains from scratch."""
     ns: Annotated[Increasing[Natural], MinLen(3)] = (20, 40, 80, 160, 320, 640, 1280)
     """Numbers of target samples."""
@@ -75,8 +75,8 @@ class Config:
         if len(self.mus) == 1 or list(self.mus) != sorted(set(self.mus)):
             raise ValueError(f"mus must be none or 2 and more increasing fractions; got {self.mus}")
         for mu in self.mus:
-            lacking = mu * self.sizes.m_star
-            if abs(lacking - round(lacking)) >= 1e-6 * self.sizes.m_star:
+            missing = mu * self.sizes.m_star
+            if abs(missing - round(missing)) >= 1e-6 * self.sizes.m_star:
                 raise ValueError(
                     f"mus must give whole numbers of the sizes.m_star = {self.sizes.m_star} "
                     f"neurons; got {mu}"

@@ -147,7 +147,7 @@ def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
-    """Computes the part of the target that frozen features lack, and the output layer's risks.
+    """Computes the part of the target outside of frozen features, and the output layer's risks.
 
     `index` counts pairs of mu and teacher, with teachers running fastest.
     """

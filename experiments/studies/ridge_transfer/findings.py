@@ -16,8 +16,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     Two ridges are judged in each case: the best one by the closed form, and the largest.
 
-    Returns the findings. Datasets of an older version lack the values of single draws, and give
-    none.
+    Returns the findings. Datasets of an older version have no values of single draws, and
+    give none.
     """
     # Runs of earlier versions did not keep single data sets.
     if "added" not in dataset:

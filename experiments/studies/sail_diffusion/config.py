@@ -76,7 +76,7 @@ class Classifiers:
     """The networks that serve as the encoder and that measure samples."""
 
     encoder_layers: Natural = 2
-    """Number of blocks of the encoder, which is trained if the data lack features."""
+    """Number of blocks of the encoder, which is trained if the data have no features."""
     encoder_steps: Natural = 300
     """Steps to train the encoder."""
     measure: Annotated[str, AfterValidator(presets.of_type("flax_resnet"))] = "resnet-tiny"

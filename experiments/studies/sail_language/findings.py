@@ -19,7 +19,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     SAIL's own choice of gamma is "sweep", the least held-out loss before training. Checkpoints on
     disk have their own claims (`merges.findings`).
 
-    It returns the findings, "not tested" if the run lacks a training. Verdicts are not yet
+    It returns the findings, "not tested" if a training is missing. Verdicts are not yet
     corrected for their number.
     """
     if merges.is_of(dataset):

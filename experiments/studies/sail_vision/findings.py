@@ -49,7 +49,7 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges SAIL's claims about vision, each with labels and without.
 
-    It returns the findings, "not tested" if the run lacks a training. Verdicts are not yet
+    It returns the findings, "not tested" if a training is missing. Verdicts are not yet
     corrected for their number.
     """
     declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]

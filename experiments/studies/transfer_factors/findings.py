@@ -12,8 +12,8 @@ NAMES = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether transfer hurts and helps where theory predicts, and whether stopping pays.
 
-    Returns the findings. Datasets of an older version lack the values of single draws, and give
-    none.
+    Returns the findings. Datasets of an older version have no values of single draws, and
+    give none.
     """
     # Runs of earlier versions did not keep single data sets.
     if "region" not in dataset:

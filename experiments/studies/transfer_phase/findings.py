@@ -38,8 +38,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     It uses the largest noise. It also judges trained networks, if there are any.
 
-    Returns the findings. Datasets of an older version lack the values of single draws, and give
-    none.
+    Returns the findings. Datasets of an older version have no values of single draws, and
+    give none.
     """
     # Runs of earlier versions did not keep single data sets.
     if "region" not in dataset:

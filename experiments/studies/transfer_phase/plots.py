@@ -259,8 +259,8 @@ def _draw_measured(
 ) -> None:
     """Draws the line where measured means change sign, and where they are within 1 s.e. of 0.
 
-    `mean` and `error` are [x, y]. Columns that are not `far` from n = d lack a mean, and values
-    that are 0 up to rounding lack a sign. No line crosses either.
+    `mean` and `error` are [x, y]. Columns that are not `far` from n = d have no mean, and values
+    that are 0 up to rounding have no sign. No line crosses either.
     """
     signed = far[:, None] & (np.abs(mean) > regions.ROUNDING)
     if not ((mean[signed] < 0).any() and (mean[signed] > 0).any()):

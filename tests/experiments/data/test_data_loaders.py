@@ -801,7 +801,7 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
         (lambda p: idx.load(p, "minst"), "name, split: expected one of mnist, .* got 'minst'"),
         (lambda p: cifar.load(p, "cifar-10", "val"), "train or test; got .* and 'val'"),
         (lambda p: cifar.load(p, labels="coarse"), "labels: cifar-10 has fine; got 'coarse'"),
-        (lambda p: image_folders.tiny_imagenet(p, "test"), "the test images lack labels"),
+        (lambda p: image_folders.tiny_imagenet(p, "test"), "the test images have no labels"),
         (lambda p: tokens.read(p / "train.bin", 0), "vocab must be at least 1; got 0"),
         (lambda p: tokens.read(p / "train.bin", 1 << 17), "16-bit tokens cannot come from"),
         (lambda p: tokens.load(p / "none"), "train.bin is missing: a tokenised text"),

@@ -160,7 +160,7 @@ def test_noise_has_the_initial_weights_shape(tmp_path):
     assert abs(apart.std() / 0.15 - 1) < 4 / np.sqrt(2 * apart.size)
     np.testing.assert_array_equal(moved["ln"]["scale"], params["ln"]["scale"])
     bare = saved(tmp_path / "b", net, params)
-    with pytest.raises(ValueError, match="lacks initializer_range"):
+    with pytest.raises(ValueError, match="missing initializer_range"):
         measure.deviations(varied(TINY, deviation="stated"), net, bare)
 
 
