@@ -24,14 +24,14 @@ MERGES: dict[str, Callable[[], Merge]] = {
 """The measured methods, by name."""
 
 
-def _models(llama: Llama, count: int = 4) -> Trees:
-    """Draws a base and models fine-tuned from it on the device, in bfloat16."""
+def _models(llama: Llama) -> Trees:
+    """Draws a base and three models fine-tuned from it on the device, in bfloat16."""
 
     @jax.jit
     def draw(key: jax.Array) -> Trees:
-        trees: Trees = [{} for _ in range(count)]
+        trees: Trees = [{} for _ in range(4)]
         for i, (name, shape) in enumerate(llama.shapes().items()):
-            keys = jax.random.split(jax.random.fold_in(key, i), count)
+            keys = jax.random.split(jax.random.fold_in(key, i), 4)
             base = SPREAD * jax.random.normal(keys[0], shape, jnp.bfloat16)
             trees[0][name] = base
             for tree, own in zip(trees[1:], keys[1:], strict=True):

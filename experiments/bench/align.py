@@ -48,19 +48,18 @@ class Timing(NamedTuple):
         return self.solving / self.total
 
 
-def networks(width: int, related: bool, seed: int = 0) -> tuple[Any, Any, Any, np.ndarray]:
+def networks(width: int, related: bool) -> tuple[Any, Any, Any, np.ndarray]:
     """Makes two networks with one hidden layer.
 
     Args:
       width: The number of inputs, of hidden units and of outputs.
       related: Whether the second is the first with its units permuted and noise added.
-      seed: Seed of all random numbers.
 
     Returns:
       The parameters of the first and of the second network, their spec, and the index `(width,)`
       that undoes the permutation of the units.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     shapes = {"in": (width, width), "bias": (width,), "out": (width, width)}
     first = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
     order = random.permutation(width)

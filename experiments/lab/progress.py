@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from sail_jax.cli.progress import say as say  # what runs say in between
 
@@ -29,7 +29,7 @@ class Stage(Protocol):
     ) -> dict[str, Any]: ...
 
 
-def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
+def reporting(stage: Stage) -> Stage:
     """Wraps a stage function so that it reports each stage on the terminal.
 
     The report has the name when a stage starts. When the stage is done, it has the seconds that the
@@ -38,7 +38,6 @@ def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
 
     Args:
       stage: The stage function.
-      stream: Where the reports go; None for stderr.
 
     Returns:
       A stage function with the same results.
@@ -56,16 +55,16 @@ def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
             return compute(*where)
 
         end, again = ("\n", f"  {name}:") if folder else ("", "")
-        say(f"  {name} ...", stream=stream, end=end)
+        say(f"  {name} ...", end=end)
         start = time.perf_counter()
         try:
             # A stage function that offers no folders need not have this argument.
             result = stage(name, noted, folder=True) if folder else stage(name, noted)
         except BaseException:
-            say(f"{again} stopped", stream=stream)
+            say(f"{again} stopped")
             raise
         took = f"{time.perf_counter() - start:.1f} s" if computed else "kept"
-        say(f"{again} {took}", stream=stream)
+        say(f"{again} {took}")
         return result
 
     return reported

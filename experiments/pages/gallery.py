@@ -115,7 +115,6 @@ def section(
     figures: Mapping[str, "Figure"],
     findings: Sequence[Finding],
     scale: str = OTHER,
-    drawn: Mapping[str, bytes] | None = None,
 ) -> pages.Section:
     """Makes the section of a page that shows one run.
 
@@ -126,15 +125,11 @@ def section(
       figures: The figures of the run by name.
       findings: The findings on the papers' claims; empty if the study tests none.
       scale: The scale of the run, for the heading of the column with its own figures.
-      drawn: The figures as PNG, if they are drawn already.
 
     Returns:
       The section: question, answer, figures, and the tables of the study and of the claims.
     """
-    pictures = [
-        (style.describe(figure), style.png(figure) if drawn is None else drawn[name])
-        for name, figure in figures.items()
-    ]
+    pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
     tables, answer = study.tables(dataset), study.summary(dataset)
     if findings:
         rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in findings]

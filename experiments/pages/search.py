@@ -230,11 +230,11 @@ def _course(outcome: Outcome) -> Figure:
     return figure
 
 
-def _fronts(outcome: Outcome, most: int = 6) -> Figure:
+def _fronts(outcome: Outcome) -> Figure:
     """Draws the scores by task on the front, for single models and merges."""
     figure, axes = style.figure(width=6.4, height=3.4)
     ax = axes[0, 0]
-    shown: Sequence[Trial] = sorted(outcome.front, key=lambda trial: -trial.score)[:most]
+    shown: Sequence[Trial] = sorted(outcome.front, key=lambda trial: -trial.score)[:6]
     places = np.arange(len(outcome.tasks))
     for k, trial in enumerate(shown):
         color = style.PALETTE[k % len(style.PALETTE)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -93,17 +93,9 @@ def layout(shard: Several) -> Layout:
     return Layout(mesh() if shard != "no" and jax.device_count() > 1 else None, shard)
 
 
-def mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """Arranges devices in a row.
-
-    Args:
-      devices: The devices; None for all of them.
-
-    Returns:
-      A mesh with the one axis "data".
-    """
-    used = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(used),), (AXIS,), (AxisType.Auto,), devices=used)
+def mesh() -> Mesh:
+    """Arranges all devices in a row: a mesh with the one axis "data"."""
+    return jax.make_mesh((jax.device_count(),), (AXIS,), (AxisType.Auto,), devices=jax.devices())
 
 
 def replicated(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -33,6 +33,7 @@ from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
+TEMPERATURE = 0.07  # how fast a neighbour's weight falls with its distance
 # The number of images evaluated at once.
 CHUNK = 500
 # Trainings with at least this many steps report their progress.
@@ -368,17 +369,15 @@ def neighbours(
     seen: Float[np.ndarray, "m feature"],
     classes: int,
     count: int,
-    temperature: float = 0.07,
 ) -> Float[np.ndarray, "m class"]:
     """Scores classes by the nearest neighbours of an image.
 
-        score of class c = sum over neighbours of that class of exp((cosine - 1) / temperature)
+        score of class c = sum over neighbours of that class of exp((cosine - 1) / 0.07)
 
     - `bank`: features of the images for comparison, `(n, feature)`.
     - `labels`: their classes, `(n,)`.
     - `seen`: features of the images to score, `(m, feature)`.
     - `count`: number of neighbours with the largest cosines; at most n.
-    - `temperature`: how fast a neighbour's weight falls with its distance, > 0.
 
     It returns the scores, `(m, class)`.
 
@@ -392,7 +391,7 @@ def neighbours(
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
         # Minus 1, the largest cosine, so the exponential cannot overflow.
-        votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
+        votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / TEMPERATURE)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))
     return np.concatenate(scores)

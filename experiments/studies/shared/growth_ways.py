@@ -53,6 +53,7 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
 OWN_LAW = ("aki", "sail_svd")  # they do more to parameters than a change of basis
 # The nonlinearities of the units of MLPs and ResNets.
 WRITERS = nn.Dense, nn.BatchNorm
+MATCHED = 256  # examples by which the units of two networks are matched
 LAYERS = "block_{i}"  # a GPT's names of its layers
 LAYERS_OF = f"params/{LAYERS}"
 Frozen = tuple[tuple[str, Any], ...]
@@ -289,8 +290,6 @@ def transport(
     target: Mapping[str, Any],
     data: Data,
     key: PRNGKeyArray,
-    *,
-    samples: int = 256,
 ) -> Grown:
     """Moves a small MLP or ResNet into the basis of a large network after a short training.
 
@@ -304,7 +303,6 @@ def transport(
       target: The large network's configuration, of equal depth.
       data: The training data.
       key: A random key, for initial weights and minibatches.
-      samples: The number of examples by which units are matched.
 
     Returns:
       The initial state of the large network's training, with a new Adam state.
@@ -316,7 +314,7 @@ def transport(
     net = build(target)
     large = init(net, data, first)
     large, _, _ = train(net, schedule, large, ADAM.init(large["params"]), data, second)
-    inputs = draw(net, data, third, samples).inputs
+    inputs = draw(net, data, third, MATCHED).inputs
     return restarted(carried(variables, large, source, target, data, inputs))
 
 

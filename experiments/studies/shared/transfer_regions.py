@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from experiments.lab.findings import Finding, agrees, judged, stated
 
 REGIONS = ("hurts", "helps", "disputed")
+POINTS = 1000  # loads of a line, about
 # The largest effect of rounding on a transferability.
 ROUNDING = 1e-9
 # The least distance of n from d. Closer to d the variance of risks is infinite, and one data set
@@ -49,7 +50,6 @@ def zero(
     depth: Float[np.ndarray, "*depth"] | float = 2.0,
     *,
     most: float = 2.0,
-    points: int = 1000,
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k *broadcast"]]:
     """Computes theory's line of no gain and no loss, at finite d.
 
@@ -62,7 +62,6 @@ def zero(
       sigma: Standard deviations of the label noise.
       depth: Numbers of layers, for fine-tuning.
       most: The largest load n/d.
-      points: The approximate number of loads.
 
     Returns:
       Loads, ascending, and angles up to pi/2 for each load and the broadcast of `sigma` and
@@ -73,11 +72,11 @@ def zero(
 
     rest = np.broadcast_shapes(np.shape(sigma), np.shape(depth) if mode == "fine_tuning" else ())
     if mode == "linear":
-        load = np.linspace(2 / d, most, points)
+        load = np.linspace(2 / d, most, POINTS)
     else:
         # The line may fall within a thousandth of n = d: points crowd there.
-        near = 1 - np.geomspace(1e-2, 1e-7, points // 4)
-        load = np.concatenate([np.linspace(0.0, 0.99, points, endpoint=False), near])
+        near = 1 - np.geomspace(1e-2, 1e-7, POINTS // 4)
+        load = np.concatenate([np.linspace(0.0, 0.99, POINTS, endpoint=False), near])
         load = load[load <= most]
     column = load.reshape(-1, *[1] * len(rest))
     if mode == "linear":
