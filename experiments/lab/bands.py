@@ -1,8 +1,10 @@
 """Elements shared by the figures of studies: curves with error bands, and legends."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
@@ -36,14 +38,27 @@ def band(
     ax.fill_between(x, mean - error, mean + error, color=color, alpha=alpha, lw=0)
 
 
-def legend(figure: Figure, *entries: Any, where: str = "lower center", **options: Any) -> None:
-    """Adds a legend outside the axes.
+def legend(
+    figure: Figure,
+    *panels: Axes,
+    also: Sequence[Artist] | Mapping[str, Any] = (),
+    where: str = "lower center",
+    **options: Any,
+) -> None:
+    """Adds one legend outside the axes, without repeated labels.
 
     Args:
       figure: The figure.
-      *entries: The handles and their labels; by default the entries of the axes.
+      *panels: The axes with the curves; all axes if neither these nor `also` are given.
+      also: Handles with their own labels, or handles by their labels. They come last.
       where: The position, as `Figure.legend` spells it after "outside".
-      **options: Further options of `Figure.legend`.
+      **options: Further options of `Figure.legend`, such as `title` and `ncols`.
     """
+    entries: dict[str, Any] = {}
+    for ax in panels if panels or also else figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    labelled = isinstance(also, Mapping)
+    entries |= also if labelled else {str(handle.get_label()): handle for handle in also}
     look = {"loc": f"outside {where}", "frameon": False, "fontsize": 9}
-    figure.legend(*entries, **{**look, **options})
+    figure.legend(list(entries.values()), list(entries), **look | options)

@@ -129,7 +129,7 @@ def _draw_merging(dataset: "xr.Dataset") -> "list[Figure]":
     ax.axvline(own, color=style.FAINT, ls="--", lw=1, label="experts, own task")
     ax.set_yticks(at, models)
     ax.set(xlim=(0, 1.02), xlabel="test accuracy, mean over tasks", title="Accuracy of each model")
-    legend(fig, *ax.get_legend_handles_labels(), ncols=2)
+    legend(fig, ax, ncols=2)
     curves, ((scales,),) = style.figure(width=WIDTH, height=1.2 + 0.24 * len(models))
     for colour, merge in zip(style.PALETTE, dataset["merge"].values.astype(str), strict=False):
         values = dataset["validation"].sel(merge=merge)
@@ -139,7 +139,7 @@ def _draw_merging(dataset: "xr.Dataset") -> "list[Figure]":
                             lw=0)  # fmt: skip
     scales.set(ylim=(0, 1.02), xlabel="scale of the merged task vector")
     scales.set(ylabel="validation accuracy (± s.d.)", title="Choice of the scale")
-    legend(curves, *scales.get_legend_handles_labels(), ncols=2)
+    legend(curves, scales, ncols=2)
     return [fig, curves]
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.lines import Line2D
 
+from experiments.lab.bands import legend
 from experiments.studies.cross_task_linearity.answers import PUBLISHED, mean_error
-from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
         coefficient.set_title("length by image, α = 0.5")
         _steps(coefficient, dataset[layer].values)
     title = f"{_seeds(dataset)}; by image: median, quartiles, 5 to 95 %"
-    legend(fig, axes[0, 0], title=title, ncols=len(rows), below=True)
+    legend(fig, axes[0, 0], title=title, ncols=len(rows))
     return fig
 
 
@@ -139,7 +139,7 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
         row[3].set_ylabel("loss barrier (nats, ± s.e.)")
         row[3].set_title(setting)
     title = f"middle of the line (no less than rounding, ε), {_seeds(dataset)}"
-    legend(fig, axes[0, 0], title=title, ncols=4)
+    legend(fig, axes[0, 0], title=title, ncols=4, where="upper center")
     return fig
 
 
@@ -172,7 +172,7 @@ def _random_labels(dataset: "xr.Dataset") -> "Figure":
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
     told = "labels of pre-training, and fine-tuning images of two models (from rounding, ε)"
-    legend(fig, axes[0, 0], title=f"{told}, {_seeds(dataset)}", ncols=3)
+    legend(fig, axes[0, 0], title=f"{told}, {_seeds(dataset)}", ncols=3, where="upper center")
     return fig
 
 
@@ -266,7 +266,15 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
             ax.set_title(f"{words}, s = {near:g}")
         row[2].set_title(words)
     slope = Line2D([], [], color=style.INK, ls=":", lw=1, label="slope 2: second order")
-    legend(fig, axes[0, 0], axes[0, 2], also=[slope], title=_seeds(dataset), ncols=4)
+    legend(
+        fig,
+        axes[0, 0],
+        axes[0, 2],
+        also=[slope],
+        title=_seeds(dataset),
+        ncols=4,
+        where="upper center",
+    )
     return fig
 
 
@@ -303,7 +311,7 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
     ):
         ax.set_title(title)
         ax.set_xlabel(f"scale, in the base after {middle}")
-    legend(fig, plain, added, title=_seeds(dataset), ncols=6)
+    legend(fig, plain, added, title=_seeds(dataset), ncols=6, where="upper center")
     return fig
 
 
@@ -349,5 +357,5 @@ def _theorem(dataset: "xr.Dataset") -> "Figure":
     ax.set_xlim(-0.03, 1.03)
     ax.set_xlabel("R² of a linear regression of the gap")
     title = f"checkpoints of pre-training, {_seeds(dataset)}; dashed: equal"
-    legend(fig, axes[0, 0], ax, title=title, ncols=7)
+    legend(fig, axes[0, 0], ax, title=title, ncols=7, where="upper center")
     return fig

@@ -25,8 +25,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     for ax, letter, norm in zip(axes[1], "de", NORMS, strict=False):
         _against_samples(ax, dataset, norm, letter)
     _loads(axes[1, 2], dataset)
-    handles, labels = axes[0, 1].get_legend_handles_labels()
-    legend(figure, handles, labels, ncols=3)
+    legend(figure, axes[0, 1], ncols=3)
     return {"divergences": figure}
 
 

@@ -101,7 +101,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
         Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
     ]
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend(fig, handles=lines, title=title, ncols=4, where="upper center")
+    legend(fig, also=lines, title=title, ncols=4, where="upper center")
     return fig
 
 
@@ -155,7 +155,7 @@ def _legend(fig: Figure, dataset: xr.Dataset, title: str) -> None:
         Line2D([], [], ls="", marker=MARKERS[kind], color=KINDS[kind], label=kind)
         for kind in _kinds(dataset)
     ]
-    legend(fig, handles=handles, title=title, ncols=3, where="upper center")
+    legend(fig, also=handles, title=title, ncols=3, where="upper center")
 
 
 def _step0(dataset: xr.Dataset) -> Figure:

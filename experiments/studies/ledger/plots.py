@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.lab.bands import legend
 from sail_jax.drawing import style
 from theory import claims
 
@@ -47,7 +48,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     if (dataset["relation"] != "=").any():
         bound = "bound: allowed beyond on this side"
         handles.append(dot(color=style.FAINT, marker="<", label=bound))
-    fig.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    legend(fig, also=handles, ncols=2, where="upper center")
     return {"ledger": fig}
 
 

@@ -68,7 +68,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
     handles += [
         Line2D([], [], marker="o", ls="", ms=6, mfc="white", mec=style.INK, label="measured winner")
     ]
-    legend(figure, handles, [h.get_label() for h in handles], ncols=4)
+    legend(figure, also=handles, ncols=4)
     return figure
 
 
@@ -126,10 +126,9 @@ def _excess(dataset: xr.Dataset) -> Figure:
     for row, words in zip(axes, ("excess (base = 1)", "best scale", "best density"), strict=True):
         for ax in row:
             ax.set_ylabel(words)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    handles += [Line2D([], [], ls="--", color=style.INK)]
     title = f"{int(at.tasks)} tasks, heterogeneity {share:g}; dots are drawn task vectors (± s.e.)"
-    legend(figure, handles, [*labels, "theory"], ncols=3, title=title)
+    theory = Line2D([], [], ls="--", color=style.INK, label="theory")
+    legend(figure, axes[0, 0], also=[theory], ncols=3, title=title)
     return figure
 
 

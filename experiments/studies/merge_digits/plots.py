@@ -5,8 +5,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.merge_digits.findings import own_accuracy
-from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 
@@ -60,7 +60,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
     side.set_title(f"mean over the {len(tasks)} tasks")
     side.set_xlabel("test accuracy")
     side.tick_params(left=False)
-    legend(fig, side, below=True, ncols=3)
+    legend(fig, side, ncols=3)
     return fig
 
 
@@ -78,7 +78,7 @@ def _plot_scale(dataset: xr.Dataset) -> Figure:
     ax.plot([], [], "o", color=style.FAINT, label="chosen, by split")
     ax.set_xlabel("scale of the merged task vector")
     ax.set_ylabel("mean validation accuracy (± s.d.)")
-    legend(fig, ax, ncols=4)
+    legend(fig, ax, ncols=4, where="upper center")
     return fig
 
 
@@ -98,7 +98,7 @@ def _plot_line(dataset: xr.Dataset) -> Figure:
         ax.set_title(title)
         ax.set_xlabel(f"weight of the expert {_label(ends[1])}")
     axes[0, 0].set_ylabel("test accuracy")
-    legend(fig, axes[0, 0], ncols=3)
+    legend(fig, axes[0, 0], ncols=3, where="upper center")
     return fig
 
 

@@ -5,8 +5,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.merge_prediction.probes import PREDICTORS
-from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 
@@ -57,7 +57,7 @@ def ranking(dataset: xr.Dataset) -> Figure:
     side.set_ylabel(f"passes forward, {int(dataset['size'].values[0])} models", fontsize=9)
     side.spines["right"].set_visible(False)
     side.tick_params(length=0)
-    legend(fig, axes[0, 0], below=True, ncols=3, fontsize=8)
+    legend(fig, axes[0, 0], ncols=3, fontsize=8)
     return fig
 
 
@@ -72,7 +72,7 @@ def scatter(dataset: xr.Dataset) -> Figure:
     for ax, name in zip(axes[0], (names[0], names[1], names[-1]), strict=True):
         _scatter(ax, outcomes, name)
     axes[0, 0].set_ylabel("loss that averaging adds (nats)")
-    legend(fig, axes[0, 0], below=True, ncols=4, fontsize=8)
+    legend(fig, axes[0, 0], ncols=4, fontsize=8)
     return fig
 
 

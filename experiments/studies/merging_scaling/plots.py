@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import LogLocator
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.merging_scaling.findings import NAMES
-from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _experts_figure(dataset: "xr.Dataset") -> "Figure":
         column[0].set_ylabel("test accuracy")
         column[1].set_ylabel("test loss")
     title = f"{dataset.attrs['network']}, mean ± s.e. over groups of tasks"
-    legend(figure, axes[0, 0], title=title, ncols=4)
+    legend(figure, axes[0, 0], title=title, ncols=4, where="upper center")
     return figure
 
 
@@ -72,7 +72,7 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
         accuracy.set_ylabel("test accuracy")
     for ax, title in zip(axes[0], ("quadratics", "networks", "networks"), strict=True):
         ax.set_title(title, pad=16)
-    legend(figure, *axes[0, :2], ncols=4)
+    legend(figure, *axes[0, :2], ncols=4, where="upper center")
     return figure
 
 
@@ -93,7 +93,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
             ax.set_ylabel("$E|x - x'|^2$")
     axes[0, 0].set_title("quadratics, one sample replaced")
     axes[0, 1].set_title("networks, one sample replaced")
-    legend(figure, *axes[0], ncols=4)
+    legend(figure, *axes[0], ncols=4, where="upper center")
     return figure
 
 

@@ -9,17 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_checkpoints.findings import forgotten, increase, named
 from experiments.studies.shared.language_rates import at_best, best_rate
 from sail_jax.drawing import style
 
-LEGEND: dict[str, Any] = {
-    "loc": "outside right upper",
-    "frameon": False,
-    "fontsize": 8,
-    "title_fontsize": 8,
-}
+LEGEND: dict[str, Any] = {"where": "right upper", "fontsize": 8, "title_fontsize": 8}
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
@@ -90,7 +86,7 @@ def _noise(dataset: xr.Dataset) -> Figure:
     _log_y(right)
     for ax in (left, right):
         _checkpoints(ax, dataset)
-    figure.legend(*right.get_legend_handles_labels(), title="noise gamma", **LEGEND)
+    legend(figure, right, title="noise gamma", **LEGEND)
     return figure
 
 
@@ -129,10 +125,7 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
     chosen = sorted({float(rate) for rate in np.unique(best)})
     spelt = " to ".join(f"{rate:g}" for rate in dict.fromkeys((chosen[0], chosen[-1])))
     axes[0, 2].set_title(f"the task (tuned rates: {spelt})")
-    handles = [x + y for x, y in zip(
-        axes[0, 0].get_legend_handles_labels(), axes[0, 1].get_legend_handles_labels(), strict=True
-    )]  # fmt: skip
-    figure.legend(*handles, title="rate", **LEGEND)
+    legend(figure, *axes[0, :2], title="rate", **LEGEND)
     return figure
 
 
@@ -150,5 +143,5 @@ def _benchmarks(dataset: xr.Dataset) -> Figure:
             _curve(ax, values, color=color, label=f"taught {style.literal(task)}")
         ax.set(title=style.literal(name), ylabel="right answers (%)")
         _checkpoints(ax, dataset)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), **LEGEND)
+    legend(figure, axes[0, 0], **LEGEND)
     return figure

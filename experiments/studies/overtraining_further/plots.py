@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from sail_jax.drawing import style
 
 MARKERS = "os^D"
@@ -106,7 +107,7 @@ def _rounding(dataset: xr.Dataset) -> Figure:
         title="best time to stop if rounding follows",
     )  # fmt: skip
     style.logarithmic(ax, "y")
-    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=2)
+    legend(figure, ncols=2)
     return figure
 
 
@@ -125,8 +126,7 @@ def _rise(dataset: xr.Dataset) -> Figure:
         ax.set_ylabel("rise / theory's")
         style.logarithmic(ax, "x")
     axes[-1].set_xlabel(dataset.time.attrs["long_name"])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=9, ncols=2)
+    legend(figure, axes[0], ncols=2)
     return figure
 
 
@@ -153,7 +153,7 @@ def _sam(dataset: xr.Dataset) -> Figure:
     )  # fmt: skip
     style.logarithmic(times, "y")
     times.plot([], [], "--", color=style.INK, label="theory")
-    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=4, columnspacing=1)
+    legend(figure, ncols=4, columnspacing=1)
     return figure
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_language.findings import perturbed
 from experiments.studies.shared.language_rates import (
@@ -85,10 +86,10 @@ def _curve(ax: Axes, values: xr.DataArray, dim: str, **look: Any) -> None:
     ax.errorbar(values[dim].values, mean, error, **{"capsize": 2, "ms": 3, "lw": 1.3, **look})
 
 
-def _legend(figure: Figure, lines: Iterable[Any], title: str, **options: Any) -> None:
+def _legend(figure: Figure, lines: Iterable[Any], title: str) -> None:
     """Adds a legend on the right of the figure."""
-    look = {"loc": "outside right upper", "frameon": False, "fontsize": 8, "title_fontsize": 8}
-    figure.legend(handles=list(lines), title=title, **{**look, **options})
+    look = {"where": "right upper", "fontsize": 8, "title_fontsize": 8}
+    legend(figure, also=list(lines), title=title, **look)
 
 
 def _lines(colors: Iterable[Any], labels: Iterable[str], **look: Any) -> list[Line2D]:

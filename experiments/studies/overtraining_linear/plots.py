@@ -144,8 +144,7 @@ def _trade_off(dataset: xr.Dataset) -> Figure:
             title=f"{words}: $η ∝ t^{{-{power:g}}}$" if power else words,
         )
         style.logarithmic(ax, "x", "y")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend(figure, handles, labels, ncols=2)
+    legend(figure, axes[0, 0], ncols=2)
     return figure
 
 

@@ -26,13 +26,13 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     _by_time(axes[0, 1], dataset, "left", f"(b) fine-tuning loss {time}")
     _ends(axes[1, 0], dataset)
     _halves(axes[1, 1], dataset)
-    colors = style.PALETTE
-    handles = [
-        Line2D([], [], color=colors[i], marker="o", ms=4, ls="") for i in range(dataset.tuned.size)
-    ]
     labels = ["all weights" if n == "full" else f"adapter, r = {n}" for n in dataset.tuned.values]
-    theory = Line2D([], [], color=style.INK, **LINE)
-    legend(figure, [*handles, theory], [*labels, "closed form"], ncols=len(labels) + 1)
+    looks = {
+        label: Line2D([], [], color=color, marker="o", ms=4, ls="")
+        for label, color in zip(labels, style.PALETTE, strict=False)
+    }
+    looks["closed form"] = Line2D([], [], color=style.INK, **LINE)
+    legend(figure, also=looks, ncols=len(looks))
     return {"lora": figure}
 
 

@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.lab.bands import band
+from experiments.lab.bands import band, legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.proximal_gamma.training import DISTANCES, LABELS
 from experiments.studies.shared.gamma_plots import (
-    BELOW,
     GAMMA,
     look,
     mark_best,
@@ -56,7 +55,7 @@ def _map(dataset: xr.Dataset) -> Figure:
         look = {"color": style.PALETTE[k], "ms": 4, "mec": "none", "alpha": 0.7}
         ax.plot(*part.T, "osD"[k], label=label, **look)
     ax.set(xticks=[], yticks=[], title=f"t-SNE of unigrams, {dataset.sizes['placed']} blocks each")
-    fig.legend(ncols=3, **BELOW)
+    legend(fig, ncols=3)
     return fig
 
 
@@ -101,7 +100,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
         Line2D([], [], ls="", marker="|", color=style.FAINT, label="predicted otherwise"),
     ]
     title = f"held-out loss, mean ± s.e. over {dataset.sizes['seed']} seeds"
-    fig.legend(handles=lines, title=title, ncols=2, **BELOW)
+    legend(fig, also=lines, title=title, ncols=2)
     return fig
 
 
@@ -163,7 +162,7 @@ def _distances(dataset: xr.Dataset) -> Figure:
     ax.set_yticks(range(len(names)), labels[::-1])
     ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
     ax.set_xlabel("distance as a share of the largest (± its standard error)")
-    fig.legend(ncols=3, **BELOW)
+    legend(fig, ncols=3)
     return fig
 
 
@@ -212,5 +211,5 @@ def _overlap(dataset: xr.Dataset) -> Figure:
         f"after {dataset.attrs['overlap_steps']} steps, {dataset['start'].values[0]} start, mean ± "
         f"s.e. over {dataset.sizes['seed']} seeds; α: share common to D₁ and D₂"
     )
-    fig.legend(handles=lines, title=title, ncols=min(3, len(lines)), **BELOW)
+    legend(fig, also=lines, title=title, ncols=min(3, len(lines)))
     return fig

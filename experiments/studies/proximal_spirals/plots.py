@@ -11,11 +11,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.lab.bands import band
+from experiments.lab.bands import band, legend
 from experiments.studies.proximal_spirals.findings import SOURCES
 from experiments.studies.proximal_spirals.training import LABELS
 from experiments.studies.shared.gamma_plots import (
-    BELOW,
     GAMMA,
     look,
     mark_best,
@@ -78,7 +77,7 @@ def _gamma(dataset: xr.Dataset, start: str) -> Figure:
         *predicted_handles([LABELS[w] for w in dataset["way"].values.astype(str)]),
     ]
     title = f"{start} initial weights; mean ± s.e. over {dataset.sizes['seed']} seeds"
-    fig.legend(handles=lines, title=title, ncols=4, **BELOW)
+    legend(fig, also=lines, title=title, ncols=4)
     return fig
 
 
@@ -126,5 +125,5 @@ def _epochs(dataset: xr.Dataset) -> Figure:
         Line2D([], [], color=cmap(0.5), lw=0.8, label="from γ θ₁ + (1 − γ) θ₂, mean"),
     ]
     title = f"{start} initial weights, {dataset.sizes['seed']} seeds"
-    fig.legend(handles=handles, title=title, ncols=2, **BELOW)
+    legend(fig, also=handles, title=title, ncols=2)
     return fig

@@ -28,8 +28,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     _slices(axes[1, 0], dataset)
     _sources(axes[1, 1], dataset)
     _unequal(axes[1, 2], dataset)
-    first = axes[0, 0]
-    legend(figure, *first.get_legend_handles_labels(), ncols=2)
+    legend(figure, axes[0, 0], ncols=2)
     return {"regularised": figure}
 
 

@@ -44,6 +44,5 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
             title=f"$n$ = {int(case.n)}, $θ$ = {np.degrees(float(case.theta)):.1f}°, "
             f"$σ$ = {dataset.attrs['sigma']:g}",
         )
-    handles, labels = left.get_legend_handles_labels()
-    legend(figure, handles, labels, ncols=2)
+    legend(figure, left, ncols=2)
     return {"ridge": figure}

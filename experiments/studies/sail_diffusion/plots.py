@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.lines import Line2D
 
-from experiments.lab.bands import band
+from experiments.lab.bands import band, legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.quality import MEASURES
-from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
     data = style.literal(dataset.attrs["data"])
     title = f"{data}: mean ± s.e. over {dataset.sizes['seed']} seeds"
     columns = len(lines) if len(lines) < 6 else 3
-    legend(fig, also=lines, title=title, ncols=columns, title_fontsize=9)
+    legend(fig, also=lines, title=title, ncols=columns, title_fontsize=9, where="upper center")
 
 
 def _distance(dataset: "xr.Dataset") -> "Figure":

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.data.benchmarks import BENCHMARKS
-from experiments.lab.bands import band
+from experiments.lab.bands import band, legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.sail_language import merges
 from experiments.studies.sail_language.claims import COLUMNS, TABLE_2, perplexity
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH, WAYS
 from experiments.studies.shared.gamma_sweep import PUBLISHED
-from experiments.studies.shared.panels import legend, point, rows
+from experiments.studies.shared.panels import point, rows
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
     top = max(high, float(late.max()))
     axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
     axes[0, 1].set_title("the end")
-    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=4)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=4, where="upper center")
     return fig
 
 
@@ -111,7 +111,7 @@ def _gamma(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel("γ, weight of the first source")
         ax.set_ylabel("loss on D$_t$ before training (nats)")
         ax.set_title(titles[pair])
-    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=2 * len(pairs))
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=2 * len(pairs), where="upper center")
     return fig
 
 
@@ -161,7 +161,7 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
     ax.set_xlabel("right answers (%)")
     ax.set_title("printed, other scale: Table 2")
     title = "hollow: before training, filled: after it; dashed: chance; lines: Table 2's rows"
-    legend(fig, ax, title=title, ncols=6)
+    legend(fig, ax, title=title, ncols=6, where="upper center")
     return fig
 
 
@@ -244,7 +244,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
         ax.set_ylabel(label)
     axes[0, 1].set_ylim(-0.05 * top * (len(lines) + 1), top)
     axes[0, 1].set_title("ticks: each seed's best γ", fontsize=9)
-    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=len(lines))
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=len(lines), where="upper center")
     return fig
 
 
@@ -267,7 +267,7 @@ def _training(dataset: "xr.Dataset") -> "Figure":
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
     axes[0, 0].set_ylabel("perplexity per token")
-    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=3)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=3, where="upper center")
     return fig
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from experiments.lab.bands import band
+from experiments.lab.bands import band, legend
 from experiments.studies.sail_vision.findings import OWN, final, of, paradigms, ways
 from experiments.studies.shared.panels import point, rows
 from sail_jax.drawing import style
@@ -81,7 +81,7 @@ def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
         ax.set_xlabel("steps")
     colors = {"scratch": SCRATCH, "SAIL": SAIL, "start in the title": OTHER}
     lines = [Line2D([], [], color=color, label=text) for text, color in colors.items()]
-    fig.legend(handles=lines, ncols=3, loc="outside lower center", frameon=False, fontsize=9)
+    legend(fig, also=lines, ncols=3)
     fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=10)
     return fig
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MARKERS = "sDv^P*Xo<>"
 DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)))
 GAMMA = "γ, weight of θ₁"
-BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
 
 
 def look(i: int) -> dict[str, Any]:

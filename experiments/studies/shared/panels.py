@@ -1,4 +1,4 @@
-"""Panels for several studies: legends over them, and rows of means with error bars."""
+"""Panels for several studies: rows of means with error bars."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,31 +8,7 @@ from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-def legend(
-    fig: "Figure", *panels: "Axes", also: "Sequence[Artist]" = (), below: bool = False, **look: Any
-) -> None:
-    """Draws one legend above or below a figure, without repeated labels.
-
-    Args:
-      fig: The figure.
-      *panels: The axes with the curves.
-      also: Handles with their own labels, which come last.
-      below: Whether the legend is below the figure.
-      **look: Further options of `Figure.legend`, such as `title` and `ncols`.
-    """
-    entries: dict[str, Artist] = {}
-    for ax in panels:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    entries |= {str(handle.get_label()): handle for handle in also}
-    where = "outside lower center" if below else "outside upper center"
-    look = {"frameon": False, "fontsize": 9} | look
-    fig.legend(list(entries.values()), list(entries), loc=where, **look)
 
 
 def rows(ax: "Axes", names: Sequence[str]) -> None:

@@ -38,8 +38,7 @@ def _windows(dataset: xr.Dataset) -> Figure:
         left.minorticks_off()
     for ax in axes[-1]:
         ax.set_xlabel("window: steps averaged, or decayed")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend(fig, handles, labels, ncols=3)
+    legend(fig, axes[0, 0], ncols=3)
     return fig
 
 

@@ -82,8 +82,7 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
             ylim=(-reach, reach),
             title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
         )
-    handles, labels = axes[0, 2].get_legend_handles_labels()
-    legend(figure, handles, labels, title=FACTORS[factor], ncols=len(labels))
+    legend(figure, axes[0, 2], title=FACTORS[factor], ncols=len(values))
     return figure
 
 

@@ -148,9 +148,8 @@ def _printed(at: xr.Dataset) -> Figure:
     ):
         heat(ax, x, y, values.T, reach)
         _dress_map(ax, x, y, f"{heading}\n{name}")
-    legend(
-        figure, [left.lines[0]], ["$T = 0$ by the formula (limit $n, d → ∞$)"], where="lower left"
-    )
+    printed = {"$T = 0$ by the formula (limit $n, d → ∞$)": left.lines[0]}
+    legend(figure, also=printed, where="lower left")
     return figure
 
 
@@ -205,8 +204,8 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
         yscale="log",
         title=f"|$T$(trained) - $T$(estimator)|, $σ$ = {float(at.sigma):g}, $t$ ≤ {time:g}",
     )
-    handles, labels = last.get_legend_handles_labels()
-    legend(figure, handles, labels, title="due to", ncols=len(labels), where="lower right")
+    causes = len(last.get_legend_handles_labels()[1])
+    legend(figure, last, title="due to", ncols=causes, where="lower right")
     _legend(figure, mode)
     return figure
 
@@ -241,14 +240,11 @@ def _legend(figure: Figure, mode: str) -> None:
     """Explains which line is theory's and which is measured."""
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
-    looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
-    legend(
-        figure,
-        looks,
-        [f"$T = 0$ in closed form, {where}", "$T = 0$ as measured (band: ± 1 s.e. of $T$)"],
-        ncols=2,
-        where="lower left",
-    )
+    looks = {
+        f"$T = 0$ in closed form, {where}": Line2D([], [], color=style.INK, lw=1.6, ls="--"),
+        "$T = 0$ as measured (band: ± 1 s.e. of $T$)": band,  # a pair is one entry
+    }
+    legend(figure, also=looks, ncols=2, where="lower left")
 
 
 BAND = style.PALETTE[2]  # the uncertainty of a measured line: differs from the maps' colours
@@ -320,7 +316,7 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     if mode == "fine_tuning":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
-    legend(figure, *last.get_legend_handles_labels(), title="boundaries", ncols=6)
+    legend(figure, last, title="boundaries", ncols=6)
     for ax in axes.flat[values.size + 1 :]:
         ax.set_axis_off()
     return figure
