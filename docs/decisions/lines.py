@@ -118,7 +118,9 @@ def main() -> None:
             lines = sum(map(code_lines, files))
             own = {str(file.relative_to(ROOT)) for file in files}
             others = {place: text for place, text in inside.items() if place not in own}
-            users = [sum(map(bool, map(words.search, of.values()))) for of in (*read, others)]
+            users: list[Any] = [
+                sum(map(bool, map(words.search, of.values()))) for of in (*read, others)
+            ]
             if "words" in row:
                 users[2] = ""  # what users write is in no module
             shown = sum(bool(words.search(f"sail-jax run {line}")) for line in drawn)
