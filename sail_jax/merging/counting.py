@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, UInt
+from jaxtyping import Array, Bool, PyTree, UInt
 
 from sail_jax.merging.placement import divided
 from sail_jax.merging.steps import Kernel, kernel
@@ -36,6 +36,15 @@ class Wide(NamedTuple):
 
     hi: UInt[Numbers, "..."]
     lo: UInt[Numbers, "..."]
+
+
+def flatten(tree: PyTree) -> tuple[list[Any], Any]:
+    """Flattens a pytree in which each `Wide` is one leaf; returns the leaves and the structure."""
+    return jax.tree.flatten(tree, is_leaf=_is_wide)
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, Wide)
 
 
 def carry(hi: Any, lo: Any) -> Wide:

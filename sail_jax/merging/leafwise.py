@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
-from sail_jax.merging import counting
 from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
@@ -237,8 +236,3 @@ class Binned(_One):
     def before(self, own: PyTree) -> PyTree:
         # No entries precede the only piece.
         return jax.tree.map(jnp.zeros_like, own)
-
-
-def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
-    """Applies a function to every `counting.Wide` in some trees of the same structure."""
-    return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, counting.Wide))

@@ -71,12 +71,12 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     ('step',)
     """
     if select is None:
-        kind, pattern, is_chosen = _known(leaves)
+        kind, pattern, chosen = _known(leaves)
     elif isinstance(select, str):
-        kind, pattern, is_chosen = "", select, _fits(select)
+        kind, pattern, chosen = "", select, _matching(leaves, select)
     else:
-        kind, pattern, is_chosen = "", getattr(select, "__name__", "a function"), select
-    chosen = tuple(path for path in leaves if is_chosen(path))
+        kind, pattern = "", getattr(select, "__name__", "a function")
+        chosen = tuple(filter(select, leaves))
     if leaves and not chosen:
         tops = sorted({path.split("/")[0] for path in leaves})
         hint = nearest(pattern, tops) or f"; at the top there are {', '.join(tops[:5])}"
@@ -85,29 +85,27 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     return Selection(kind, pattern, chosen, tuple(path for path in leaves if path not in taken))
 
 
-def _fits(patterns: str) -> Callable[[str], bool]:
-    """Makes a predicate: whether a pattern matches a path or a node above it."""
+def _matching(paths: Iterable[str], patterns: str) -> tuple[str, ...]:
+    """The paths that a pattern matches, or that lie below a node that it matches."""
+    if patterns == "*":
+        return tuple(paths)
     parts = [part.strip() for part in patterns.split(",") if part.strip()]
     ways = [way for part in parts for way in (part, f"{part.rstrip('/')}/*")]
-    return lambda path: any(fnmatch.fnmatchcase(path, way) for way in ways)
+    return tuple(path for path in paths if any(fnmatch.fnmatchcase(path, way) for way in ways))
 
 
-def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
-    """The recognised kind of a tree, its patterns, and a predicate on paths."""
+def _known(leaves: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    """The recognised kind of a tree, its patterns, and the paths of its weights."""
     kind, pattern = _state(leaves)
-    fits = _fits(pattern)
-    parts = {path: path.split("/") for path in leaves}
-    if not any("rngs" in keys for keys in parts.values()):
-        return kind, pattern, fits
+    weights = _matching(leaves, pattern)
+    streams = {path for path in leaves if "rngs" in path.split("/")}
+    if not streams:
+        return kind, pattern, weights
     # NNX keeps random streams, counters and keys between the weights of a module.
-    optimiser = of_optimiser(leaves)
-
-    def is_weight(path: str) -> bool:
-        outside = "rngs" not in parts[path] and path not in optimiser
-        return outside and fits(path) and _is_floating(leaves[path])
-
+    other = streams | of_optimiser(leaves)
+    weights = tuple(path for path in weights if path not in other and _is_floating(leaves[path]))
     of = f" of {pattern}" if kind else ""
-    return kind or "state of NNX", f"floating leaves{of} outside of rngs", is_weight
+    return kind or "state of NNX", f"floating leaves{of} outside of rngs", weights
 
 
 def _state(leaves: Iterable[str]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from sail_jax.merging.counting import Wide
+from sail_jax.merging.counting import Wide, flatten
 from sail_jax.merging.leafwise import Add
 from sail_jax.merging.steps import Kernel
 from sail_jax.merging.streaming import Reader, Tree, Unit, parts
@@ -141,10 +141,10 @@ class SharedTree(Tree):
 
         Only counts are sent to other processes.
         """
-        leaves, structure = _with_counts(self._own_like)
+        leaves, structure = flatten(self._own_like)
         counts = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Wide)]
         pieces = [(p, k) for p, unit in enumerate(self.units) for k in range(len(unit.runs))]
-        kept = {key: jax.device_get(_with_counts(own[key])[0]) for key in pieces if key in own}
+        kept = {key: jax.device_get(flatten(own[key])[0]) for key in pieces if key in own}
 
         def compute() -> list[np.ndarray]:
             mine = [kept[key] for key in pieces if self.owners[key[0]] == self.sharing.mine]
@@ -183,8 +183,3 @@ class SharedTree(Tree):
         source = Proposal(start[0] if start else None, models, unit.weights, unit.out_dtype)
         program = functools.partial(parts, add, keep)
         return jax.eval_shape(program, summary, unit.count, unit.local, *unit.arguments(0), source)
-
-
-def _with_counts(tree: PyTree) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a kept value, with each `Wide` as one leaf."""
-    return jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Wide))

@@ -47,7 +47,6 @@ from sail_jax.merging.leafwise import (
     Known,
     alone,
     local_of,
-    map_counts,
     summarise,
     through,
 )
@@ -598,32 +597,24 @@ class Tree:
 
         Pieces are in order of (name of the tensor, index of the first entry).
         """
-        names = {
-            (place, k): [(work.name, unit.runs[k].start) for work in unit.works]
-            for place, unit in enumerate(self.units)
-            for k in range(len(unit.runs))
-        }
-        entries = [(at, key, b) for key, places in names.items() for b, at in enumerate(places)]
-        # Ties are taken in order of path, then position.
-        entries.sort()
-
-        def running(*counts: Any) -> list[Any]:
-            if not isinstance(counts[0], counting.Wide):
-                return [*counts]
-            by_key = dict(zip(own, map(counting.integers, counts), strict=True))
+        order = []
+        for place, unit in enumerate(self.units):
+            for k, run in enumerate(unit.runs):
+                order += [(w.name, run.start, (place, k), b) for b, w in enumerate(unit.works)]
+        order.sort()
+        kept = {key: counting.flatten(jax.device_get(value)) for key, value in own.items()}
+        for i, first in enumerate(next(iter(kept.values()))[0]):
+            if not isinstance(first, counting.Wide):
+                continue
             # NumPy counts in 64 bits, because counts of a model exceed 32 bits.
-            so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
-            sums = {key: np.zeros(n.shape, np.int64) for key, n in by_key.items()}
-            for _, key, b in entries:
-                sums[key][b] = so_far
-                so_far = so_far + by_key[key][b]
-            return [counting.wide(sums[key]) for key in own]
-
-        spread = map_counts(running, *jax.device_get(list(own.values())))
-        return {
-            key: jax.tree.map(lambda x, i=i: x[i], spread, is_leaf=lambda x: isinstance(x, list))
-            for i, key in enumerate(own)
-        }
+            sums = {key: counting.integers(leaves[i]) for key, (leaves, _) in kept.items()}
+            so_far = np.zeros(first.lo.shape[1:], np.int64)
+            for _, _, key, b in order:
+                with_this = so_far + sums[key][b]
+                sums[key][b], so_far = so_far, with_this
+            for key, (leaves, _) in kept.items():
+                leaves[i] = counting.wide(sums[key])
+        return {key: structure.unflatten(leaves) for key, (leaves, structure) in kept.items()}
 
     def run(self, function: Kernel, *args: Any) -> PyTree:
         """Calls a kernel, compiled; see `Visit.run`."""

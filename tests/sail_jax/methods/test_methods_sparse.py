@@ -342,13 +342,6 @@ def test_ties_in_tensors_of_less_than_one_over_density_entries():
     assert got["w"].tolist() == [0.0, 3.0]
 
 
-@pytest.mark.parametrize("scope", ["tensor", "tree"])
-def test_ties_at_density_one_trims_nothing(scope):
-    """K = 100 % fails in the authors' code and in fusion_bench."""
-    models, base = [{"w": jnp.arange(5.0)}], {"w": jnp.zeros(5)}
-    chex.assert_trees_all_equal(methods.ties(density=1.0, scope=scope)(models, base), models[0])
-
-
 def test_dare_refuses_to_drop_everything():
     """A drop rate of 1 gives NaN in fusion_bench."""
     x = {"w": jnp.ones(4)}
