@@ -83,9 +83,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
             errno.EPERM: "check its permissions, or choose another place",
             errno.EROFS: "choose another place",
         }.get(exc.errno or 0, "choose another place or repair this one")
-        why = (exc.strerror or str(exc) or type(exc).__name__) + raise_limit(exc)
         kind = RefusedError if exc.errno in NO_PATH else StoreError
-        raise kind(f"cannot {doing} {path}: {why}; {advice}") from exc
+        raise kind(f"cannot {doing} {path}: {reason(exc)}; {advice}") from exc
 
 
 def check_length(path: Path) -> None:
@@ -106,17 +105,11 @@ def check_length(path: Path) -> None:
             raise
 
 
-def raise_limit(error: OSError) -> str:
-    """Returns advice if an error is about too many open files.
-
-    Args:
-      error: The error.
-
-    Returns:
-      A text to append to the error's own; "" for other errors.
-    """
+def reason(error: OSError) -> str:
+    """Returns the system's words for an error, with advice if too many files are open."""
+    why = error.strerror or str(error) or type(error).__name__
     few = error.errno in (errno.EMFILE, errno.ENFILE)
-    return " (`ulimit -n` shows the limit of open files, and raises it)" if few else ""
+    return why + " (`ulimit -n` shows the limit of open files, and raises it)" * few
 
 
 def admit(path: Path, schema: str, what: str) -> None:
@@ -473,7 +466,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
         return path.read_bytes()
 
 
-def parsed(text: str | bytes, **hooks: Any) -> Any:
+def parsed(text: str | bytes, *, strict: bool = False) -> Any:
     """Parses JSON from an untrusted source.
 
     `json` makes 70 bytes from three, and reads a thousand levels. Afterwards `repr`, `json.dumps`
@@ -481,17 +474,36 @@ def parsed(text: str | bytes, **hooks: Any) -> Any:
 
     Args:
       text: The JSON.
-      **hooks: Options of `json.loads`.
+      strict: Whether everything is refused that JSON parsers read in different ways: repeated keys,
+        NaN and infinities, and half of a surrogate pair as a key or a value of an object.
 
     Returns:
       The content.
 
     Raises:
-      ValueError: If it is not JSON, is nested more than 100 deep, or has more than 2^23 parts.
+      ValueError: If it is not JSON, is nested more than 100 deep, or has more than 2^23 parts; or
+        if it is refused as not strict.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
+            seen = set()
+            again = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise ValueError(f"the key {again!r} is repeated")
+        # JSON can spell half of a surrogate pair as an escape; encoding that fails.
+        for part in (*mapping, *mapping.values()):
+            if isinstance(part, str):
+                part.encode()
+        return mapping
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not a number")
+
     # A comma precedes every part but the first of a container. Commas within text also count.
     if sum(map(text.count, ",[{" if isinstance(text, str) else b",[{")) > _PARTS:  # type: ignore[arg-type]
         raise ValueError(f"it has more than {_PARTS} parts")
+    hooks = {"object_pairs_hook": unique, "parse_constant": refuse} if strict else {}
     tree = json.loads(text, **hooks)
     level, depth = [tree] if isinstance(tree, dict | list) else [], 0
     while level:
@@ -569,19 +581,9 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
       StoreError: If the file cannot be read, is not JSON, repeats a key, or has another checksum,
         another format, or other fields.
     """
-
-    # `json` would silently use the last of repeated keys, and accept NaN
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError("a key is repeated")
-        return dict(pairs)
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number")
-
     text = read_bytes(path, MAX_JSON)
     try:
-        record = parsed(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        record = parsed(text.decode(), strict=True)
         stated = record.pop("sha256", None) if isinstance(record, dict) else None
         computed = sha256(_canonical(record))
     except (ValueError, RecursionError) as exc:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int32, Num, UInt8
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats import files
+from sail_jax.checkpoint.formats.npz_files import npy_header
 
 # The maximum number of bytes of an array in memory. A small packed file can claim any size.
 MAX_BYTES = 1 << 32
@@ -290,13 +291,7 @@ def open_npy(path: Path, source: Source) -> Num[np.ndarray, "..."]:
         real numbers.
     """
     with opened(path, source) as (file, size):
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise DataError(f"{path}: a .npy of version {version} holds no plain numbers")
+        shape, fortran, dtype = npy_header(file)
         if dtype.kind not in "iuf":
             raise DataError(f"{path} holds {dtype}; expected integers or real numbers")
         shape = files.checked_shape(shape, dtype.itemsize, str(path))

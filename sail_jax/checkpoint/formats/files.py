@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checks import argument
+from sail_jax.checks import argument, shortened
 from sail_jax.merging.tensors import OnDemand, Shape, bytes_of, check_read
 
 # The most bytes of any description that is parsed. It is the limit of safetensors itself.
@@ -79,9 +79,8 @@ def explained(doing: str, path: Path, *, kept: bool = False) -> Iterator[None]:
         again = "free some space and run again"
         if kept:
             again = f"finished tensors are kept: {again} with {argument('resume', 'True')}"
-        why = (exc.strerror or str(exc) or type(exc).__name__) + disk.raise_limit(exc)
         advice = again if full else "repair this place or choose another"
-        raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc
+        raise CheckpointError(f"cannot {doing} {path}: {disk.reason(exc)}; {advice}") from exc
 
 
 # What parsers (of the standard library, NumPy and this package) raise for damaged bytes. A file may
@@ -115,8 +114,7 @@ def reading(what: object) -> Iterator[None]:
     except disk.StoreError:
         raise
     except OSError as exc:
-        why = exc.strerror or str(exc) or type(exc).__name__
-        raise CheckpointError(f"cannot read {what}: {why}{disk.raise_limit(exc)}") from exc
+        raise CheckpointError(f"cannot read {what}: {disk.reason(exc)}") from exc
     except MemoryError as exc:
         why = f": {exc}" if str(exc) else ""
         raise CheckpointError(f"{what} does not fit into memory{why}") from exc
@@ -124,6 +122,13 @@ def reading(what: object) -> Iterator[None]:
         # Messages of parsers may have many lines, and may quote as much of the file as they like.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
         raise CheckpointError(f"{what} is damaged: {why}") from exc
+
+
+def changed(path: str | Path) -> CheckpointError:
+    """Makes the error for a file that was changed while it was read, for the caller to raise."""
+    return CheckpointError(
+        f"{path} was changed while it was read; run again when nothing writes to it"
+    )
 
 
 BLOCK, BLOCKS = 1 << 12, 1 << 8
@@ -166,28 +171,10 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
       The object as a dictionary.
 
     Raises:
-      CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
-        a number is NaN or infinite, a key or a text value in an object has half of a surrogate
-        pair, or it is more than `disk.parsed` parses.
+      CheckpointError: If the bytes are not a JSON object in UTF-8, or `disk.parsed` refuses them.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping = dict(pairs)
-        if len(mapping) != len(pairs):
-            seen = set()
-            again = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise ValueError(f"the key {again!r} is repeated")
-        # JSON can spell half of a surrogate pair as an escape; encoding that fails.
-        for text in (*mapping, *mapping.values()):
-            if isinstance(text, str):
-                text.encode()
-        return mapping
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number")
-
     with reading(what):
-        record = disk.parsed(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        record = disk.parsed(data.decode(), strict=True)
         if not isinstance(record, dict):
             raise ValueError(f"expected a JSON object, got {type(record).__name__}")
         return record
@@ -212,14 +199,8 @@ def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
         raise CheckpointError(f"{what}: expected a shape of non-negative integers, got {shape!r}")
     # Axes of length 0 do not excuse the others: NumPy refuses (0, 2**62, 8) as too big, too.
     if len(shape) > 32 or math.prod(filter(None, shape)) * itemsize >= 2**62:
-        raise CheckpointError(f"{what}: no array can have the shape {_short(shape)}")
+        raise CheckpointError(f"{what}: no array can have the shape {shortened(repr(shape), 99)}")
     return tuple(shape)
-
-
-def _short(value: object) -> str:
-    """The `repr` of a value, cut to 100 characters."""
-    text = repr(value)
-    return text if len(text) < 100 else text[:97] + "..."
 
 
 def contained(folder: Path, name: str) -> Path:
@@ -383,9 +364,7 @@ class File:
         fd = self._opened()
         if not os.path.samestat(os.fstat(fd), self.about):
             os.close(fd)
-            raise CheckpointError(
-                f"{self.path} was changed while it was read; run again when nothing writes to it"
-            )
+            raise changed(self.path)
         return fd
 
     def close(self) -> None:

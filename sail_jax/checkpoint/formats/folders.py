@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -192,49 +193,28 @@ class Flusher:
             the file, whichever descriptor wrote to it.
         """
         self._use = use
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._dirty: dict[str, int] = {}
-        self._closing = False
-        self._failure: Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, "flush")
+        self._flushes: list[Future[None]] = []
 
     def wrote(self, file: str, count: int) -> None:
-        """Counts bytes that were written to a file, and wakes the thread when there are enough.
+        """Counts bytes that were written to a file, and flushes it when there are enough.
 
         Args:
           file: The file, as an argument of `use`.
           count: How many bytes were written.
         """
-        with self._changed:
+        with self._lock:
             self._dirty[file] = self._dirty.get(file, 0) + count
+            # A flush that waits covers what is written until it starts.
             if self._dirty[file] >= FLUSH:
-                self._changed.notify()
-                # Outputs that are smaller than this need no thread.
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
-                    self._thread.start()
+                self._dirty[file] = 0
+                self._flushes.append(self._thread.submit(self._flush, file))
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._full())
-                full = self._full()
-                if self._closing or not full:
-                    return
-                # Reset before the flush, so bytes written during the flush count for the next one.
-                for file in full:
-                    self._dirty[file] = 0
-            try:
-                for file in full:
-                    with self._use(file) as fd:
-                        _flush(fd)
-            except (OSError, disk.StoreError) as failure:
-                self._failure = failure
-                return
-
-    def _full(self) -> list[str]:
-        """The files with enough unflushed bytes."""
-        return [file for file, count in self._dirty.items() if count >= FLUSH]
+    def _flush(self, file: str) -> None:
+        with self._use(file) as fd:
+            _flush(fd)
 
     def close(self) -> None:
         """Waits for flushes that are under way and ends the thread; further calls do nothing.
@@ -243,14 +223,11 @@ class Flusher:
           OSError: If any flush failed.
           StoreError: If a file could not be opened again to flush it.
         """
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        self._thread.shutdown(cancel_futures=True)
+        flushes, self._flushes = self._flushes, []
+        for flush in flushes:
+            if not flush.cancelled():
+                flush.result()
 
 
 # macOS and Windows have only the latter.

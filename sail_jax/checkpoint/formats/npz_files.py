@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -61,18 +62,36 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {key: str(value) for key, value in metadata.items()}
 
 
-def _tensor(name: str, file: File, member: Member) -> Tensor:
-    """Reads the .npy header of a member, and makes a tensor of it."""
-    head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
+def npy_header(file: IO[bytes]) -> tuple[Any, bool, np.dtype]:
+    """Reads the header of a .npy file, up to the first entry.
+
+    Args:
+      file: The file, at its beginning.
+
+    Returns:
+      The stated shape, whether entries are in column-major order, and the dtype.
+
+    Raises:
+      ValueError: If the header is damaged, or its version is unknown.
+    """
+    version = np.lib.format.read_magic(file)
     # Version 3 differs from 2 only in allowing field names beyond latin-1, and arrays of plain
     # numbers have no fields.
-    version = np.lib.format.read_magic(head)
-    if version not in ((1, 0), (2, 0)):
+    if version not in _NPY:
         raise ValueError(f"a .npy of version {version} cannot hold plain numbers")
-    if version == (1, 0):
-        shape, fortran, spelt = np.lib.format.read_array_header_1_0(head)
-    else:
-        shape, fortran, spelt = np.lib.format.read_array_header_2_0(head)
+    return _NPY[version](file)
+
+
+_NPY = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _tensor(name: str, file: File, member: Member) -> Tensor:
+    """Makes a tensor of a member."""
+    head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
+    shape, fortran, spelt = npy_header(head)
     dtype, first = _dtype(spelt, member.comment.decode()), head.tell()
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{name}'")
     # The archive's size must equal the array's size. Then neither can make this process

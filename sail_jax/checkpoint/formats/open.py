@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from sail_jax.checkpoint.formats import hub, runs
-from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
+from sail_jax.checkpoint.formats.files import CheckpointError, File, changed, contained, reading
 from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, stored, weights
 from sail_jax.checkpoint.formats.quantized import Scheme
 from sail_jax.checkpoint.formats.safetensors_files import read_index
@@ -45,7 +45,6 @@ class Checkpoint:
         the index does not list them.
       special: Names of configurations and tokenizers that are pipes, devices or folders.
       others: Files and folders next to the tensors that are neither read nor copied to an output,
-        such as a model's code.
         such as a model's code.
       rest: Tensors that were not selected, by name; see `select`.
       selection: Which tensors were selected; None if all were.
@@ -186,20 +185,6 @@ class Checkpoint:
                 )
         self.tensors |= tensors
         self.metadata |= metadata
-
-
-def changed(path: str | Path) -> CheckpointError:
-    """Makes the error for a file that was changed while it was read.
-
-    Args:
-      path: The file.
-
-    Returns:
-      The error, for the caller to raise.
-    """
-    return CheckpointError(
-        f"{path} was changed while it was read; run again when nothing writes to it"
-    )
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:

@@ -20,7 +20,6 @@ class Layout(NamedTuple):
       axes: How many axes the tensor of scales has.
       rows: How many rows share a scale; None for all.
       columns: How many columns share a scale; None for all.
-      columns: How many columns share a scale; None for all.
     """
 
     scale: str

@@ -13,7 +13,6 @@ A run is a folder with a checkpoint for each step, as trainers leave it: `1000`,
 
 A checkpoint that is still being written is skipped. If no such path exists, org/name[@revision] is
 one checkpoint, a model on the Hub.
-checkpoint, a model on the Hub.
 """
 
 import contextlib
