@@ -10,6 +10,8 @@ EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 """Entries that state the epsilon of a norm."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 """Entries that count the layers of a network."""
+CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+"""Model types with Conv1D modules, for which transformers stores weights as [in, out]."""
 
 # Entries that determine the function of the tensors. If an entry is missing, the architecture has a
 # default, so a target that states the entry may define another function.

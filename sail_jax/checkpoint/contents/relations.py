@@ -17,15 +17,15 @@ from sail_jax.checkpoint.contents.layers import role, stacks
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.formats.quantized import quantization
-from sail_jax.configurations import LAYER_KEYS, class_of, look_up
+from sail_jax.checkpoint.formats.quantized import KEYS, quantization
+from sail_jax.checks import shortened
+from sail_jax.configurations import LAYER_KEYS, Config, class_of, look_up
 from sail_jax.merging.tensors import Like, Tensors, same_entries
 
 TOKENIZER = "the tokenizer"
 """The key of a contradiction between the tokenizer and the embedding."""
 
 
-Config = Mapping[str, Any]
 Likes = Mapping[str, Like]
 
 
@@ -279,7 +279,7 @@ def _dtype(facts: _Facts) -> Iterator[Contradiction]:
 
 def _quantized(facts: _Facts) -> Iterator[Contradiction]:
     """Quantisation: an entry describes codes, but the tensors are plain values."""
-    for key in ("quantization_config", "compression_config"):
+    for key in KEYS:
         about = facts.whole.get(key)
         if isinstance(about, Mapping) and about and not quantization(facts.everything, facts.whole):
             method = about.get("quant_method") or about.get("format")
@@ -464,4 +464,4 @@ def _size(
 def _short(value: object) -> str:
     """A value of config.json, for messages."""
     text = value if isinstance(value, str) and value.startswith("of ") else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(text, 60)

@@ -61,6 +61,8 @@ class Scheme(NamedTuple):
     powers: bool = False
 
 
+KEYS = ("quantization_config", "compression_config")
+"""The entries of config.json about codes."""
 # Each scheme with the suffixes of its codes and of the scales (or the like) that belong to them.
 # The order matters: a suffix that belongs to one scheme alone comes before suffixes that several
 # schemes share (GPTQ has g_idx, AWQ does not).
@@ -133,9 +135,24 @@ def method(config: Config) -> str:
     Returns:
       The name; "" if there is none.
     """
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(about := part.get(key), Mapping) and about:
-                return str(about.get("quant_method") or about.get("format") or "an unnamed scheme")
+    for about in statements(config).values():
+        return str(about.get("quant_method") or about.get("format") or "an unnamed scheme")
     return ""
+
+
+def statements(config: Config) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    """Finds the entries about codes in a configuration and its text tower.
+
+    Args:
+      config: The content of config.json.
+
+    Returns:
+      The entries that are mappings with content, by the keys that lead to them.
+    """
+    parts = {(): config, ("text_config",): config.get("text_config")}
+    return {
+        (*place, key): about
+        for place, part in parts.items()
+        for key in KEYS
+        if isinstance(part, Mapping) and isinstance(about := part.get(key), Mapping) and about
+    }

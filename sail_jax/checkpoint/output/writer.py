@@ -61,89 +61,6 @@ _OURS = {"journal", "data", "stage", "extras", "old", ERRORS, MEASURED, THREADS}
 _OF_A_PART = {"journal", ERRORS, MEASURED, THREADS, parts.ALIVE, parts.STATISTICS}
 
 
-def create(
-    out: str | Path,
-    tensors: Mapping[str, tuple[Any, Shape]],
-    *,
-    fingerprint: str,
-    versions: Mapping[str, str] = MappingProxyType({}),
-    format: str | None = None,
-    file: str | None = None,
-    shard_bytes: int = 5_000_000_000,
-    metadata: Mapping[str, str] | None = None,
-    resume: bool = False,
-    sync: bool = True,
-    rewrites: Checkpoint | None = None,
-    record: bool = False,
-    force: bool = False,
-    part: Part | None = None,
-    join: bool = False,
-    belongs: Mapping[str, str] = MappingProxyType({}),
-) -> "Writer":
-    """Opens an output for the tensors of a checkpoint, to be written in any order.
-
-    If the name of `out` ends in the suffix of a written format, such as .npz, the output is one
-    file; otherwise it is a folder. Use the result as a context manager: call `write` and `done` for
-    each tensor, then `commit`.
-
-    Args:
-      out: Where the output goes.
-      tensors: The dtype and shape of each tensor by name, in the order of the output.
-      fingerprint: A text that identifies the work. Unfinished work is resumed only if its
-        fingerprint is equal.
-      versions: The versions of the programs that compute the tensors, by name. Work of other
-        versions is not resumed, because their results may differ.
-      format: The name of the format. The default is the suffix's format, or safetensors for a
-        folder.
-      file: The name of the single file in a folder, which then has no shards. The default is the
-        format's usual name.
-        name of the format.
-      shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a file
-        to itself.
-      metadata: Text by key that the format stores; orbax and msgpack cannot store any.
-      resume: Whether unfinished work with the same fingerprint and tensors is continued. A finished
-        output with these tensors is compared with the new values.
-      sync: Whether everything is flushed to the disk before the output is renamed. False is for
-        measurements only: a crash of the machine may then lose data.
-      rewrites: A checkpoint to copy. The output is this checkpoint with new values for `tensors`.
-        A folder is copied into the output under its own name. `format` and `metadata` are ignored.
-      record: Whether a folder gets the record by which `force` recognises it later.
-      force: Whether an unchanged output with such a record is replaced. It stays until the new one
-        is complete.
-      part: Which part of the output is written; see `parts`. None for all of it.
-      join: Whether all parts have been written, and `commit` joins them.
-      belongs: Tensors that must be in the same part as another one, by name.
-
-    Returns:
-      The writer.
-
-    Raises:
-      CheckpointError: If `out` is taken or in use, the disk lacks space for it, or the format
-        cannot hold the tensors. These checks come before any computation.
-
-    >>> import tempfile
-    >>> path = f"{tempfile.mkdtemp()}/model.npz"
-    >>> with create(path, {"w": (np.float32, (4,))}, fingerprint="an example") as writer:
-    ...     writer.write("w", np.ones(2, np.float32), start=2)
-    ...     writer.write("w", np.zeros(2, np.float32))
-    ...     writer.done("w")
-    ...     writer.commit()
-    >>> np.load(path)["w"]
-    array([0., 0., 1., 1.], dtype=float32)
-    """
-    out = Path(out)
-    wanted = _checked(tensors)
-    if rewrites is not None:
-        layout = rewritten.layout(rewrites, wanted)
-        folder = rewrites.path.is_dir() or of_output(out) is None
-        copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
-        how = (copied, folder, resume, sync, record, force, part, join, belongs)
-        return Writer(out, wanted, layout, fingerprint, versions, *how)
-    chosen, layout = laid_out(out, wanted, format, file, shard_bytes, metadata)
-    how = (chosen, of_output(out) is None, resume, sync, record, force, part, join, belongs)
-    return Writer(out, wanted, layout, fingerprint, versions, *how)
-
-
 def laid_out(
     out: Path,
     tensors: Mapping[str, tuple[Any, Shape]],
@@ -152,7 +69,7 @@ def laid_out(
     shard_bytes: int,
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[Format, Layout]:
-    """Lays out an output; see `create`.
+    """Lays out an output; see `Writer`.
 
     Args:
       out: Where the output goes.
@@ -217,12 +134,18 @@ def _holds(path: Path, data: bytes | Path) -> bool:
         return path.is_file() and path.read_bytes() == content
 
 
+_EXISTS = "exists already; choose another place for the output"
+
+
 class DiffersError(CheckpointError):
     """Raised if a finished output of an earlier run holds other values."""
 
 
 class Writer:
-    """An unfinished output, made by `create`.
+    """An unfinished output, to be written in any order.
+
+    If the name of `out` ends in the suffix of a written format, such as .npz, the output is one
+    file; otherwise it is a folder. Call `write` and `done` for each tensor, then `commit`.
 
     It is a context manager. Leaving it before `commit` keeps the unfinished work, for a later run
     to resume. Tensors may be written by several threads.
@@ -238,56 +161,90 @@ class Writer:
       resumable: Whether unfinished work stays after an error.
       unchanged: Whether an earlier run had finished the output. Then nothing is written: `write`
         compares its argument with the existing values.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/model.npz"
+    >>> with Writer(path, {"w": (np.float32, (4,))}, fingerprint="an example") as writer:
+    ...     writer.write("w", np.ones(2, np.float32), start=2)
+    ...     writer.write("w", np.zeros(2, np.float32))
+    ...     writer.done("w")
+    ...     writer.commit()
+    >>> np.load(path)["w"]
+    array([0., 0., 1., 1.], dtype=float32)
     """
 
     def __init__(
         self,
-        out: Path,
-        wanted: Wanted,
-        layout: Layout,
+        out: str | Path,
+        tensors: Mapping[str, tuple[Any, Shape]],
+        *,
         fingerprint: str,
-        versions: Mapping[str, str],
-        format: Format,
-        folder: bool,
-        resume: bool,
-        sync: bool,
-        record: bool,
-        force: bool,
-        part: Part | None,
-        join: bool,
-        belongs: Mapping[str, str],
+        versions: Mapping[str, str] = MappingProxyType({}),
+        format: str | None = None,
+        file: str | None = None,
+        shard_bytes: int = 5_000_000_000,
+        metadata: Mapping[str, str] | None = None,
+        resume: bool = False,
+        sync: bool = True,
+        rewrites: Checkpoint | None = None,
+        record: bool = False,
+        force: bool = False,
+        part: Part | None = None,
+        join: bool = False,
+        belongs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Claims the output's place, and reads the state of an earlier run; see `create`.
+        """Claims the output's place, and reads the state of an earlier run.
 
         Args:
           out: Where the output goes.
-          wanted: The dtype and shape of each tensor.
-          layout: Where the bytes of each tensor go.
-          fingerprint: The identity of the work.
-          versions: The versions of the programs that compute the tensors.
-          format: The format of the output.
-          folder: Whether the output is a folder.
-          resume: Whether unfinished work is continued.
-          sync: Whether everything is flushed to the disk at the end.
-          record: Whether a folder gets a record.
-          force: Whether an output with its record is replaced.
-          part: Which part is written.
-          join: Whether parts are joined.
-          belongs: Tensors that must be in the same part as another one.
+          tensors: The dtype and shape of each tensor by name, in the order of the output.
+          fingerprint: A text that identifies the work. Unfinished work is resumed only if its
+            fingerprint is equal.
+          versions: The versions of the programs that compute the tensors, by name. Work of other
+            versions is not resumed, because their results may differ.
+          format: The name of the format. The default is the suffix's format, or safetensors for a
+            folder.
+          file: The name of the single file in a folder, which then has no shards. The default is
+            the format's usual name.
+          shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a
+            file to itself.
+          metadata: Text by key that the format stores; orbax and msgpack cannot store any.
+          resume: Whether unfinished work with the same fingerprint and tensors is continued. A
+            finished output with these tensors is compared with the new values.
+          sync: Whether everything is flushed to the disk before the output is renamed. False is for
+            measurements only: a crash of the machine may then lose data.
+          rewrites: A checkpoint to copy. The output is this checkpoint with new values for
+            `tensors`. A folder is copied into the output under its own name. `format` and
+            `metadata` are ignored.
+          record: Whether a folder gets the record by which `force` recognises it later.
+          force: Whether an unchanged output with such a record is replaced. It stays until the new
+            one is complete.
+          part: Which part of the output is written; see `parts`. None for all of it.
+          join: Whether all parts have been written, and `commit` joins them.
+          belongs: Tensors that must be in the same part as another one, by name.
 
         Raises:
-          CheckpointError: If the output cannot be written, is taken, or is in use. Also if a part
-            to be joined is missing, unfinished, or belongs to another output.
+          CheckpointError: If `out` is taken or in use, the disk lacks space for it, or the format
+            cannot hold the tensors; or if a part to be joined is missing, unfinished, or belongs
+            to another output. These checks come before any computation.
         """
-        self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
+        self.out = out = Path(out)
+        wanted, folder = _checked(tensors), of_output(out) is None
+        if rewrites is None:
+            self._format, layout = laid_out(out, wanted, format, file, shard_bytes, metadata)
+        else:
+            layout = rewritten.layout(rewrites, wanted)
+            folder = folder or rewrites.path.is_dir()
+            names = (rewrites.path.resolve().name,)
+            self._format = Format(name=rewrites.format, files=names)
+        self.folder, self._wanted, self._layout = folder, wanted, layout
         self.partial = partial = written.unfinished(out)
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
-        self._format, self._sync = format, sync
-        self._record, self._force = record, force
+        self._sync, self._record, self._force = sync, record, force
         self._part, self._join = part, join
         self._old = self.partial / "old"
-        self._file = format.file if folder else out.name
+        self._file = self._format.file if folder else out.name
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
         self._mutex = threading.Lock()
@@ -354,8 +311,7 @@ class Writer:
         self._put_back()
         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
         with explained("read", partial):
-            there = os.path.lexists(self.out) and not is_empty_folder(self.out)
-            inode = self.out.stat().st_ino if there else None
+            inode = self.out.stat().st_ino if self._taken() else None
         try:
             if (partial / "journal").exists() and not self._payload.exists():
                 # Killed between renaming and cleaning up, or the output was removed since.
@@ -364,12 +320,8 @@ class Writer:
                 self.unchanged = True
                 return
             parts.joined(partial, self.out, head, layout)
-            if there and self._force:
-                written.check_own(self.out)
-            elif there:
-                raise CheckpointError(
-                    f"{self.out} exists already; choose another place for the output"
-                )
+            if self._taken():
+                self._check_replaced(_EXISTS)
             with explained("write", partial):
                 self._journal = Journal(partial / "journal", head)
             self._layout = parts.narrowed(layout, ())
@@ -469,7 +421,7 @@ class Writer:
         self._put_back()
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
-            taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
+            taken = self._taken()
         pieces: dict[str, list[Piece]] = {}
         previous: dict[str, Any] = {}
         old = False
@@ -497,9 +449,7 @@ class Writer:
                     self.unchanged = True
                     return
                 if not self._force:
-                    raise CheckpointError(
-                        f"{self.out} exists already; choose another place for the output"
-                    )
+                    raise CheckpointError(f"{self.out} {_EXISTS}")
             except CheckpointError:
                 if not names:
                     self._remove()
@@ -555,6 +505,16 @@ class Writer:
                 self._remove()
             raise
         self._done, self.finished = set(valid), frozenset(valid)
+
+    def _taken(self) -> bool:
+        """Whether something other than an empty folder is at the output's place."""
+        return os.path.lexists(self.out) and not is_empty_folder(self.out)
+
+    def _check_replaced(self, why: str) -> None:
+        """Raises CheckpointError unless the existing output may be replaced."""
+        if not self._force:
+            raise CheckpointError(f"{self.out} {why}")
+        written.check_own(self.out)
 
     def _is_there(self) -> bool:
         """Opens an existing output; False if its files or tensors are different."""
@@ -808,14 +768,9 @@ class Writer:
                 for name in (*names, ""):
                     # First the files, then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
-        there = os.path.lexists(self.out) and not is_empty_folder(self.out)
-        if there and self._force:
-            written.check_own(self.out)
-        elif there:
-            raise CheckpointError(
-                f"{self.out} has appeared meanwhile; move it away, then "
-                f"{argument('resume', 'True')} continues"
-            )
+        if there := self._taken():
+            again = f"{argument('resume', 'True')} continues"
+            self._check_replaced(f"has appeared meanwhile; move it away, then {again}")
         # Recorded before the renaming: if the run is killed right after it, a later run recognises
         # the output.
         journal.commit(self._payload.stat().st_ino)
@@ -865,6 +820,10 @@ class Writer:
                     folder.rmdir()
 
 
+create = Writer
+"""Opens an output for the tensors of a checkpoint."""
+
+
 def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """Lists the arrays of a tree with their names; imports JAX only for trees."""
     if all(map(_is_array, tensors.values())):
@@ -902,17 +861,17 @@ def save_checkpoint(
 
     Args:
       out: The path of the checkpoint. It is a file or a folder, depending on its suffix as in
-        `create`.
+        `Writer`.
       tensors: Arrays by name (anything that `numpy.asarray` takes); or a tree of them, such as the
         parameters of a Flax module. The name of a leaf is its path, with "/" between keys.
       extras: Plain files for a folder, such as config.json: contents, or paths to copy, by file
         name.
-      metadata: As `create` takes it.
-      shard_bytes: As `create` takes it.
-      format: As `create` takes it.
+      metadata: As `Writer` takes it.
+      shard_bytes: As `Writer` takes it.
+      format: As `Writer` takes it.
 
     Raises:
-      CheckpointError: As `create` and `Writer.extra` do. No unfinished work stays.
+      CheckpointError: As `Writer` and `Writer.extra` do. No unfinished work stays.
       ValueError: If two leaves of a tree have the same path.
       TypeError: If `out` is not a path, or `tensors` is not a mapping or tree with names.
 
@@ -931,7 +890,7 @@ def save_checkpoint(
         raise TypeError(f"tensors: expected arrays by name, got {described(tensors)}")
     arrays = dict(_named(tensors))
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    with create(
+    with Writer(
         *(out, wanted),
         # Arrays in memory are never resumed, so their fingerprint is unique.
         fingerprint=uuid.uuid4().hex,

@@ -17,12 +17,11 @@ from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated, Whole
 from sail_jax.checkpoint.sources.renamings import Names, file_name, heads_of, rules_of, tied_head
 from sail_jax.checks import nearest
-from sail_jax.configurations import Config, class_of, look_up
+from sail_jax.configurations import CONV1D, Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
-# Families with Conv1D modules, which store weights as [in, out]. PEFT sets `fan_in_fan_out` for
-# each module, but the entry in the file belongs to the last module only.
-_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+# The Conv1D modules of these families. PEFT sets `fan_in_fan_out` for each module, but the entry in
+# the file belongs to the last module only.
 _CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
 KERNEL = "kernel"
 """Flax's name of a weight stored as [in, out]."""
@@ -399,7 +398,7 @@ def is_conv1d(module: str, model: Config) -> bool:
     Returns:
       Whether it is.
     """
-    return look_up(model, "model_type") in _CONV1D and module.rpartition(".")[2] in _CONV1D_MODULES
+    return look_up(model, "model_type") in CONV1D and module.rpartition(".")[2] in _CONV1D_MODULES
 
 
 # --- parameters

@@ -4,7 +4,6 @@ Growth and alignment of checkpoints run the old and the new network, if a forwar
 given.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -19,6 +18,7 @@ from sail_jax.architectures.table import stated
 from sail_jax.basis.certificate import Verdict, certificate
 from sail_jax.checkpoint.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.sources.programs import in_own_width
 from sail_jax.checks import argument
 from sail_jax.configurations import Config
 from sail_jax.interop import transformers
@@ -168,9 +168,7 @@ def certified(
     forward = _given(certify) if callable(certify) else _known(config, tensors)
     if forward is None:
         return ()
-    # Without this, JAX would convert float64 tensors to float32, and certify another network.
-    wide = any(x.dtype == np.float64 for x in tensors.values())
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+    with in_own_width(tensors.values()):
         return _certified(forward, tensors, config, renew)
 
 

@@ -4,7 +4,6 @@
 second checkpoint with these maps applied as it is read. `sail_jax.align` does the matching itself.
 """
 
-import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +35,9 @@ from sail_jax.checkpoint.executor import CONSTANT, mib
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.computed import Computed, Programs, rebased
+from sail_jax.checkpoint.sources.computed import Computed, rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
+from sail_jax.checkpoint.sources.programs import Programs, in_own_width
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument, nearest
 from sail_jax.configurations import Config, differences
@@ -253,9 +253,7 @@ def align_maps(
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
     )
-    # Without 64 bits JAX would read float64 tensors as float32.
-    wide = any(x.dtype == np.float64 for x in (*first.values(), *second.values()))
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+    with in_own_width((*reference.tensors.values(), *other.tensors.values())):
         ordered = match_experts(first, second, resolved, layers)
         orders = {name: found.order for name, found in ordered.items()}
         _, (apart, _) = compared(first, second, resolved, {}, {}) if orders else ((), (0.0, 0.0))

@@ -5,8 +5,8 @@ been read. So memory is bounded by the largest tensor, and reading a tensor in o
 once.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.programs import Function, Programs
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
-from sail_jax.configurations import Config
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, bytes_of, held, read_whole
 
@@ -102,11 +101,9 @@ class Computed(OnDemand):
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
         return self._programs(self._function, self._operands, shapes)
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
+    def _precision(self) -> AbstractContextManager[None]:
         """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
-        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts))):
-            yield
+        return jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts)))
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,6 @@ def rebased(
     maps: Mapping[str, SpaceMap],
     *,
     within: Mapping[str, str] | None = None,
-    config: Config | None = None,
     how: str = "aligned",
     mark: str = "",
 ) -> View:
@@ -138,7 +134,6 @@ def rebased(
       spec: The spaces of its tensors.
       maps: The maps, by space. Tensors without a mapped space stay unchanged.
       within: Spaces with a map for each unit of a block; see `sail_jax.align.change_blocks`.
-      config: The new config.json; None keeps the old one.
       how: A text added to the sources of tensors, in messages.
       mark: Identifies these maps in fingerprints; see `Computed`.
 
@@ -170,4 +165,4 @@ def rebased(
             path, jax.ShapeDtypeStruct(shape, tensor.dtype), [tensor],
             _ChangeOfBasis(local, blocks), own, programs, how=how, mark=mark,
         )  # fmt: skip
-    return View([checkpoint], tensors, config)
+    return View([checkpoint], tensors)

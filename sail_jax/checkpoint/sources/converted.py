@@ -4,9 +4,10 @@ Several Hugging Face tensors may share one leaf of a tree. The leaf is then read
 until the last of them has been computed.
 """
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -98,6 +99,15 @@ def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
     return math.prod(tensor.shape) * (tensor.dtype.itemsize + 8 * (not link.plain))
 
 
+@contextlib.contextmanager
+def _explained(checkpoint: Checkpoint) -> Iterator[None]:
+    """Adds the path of a checkpoint to errors about its tensors."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
 def as_tree(
     checkpoint: Checkpoint,
     links: Iterable[Link],
@@ -119,14 +129,12 @@ def as_tree(
       CheckpointError: If a tensor is missing, has no counterpart in the tree, or does not fit.
     """
     have, tensors = checkpoint.tensors, {}
-    try:
+    with _explained(checkpoint):
         links = layouts.matched(links, have, "tensors")
         layouts.check_placed(links, have)
         for link in links:
             parts = [have[name] for name in link.tensors]
             tensors[link.leaf] = _Leaf(link, parts, widths(parts[0].dtype))
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return View([checkpoint], tensors, config)
 
 
@@ -151,14 +159,12 @@ def as_hugging_face(
       CheckpointError: If a leaf is missing, or does not fit.
     """
     have, tensors = checkpoint.tensors, {}
-    try:
+    with _explained(checkpoint):
         for link in layouts.matched(links, have, "leaf"):
             leaf = have[link.leaf]
             shared = _Shared(leaf, len(link.tensors))
             for n, name in enumerate(link.tensors):
                 tensors[name] = _Part(link, n, shared, widths(leaf.dtype))
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return View([checkpoint], tensors, config)
 
 
@@ -178,7 +184,7 @@ def without_factors(checkpoint: Checkpoint, alpha: float) -> View:
     have, programs = checkpoint.tensors, Programs()
     # An optimiser's moments have the paths of the factors, inside its state.
     names = [name for name in have if "opt_state" not in name.split("/")]
-    try:
+    with _explained(checkpoint):
         pairs = factors(dict.fromkeys(names))
         if not pairs:
             raise ValueError("expected leaves such as 'kernel_lora_a' of qwix, got none")
@@ -193,8 +199,6 @@ def without_factors(checkpoint: Checkpoint, alpha: float) -> View:
             tensors[name] = Computed(
                 name, like, parts, function, (), programs, how="folded", mark=f"alpha {alpha}"
             )
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return View([checkpoint], tensors)
 
 

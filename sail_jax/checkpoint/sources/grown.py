@@ -1,6 +1,5 @@
 """A larger network made from a checkpoint. Its tensors are computed as they are read."""
 
-import contextlib
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ from sail_jax.checkpoint.sources.agreement import (
 )
 from sail_jax.checkpoint.sources.computed import Computed
 from sail_jax.checkpoint.sources.nearness import Unread
-from sail_jax.checkpoint.sources.programs import Programs
+from sail_jax.checkpoint.sources.programs import Programs, in_own_width
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.configurations import Config
@@ -116,8 +115,7 @@ def growth_view(
             f"{argument('rules', '...')}"
         )
     key = random_bits.key(seed)
-    wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+    with in_own_width(checkpoint.tensors.values()):
         known = _found(own, len(shapes)) if rules is None else rules
         prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
         leaves = {n: Unread(x) for n, x in checkpoint.tensors.items()} if prunes else shapes

@@ -1,13 +1,23 @@
 """Compiled functions, kept for the tensors that share them."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
+from sail_jax.merging.tensors import Like
+
 Function = Callable[..., Array]
+
+
+def in_own_width(tensors: Iterable[Like]) -> contextlib.AbstractContextManager[None]:
+    """Keeps JAX from converting tensors of float64 to float32; without any, changes no setting."""
+    wide = any(x.dtype == np.float64 for x in tensors)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 class Programs:

@@ -11,7 +11,14 @@ import numpy as np
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, closed_on_error, open_checkpoint
-from sail_jax.checkpoint.formats.quantized import Layout, Scheme, method, quantization
+from sail_jax.checkpoint.formats.quantized import (
+    KEYS,
+    Layout,
+    Scheme,
+    method,
+    quantization,
+    statements,
+)
 from sail_jax.checkpoint.sources.dequantised import (
     E2M1,
     E8M0,
@@ -20,7 +27,7 @@ from sail_jax.checkpoint.sources.dequantised import (
     Dequantised,
     integers,
 )
-from sail_jax.configurations import Config, look_up
+from sail_jax.configurations import CONV1D, Config, look_up
 from sail_jax.merging.selection import Select
 from sail_jax.merging.tensors import Shape, Tensor, Tensors, read_whole
 
@@ -33,15 +40,12 @@ _FORMATS = (
 )
 # Files that describe codes, in addition to config.json or instead of its entry.
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-_KEYS = ("quantization_config", "compression_config")
 # Entries about activations with few bits, which do not affect weights.
 _ACTIVATIONS = (
     *("input_scale", "input_scale_inv", "activation_scale", "input_global_scale"),
     *("input_zero_point", "output_scale", "k_scale", "v_scale", "q_scale", "k_zero_point"),
     *("v_zero_point", "input_scale_ub"),
 )
-# Networks with linear weights that transformers stores as [in, out].
-_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 # The positions of the eight columns in a word of AWQ, in units of a code.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -120,7 +124,7 @@ def _without(config: Config) -> dict[str, Any]:
     return {
         key: _without(value) if key == "text_config" and isinstance(value, Mapping) else value
         for key, value in config.items()
-        if key not in _KEYS
+        if key not in KEYS
     }
 
 
@@ -132,12 +136,7 @@ def _scheme(
     names: Iterable[str],
 ) -> Scheme:
     """The scheme for an output with the same codes, or the reason why there is none."""
-    entries = {
-        (*place, key): _unmeasured(stated)
-        for place, part in (((), config), (("text_config",), config.get("text_config")))
-        for key in _KEYS
-        if isinstance(part, Mapping) and isinstance(stated := part.get(key), Mapping) and stated
-    }
+    entries = {place: _unmeasured(stated) for place, stated in statements(config).items()}
     layouts = {x.weight.name: x.layout for x in found if x.layout is not None}
     other = next((x.weight.name for x in found if x.layout is None), None)
     refused = ""
@@ -239,7 +238,7 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
 
 def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
     """The entries about codes in config.json or a separate file."""
-    found = [x for key in _KEYS if isinstance(x := look_up(config, key), Mapping) and x]
+    found = [*statements(config).values()]
     for file in _FILES if not found else ():
         part = config_of(checkpoint.extras, file)
         found += [inner if isinstance(inner := part.get("quantization"), Mapping) else part]
@@ -263,7 +262,7 @@ def _check(about: Mapping[str, Any], config: Config) -> None:
         stated = about.get("checkpoint_format") or about.get("format") or "gptq"
         if stated not in ("gptq", "gptq_v2"):
             raise CheckpointError(f"its checkpoint_format {stated!r} is not read")
-        if config.get("model_type") in _CONV1D:
+        if config.get("model_type") in CONV1D:
             raise CheckpointError(
                 f"a linear weight of {config['model_type']} is stored as [in, out], which is not "
                 "supported"

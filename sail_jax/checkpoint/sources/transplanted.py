@@ -1,10 +1,9 @@
 """Embedding rows of tokens that a model lacks, made from tokens that it shares with a donor."""
 
-import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -154,11 +153,9 @@ class Transplanted(OnDemand):
         likes = [jax.ShapeDtypeStruct(shape, self._wide) for shape in shapes]
         return _PROGRAMS(self._function, None, likes)
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
+    def _precision(self) -> AbstractContextManager[None]:
         """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
-        with jax.enable_x64(self._wide.itemsize == 8):
-            yield
+        return jax.enable_x64(self._wide.itemsize == 8)
 
 
 def _of(tensor: Tensor, rows: np.ndarray) -> Rows:
