@@ -12,18 +12,26 @@ WIDTH, INNER = 4, 6
 
 
 class Array:
-    """A Tensor over a NumPy array that counts what is read of it."""
+    """A Tensor over a NumPy array that notes what is read of it: (start, count) each."""
 
-    def __init__(self, name, array, source):
+    def __init__(self, name, array, source="memory"):
         self.name, self.array, self.source = name, np.asarray(array), source
-        self.dtype, self.shape, self.read_entries = self.array.dtype, self.array.shape, 0
+        self.dtype, self.shape, self.reads = self.array.dtype, self.array.shape, []
+
+    @property
+    def read_entries(self):
+        return sum(count for _, count in self.reads)
 
     def read(self, out, start=0):
         flat = self.array.reshape(-1)
         if start + out.size > flat.size:
             raise ValueError("beyond the end")
-        self.read_entries += out.size
+        self.reads.append((start, out.size))
         out[...] = flat[start : start + out.size]
+
+
+def held(arrays):
+    return {name: Array(name, x) for name, x in arrays.items()}
 
 
 class Fake(Checkpoint):

@@ -104,18 +104,18 @@ class Weights:
         cls,
         stated: Stated,
         config: AdapterConfig,
-        base: Tensors | None,
+        base: Tensors,
         model: Config,
-        names: Names | None = None,
+        names: Names,
     ) -> "Weights":
         """Sorts the content of an adapter by weight.
 
         Args:
           stated: The adapter's sorted tensors.
           config: Its config.
-          base: The tensors of the base; None without a base, for factors that are loaded.
+          base: The tensors of the base.
           model: The content of the base's config.json.
-          names: The names in memory of the base's tensors; by default those of the model.
+          names: The names in memory of the base's tensors.
 
         Returns:
           The content for each weight, by the base's names.
@@ -124,7 +124,7 @@ class Weights:
           CheckpointError: If something occurs twice, does not fit the base, or has an unknown name.
         """
         new = cls()
-        to = _Trained(config, base, model, Names(base or {}, model) if names is None else names)
+        to = _Trained(config, base, model, names)
         of_module: dict[str, list[Pair]] = {}
         for pair in stated.pairs:
             of_module.setdefault(pair.module, []).append(pair)
@@ -207,25 +207,24 @@ def _of_whole(name: str, tensor: Tensor, to: "_Trained") -> Iterator[tuple[str, 
     found = to.stored.find(name)
     if found is None or found.how != "experts":
         file = to.stored.file(name, tensor.source)
-        if to.base is not None and file not in to.base:
+        if file not in to.base:
             _check_new(name, file, tensor, to)
         yield file, tensor
         return
-    shape = _stacked_shape(found.experts(), to.names)
+    shape = _stacked_shape(found.experts(), to.base)
     if tensor.shape != shape:
         raise CheckpointError(
             f"{tensor.source}: expected {name!r} of shape {shape}, got {tensor.shape}"
         )
     start = 0
     for file in found.files:
-        own = to.names[file].shape
+        own = to.base[file].shape
         yield file, Piece(tensor, file, start, own)
         start += math.prod(own)
 
 
 def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
     """CheckpointError unless a tensor that the base lacks is a head that the output reads."""
-    assert to.base is not None
     if file == head_of(to.base, to.model, [file], to.config.task_type):
         return
     what = f"{tensor.source}: {name!r} is not in the base"
@@ -297,20 +296,15 @@ class _Trained:
 
     Attributes:
       config: Its config.
-      base: The tensors of the base; None without a base.
+      base: The tensors of the base.
       model: The content of the base's config.json.
       stored: Where the base stores what the adapter names.
     """
 
     config: AdapterConfig
-    base: Tensors | None
+    base: Tensors
     model: Config
     stored: Names
-
-    @property
-    def names(self) -> Tensors:
-        """The tensors of the base; none without a base."""
-        return {} if self.base is None else self.base
 
 
 def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str, Change]]:
@@ -327,9 +321,9 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
         )
     flax = f"{module}.{KERNEL}"
     name = to.stored.file(f"{module}.weight", source)
-    if base is not None and flax in base and name not in base:
+    if flax in base and name not in base:
         name = flax
-    start = None if base is None else base.get(name)
+    start = base.get(name)
     A, B = _factors(pair, config.rank(module))
     scale = config.scale(module)
     transposed = bool(pair.embedding) or name == flax
@@ -340,7 +334,7 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
         if len(bias.shape) != 1:
             raise CheckpointError(f"{source}: {module!r}: expected lora_B.bias [out]")
         of = to.stored.file(f"{module}.bias", source)
-        if base is not None and of not in base:
+        if of not in base:
             raise CheckpointError(
                 f"{source}: {module!r} has a lora_B.bias, but no bias in the base to add it to"
             )
@@ -428,10 +422,10 @@ def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
             continue
         if found.how == "experts":
             experts = found.experts()
-            parameters[parameter] = _Parameter(_stacked_shape(experts, to.names), "", experts)
+            parameters[parameter] = _Parameter(_stacked_shape(experts, to.base), "", experts)
         else:
             whole = to.stored.file(name, f"adapter of {module}")
-            parameters[parameter] = _Parameter(to.names[whole].shape, whole, [])
+            parameters[parameter] = _Parameter(to.base[whole].shape, whole, [])
     return parameters
 
 
@@ -482,7 +476,7 @@ def _of_parameters(
         for expert, names in enumerate(experts):
             first = 0
             for one in names:
-                last = first + to.names[one].shape[0]
+                last = first + to.base[one].shape[0]
                 yield one, change._replace(one=(expert, first, last))
                 first = last
 
@@ -501,7 +495,7 @@ def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
 
 def _sides(weights: Mapping[str, Weight], to: _Trained) -> tuple[str, ...]:
     """The names of an embedding and its tied head, if the adapter changes one of them."""
-    base = to.names
+    base = to.base
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
     ]

@@ -1,9 +1,9 @@
 """LoRA adapters in PEFT's layout, added to a base tensor by tensor as it is read.
 
 An adapter is a pair of files, `adapter_config.json` and `adapter_model.safetensors`. `with_adapter`
-adds one to a checkpoint, and `adapted` to the tensors of a base. `load_adapter` loads its factors
-into memory, and `adapter_files` makes both files' content from factors. `adapter_weights` sorts an
-adapter's content by weight; this module combines it with the base as PEFT's modules do.
+adds one to a checkpoint, and `adapted` to the tensors of a base. `config_for` makes the content of
+the first file. `adapter_weights` sorts an adapter's content by weight; this module combines it with
+the base as PEFT's modules do.
 """
 
 import fnmatch
@@ -24,14 +24,13 @@ from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_formats import in_peft
-from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys, renamed
+from sail_jax.checkpoint.sources.adapter_keys import read_keys, renamed
 from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights, lacking
 from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
 from sail_jax.configurations import Config, look_up
-from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
 _VOCABULARY = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
@@ -140,84 +139,6 @@ def notes_on(base: Checkpoint, adapted: View) -> list[str]:
     return notes
 
 
-def load_adapter(tensors: Tensors, config: Config) -> dict[str, LowRank]:
-    """Loads the factors of an adapter into memory, in float32.
-
-    Args:
-      tensors: The tensors of `adapter_model.safetensors`.
-      config: The content of `adapter_config.json`.
-
-    Returns:
-      The factors by the name of the weight, with the scale multiplied into B. If the adapter adds
-      (B A)^T, the factors are A^T and B^T, and their product is added.
-
-    Raises:
-      CheckpointError: As `adapted` does, and if the adapter has more than factors of matrices.
-    """
-    _check_any(tensors)
-    read = checked(config, _source(tensors))
-    stated = read_keys(tensors, read)
-    if others := [*stated.whole, *stated.tokens]:
-        raise CheckpointError(f"adapter: expected only factors, got the whole of {_some(others)}")
-    adapter = {}
-    for pair in stated.pairs:
-        more = sorted(pair.parts.keys() - {"A", "B"})
-        plain = not more and not pair.nested and not read.parameters(pair.module)
-        if not plain or len(pair.parts["A"].shape) != 2:
-            what = f"also {_some(more)}" if more else "factors of another kind"
-            raise CheckpointError(
-                f"adapter: expected only factors of matrices; {pair.module!r} has {what}"
-            )
-    weights = Weights.of(stated, read, None, {})
-    for name, weight in weights.items():
-        change = weight.change
-        assert change is not None
-        ((left, right),) = change.matrices()
-        adapter[name] = LowRank(left, right)  # type: ignore
-    return adapter
-
-
-def adapter_files(
-    adapter: Adapter, whole: Mapping[str, Any] | None = None, *, base_model: str | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Makes the content of an adapter's two files, in PEFT's layout for weights [out, in].
-
-    Each alpha equals its rank, so the scale is 1.
-
-    Args:
-      adapter: Factors B `(out, rank)` and A `(rank, in)` by the name of the weight, which ends in
-        ".weight".
-      whole: Tensors that replace the base's, by name. Their modules become
-        `modules_to_save`.
-      base_model: The name of the base model, for the config.
-
-    Returns:
-      The tensors by key, and the config.
-
-    Raises:
-      ValueError: If a name has another form.
-
-    >>> pair = LowRank(np.ones((3, 1), "f"), np.ones((1, 2), "f"))
-    >>> tensors, config = adapter_files({"layer.weight": pair})
-    >>> sorted(tensors)[0], config["r"], config["target_modules"]
-    ('base_model.model.layer.lora_A.weight', 1, ['layer'])
-    """
-    tensors, ranks = {}, {}
-    for name, pair in adapter.items():
-        module, dot, last = name.rpartition(".")
-        if not dot or last != "weight":
-            raise ValueError(f"adapter: expected names that end in '.weight', got {name!r}")
-        ranks[module] = int(np.shape(pair.A)[0])
-        for side, factor in (("A", pair.A), ("B", pair.B)):
-            tensors[f"{PREFIX}{module}.lora_{side}.weight"] = np.ascontiguousarray(factor)
-    for name, array in (whole or {}).items():
-        if "." not in name:
-            raise ValueError(f"whole: expected names 'module.parameter', got {name!r}")
-        tensors[PREFIX + name] = np.ascontiguousarray(array)
-    saved = {name.rpartition(".")[0] for name in whole or {}}
-    return tensors, config_for(ranks, saved, base_model=base_model)
-
-
 def config_for(
     ranks: Mapping[str, int],
     saved: Iterable[str] = (),
@@ -288,7 +209,8 @@ def _combined(
     rename: Callable[[str], str] | None = None,
 ) -> _Combined:
     """Combines the content of an adapter with the base, weight by weight."""
-    _check_any(tensors)
+    if not tensors:
+        raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
     read = checked(config, _source(tensors))
     names = Names(base, model) if names is None else names
     if rename is not None:
@@ -395,12 +317,6 @@ def _with_tokenizer(
     whole = any(fnmatch.fnmatchcase(name, part) for name in files for part in _VOCABULARY)
     kept = {name: file for name, file in base.items() if not (whole and of_tokenizer(name))}
     return kept | files
-
-
-def _check_any(tensors: Tensors) -> None:
-    """Raises CheckpointError if the adapter lacks tensors."""
-    if not tensors:
-        raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
 
 
 def _source(tensors: Tensors) -> str:

@@ -1,6 +1,5 @@
 """Low-rank adapters: extraction is optimal, concatenation exact, and files mean what PEFT means."""
 
-import json
 import math
 import time
 
@@ -11,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cells import diagonal, slow
+from fake_checkpoints import held
 from merge_cases import make
 
 from sail_jax import lora, methods
 from sail_jax.checkpoint.sources import adapters as files
 from sail_jax.lora import LowRank
-from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.tensors import Tensor, read_whole
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 
@@ -293,23 +293,6 @@ def test_refusals():
 # --- files
 
 
-class Held:
-    """A tensor in memory that notes what was read."""
-
-    def __init__(self, name, array):
-        self.name, self.array = name, np.asarray(array)
-        self.dtype, self.shape, self.source = self.array.dtype, self.array.shape, "memory"
-        self.reads = []
-
-    def read(self, out, start=0):
-        self.reads.append((start, out.size))
-        out[...] = self.array.reshape(-1)[start : start + out.size]
-
-
-def held(arrays):
-    return {name: Held(name, x) for name, x in arrays.items()}
-
-
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
 BASE = {
     "model.layers.0.q.weight": matrix(10, (6, 5)),
@@ -320,6 +303,7 @@ BASE = {
     "lm_head.weight": matrix(15, (9, 4)),
 }
 A, B = matrix(20, (2, 5)), matrix(21, (6, 2))
+NAME = "model.layers.0.q.weight"
 Q = "base_model.model.model.layers.0.q"
 
 
@@ -327,15 +311,9 @@ def factors(a=A, b=B, module=Q, infix=""):
     return {f"{module}.lora_A{infix}.weight": a, f"{module}.lora_B{infix}.weight": b}
 
 
-def everything(tensor):
-    out = np.empty(math.prod(tensor.shape), tensor.dtype)
-    tensor.read(out)
-    return out.reshape(tensor.shape)
-
-
 def change(tensors, name="model.layers.0.q.weight", base=BASE, **config):
     got = files.adapted(held(base), held(tensors), CONFIG | config)
-    return everything(got[name]).astype(float) - base[name].astype(float)
+    return read_whole(got[name]).astype(float) - base[name].astype(float)
 
 
 def test_adapted_adds_the_scaled_product():
@@ -355,71 +333,23 @@ def test_adapted_adds_the_scaled_product():
     np.testing.assert_allclose(flipped, 4 * (b.astype(float) @ a).T, **tolerance)
     untouched = files.adapted(held(BASE), held(factors()), CONFIG)
     np.testing.assert_array_equal(
-        everything(untouched["model.layers.1.q.weight"]), BASE["model.layers.1.q.weight"]
+        read_whole(untouched["model.layers.1.q.weight"]), BASE["model.layers.1.q.weight"]
     )
 
 
-def test_adapted_embeddings_and_whole_modules():
-    a, b = matrix(1, (2, 9)), matrix(2, (4, 2))  # [rank, vocabulary], [width, rank]
-    module = "base_model.model.model.embed_tokens"
-    tensors = {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
-    got = change(tensors, "model.embed_tokens.weight")
-    np.testing.assert_allclose(got, 4 * (b.astype(float) @ a).T, rtol=0, atol=8 * EPS * 40)
-    new = {"score.weight": matrix(5, (3, 4)), "score.bias": matrix(6, (3,))}
-    for infix in ("", ".modules_to_save", ".modules_to_save.default"):
-        saved = {f"base_model.model.score{infix}.{k.split('.')[1]}": x for k, x in new.items()}
-        got = files.adapted(held(BASE), held(saved), CONFIG | {"modules_to_save": ["score"]})
-        for name, x in new.items():
-            np.testing.assert_array_equal(everything(got[name]), x)
-            assert got[name].name == name
-    bias = {"base_model.model.score.bias": new["score.bias"]}
-    got = files.adapted(held(BASE), held(bias), CONFIG | {"bias": "all"})
-    np.testing.assert_array_equal(everything(got["score.bias"]), new["score.bias"])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_pieces_have_the_bits_of_the_whole(dtype):
-    """Cut anywhere, in any order, from several blocks of rows; and the protocol."""
-    shape = (700, 1500)  # 4 blocks of 174 rows
-    base = {"w.weight": matrix(0, shape).astype(dtype)}
-    tensors = factors(matrix(1, (2, 1500)), matrix(2, (700, 2)), "base_model.model.w")
-    tensor = files.adapted(held(base), held(tensors), CONFIG)["w.weight"]
-    assert isinstance(tensor, Tensor)
-    assert (tensor.shape, tensor.dtype) == (shape, np.dtype(dtype))
-    assert tensor.needs >= 4 * 2 * sum(shape)  # the factors, in float32
-    want = everything(tensor).reshape(-1)
-    cuts = [0, 1, 1499, 174 * 1500 - 3, 174 * 1500 + 5, 600_000, 700 * 1500]
-    got = np.empty_like(want)
-    for i in (3, 0, 5, 2, 4, 1):
-        tensor.read(got[cuts[i] : cuts[i + 1]], cuts[i])
-    np.testing.assert_array_equal(got, want)
-    wide = files.adapted(held(base), held(tensors), CONFIG, np.dtype(np.float32))["w.weight"]
-    assert wide.dtype == np.float32
-    np.testing.assert_array_equal(everything(wide).reshape(-1).astype(dtype), want)
-    with pytest.raises(ValueError, match=r"w.weight of memory \+ memory: cannot read entries"):
-        tensor.read(got[:10], shape[0] * shape[1] - 5)
-
-
-def test_written_adapters_are_read_back():
-    """Ranks differ: patterns; and the change is the same."""
-    adapter = {
-        "model.layers.0.q.weight": pair(0, (6, 5), 2),
-        "model.layers.1.q.weight": pair(1, (6, 5), 3),
-    }
-    whole = {"score.bias": matrix(3, (3,))}
-    tensors, config = files.adapter_files(adapter, whole, base_model="base")
-    config = json.loads(json.dumps(config))
-    assert config["r"] == 3
-    got = files.adapted(held(BASE), held(tensors), config)
-    for name, p in adapter.items():
-        want = BASE[name] + product(p)
-        np.testing.assert_allclose(everything(got[name]), want, rtol=0, atol=8 * EPS * 10)
-    np.testing.assert_array_equal(everything(got["score.bias"]), whole["score.bias"])
-    factors_only, config = files.adapter_files(adapter)
-    back = files.load_adapter(held(factors_only), config)
-    chex.assert_trees_all_equal(back, adapter)
-    with pytest.raises(ValueError, match=r"names that end in '.weight', got 'kernel'"):
-        files.adapter_files({"kernel": adapter["model.layers.0.q.weight"]})
+def test_an_adapted_tensor_has_the_dtype_that_is_asked_for():
+    """A sum in float32; the memory that it takes holds both factors."""
+    base = {NAME: BASE[NAME].astype(ml_dtypes.bfloat16)}
+    narrow, wide = (
+        files.adapted(held(base), held(factors()), CONFIG, dtype)[NAME]
+        for dtype in (None, np.dtype(np.float32))
+    )
+    assert isinstance(narrow, Tensor)
+    assert narrow.needs >= A.nbytes + B.nbytes
+    assert (narrow.dtype, wide.dtype) == (ml_dtypes.bfloat16, np.float32)
+    np.testing.assert_array_equal(read_whole(wide).astype(narrow.dtype), read_whole(narrow))
+    with pytest.raises(ValueError, match=r"q.weight of memory \+ memory: cannot read entries"):
+        narrow.read(np.empty(10, narrow.dtype), 25)
 
 
 def rows():
@@ -539,9 +469,10 @@ def test_an_adapter_of_nothing_and_one_of_slow_patterns():
         files.adapted(held(BASE), {}, CONFIG)
     name = "a" * 30 + "b"
     began = time.process_time()
-    tensors = factors(module=f"base_model.model.{name}")
-    got = files.load_adapter(held(tensors), CONFIG | {"alpha_pattern": {"(a+)+$": 1}})
-    np.testing.assert_array_equal(got[f"{name}.weight"].B, np.float32(4) * B)
+    tensors, base = factors(module=f"base_model.model.{name}"), {f"{name}.weight": BASE[NAME]}
+    slow = {"alpha_pattern": {"(a+)+$": 1}}
+    found = change(tensors, f"{name}.weight", base, **slow)
+    np.testing.assert_array_equal(found, change(factors()))
     assert time.process_time() - began < 1
 
 

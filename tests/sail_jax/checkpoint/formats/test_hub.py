@@ -34,7 +34,6 @@ from sail_jax.checkpoint import (
 )
 from sail_jax.checkpoint.formats import hub
 from sail_jax.cli import main as cli
-from sail_jax.lora import LowRank
 
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
 WANTED = {"config.json", "model.safetensors.index.json", "tokenizer.json", *SHARDS}
@@ -52,15 +51,14 @@ def files(folder):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Files of a model in two shards with much beside them, of one in one file, of an adapter."""
-    from sail_jax.checkpoint.sources.adapters import adapter_files
-
     folder = tmp_path_factory.mktemp("stored")
     extras = {"config.json": b'{"n": 1}', "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}'}
     save_checkpoint(folder / "shards", arrays(1), extras=extras, shard_bytes=300)
     save_checkpoint(folder / "one", arrays(2), extras={"config.json": b'{"n": 1}'})
-    factors = np.full((6, 2), 0.5, np.float32), np.ones((2, 5), np.float32)
-    tensors, config = adapter_files({"layer.0.weight": LowRank(*factors)})
+    factors = {"A": np.ones((2, 5), np.float32), "B": np.full((6, 2), 0.5, np.float32)}
+    tensors = {f"base_model.model.layer.0.lora_{side}.weight": x for side, x in factors.items()}
     save_checkpoint(folder / "lora" / "adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
     (folder / "lora" / "adapter_config.json").write_text(json.dumps(config))
     beside = {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "tokenizer.py": b"code"}
     beside |= {"consolidated.safetensors": b"again", "sub/model.safetensors": b"another"}

@@ -11,35 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cells import chosen, slow
+from fake_checkpoints import Fake
 from small_checkpoints import CONFIG, shapes, tensors
 
 from sail_jax import change_basis, growth, spec
 from sail_jax.checkpoint.executor import MergeError, execute, limits, memory
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.computed import Computed, rebased
 from sail_jax.checkpoint.sources.grown import grown
 from sail_jax.checkpoint.sources.programs import Programs
 from sail_jax.growth import networks
 from sail_jax.merging.tensors import Tensor
-
-
-class Stored:
-    """A tensor in memory that counts the entries read of it."""
-
-    def __init__(self, name, array):
-        self.name, self.array, self.source = name, array, f"memory/{name}"
-        self.dtype, self.shape, self.read_entries = array.dtype, array.shape, 0
-
-    def read(self, out, start=0):
-        self.read_entries += out.size
-        out[...] = self.array.reshape(-1)[start : start + out.size]
-
-
-def opened(arrays, tmp_path):
-    checkpoint = Checkpoint(tmp_path)
-    checkpoint.tensors = {name: Stored(name, x) for name, x in arrays.items()}
-    return checkpoint
 
 
 def pieces(tensor, count=3):
@@ -66,7 +48,7 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
     method, arrays = name.split(",")[0], tensors()
     made = networks.plan(arrays, CONFIG, to, method, key=jax.random.key(3), **of_method)
-    view = grown(opened(arrays, tmp_path), made)
+    view = grown(Fake(tmp_path, arrays), made)
     assert list(view.tensors) == list(made.leaves)
     # what draws compiles long: a matrix, a table and a gain
     some = [f"model.layers.1.{x}.weight" for x in ("mlp.up_proj", "input_layernorm")]
@@ -85,7 +67,7 @@ def test_every_dtype_stays(dtype, tmp_path):
     arrays = tensors(dtype=dtype)
     with jax.enable_x64(dtype == np.float64):
         want, made = networks.grow(arrays, CONFIG, {"width": 2}, "lemon")
-    view = grown(opened(arrays, tmp_path), made)
+    view = grown(Fake(tmp_path, arrays), made)
     for path, tensor in view.tensors.items():
         assert tensor.dtype == dtype
         assert pieces(tensor).tobytes() == np.asarray(want[path]).tobytes(), path
@@ -95,7 +77,7 @@ def view_of(tmp_path, layers=2, method="lemon", of_method=MappingProxyType({}), 
     arrays = tensors(layers=layers)
     config = CONFIG | {"num_hidden_layers": layers}
     made = networks.plan(arrays, config, {"width": 2}, method, key=jax.random.key(0), **of_method)
-    source = opened(arrays, tmp_path)
+    source = Fake(tmp_path, arrays)
     return source, grown(source, made, **options)
 
 
@@ -150,7 +132,7 @@ def test_one_program_moves_all_layers_by_maps_of_their_own(tmp_path):
         rules = {"{i}/in": "x* h{i}", "{i}/out": "h{i}* x"}
         s = spec(arrays, rules, spaces={"h{i}": "relu", "x": "outer"})
         maps = {f"h{i}": growth.permute(rng.permutation(4)) for i in range(layers)}
-        view = rebased(opened(arrays, tmp_path), s, maps)
+        view = rebased(Fake(tmp_path, arrays), s, maps)
         for path, want in change_basis(arrays, s, maps).items():
             assert pieces(view.tensors[path]).tobytes() == np.asarray(want).tobytes()
         counts.append(compiled(view))
@@ -203,7 +185,7 @@ def test_another_basis(tmp_path):
         arrays, {"in": "x* h", "out": "h* y", "free": "_"}, spaces={"h": "relu", "{x,y}": "outer"}
     )
     maps = {"h": growth.permute([2, 0, 3, 1])}
-    source = opened(arrays, tmp_path)
+    source = Fake(tmp_path, arrays)
     view = rebased(source, s, maps)
     assert view.tensors["free"] is source.tensors["free"]
     for path, want in change_basis(arrays, s, maps).items():
