@@ -60,10 +60,8 @@ def tensors(seed=0, scale=0.3, dtype=ml_dtypes.bfloat16, layers=2):
 
 
 def save(folder, params, config=None):
-    folder.mkdir()
-    save_checkpoint(folder, {name: np.asarray(x) for name, x in params.items()})
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
+    extras = {} if config is None else {"config.json": json.dumps(config).encode()}
+    save_checkpoint(folder, {name: np.asarray(x) for name, x in params.items()}, extras=extras)
     return folder
 
 

@@ -6,7 +6,7 @@ import re
 import adapter_cases
 import numpy as np
 import pytest
-from small_checkpoints import CONFIG, tensors
+from small_checkpoints import CONFIG, save, tensors
 
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.checkpoint.contents.kinds import check_model, factor_pair, not_a_model
@@ -120,7 +120,7 @@ def test_every_adapter_that_peft_writes_is_found(tmp_path):
 
 
 def test_a_checkpoint_of_ours_is_a_model(tmp_path):
-    save_checkpoint(tmp_path / "a", tensors(0), extras={"config.json": json.dumps(CONFIG).encode()})
+    save(tmp_path / "a", tensors(0), CONFIG)
     save_checkpoint(tmp_path / "b.npz", {"w": np.ones(2, np.float32)})
     for name in ("a", "b.npz"):
         with open_checkpoint(tmp_path / name) as checkpoint:

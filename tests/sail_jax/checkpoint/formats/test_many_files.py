@@ -100,7 +100,7 @@ def test_too_many_open_files_name_the_remedy(shards, few):
 
 
 def test_an_output_in_more_shards_than_files_may_be_open(tmp_path, few):
-    arrays = {f"w{i}": np.full(4, i, np.float32) for i in range(400)}
+    arrays = {f"w{i}": np.full(4, i, np.float32) for i in range(100)}
     with create(
         *(tmp_path / "m", {n: (x.dtype, x.shape) for n, x in arrays.items()}),
         fingerprint="x",

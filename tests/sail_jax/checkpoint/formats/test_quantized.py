@@ -1,10 +1,9 @@
 """Quantised checkpoints are recognised; those of schemes that are not read are refused by name."""
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
+from small_checkpoints import save
 
 from sail_jax.checkpoint import (
     CheckpointError,
@@ -13,7 +12,6 @@ from sail_jax.checkpoint import (
     grow_checkpoint,
     load_checkpoint,
     merge_checkpoints,
-    save_checkpoint,
 )
 from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.formats.quantized import quantization
@@ -75,9 +73,7 @@ VALUES = {
 
 
 def saved(folder, types, config):
-    arrays = {name: np.ones((2, 2), dtype) for name, dtype in types.items()}
-    save_checkpoint(folder, arrays, extras={"config.json": json.dumps(config).encode()})
-    return folder
+    return save(folder, {name: np.ones((2, 2), dtype) for name, dtype in types.items()}, config)
 
 
 def refused(tmp_path, types, config):

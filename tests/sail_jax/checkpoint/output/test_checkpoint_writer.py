@@ -45,6 +45,12 @@ def _write(out, names=ARRAYS, step=1500):
         out.done(name)
 
 
+def _make(out, **how):
+    with _create(out, **how) as made:
+        _write(made)
+        made.commit()
+
+
 def _bytes(path):
     if path.is_file():
         return path.read_bytes()
@@ -71,10 +77,7 @@ PLACES = ("m", "m.safetensors", "m.npz", "m.msgpack")
 
 @pytest.mark.parametrize("place", PLACES)
 def test_work_left_by_an_exception_is_continued(tmp_path, place):
-    (tmp_path / "whole").mkdir()
-    with _create(tmp_path / "whole" / place) as out:
-        _write(out)
-        out.commit()
+    _make(tmp_path / "whole" / place)
     with contextlib.suppress(ZeroDivisionError), _create(tmp_path / place) as out:
         _write(out, ["b", "empty"])
         out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
@@ -176,7 +179,6 @@ KILLED = """
     [*(pytest.param(place, False, marks=pytest.mark.slow) for place in PLACES), ("m", True)],
 )
 def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
-    (tmp_path / "whole").mkdir()
     with _create(tmp_path / "whole" / place, record=True) as out:
         _write(out)
         if out.folder:
@@ -440,47 +442,29 @@ def test_what_changes_while_the_new_output_is_written_is_left_alone(tmp_path):
     assert _bytes(tmp_path / "m") == older | {Path("notes"): b"mine"}
 
 
-def _planted_link(partial, victim):
-    (partial / "data" / "model-00001-of-00003.safetensors").unlink()
-    (partial / "data" / "model-00001-of-00003.safetensors").symlink_to(victim / "file")
+def _moved(path, victim):
+    """A file or folder that lies elsewhere, with a link in its place."""
+    path.rename(victim / "moved")
+    path.symlink_to(victim / "moved")
 
 
-def _planted_hard_link(partial, victim):
-    (partial / "data" / "model-00001-of-00003.safetensors").unlink()
-    (partial / "data" / "model-00001-of-00003.safetensors").hardlink_to(victim / "file")
-
-
-def _planted_extra(partial, victim):
-    (partial / "extras" / "config.json").symlink_to(victim / "file")
-
-
-def _planted_data(partial, victim):
-    (partial / "data").rename(victim / "data")
-    (partial / "data").symlink_to(victim / "data")
-
-
-def _planted_folder(partial, victim):
-    partial.rename(victim / "folder")
-    partial.symlink_to(victim / "folder")
-
-
-def _planted_journal(partial, victim):
-    (partial / "journal").rename(victim / "journal")
-    (partial / "journal").symlink_to(victim / "journal")
+SHARD = "data/model-00001-of-00003.safetensors"
 
 
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (_planted_link, "00003.safetensors is a link"),
-        (_planted_hard_link, r"00003.safetensors has a second name \(a hard link\)"),
-        (_planted_extra, "config.json is a link"),
-        (_planted_data, "data is a link"),
-        (_planted_folder, ".m.partial is a link"),
-        (_planted_journal, "journal is a link"),
-        (lambda partial, victim: partial.chmod(0o777), ".m.partial can be written to by all users"),
+        (lambda p, victim: _moved(p / SHARD, victim), "00003.safetensors is a link"),
+        (lambda p, victim: (p / SHARD).unlink() or (p / SHARD).hardlink_to(victim / "file"),
+         r"00003.safetensors has a second name \(a hard link\)"),
+        (lambda p, victim: (p / "extras/config.json").symlink_to(victim / "file"),
+         "config.json is a link"),
+        (lambda p, victim: _moved(p / "data", victim), "data is a link"),
+        (lambda p, victim: _moved(p, victim), ".m.partial is a link"),
+        (lambda p, victim: _moved(p / "journal", victim), "journal is a link"),
+        (lambda p, victim: p.chmod(0o777), ".m.partial can be written to by all users"),
     ],
-)
+)  # fmt: skip
 def test_what_is_planted_beside_an_output_is_not_taken(tmp_path, plant, says):
     """Whoever resumed it would write through the link, into the file of someone else."""
     place, victim = tmp_path / "m", tmp_path / "victim"
@@ -546,10 +530,7 @@ def test_work_of_another_version_is_not_continued(tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 def test_a_finished_output_is_compared_and_stays(tmp_path, place):
     place = tmp_path / place
-    with _create(place) as out:
-        _write(out)
-        assert not out.unchanged
-        out.commit()
+    _make(place)
     before = _bytes(place)
     with _create(place, resume=True) as out:
         assert out.unchanged
@@ -602,10 +583,7 @@ def test_a_finished_output_that_was_removed_is_made_again(tmp_path):
         out.commit()
     before = _bytes(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / "elsewhere")
-    with _create(tmp_path / "m") as out:
-        assert not out.finished
-        _write(out)
-        out.commit()
+    _make(tmp_path / "m")
     assert _bytes(tmp_path / "m") == before
     assert _names(tmp_path) == ["elsewhere", "m"]
 
@@ -720,9 +698,7 @@ def test_a_journal_line_that_is_cut_short_spoils_no_other(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_mutated_journals_never_change_the_output(tmp_path, monkeypatch):
     """120 mutations: refused with one sentence, or resumed to the right bytes."""
-    with _create(tmp_path / "whole") as out:
-        _write(out)
-        out.commit()
+    _make(tmp_path / "whole")
     whole, rng = _bytes(tmp_path / "whole"), np.random.default_rng(0)
     with _create(tmp_path / "m") as out:
         _write(out, ["a", "b"])

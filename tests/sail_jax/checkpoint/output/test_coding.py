@@ -6,6 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from small_checkpoints import save
 
 from sail_jax.checkpoint import (
     CheckpointError,
@@ -14,7 +15,6 @@ from sail_jax.checkpoint import (
     load_checkpoint,
     merge_checkpoints,
     merge_recipe,
-    save_checkpoint,
 )
 from sail_jax.checkpoint.executor import CONSTANT, MergeError
 from sail_jax.checkpoint.output import coding
@@ -28,6 +28,7 @@ GRID = np.array(
     + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1]
 )
 FP8 = RunOptions(requantize="fp8")
+PLAIN = {"quantization_config": {"quant_method": "fp8"}}
 
 
 def nearest(values):
@@ -109,9 +110,7 @@ def saved(folder, scheme, seed=0):
         "layers.1.q.weight": weights(seed + 5).astype(BF16),
         "lm_head.weight": weights(seed + 9).astype(BF16),
     }
-    config = json.dumps({"model_type": "x", "quantization_config": about}).encode()
-    save_checkpoint(folder, stored, extras={"config.json": config})
-    return folder
+    return save(folder, stored, {"model_type": "x", "quantization_config": about})
 
 
 def same(a, b):
@@ -187,9 +186,8 @@ def test_scales_that_are_too_small_for_their_dtype_are_its_smallest(tmp_path):
     smallest = F16(2.0**-24)
     codes = np.random.default_rng(0).integers(-90, 90, (4, 8)).astype(F32).astype(F8)
     stored = {"q.weight": codes, "q.weight_scale": np.full((4, 1), smallest)}
-    config = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
-    save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
-    arrays = load_checkpoint(merge_checkpoints([tmp_path / "a"], tmp_path / "b", run=FP8).out)
+    a = save(tmp_path / "a", stored, PLAIN)
+    arrays = load_checkpoint(merge_checkpoints([a], tmp_path / "b", run=FP8).out)
     same(arrays["q.weight_scale"], stored["q.weight_scale"])
     same(arrays["q.weight"], codes)
 
@@ -231,10 +229,9 @@ def test_pieces_of_any_size_and_order_give_the_same_codes(tmp_path, scheme, monk
 def test_stacked_experts_have_scales_of_their_own(tmp_path):
     parts = [quantised(weights(seed), ROWS, COLUMNS) for seed in range(3)]
     codes, scales = (np.stack([part[k] for part in parts]) for k in (0, 1))
-    config = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
     stored = {"experts.up_proj": codes, "experts.up_proj_scale_inv": scales}
-    save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
-    arrays = load_checkpoint(merge_checkpoints([tmp_path / "a"], tmp_path / "b", run=FP8).out)
+    a = save(tmp_path / "a", stored, PLAIN)
+    arrays = load_checkpoint(merge_checkpoints([a], tmp_path / "b", run=FP8).out)
     same(arrays["experts.up_proj"], codes)
     assert arrays["experts.up_proj_scale_inv"].shape == (3, 1, 1)
     assert np.allclose(arrays["experts.up_proj_scale_inv"], scales, rtol=2.0**-8)
@@ -247,8 +244,7 @@ def test_an_interrupted_run_is_finished_with_all_errors(tmp_path):
     for k in range(4):
         codes, scales, _ = quantised(weights(k), 16, 48)
         stored |= {f"layers.{k}.weight": codes, f"layers.{k}.weight_scale_inv": scales}
-    config = json.dumps({"quantization_config": about}).encode()
-    save_checkpoint(folder, stored, extras={"config.json": config})
+    save(folder, stored, {"quantization_config": about})
     whole = merge_checkpoints([folder], tmp_path / "whole", run=FP8)
 
     def stop(done, total, name):
@@ -286,7 +282,7 @@ def test_a_memory_limit_counts_what_waits(tmp_path):
     merge_checkpoints([a], tmp_path / "out", run=limited)
 
 
-def recipe(tmp_path, folder, more=""):
+def recipe(folder, more=""):
     return f"merge_method: passthrough\nmodels: [{{model: {folder}}}]\n{more}"
 
 
@@ -315,9 +311,8 @@ def test_other_schemes_are_refused_in_a_line(tmp_path, case):
     if case == "zeros":
         stored["q.weight_zero_point"] = np.ones((), F8)
         about["config_groups"] = {"group_0": {"weights": {"symmetric": False}}}
-    config = json.dumps({"quantization_config": about} if about else {"a": 1}).encode()
-    save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
-    text = recipe(tmp_path, tmp_path / "a", "requantize: fp8")
+    save(tmp_path / "a", stored, {"quantization_config": about} if about else {"a": 1})
+    text = recipe(tmp_path / "a", "requantize: fp8")
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         merge_recipe(text, tmp_path / "out")
     assert "\n" not in str(caught.value)
@@ -330,7 +325,7 @@ def test_what_writes_no_codes_refuses(tmp_path):
     with pytest.raises(ValueError, match="requantize: expected one of 'fp8'; got 'int8'"):
         RunOptions(requantize="int8")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="requantize"):
-        merge_recipe(recipe(tmp_path, a, "requantize: int8"), tmp_path / "out")
+        merge_recipe(recipe(a, "requantize: int8"), tmp_path / "out")
     with pytest.raises(CheckpointError, match="requantize=fp8: only merging, growing, aligning"):
         average_checkpoints([a, a], tmp_path / "out", run=FP8)
 
@@ -340,7 +335,7 @@ def test_nan_has_no_code(tmp_path):
     with open_values(a) as opened:
         arrays = {name: read_whole(x) for name, x in opened.tensors.items()}
     arrays["layers.0.q.weight"][3, 4] = np.nan
-    save_checkpoint(b, arrays, extras={"config.json": b'{"model_type": "x"}'})
+    save(b, arrays, {"model_type": "x"})
     loose = RunOptions(requantize="fp8", allow_nonfinite=True)
     with pytest.raises(CheckpointError, match=r"layers.0.q.weight has NaN or infinity, which FP8"):
         merge_checkpoints([b], tmp_path / "out", base=a, method="task_arithmetic", run=loose)

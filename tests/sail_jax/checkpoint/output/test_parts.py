@@ -178,8 +178,8 @@ def test_weights_in_codes_lie_with_their_scales(tmp_path):
         codes = rng.integers(-90, 90, (8, 16)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
         scales = np.exp(rng.normal(size=(8, 1))).astype(np.float32)
         stored |= {f"{k}.q.weight": codes, f"{k}.q.weight_scale": scales}
-    config = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
-    save_checkpoint(tmp_path / "a", stored, extras={"config.json": config})
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    small_checkpoints.save(tmp_path / "a", stored, config)
 
     def merge(out, run):
         merge_checkpoints([tmp_path / "a"], out, run=run)

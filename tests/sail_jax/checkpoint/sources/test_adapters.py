@@ -3,18 +3,17 @@
 import json
 import re
 import time
-from pathlib import Path
 
 import adapter_cases
 import ml_dtypes
 import numpy as np
 import pytest
 from adapter_cases import EMBEDDING, HEAD, PREFIX, WIDTH, Builder
-from fake_checkpoints import Array, held
+from fake_checkpoints import Array, Fake, held
 
 from sail_jax.checkpoint.contents.kinds import factor_pair
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.sources import unet_names
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, with_adapter
@@ -56,6 +55,17 @@ def test_an_adapted_model_is_what_peft_computes(name, written):
     config = view.extras["config.json"]
     config = json.loads(config if isinstance(config, bytes) else config.read_bytes())
     assert config == {**built.model, **case.says}
+
+
+def opened(base, adapter, config=None, model=None, metadata=()):
+    """The view of a base with its adapter, both in memory."""
+    base, adapter = Fake("base", base), Fake("adapter", adapter)
+    if model is not None:
+        base.extras["config.json"] = json.dumps(model).encode()
+    if config is not None:
+        adapter.extras["adapter_config.json"] = json.dumps(config).encode()
+    adapter.metadata = dict(metadata)
+    return with_adapter(base, adapter)
 
 
 def combined(built, **config):
@@ -224,12 +234,9 @@ def test_the_text_tower_of_a_configuration_follows():
     adapter_cases.tied(b)
     adapter_cases.resized(b)
     text = {"vocab_size": 64, "tie_word_embeddings": True}
-    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
-    base.tensors, adapter.tensors = held(b.base), held(b.adapter)
-    files = {"config.json": {"model_type": "gemma3", "text_config": text, "vocab_size": 64}}
-    base.extras = {name: json.dumps(x).encode() for name, x in files.items()}
-    adapter.extras = {"adapter_config.json": json.dumps(adapter_cases.DEFAULTS).encode()}
-    config = with_adapter(base, adapter).extras["config.json"]
+    model = {"model_type": "gemma3", "text_config": text, "vocab_size": 64}
+    view = opened(b.base, b.adapter, adapter_cases.DEFAULTS, model)
+    config = view.extras["config.json"]
     assert isinstance(config, bytes)
     assert json.loads(config) == {
         "model_type": "gemma3",
@@ -376,12 +383,7 @@ def asked(layers=(0, 1), also=(), **config):
     b.base["vision.layers.0.q_proj.weight"] = b.normal(WIDTH, WIDTH)
     for module in (*map(adapter_cases.Q.format, layers), *also):
         b.lora(module)
-    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
-    base.tensors, adapter.tensors = held(b.base), held(b.adapter)
-    base.extras = {"config.json": json.dumps(b.model).encode()}
-    whole = json.dumps({**adapter_cases.DEFAULTS, **config}).encode()
-    adapter.extras = {"adapter_config.json": whole}
-    return with_adapter(base, adapter).notes
+    return opened(b.base, b.adapter, {**adapter_cases.DEFAULTS, **config}, b.model).notes
 
 
 MISSING = [
@@ -438,14 +440,9 @@ FORMATS = {
 }  # fmt: skip
 
 
-def read_as_adapter(factors, config=None, prefix="", metadata=None):
-    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
-    names = {f"{prefix}{UNET}{x}.weight": np.zeros((4, 3), "f") for x in ("to_q", "to_k")}
-    base.tensors, adapter.tensors = held(names), held(factors)
-    adapter.metadata = metadata or {}
-    if config is not None:
-        adapter.extras = {"adapter_config.json": json.dumps(config).encode()}
-    view = with_adapter(base, adapter)
+def read_as_adapter(factors, config=None, prefix="", metadata=()):
+    base = {f"{prefix}{UNET}{x}.weight": np.zeros((4, 3), "f") for x in ("to_q", "to_k")}
+    view = opened(base, factors, config, metadata=metadata)
     return {name: read_whole(x) for name, x in view.tensors.items()}, view.notes
 
 
@@ -473,16 +470,12 @@ NEMO = {
 @pytest.mark.parametrize("kind", NEMO)
 def test_factors_of_nemo_are_read_in_its_own_names(kind):
     stem, layer = (MEGATRON + x for x in NEMO[kind])
-    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
-    base.tensors = held({f"{layer}.weight": np.ones((4, 3), "f")})
     factors = {f"{stem}.linear_in.weight": A, f"{stem}.linear_out.weight": B}
-    adapter.tensors = held(factors)
-    view = with_adapter(base, adapter)
+    view = opened({f"{layer}.weight": np.ones((4, 3), "f")}, factors)
     np.testing.assert_allclose(read_whole(view.tensors[f"{layer}.weight"]), 1 + B @ A, rtol=4 * EPS)
     assert "its adapter's file does not state alpha" in view.notes[0]
-    base.tensors = held({"other.weight": np.ones((4, 3), "f")})
     with pytest.raises(CheckpointError, match="is not in the base"):
-        with_adapter(base, adapter)
+        opened({"other.weight": np.ones((4, 3), "f")}, factors)
 
 
 def test_an_unknown_adapter_of_nemo_is_refused():
@@ -526,12 +519,9 @@ def test_modules_of_a_unet_have_the_names_of_two_programs(before):
 
 def test_kohya_names_of_the_other_program_reach_the_same_weight():
     down = "down_blocks.1.attentions.0.proj_in"
-    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
-    names = [*TWO_NAMES]
-    base.tensors = held({f"{name}.weight": np.zeros((4, 3), "f") for name in names})
+    base = {f"{name}.weight": np.zeros((4, 3), "f") for name in TWO_NAMES}
     flat = "lora_unet_" + TWO_NAMES[down].replace(".", "_")
-    adapter.tensors = held({f"{flat}.lora_down.weight": A, f"{flat}.lora_up.weight": B})
-    view = with_adapter(base, adapter)
+    view = opened(base, {f"{flat}.lora_down.weight": A, f"{flat}.lora_up.weight": B})
     np.testing.assert_allclose(read_whole(view.tensors[f"{down}.weight"]), B @ A, rtol=4 * EPS)
 
 

@@ -6,7 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from small_checkpoints import CONFIG, tensors
+from small_checkpoints import CONFIG, save, tensors
 
 from sail_jax.checkpoint import (
     CheckpointError,
@@ -18,7 +18,6 @@ from sail_jax.checkpoint import (
     grow_checkpoint,
     load_checkpoint,
     merge_checkpoints,
-    save_checkpoint,
 )
 from sail_jax.checkpoint.executor import CONSTANT
 from sail_jax.checkpoint.sources import dequantised
@@ -238,9 +237,7 @@ NORM = np.linspace(0.5, 1.5, 8, dtype=np.float32).astype(BF16)
 
 def saved(folder, tensors, about=None, **config):
     config = {"model_type": "x", **config} | ({"quantization_config": about} if about else {})
-    extras = {"config.json": json.dumps(config).encode()}
-    save_checkpoint(folder, {"norm.weight": NORM, **tensors}, extras=extras)
-    return folder
+    return save(folder, {"norm.weight": NORM, **tensors}, config)
 
 
 def same(a, b):
@@ -483,8 +480,7 @@ def llamas(tmp_path_factory):
             weights[key] = (codes[key].astype(F32) * scale).astype(BF16)
         about = {"quantization_config": {"quant_method": "fp8"}}
         for end, arrays, config in (("", codes, CONFIG | about), ("-plain", weights, CONFIG)):
-            extras = {"config.json": json.dumps(config).encode()}
-            save_checkpoint(folder / f"{name}{end}", arrays, extras=extras)
+            save(folder / f"{name}{end}", arrays, config)
     return folder
 
 
