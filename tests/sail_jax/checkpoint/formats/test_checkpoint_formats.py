@@ -17,13 +17,7 @@ from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 WRITTEN = ["safetensors", "orbax", "msgpack", "npz"]
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (5,), "deep/er/cube": (2, 3, 4)}
-PLACES = {
-    "folder": "folder",
-    "shards": "shards",
-    "one.safetensors": None,
-    "one.npz": None,
-    "one.msgpack": None,
-}
+PLACES = ("folder", "shards", "one.safetensors", "one.npz", "one.msgpack")
 
 
 def _arrays(dtype, shapes=SHAPES, seed=0):
@@ -52,15 +46,16 @@ def _save(place, path, arrays, **how):
     return path / place
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("place", PLACES)
-def test_round_trip(tmp_path, place, dtype):
-    arrays = _arrays(dtype)
-    if dtype == "complex128" and place in ("folder", "shards", "one.safetensors"):
+def test_round_trip(tmp_path, place):
+    arrays = {}
+    for dtype in DTYPES:
+        arrays |= {f"{dtype}/{name}": x for name, x in _arrays(dtype).items()}
+    if place in ("folder", "shards", "one.safetensors"):
         with pytest.raises(CheckpointError, match="cannot hold complex128"):
             _save(place, tmp_path, arrays)
         assert not list(tmp_path.iterdir())
-        return
+        arrays = {name: x for name, x in arrays.items() if x.dtype != np.complex128}
     _same(load_checkpoint(_save(place, tmp_path, arrays)), arrays)
 
 

@@ -1,5 +1,7 @@
 """Quantised checkpoints are recognised; those of schemes that are not read are refused by name."""
 
+from types import MappingProxyType, SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +15,6 @@ from sail_jax.checkpoint import (
     load_checkpoint,
     merge_checkpoints,
 )
-from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.cli.main import main
@@ -76,46 +77,59 @@ def saved(folder, types, config):
     return save(folder, {name: np.ones((2, 2), dtype) for name, dtype in types.items()}, config)
 
 
-def refused(tmp_path, types, config):
-    a, b = (saved(tmp_path / x, types, config) for x in "ab")
-    with pytest.raises(CheckpointError) as caught:
-        open_values(a)
-    for attempt in (
-        lambda: merge_checkpoints([a, b], tmp_path / "out"),
-        lambda: grow_checkpoint(a, tmp_path / "out", {"hidden_size": 4}),
-        lambda: align_checkpoints(a, b, tmp_path / "out"),
-        lambda: compare_checkpoints([a, b]),
-    ):
-        with pytest.raises(CheckpointError, match="is quantised by") as again:
-            attempt()
-        assert str(again.value) == str(caught.value)
-    assert not (tmp_path / "out").exists()
-    return str(caught.value).removeprefix(str(a))
+def stating(method):
+    about = {"quantization_config": {"quant_method": method}} if method else {}
+    return {"model_type": "x", "text_config": about}
+
+
+def like(types):
+    each = {n: SimpleNamespace(name=n, dtype=np.dtype(x)) for n, x in types.items()}
+    return MappingProxyType(each)
 
 
 @pytest.mark.parametrize("case", CODES)
-def test_codes_are_recognised(tmp_path, case):
+def test_codes_are_recognised(case):
     """By the configuration, and where there is one to be named by it, by names and types alone."""
     method, told, types = CODES[case]
-    config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": method}}}
-    with open_checkpoint(saved(tmp_path, types, config if method else {})) as checkpoint:
-        found = quantization(checkpoint.tensors, config if method else {})
-        assert found.startswith(f"{told} (")
-        assert bool(quantization(checkpoint.tensors, {})) == (case != "a scheme of its own")
+    assert quantization(like(types), stating(method)).startswith(f"{told} (")
+    assert bool(quantization(like(types), {})) == (case != "a scheme of its own")
 
 
 @pytest.mark.parametrize("case", NOT_READ)
 def test_codes_that_are_not_read_are_refused_by_name(tmp_path, case):
     method, told, types = CODES[case]
-    config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": method}}}
-    message = refused(tmp_path, types, config if method else {"model_type": "x"})
+    folder = saved(tmp_path / "a", types, stating(method))
+    with pytest.raises(CheckpointError, match="Dequantise it first") as caught:
+        open_values(folder)
+    message = str(caught.value).removeprefix(str(folder))
     assert message.startswith(f" is quantised by {told} (")
-    assert "Dequantise it first" in message
     assert len(message) < 250
     assert "\n" not in message
 
 
+OPERATIONS = {
+    "merge": lambda a, b, out: merge_checkpoints([a, b], out),
+    "grow": lambda a, b, out: grow_checkpoint(a, out, {"hidden_size": 4}),
+    "align": align_checkpoints,
+    "compare": lambda a, b, out: compare_checkpoints([a, b]),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operations_refuse_codes_that_are_not_read(tmp_path, operation):
+    a, b = (saved(tmp_path / x, CODES["8 bits"][2], {"model_type": "x"}) for x in "ab")
+    with pytest.raises(CheckpointError, match=f"{a} is quantised by bitsandbytes"):
+        OPERATIONS[operation](a, b, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("case", VALUES)
+def test_values_are_no_codes(case):
+    config, types = VALUES[case]
+    assert quantization(like(types), config) == ""
+
+
+@pytest.mark.parametrize("case", ["plain float8", "a configuration left"])
 def test_values_are_merged(tmp_path, case):
     config, types = VALUES[case]
     a, b = (saved(tmp_path / x, types, config) for x in "ab")
