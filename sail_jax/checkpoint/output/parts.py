@@ -218,7 +218,7 @@ def alive(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) -> int:
+def check_joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) -> None:
     """Checks that all parts of an output exist, are complete, and belong to this output.
 
     Args:
@@ -226,9 +226,6 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
       out: The output, for messages.
       head: The journal header of this output.
       layout: The layout of the whole output.
-
-    Returns:
-      The number of parts.
 
     Raises:
       CheckpointError: If a part is missing, unfinished, or belongs to another output.
@@ -248,23 +245,10 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
             f"{argument('join', 'True')}: {partial} holds no part of {out.name}; make the parts "
             f"first ({argument('part', '...')})"
         )
-    first = min(heads)
-    counts = {number: _count(about) for number, about in heads.items()}
-    count = counts[first]
+    first = Part(min(heads), count := _count(heads[min(heads)]))
+    _check_same(heads[first.number], head, str(first), partial)
     for number in sorted(heads):
-        who = f"part {number} of {counts[number]}"
-        if counts[number] != count:
-            raise CheckpointError(
-                f"{who} and part {first} of {count} of {out.name} do not belong together; remove "
-                f"{place(partial, number)} or {place(partial, first)}"
-            )
-        check_same(heads[number], head, who, place(partial, number))
-        if heads[number].get("versions") != heads[first].get("versions"):
-            raise CheckpointError(
-                f"{who} of {out.name} was made with other versions than part {first}: "
-                f"{_unlike(heads[number], heads[first])}; remove {place(partial, number)} and make "
-                "it again"
-            )
+        _check_together(heads[number], number, heads[first.number], first, partial)
     lacking = [number for number in range(1, count + 1) if number not in heads]
     unfinished = [number for number in sorted(heads) if number not in whole]
     if lacking or unfinished:
@@ -279,7 +263,6 @@ def joined(partial: Path, out: Path, head: Mapping[str, Any], layout: Layout) ->
         with explained("read", path):
             if path.is_symlink() or path.stat().st_size != size:
                 raise CheckpointError(f"{path} is damaged: expected {size} bytes; remove {partial}")
-    return count
 
 
 def several(numbers: Sequence[int], count: int) -> str:
@@ -292,22 +275,26 @@ def several(numbers: Sequence[int], count: int) -> str:
     return f"part{'s' * (len(numbers) > 1)} {listed} of {count}"
 
 
-def check_same(other: Mapping[str, Any], head: Mapping[str, Any], who: str, folder: Path) -> None:
-    """Checks that a part belongs to this output.
-
-    Args:
-      other: The header of the part's journal.
-      head: The journal header of this output.
-      who: The part's name in messages.
-      folder: Its folder.
-
-    Raises:
-      CheckpointError: If it belongs to another output.
-    """
+def _check_same(head: Mapping[str, Any], other: Mapping[str, Any], who: str, partial: Path) -> None:
+    """Raises CheckpointError if two headers belong to different outputs."""
     if any(other.get(key) != head[key] for key in ("format", "fingerprint", "layout")):
         raise CheckpointError(
             f"{who} belongs to another run: the recipe, the files or an input differ; remove "
-            f"{folder.parents[1]} to start again"
+            f"{partial} to start again"
+        )
+
+
+def _check_together(
+    other: Mapping[str, Any], number: int, head: Mapping[str, Any], part: Part, partial: Path
+) -> None:
+    """Raises CheckpointError if two parts, with these headers, do not belong to one output."""
+    count = _count(other)
+    _check_same(other, head, f"part {number} of {count}", partial)
+    if count != part.count or other.get("versions") != head.get("versions"):
+        what = _unlike(other, head) or f"of {count} and of {part.count} parts"
+        raise CheckpointError(
+            f"part {number} and {part} do not belong together ({what}); remove "
+            f"{place(partial, number)} and make it again, or remove {partial} to start again"
         )
 
 
@@ -324,17 +311,9 @@ def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]
       CheckpointError: If it is of another output or another number of parts, or was made with other
         versions.
     """
-    folder = place(partial, number)
-    if not (folder / "journal").is_file():
-        return
-    other, *_ = Journal.read(folder / "journal")
-    check_same(other, head, f"part {number} of {_count(other)}", folder)
-    if _count(other) != part.count or other.get("versions") != head["versions"]:
-        what = _unlike(other, head) or f"of {_count(other)} and of {part.count} parts"
-        raise CheckpointError(
-            f"part {number} and {part} do not belong together ({what}); remove {partial} to start "
-            "again"
-        )
+    path = place(partial, number) / "journal"
+    if path.is_file():
+        _check_together(Journal.read(path)[0], number, head, part, partial)
 
 
 def others(partial: Path, part: Part) -> list[int]:

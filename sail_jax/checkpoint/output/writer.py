@@ -277,7 +277,7 @@ class Writer:
         self.head: Mapping[str, Any] = head
         if join and (partial / parts.FOLDER).is_dir() and (partial / "data").is_dir():
             # While a part is written, its folder is locked; this file marks it as unfinished.
-            parts.joined(partial, out, head, layout)
+            parts.check_joined(partial, out, head, layout)
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
             # The lock comes before any check: a second process that writes to the same output is
@@ -319,7 +319,7 @@ class Writer:
                     raise CheckpointError(f"{partial} has lost its parts' files; remove it")
                 self.unchanged = True
                 return
-            parts.joined(partial, self.out, head, layout)
+            parts.check_joined(partial, self.out, head, layout)
             if self._taken():
                 self._check_replaced(_EXISTS)
             with explained("write", partial):
