@@ -15,16 +15,17 @@ from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checks import argument
 
 
-def is_empty_folder(path: Path) -> bool:
-    """Checks whether a path is an empty folder, which a rename may replace.
+def taken(out: Path) -> bool:
+    """Checks whether there is something at a path that a rename cannot replace.
 
     Args:
-      path: The path, which need not exist.
+      out: The path.
 
     Returns:
-      True for an empty folder; False for a link to one.
+      False if nothing is there, or an empty folder. True for a link, even one that leads nowhere.
     """
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    empty = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    return os.path.lexists(out) and not empty
 
 
 def admit(
@@ -53,9 +54,7 @@ def admit(
         named = False
     if not named:
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
-    # `lexists` also finds a link that leads nowhere: a rename cannot ignore it.
-    there = os.path.lexists(out) and not is_empty_folder(out)
-    if there and force:
+    if (there := taken(out)) and force:
         written.check_own(out, names)
     elif there and not (resume and os.path.exists(out)):
         more = ""

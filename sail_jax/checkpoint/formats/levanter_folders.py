@@ -25,7 +25,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
         return None
     found = stores.listed(folder.resolve())
     tensors: dict[str, Tensor] = {}
-    for driver in sorted({driver for _, driver in found.values()}):
-        names = {name: key for name, (key, its) in found.items() if its == driver}
+    for driver in sorted({*found.values()}):
+        names = {key: key for key, its in found.items() if its == driver}
         tensors |= stores.opened(folder.resolve(), names, driver)
     return ({name: tensors[name] for name in found}, {}) if found else None

@@ -335,14 +335,14 @@ def _chunks(shape: Shape, itemsize: int) -> list[int]:
     return chunks
 
 
-def listed(root: Path) -> dict[str, tuple[str, str]]:
+def listed(root: Path) -> dict[str, str]:
     """Lists the arrays of a store without a description.
 
     Args:
       root: The folder of the store.
 
     Returns:
-      The key of each array in the store, with its driver, by path; in the order of the paths.
+      The driver of each array, by its key in the store; in the order of the keys.
 
     Raises:
       CheckpointError: If the store is damaged, or has too many folders.
@@ -351,7 +351,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
     for key in sorted(_keys(root)):
         above, _, last = key.rpartition("/")
         if above and last in _DRIVERS:
-            found[above] = (above, _DRIVERS[last])
+            found[above] = _DRIVERS[last]
     return found
 
 

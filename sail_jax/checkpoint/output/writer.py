@@ -33,7 +33,7 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint.formats import files, rewritten, written
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
-from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
+from sail_jax.checkpoint.formats.folders import Flusher, hold, pwrite, reserve, taken
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.table import (
@@ -311,7 +311,7 @@ class Writer:
         self._put_back()
         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
         with explained("read", partial):
-            inode = self.out.stat().st_ino if self._taken() else None
+            inode = self.out.stat().st_ino if taken(self.out) else None
         try:
             if (partial / "journal").exists() and not self._payload.exists():
                 # Killed between renaming and cleaning up, or the output was removed since.
@@ -320,7 +320,7 @@ class Writer:
                 self.unchanged = True
                 return
             parts.check_joined(partial, self.out, head, layout)
-            if self._taken():
+            if taken(self.out):
                 self._check_replaced(_EXISTS)
             with explained("write", partial):
                 self._journal = Journal(partial / "journal", head)
@@ -421,7 +421,7 @@ class Writer:
         self._put_back()
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
-            taken = self._taken()
+            exists = taken(self.out)
         pieces: dict[str, list[Piece]] = {}
         previous: dict[str, Any] = {}
         old = False
@@ -431,7 +431,7 @@ class Writer:
             if inode is not None and not self._payload.exists():
                 # Killed between renaming and cleaning up, or the output was removed since.
                 with contextlib.suppress(OSError):
-                    if old and resume and taken and self.out.stat().st_ino == inode:
+                    if old and resume and exists and self.out.stat().st_ino == inode:
                         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
                         self.unchanged = True
                         return
@@ -439,7 +439,7 @@ class Writer:
                 pieces, names, old = {}, set(), False
         # An existing output may be the result of this very work. Then `write` compares it, entry by
         # entry. Any other existing output is accepted only if it is to be replaced.
-        if taken:
+        if exists:
             try:
                 if self._force:
                     written.check_own(self.out)
@@ -505,10 +505,6 @@ class Writer:
                 self._remove()
             raise
         self._done, self.finished = set(valid), frozenset(valid)
-
-    def _taken(self) -> bool:
-        """Whether something other than an empty folder is at the output's place."""
-        return os.path.lexists(self.out) and not is_empty_folder(self.out)
 
     def _check_replaced(self, why: str) -> None:
         """Raises CheckpointError unless the existing output may be replaced."""
@@ -768,7 +764,7 @@ class Writer:
                 for name in (*names, ""):
                     # First the files, then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
-        if there := self._taken():
+        if there := taken(self.out):
             again = f"{argument('resume', 'True')} continues"
             self._check_replaced(f"has appeared meanwhile; move it away, then {again}")
         # Recorded before the renaming: if the run is killed right after it, a later run recognises

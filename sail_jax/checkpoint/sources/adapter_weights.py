@@ -66,10 +66,6 @@ class Weights:
     weights: dict[str, Weight] = field(default_factory=dict)
     sides: tuple[str, ...] = ()
 
-    def items(self) -> Iterator[tuple[str, Weight]]:
-        """Iterates over the weights."""
-        yield from self.weights.items()
-
     def both_sides(self) -> dict[str, Weight]:
         """Returns the content for both sides of a tie; each side includes the shared content.
 
@@ -258,7 +254,7 @@ def lacking(
       layers or to experts that the adapter leaves alone, as after training a part of the model.
     """
     layers = look_up(model, "num_hidden_layers")
-    changed = {name for name, weight in weights.items() if weight.change}
+    changed = {name for name, weight in weights.weights.items() if weight.change}
     touched = {_place(name) for name, where in names.items() if changed.intersection(where.files)}
     stacks = {stack for stack, _ in touched}
     must, may = [], []

@@ -226,7 +226,7 @@ def _combined(
     notes = [f"its adapter has no factors for {_some(may)} ({len(may)} in all)"] * bool(may)
     merged: dict[str, Tensor] = dict(base)
     sides = weights.sides
-    for name, weight in weights.items():
+    for name, weight in weights.weights.items():
         if name not in sides:
             merged[name] = _value(name, weight, base.get(name), base, dtype)
     untied = False

@@ -235,9 +235,7 @@ def test_many_views_of_one_storage(tmp_path, fake, strides, monkeypatch):
         fake.save(tmp_path / "m.bin", tree, [storage])
         if n == 48:
             assert _load(tmp_path / "m.bin")["w47"].flat[0] == 47
-    with pytest.raises(
-        CheckpointError, match=r"m\.bin: its tensors are views of 16\.4 kB and would "
-    ):
+    with pytest.raises(CheckpointError, match=r"m\.bin: its tensors are views of 16\.4 kB and"):
         open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
 
 

@@ -256,9 +256,7 @@ def test_steps_hold_no_steps(tmp_path):
     for folder in (loop, loop / "9", loop / "9" / "9"):
         (folder / "metadata.json").write_text("{}")
     save_checkpoint(loop / "9" / "9" / "8", {"w": np.ones(2)}, format="orbax")
-    with pytest.raises(
-        CheckpointError, match=r"loop/9 holds no checkpoint \(.*: found 9, metadata"
-    ):
+    with pytest.raises(CheckpointError, match=r"loop/9 holds no checkpoint .*: found 9, metadata"):
         open_checkpoint(loop)
 
 

@@ -607,22 +607,16 @@ def _full(*_):
 def test_a_full_disk_is_found_out_before_anything_is_computed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", _full)
-        with pytest.raises(
-            CheckpointError, match=r"No space left.*; free some space and run ag"
-        ) as e:
+        with pytest.raises(CheckpointError, match=r"No space left.*; free some space and") as e:
             _create(tmp_path / "m")
         assert "kept" not in str(e.value)
     assert _names(tmp_path) == []
     huge = {"a": (np.float32, (2**50,))}
-    with pytest.raises(
-        CheckpointError, match=r"No space left.*needs 4503599\.6 GB more, .* GB more than are free"
-    ):
+    with pytest.raises(CheckpointError, match=r"No space .*needs 4503599\.6 GB more, .* GB more"):
         _create(tmp_path / "m", wanted=huge)
     assert _names(tmp_path) == []
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=100))
-    with pytest.raises(
-        CheckpointError, match=r"needs [\d.]+ kB more, [\d.]+ kB more than are free"
-    ):
+    with pytest.raises(CheckpointError, match=r"needs [\d.]+ kB more, [\d.]+ kB more than are"):
         _create(tmp_path / "m")
     assert _names(tmp_path) == []
 

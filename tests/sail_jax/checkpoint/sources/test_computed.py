@@ -2,7 +2,7 @@
 
 import itertools
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import jax
@@ -99,16 +99,10 @@ def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
 def test_threads_read_the_same(tmp_path):
     _, view = view_of(tmp_path)
     tensor = view.tensors["model.layers.0.mlp.down_proj.weight"]
-    want, found = pieces(tensor).tobytes(), []
-    workers = [
-        threading.Thread(target=lambda k=k: found.append(pieces(tensor, k).tobytes()))
-        for k in range(2, 8)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert found == [want] * 6
+    want = pieces(tensor).tobytes()
+    with ThreadPoolExecutor(6) as threads:
+        found = threads.map(lambda k: pieces(tensor, k).tobytes(), range(2, 8))
+    assert [*found] == [want] * 6
 
 
 @pytest.mark.parametrize("method", ["lemon", pytest.param("hypercloning", marks=pytest.mark.slow)])
