@@ -438,6 +438,11 @@ class StoredTensor:
       name: The tensor's name in the checkpoint.
       dtype: The type of its entries, in native byte order.
       shape: Its shape.
+      source: The file, for messages and records.
+      path: Where the file lies.
+      runs: The (offset, length) in bytes of each run of entries in the file.
+      swap: Whether the bytes of each entry are stored in the other order.
+      place: Identifies the data: tensors with one place and shape have the same entries.
     """
 
     def __init__(
@@ -462,46 +467,23 @@ class StoredTensor:
         Raises:
           CheckpointError: If the runs are not as long as the tensor, or reach beyond the file.
         """
-        self.name, self.dtype, self.shape = name, dtype, shape
-        self._file, self._runs, self._swap = file, tuple(runs), swap
+        self.name, self.dtype, self.shape, self._file = name, dtype, shape, file
+        self.source, self.path = file.called, file.path
+        self.runs, self.swap = tuple(runs), swap
+        self.place: Hashable = (file, self.runs, swap, dtype)
         size = math.prod(shape) * dtype.itemsize
         # Checked here once for all formats: no read below can reach beyond its tensor.
-        if sum(length for _, length in self._runs) != size:
+        if (found := sum(length for _, length in self.runs)) != size:
             raise CheckpointError(
-                f"{file.path}: '{name}' has {sum(n for _, n in self._runs)} bytes, but its shape "
-                f"{list(shape)} and dtype {dtype} need {size}"
+                f"{file.path}: '{name}' has {found} bytes, but its shape {list(shape)} and dtype "
+                f"{dtype} need {size}"
             )
-        for offset, length in self._runs:
+        for offset, length in self.runs:
             if offset < 0 or offset + length > file.size:
                 raise CheckpointError(
                     f"{file.path} is truncated or damaged: '{name}' lies at bytes {offset} to "
                     f"{offset + length}, but the file ends at {file.size}"
                 )
-
-    @property
-    def source(self) -> str:
-        """The file, for messages and records."""
-        return self._file.called
-
-    @property
-    def path(self) -> Path:
-        """Where the file lies."""
-        return self._file.path
-
-    @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
-        """The (offset, length) in bytes of each run of entries in the file."""
-        return self._runs
-
-    @property
-    def swap(self) -> bool:
-        """Whether the bytes of each entry are stored in the other order."""
-        return self._swap
-
-    @property
-    def place(self) -> Hashable:
-        """Identifies the data: tensors with one place and shape have the same entries."""
-        return self._file, self._runs, self._swap, self.dtype
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Fills a buffer with entries of the tensor, in row-major order.
@@ -518,13 +500,13 @@ class StoredTensor:
         view = out.view(np.uint8).data
         # Bytes before `start` that still have to be skipped, in this run and the next ones.
         skip = start * self.dtype.itemsize
-        for offset, length in self._runs:
+        for offset, length in self.runs:
             count = min(length - skip, len(view))
             if count > 0:
                 self._file.fill(view[:count], offset + skip)
                 view = view[count:]
             skip = max(0, skip - length)
-        if self._swap:
+        if self.swap:
             out.byteswap(inplace=True)
 
 
@@ -532,6 +514,9 @@ class LoadedTensor(OnDemand):
     """A tensor that can only be loaded whole.
 
     Its bytes are compressed, strided, or in the store of another library.
+
+    Attributes:
+      place: Identifies the data: tensors with one place and shape have the same entries.
     """
 
     def __init__(
@@ -554,13 +539,8 @@ class LoadedTensor(OnDemand):
           span: Bytes that `load` allocates; by default the tensor's size.
         """
         super().__init__(name, dtype, shape, source)
-        self._load = load
+        self.place: Callable[[], np.ndarray] = load
         self._span = bytes_of(self) if span is None else span
-
-    @property
-    def place(self) -> Hashable:
-        """Identifies the data: tensors with one place and shape have the same entries."""
-        return self._load
 
     @property
     def needs(self) -> int:
@@ -569,7 +549,7 @@ class LoadedTensor(OnDemand):
 
     def form(self) -> np.ndarray:
         with reading(f"{self.source}: '{self.name}'"):
-            array = self._load()
+            array = self.place()
         # The description was read at opening; the file may have changed since.
         if array.shape != self.shape or array.dtype != self.dtype:
             raise CheckpointError(

@@ -114,6 +114,7 @@ class StoredArray:
       shape: Its shape.
       source: Where it lies, for messages.
       key: The key of the array in its store.
+      block: The number of entries of a block. A read from a block's start should take all of it.
       needs: Bytes held while it is read, at most.
     """
 
@@ -146,18 +147,14 @@ class StoredArray:
         if stored > _SLACK * size + (1 << 20):
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
         self._blocks = _Blocks(self.shape, chunk, self.dtype.itemsize)
-        block = self._blocks.size * self.dtype.itemsize
+        self.block = self._blocks.size
+        block = self.block * self.dtype.itemsize
         # Small blocks are read together, because each call of TensorStore is slow.
         self._most = max(1, _RUN // block)
         # TensorStore holds both the encoded and the decoded bytes.
         self.needs = 2 * max(stored, min(size, self._most * block))
         self._store = store
         self._last = LastBlock(lambda number: self._read(number, number + 1))
-
-    @property
-    def block(self) -> int:
-        """The number of entries of a block. A read from a block's start should take all of it."""
-        return self._blocks.size
 
     @property
     def driver(self) -> str:

@@ -11,26 +11,39 @@ import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import argument
-from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read, held
+from sail_jax.merging.tensors import LastBlock, OnDemand, Shape, Tensor, check_read, held
 from sail_jax.merging.work import ENTRIES
 
 # How many entries are multiplied and added at a time: they stay in the processor's cache.
 _SLICE = 1 << 16
 
 
-class Averaged:
-    """The sum of c_j theta_j over checkpoints j, in float64.
-
-    In float32 the products of its least numbers would be 0.
+class Blocked(OnDemand):
+    """A tensor that is formed as a `LastBlock`: computed block by block.
 
     Several threads may read at once, at any offset. A thread that continues where it stopped
     computes nothing twice.
 
     Attributes:
-      name: The name of the tensor.
-      dtype: The dtype of its entries, the last checkpoint's.
-      shape: Its shape.
-      source: Where it lies, for messages.
+      block: The number of entries of a block.
+    """
+
+    block: int
+
+    def fill(self, formed: LastBlock, out: np.ndarray, start: int) -> None:
+        done = 0
+        while done < out.size:
+            number, inside = divmod(start + done, self.block)
+            part = formed.get(number)[inside : inside + out.size - done]
+            out[done : done + part.size] = part
+            done += part.size
+
+
+class Averaged(Blocked):
+    """The sum of c_j theta_j over checkpoints j, in float64.
+
+    In float32 the products of its least numbers would be 0. Reading it raises CheckpointError if a
+    checkpoint cannot be read, or holds NaN or infinity without `allow_nonfinite`.
     """
 
     def __init__(
@@ -44,15 +57,13 @@ class Averaged:
           allow_nonfinite: Whether NaN and infinities are added like other values.
         """
         last = tensors[-1]
-        self.name, self.dtype, self.source = last.name, last.dtype, last.source
-        self.shape: Shape = last.shape
+        super().__init__(last.name, last.dtype, last.shape, last.source)
         pairs = [(x, float(c)) for x, c in zip(tensors, weights, strict=True) if c]
         self._tensors, self._weights = tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
         self._allow_nonfinite = allow_nonfinite
         size = math.prod(self.shape)
         block = max(getattr(tensor, "block", 1) for tensor in tensors)
-        self._block = min(max(1, size), block * max(1, ENTRIES // max(1, block)))
-        self._last = LastBlock(lambda number: self._summed(number * self._block))
+        self.block = min(max(1, size), block * max(1, ENTRIES // max(1, block)))
 
     @property
     def needs(self) -> int:
@@ -60,34 +71,15 @@ class Averaged:
         read = max(tensor.dtype.itemsize for tensor in self._tensors)
         each = max(map(held, self._tensors))
         cast = 0 if self.dtype == np.float64 else self.dtype.itemsize
-        return each + self._block * (8 + read + cast)
+        return each + self.block * (8 + read + cast)
 
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries, in row-major order.
+    def form(self) -> LastBlock:
+        return LastBlock(self._summed)
 
-        Args:
-          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
-          start: Row-major index of the first entry to read.
-
-        Raises:
-          ValueError: If the buffer does not fit, or the tensor is shorter than the request.
-          CheckpointError: If a checkpoint cannot be read, or holds NaN or infinity without
-            `allow_nonfinite`.
-        """
-        check_read(self, out, start)
-        at = start
-        while at < start + out.size:
-            number, inside = divmod(at, self._block)
-            part = self._last.get(number)[inside : inside + start + out.size - at]
-            out[at - start : at - start + part.size] = part
-            at += part.size
-        if at == math.prod(self.shape):
-            # After a read to the end, nobody needs the last block.
-            self._last.forget((at - 1) // self._block)
-
-    def _summed(self, start: int) -> np.ndarray:
-        """The entries of the block that begins at an index."""
-        count = min(self._block, math.prod(self.shape) - start)
+    def _summed(self, number: int) -> np.ndarray:
+        """The entries of a block."""
+        start = number * self.block
+        count = min(self.block, math.prod(self.shape) - start)
         # The sum of negative zeros is -0.0, which 0.0 added to them would make 0.0.
         total = np.full(count, -0.0, np.float64)
         read: dict[np.dtype, np.ndarray] = {}

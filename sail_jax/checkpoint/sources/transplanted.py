@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.sources.averaged import Blocked
 from sail_jax.checkpoint.sources.programs import Programs
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.merging.extremes import finite
-from sail_jax.merging.tensors import LastBlock, OnDemand, Tensor, aligned, held
+from sail_jax.merging.tensors import LastBlock, Tensor, aligned, held
 from sail_jax.transplant import Method, combined
 
 # Rows made at once, independent of the memory, so an output is always the same byte for byte.
@@ -55,7 +56,7 @@ class _Transplant:
         return combined(targets, anchors, own, self.method, self.k)
 
 
-class Transplanted(OnDemand):
+class Transplanted(Blocked):
     """The rows of a model's new tokens, made in batches as they are read.
 
     Anchors stay in memory from the first read to the last, in float32. New rows are read and made
@@ -74,6 +75,7 @@ class Transplanted(OnDemand):
           making: The rows to make, and the rows that they are made from.
         """
         new, shared = len(making.targets), len(making.own)
+        self.block = BATCH * model.shape[1]
         source = f"{model.source}, with rows made from {donor.source}"
         super().__init__(model.name, model.dtype, (new, *model.shape[1:]), source)
         said = [making.method, making.k, donor.name, donor.shape, str(donor.dtype)]
@@ -108,14 +110,6 @@ class Transplanted(OnDemand):
             parts = (self._anchors, self._own)
             read = [jax.device_put(self._read(x), may_alias=True) for x in parts]
         return LastBlock(functools.partial(self._made, *read))
-
-    def fill(self, formed: LastBlock, out: np.ndarray, start: int) -> None:
-        block, at = BATCH * self.shape[1], start
-        while at < start + out.size:
-            number, inside = divmod(at, block)
-            part = formed.get(number)[inside : inside + start + out.size - at]
-            out[at - start : at - start + part.size] = part
-            at += part.size
 
     def _made(self, anchors: Array, own: Array, number: int) -> np.ndarray:
         """Makes the rows of a batch, one after the other."""

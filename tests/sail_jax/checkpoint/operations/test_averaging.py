@@ -391,7 +391,7 @@ def test_pieces_and_dtypes(dtype, monkeypatch):
     got = np.empty(45, dtype)
     for start, end in ((0, 10), (30, 40), (10, 30), (40, 45)):
         tensor.read(got[start:end], start)
-    assert not tensor._last.held, "memory is kept after the last entry"
+    assert tensor._formed is None, "memory is kept after the last entry"
     want = mean([x.reshape(-1) for x in arrays], c)
     eps = max(float(ml_dtypes.finfo(dtype).eps) / 2, 4 * 2.0**-24 if dtype != np.float64 else 0)
     np.testing.assert_allclose(got.astype(float), want, rtol=0, atol=4 * 4 * eps)
