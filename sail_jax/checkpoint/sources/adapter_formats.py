@@ -23,17 +23,22 @@ from sail_jax.checks import nearest
 from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Tensor, Tensors, read_whole
 
-# A key of each program: the module, and which factor it is.
-_KOHYA = re.compile(r"(?P<module>[^.]+)\.(?:(?P<A>lora_down)|(?P<B>lora_up))\.weight")
-_DIFFUSERS = re.compile(
-    r"(?P<module>.+?)(?:\.lora\.|_lora\.)(?:(?P<A>down)|(?P<B>up))\.weight"
-    r"|(?P<bare>.+)\.lora_(?:(?P<bare_A>A)|(?P<bare_B>B))(?:\.default)?\.weight"
-)
-_MLX = re.compile(r"(?P<module>.+)\.(?:(?P<A>lora_a)|(?P<B>lora_b))")
-_NEMO = re.compile(
-    r"(?P<module>.+\.adapter_layer\.lora_\w+_adapter)\.linear_(?:(?P<A>in)|(?P<B>out))\.weight"
-    r"|(?P<bare>.+)\.adapter\.linear_(?:(?P<bare_A>in)|(?P<bare_B>out))\.weight"
-)
+# The keys of each program: the module, and which factor it is.
+_PROGRAMS = {
+    program: [re.compile(pattern) for pattern in patterns]
+    for program, patterns in {
+        "kohya": [r"(?P<module>[^.]+)\.(?:(?P<A>lora_down)|lora_up)\.weight"],
+        "diffusers": [
+            r"(?P<module>.+?)(?:\.lora\.|_lora\.)(?:(?P<A>down)|up)\.weight",
+            r"(?P<module>.+)\.lora_(?:(?P<A>A)|B)(?:\.default)?\.weight",
+        ],
+        "MLX": [r"(?P<module>.+)\.(?:(?P<A>lora_a)|lora_b)"],
+        "NeMo": [
+            r"(?P<module>.+\.adapter_layer\.lora_\w+_adapter)\.linear_(?:(?P<A>in)|out)\.weight",
+            r"(?P<module>.+)\.adapter\.linear_(?:(?P<A>in)|out)\.weight",
+        ],
+    }.items()
+}
 # NeMo's first names of an adapter, and its layer with Megatron's core and without it.
 _NEMO_LAYERS = {
     "lora_kqv_adapter": ("linear_qkv", "query_key_value"),
@@ -48,7 +53,6 @@ _COMPONENT = re.compile(r"(unet|transformer|text_encoder(?:_\d)?)\.")
 # The names of attention processors in diffusers' first files.
 _PROCESSOR = ((".processor.to_out", ".to_out.0"), (".processor.", "."))
 _METADATA = "lora_adapter_metadata"
-_PROGRAMS = {"kohya": _KOHYA, "diffusers": _DIFFUSERS, "MLX": _MLX, "NeMo": _NEMO}
 
 
 class _Factors(NamedTuple):
@@ -105,17 +109,13 @@ def in_peft(
 def _read(adapter: Checkpoint, config: Config) -> _Factors:
     """The factors in a file of another program; CheckpointError if none of these wrote it."""
     tensors = adapter.tensors
-    for program, pattern in _PROGRAMS.items():
+    for program, patterns in _PROGRAMS.items():
         pairs: dict[str, dict[str, Tensor]] = {}
         alphas: dict[str, float] = {}
         others = []
         for key, tensor in tensors.items():
-            if match := pattern.fullmatch(key):
-                found = {
-                    name.removeprefix("bare_"): x for name, x in match.groupdict().items() if x
-                }
-                module = found.get("module") or found["bare"]
-                pairs.setdefault(module, {})["A" if "A" in found else "B"] = tensor
+            if match := next(filter(None, (x.fullmatch(key) for x in patterns)), None):
+                pairs.setdefault(match["module"], {})["A" if match["A"] else "B"] = tensor
             elif (match := _ALPHA.fullmatch(key)) and tensor.shape in ((), (1,)):
                 alphas[match["module"]] = float(read_whole(tensor).reshape(-1)[0])
             else:
@@ -198,71 +198,52 @@ def _stated_scale(adapter: Checkpoint) -> float:
 def _modules(
     read: _Factors, names: Names | None, adapter: Checkpoint
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The base's name of each module, and notes on the factors of other models."""
-    if read.program == "kohya" and names is None:
-        raise CheckpointError(
-            f"{adapter.path}: kohya's names of modules ({next(iter(read.pairs))}) are read only "
-            "next to their base: write base+adapter in a recipe"
-        )
-    if read.program == "NeMo":
-        return _of_nemo(read, names, adapter)
+    """The base's name of each module, and notes on scales and on the factors of other models."""
+    wanted = {stem: _names(stem, read.program, adapter) for stem in read.pairs}
+    notes = []
+    if read.program == "NeMo" and not read.alphas:
+        notes = ["its adapter's file does not state alpha: it is taken as the rank, as NeMo does"]
     if names is None:
-        parts = {stem: _split(stem, flat=False) for stem in read.pairs}
+        if read.program == "kohya":
+            raise CheckpointError(
+                f"{adapter.path}: kohya's names of modules ({next(iter(read.pairs))}) are read "
+                "only next to their base: write base+adapter in a recipe"
+            )
         # Names of one model alone need not say which it is.
-        several = len({part for part, _ in parts.values()}) > 1
-        return {stem: _plain(stem) if several else name for stem, (_, name) in parts.items()}, ()
-    flat = read.program == "kohya"
-    known = _known(names, flat)
+        several = len({part for part, _ in wanted.values()}) > 1
+        alone = {x: _plain(x) if several else each[0] for x, (_, each) in wanted.items()}
+        return alone, tuple(notes)
+    known = _known(names, flat=read.program == "kohya")
     found: dict[str, str] = {}
     lost: dict[str, list[str]] = {}
-    for stem in read.pairs:
-        part, name = _split(stem, flat)
-        module = known.get(name)
-        if module is None:
-            lost.setdefault(part, []).append(stem)
-        else:
+    for stem, (part, each) in wanted.items():
+        if module := next((known[name] for name in each if name in known), None):
             found[stem] = module
-    here = {_split(stem, flat)[0] for stem in found}
+        else:
+            lost.setdefault(part, []).append(stem)
+    here = {wanted[stem][0] for stem in found}
     for part, stems in lost.items():
         if not part or part in here or not here:
-            raise CheckpointError(
-                f"{adapter.path}: {stems[0]!r} is not in the base{nearest(_plain(stems[0]), known)}"
-            )
-    notes = tuple(
-        f"its adapter's factors for {part} ({len(stems)} modules) belong to another model"
-        for part, stems in lost.items()
-    )
-    return found, notes
+            near = nearest(wanted[stems[0]][1][0], known)
+            raise CheckpointError(f"{adapter.path}: {stems[0]!r} is not in the base{near}")
+        notes.append(
+            f"its adapter's factors for {part} ({len(stems)} modules) belong to another model"
+        )
+    return found, tuple(notes)
 
 
-def _of_nemo(
-    read: _Factors, names: Names | None, adapter: Checkpoint
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The layer of each of NeMo's adapters, and a note on the scale."""
-    known = None if names is None else _known(names, flat=False)
-    found: dict[str, str] = {}
-    for stem in read.pairs:
+def _names(stem: str, program: str, adapter: Checkpoint) -> tuple[str, list[str]]:
+    """The model that a module belongs to, "" if it is not stated, and its possible names there."""
+    if program == "NeMo":
         before, _, kind = stem.rpartition(".adapter_layer.")
-        layers = [f"{before}.{layer}" for layer in _NEMO_LAYERS.get(kind, ())] if before else [stem]
-        if not layers:
+        if before and kind not in _NEMO_LAYERS:
             raise CheckpointError(
                 f"{adapter.path}: {stem!r} is not one of NeMo's adapters that are read here: "
                 f"{', '.join(_NEMO_LAYERS)}"
             )
-        here = [layer for layer in layers if known is None or layer in known]
-        if not here:
-            raise CheckpointError(
-                f"{adapter.path}: {layers[0]!r} is not in the base{nearest(layers[0], known or ())}"
-            )
-        found[stem] = here[0] if known is None else known[here[0]]
-    note = "its adapter's file does not state alpha: it is taken as the rank, as NeMo does"
-    return found, () if read.alphas else (note,)
-
-
-def _split(stem: str, flat: bool) -> tuple[str, str]:
-    """The model that a module belongs to, "" if it is not stated, and its name there."""
-    match = (_FLAT if flat else _COMPONENT).match(stem)
-    return (match[1], _plain(stem[match.end() :])) if match else ("", _plain(stem))
+        return "", [f"{before}.{x}" for x in _NEMO_LAYERS[kind]] if before else [stem]
+    match = (_FLAT if program == "kohya" else _COMPONENT).match(stem)
+    return (match[1], [_plain(stem[match.end() :])]) if match else ("", [_plain(stem)])
 
 
 def _plain(stem: str) -> str:
