@@ -432,21 +432,20 @@ def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
     from huggingface_hub import errors
 
     login = "log in (hf auth login)"
+    hidden = f"the Hub shows no such model; for a private one {login}"
+    known = {
+        errors.GatedRepoError: f" is gated: accept its terms on its page on the Hub, and {login}",
+        errors.RepositoryNotFoundError: f" does not exist, and {hidden}",
+        errors.RevisionNotFoundError: f": the model has no revision '{revision}'",
+    }
     try:
         yield
-    except errors.GatedRepoError as exc:
-        why = f"{text} is gated: accept its terms on its page on the Hub, and {login}"
-        raise CheckpointError(why) from exc
-    except errors.RepositoryNotFoundError as exc:
-        why = f"{text} does not exist, and the Hub shows no such model; for a private one {login}"
-        raise CheckpointError(why) from exc
-    except errors.RevisionNotFoundError as exc:
-        raise CheckpointError(f"{text}: the model has no revision '{revision}'") from exc
     # The client raises errors of several libraries. All of them mean that the Hub's answer was
     # missing or wrong.
     except Exception as exc:
-        status = getattr(getattr(exc, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise CheckpointError(f"{text}: the Hub refuses it to this user; {login}") from exc
         said = " ".join(str(exc).partition("For more information")[0].split())[:200]
-        raise CheckpointError(f"{text} {failed}: {said or type(exc).__name__}") from exc
+        why = f" {failed}: {said or type(exc).__name__}"
+        if getattr(getattr(exc, "response", None), "status_code", None) in (401, 403):
+            why = f": the Hub refuses it to this user; {login}"
+        why = next((said for kind, said in known.items() if isinstance(exc, kind)), why)
+        raise CheckpointError(f"{text}{why}") from exc

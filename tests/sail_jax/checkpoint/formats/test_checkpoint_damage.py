@@ -233,19 +233,6 @@ def test_links(shards, tmp_path):
         open_checkpoint(shards)
 
 
-def test_a_hub_cache(tmp_path):
-    hub = tmp_path / "models--a--b"
-    save_checkpoint(tmp_path / "m", ARRAYS, extras={"config.json": b"{}"})
-    (hub / "snapshots/0123").mkdir(parents=True)
-    (hub / "blobs").mkdir()
-    for i, path in enumerate((tmp_path / "m").iterdir()):
-        path.rename(hub / "blobs" / str(i))
-        (hub / "snapshots/0123" / path.name).symlink_to(f"../../blobs/{i}")
-    with open_checkpoint(hub / "snapshots/0123") as checkpoint:
-        assert set(checkpoint.tensors) == set(ARRAYS)
-        assert set(checkpoint.extras) == {"config.json"}
-
-
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "m.safetensors")
     with pytest.raises(CheckpointError, match="not a plain file"):

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.formats import msgpack_files, safetensors_files
+from sail_jax.checkpoint.formats import msgpack_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.table import FORMATS, layouts, suffixes
@@ -273,13 +273,6 @@ def test_the_bytes_do_not_depend_on_the_order_or_the_threads(tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     for end in ("npz", "msgpack"):
         assert (tmp_path / f"a.{end}").read_bytes() == (tmp_path / f"b.{end}").read_bytes()
-
-
-def test_names_of_every_type_have_their_place():
-    """The tables of types are inverse to each other."""
-    assert {DTYPES[name] for name in safetensors_files._CODES.values()} == set(
-        safetensors_files._NAMES
-    )
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16])

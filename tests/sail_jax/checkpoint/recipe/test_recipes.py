@@ -278,14 +278,6 @@ def test_merge_keys_and_aliases():
     assert [source.model.path for source in recipe.modules[0].slices[0].sources] == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", sorted(mergekit.MERGEKIT))
-def test_parameters_map_to_options_of_the_method(name):
-    for parameter in mergekit.entry(name).parameters.values():
-        takes = parameter.option in (None, "weights") or mergekit.accepts(name, parameter.option)
-        # what our method lacks may still be said, at mergekit's default
-        assert takes or parameter.default is not mergekit.REQUIRED
-
-
 @pytest.mark.parametrize(
     ("values", "t", "expected"),
     [
