@@ -56,6 +56,10 @@ TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
 _PATH = r"([^@+\0]+)(?:@([^@+\0]+))?"
 
 
+def _at(path: str, revision: str | None) -> str:
+    return path if revision is None else f"{path}@{revision}"
+
+
 class Ref(NamedTuple):
     """A checkpoint in a recipe, in mergekit's notation path[@revision][+lora[@revision]].
 
@@ -77,14 +81,12 @@ class Ref(NamedTuple):
     @property
     def checkpoint(self) -> str:
         """The checkpoint as path[@revision], without its adapter."""
-        return self.path if self.revision is None else f"{self.path}@{self.revision}"
+        return _at(self.path, self.revision)
 
     @property
     def adapter(self) -> str | None:
         """The adapter as path[@revision], None without one."""
-        if self.lora is None or self.lora_revision is None:
-            return self.lora
-        return f"{self.lora}@{self.lora_revision}"
+        return self.lora and _at(self.lora, self.lora_revision)
 
     def __str__(self) -> str:
         names = [hub.called(path) for path in (self.checkpoint, self.adapter) if path is not None]

@@ -35,11 +35,15 @@ _STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _rank(value: object) -> int:
-    """A rank from a config, checked."""
-    if type(value) is not int or not 1 <= value < 2**31:
-        raise ValueError("expected an integer >= 1")
-    return value
+def _integer(least: int) -> PlainValidator:
+    """Checks an integer."""
+
+    def check(value: object) -> int:
+        if type(value) is not int or not least <= value < 2**31:
+            raise ValueError(f"expected an integer >= {least}")
+        return value
+
+    return PlainValidator(check)
 
 
 def _alpha(value: object) -> float:
@@ -47,13 +51,6 @@ def _alpha(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError("expected a number of float32")
     return float(value)
-
-
-def _row(value: object) -> int:
-    """The number of a token's row, checked."""
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise ValueError("expected an integer >= 0")
-    return value
 
 
 def _module(text: object) -> Pattern:
@@ -64,9 +61,9 @@ def _module(text: object) -> Pattern:
 
 
 N = TypeVar("N", int, float)
-_Rank = Annotated[int, PlainValidator(_rank)]
+_Rank = Annotated[int, _integer(1)]
 _Alpha = Annotated[float, PlainValidator(_alpha)]
-_Row = Annotated[int, PlainValidator(_row)]
+_Row = Annotated[int, _integer(0)]
 _Module = Annotated[Pattern, PlainValidator(_module)]
 
 

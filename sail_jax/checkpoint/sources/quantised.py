@@ -248,29 +248,27 @@ def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
 def _check(about: Mapping[str, Any], config: Config) -> None:
     """Refuses unsupported entries about the codes."""
     named = about.get("quant_method")
+    stated: list[tuple[str, object, tuple[str | None, ...]]] = []
     if named == "compressed-tensors":
-        for group in (about, *_groups(about)):
-            if (stated := group.get("format")) not in (None, *_FORMATS):
-                raise CheckpointError(f"its format {stated!r} is not read")
-        sparse = about.get("sparsity_config")
-        stated = sparse.get("format") if isinstance(sparse, Mapping) else None
-        if stated not in (None, "dense"):
-            raise CheckpointError(f"its sparse format {stated!r} is not read")
+        stated = [("format", x.get("format"), (None, *_FORMATS)) for x in (about, *_groups(about))]
+        if isinstance(sparse := about.get("sparsity_config"), Mapping):
+            stated.append(("sparse format", sparse.get("format"), (None, "dense")))
         if about.get("transform_config"):
             raise CheckpointError("its weights are transformed (transform_config): not read")
     if named == "gptq":
-        stated = about.get("checkpoint_format") or about.get("format") or "gptq"
-        if stated not in ("gptq", "gptq_v2"):
-            raise CheckpointError(f"its checkpoint_format {stated!r} is not read")
+        version = about.get("checkpoint_format") or about.get("format") or "gptq"
+        stated = [("checkpoint_format", version, ("gptq", "gptq_v2"))]
         if config.get("model_type") in CONV1D:
             raise CheckpointError(
                 f"a linear weight of {config['model_type']} is stored as [in, out], which is not "
                 "supported"
             )
     if named == "awq":
-        stated = str(about.get("version") or about.get("format") or "gemm").lower()
-        if stated != "gemm":
-            raise CheckpointError(f"its version {stated!r} is not read")
+        version = str(about.get("version") or about.get("format") or "gemm").lower()
+        stated = [("version", version, ("gemm",))]
+    for what, value, read in stated:
+        if value not in read:
+            raise CheckpointError(f"its {what} {value!r} is not read")
 
 
 def _groups(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -45,6 +45,11 @@ def _write(out, names=ARRAYS, step=1500):
         out.done(name)
 
 
+def _refused(message, out, **how):
+    with pytest.raises(CheckpointError, match=message):
+        _create(out, **how)
+
+
 def _make(out, **how):
     with _create(out, **how) as made:
         _write(made)
@@ -83,11 +88,9 @@ def test_work_left_by_an_exception_is_continued(tmp_path, place):
         out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
         raise ZeroDivisionError
     assert not (tmp_path / place).exists()
-    with pytest.raises(CheckpointError, match="same run; continue it with resume=True"):
-        _create(tmp_path / place)
+    _refused("same run; continue it with resume=True", tmp_path / place)
     for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
-        with pytest.raises(CheckpointError, match="unfinished work of another run"):
-            _create(tmp_path / place, resume=True, **other)
+        _refused("unfinished work of another run", tmp_path / place, resume=True, **other)
     with _create(tmp_path / place, resume=True) as out:
         assert out.finished == {"b", "empty"}
         with pytest.raises(CheckpointError, match=r"2 tensors are unfinished: 'a', 'c'"):
@@ -310,20 +313,17 @@ def test_what_is_not_whole_is_not_done(tmp_path):
 
 def test_two_merges_to_one_output(tmp_path):
     with _create(tmp_path / "m") as out:
-        with pytest.raises(CheckpointError, match="being written by another process"):
-            _create(tmp_path / "m", resume=True)
+        _refused("being written by another process", tmp_path / "m", resume=True)
         _write(out)
         out.commit()
-    with pytest.raises(CheckpointError, match="exists already"):
-        _create(tmp_path / "m")
+    _refused("exists already", tmp_path / "m")
     assert _names(tmp_path) == ["m"]
 
 
 def test_an_output_of_ours_is_replaced_when_the_new_one_is_whole(tmp_path):
     out = tmp_path / "m"
     older = _older(out)
-    with pytest.raises(CheckpointError, match="exists already"):
-        _create(out)
+    _refused("exists already", out)
     with contextlib.suppress(ZeroDivisionError), _create(out, force=True) as new:
         _write(new, ["b"])
         raise ZeroDivisionError
@@ -415,8 +415,7 @@ def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
     _older(out)
     WAYS[said](out)
     before = _bytes(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"m is not replaced, because {said.strip()}"):
-        _create(out, force=True)
+    _refused(rf"m is not replaced, because {said.strip()}", out, force=True)
     assert _bytes(tmp_path) == before
     assert not out.with_name(".m.partial").exists()
 
@@ -427,8 +426,7 @@ def test_what_this_user_may_not_remove_is_left_alone(tmp_path, monkeypatch, clos
     older = _older(tmp_path / "m")
     access = lambda path, mode: Path(path).name != closed  # noqa: E731
     monkeypatch.setattr(written.os, "access", access)
-    with pytest.raises(CheckpointError, match=rf"{closed} may not be changed by this user"):
-        _create(tmp_path / "m", force=True)
+    _refused(rf"{closed} may not be changed by this user", tmp_path / "m", force=True)
     assert _bytes(tmp_path / "m") == older
 
 
@@ -491,8 +489,7 @@ def test_unfinished_work_of_another_user_is_not_taken(tmp_path, monkeypatch, who
         other = SimpleNamespace(st_mode=0o100600, st_uid=os.geteuid() + 1)
         patched = lambda path: other if str(path).endswith("journal") else lstat(path)  # noqa: E731
         monkeypatch.setattr(os, "lstat", patched)
-    with pytest.raises(CheckpointError, match="belongs to another user, which no run leaves"):
-        _create(tmp_path / "m", resume=True)
+    _refused("belongs to another user, which no run leaves", tmp_path / "m", resume=True)
 
 
 def test_an_output_has_the_usual_rights(tmp_path):
@@ -516,13 +513,11 @@ def test_work_of_another_version_is_not_continued(tmp_path):
         _write(out, ["a"])
     now = {"sail-jax": "1.1", "jax": "0.10.2", "numpy": "2.0"}
     message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2; values"
-    with pytest.raises(CheckpointError, match=message):
-        _create(place, versions=now, resume=True)
-    with pytest.raises(CheckpointError, match="begun with device of a version that is not noted, "):
-        _create(place, versions={**began, "device": "cpu"}, resume=True)
+    _refused(message, place, versions=now, resume=True)
+    one = "begun with device of a version that is not noted, "
+    _refused(one, place, versions={**began, "device": "cpu"}, resume=True)
     several = "begun with device, os of versions that are not noted, and this is device cpu, os 1;"
-    with pytest.raises(CheckpointError, match=several):
-        _create(place, versions={**began, "device": "cpu", "os": "1"}, resume=True)
+    _refused(several, place, versions={**began, "device": "cpu", "os": "1"}, resume=True)
     with _create(place, versions=began, resume=True) as out:
         assert out.finished == {"a"}
 
@@ -545,12 +540,10 @@ def test_a_finished_output_is_compared_and_stays(tmp_path, place):
             out.write("c", other)
     kinds = ({**WANTED, "d": (np.float32, ())}, {**WANTED, "c": (np.int64, ARRAYS["c"].shape)})
     for other in kinds:
-        with pytest.raises(CheckpointError, match="exists already"):
-            _create(place, resume=True, wanted=other)
+        _refused("exists already", place, resume=True, wanted=other)
     if place.is_dir():
         for other in ({"format": "npz"}, {"format": "orbax"}, {"shard_bytes": 99}):
-            with pytest.raises(CheckpointError, match="exists already"):
-                _create(place, resume=True, **other)
+            _refused("exists already", place, resume=True, **other)
     assert _bytes(place) == before
     assert _names(tmp_path) == [place.name]
 
@@ -566,8 +559,7 @@ def test_an_empty_folder_is_taken_and_nothing_else(tmp_path):
         out.commit()
     (tmp_path / ".n.partial").mkdir()
     (tmp_path / ".n.partial" / "mine").write_text("precious")
-    with pytest.raises(CheckpointError, match="holds a file that no run leaves"):
-        _create(tmp_path / "n")
+    _refused("holds a file that no run leaves", tmp_path / "n")
     assert (tmp_path / ".n.partial" / "mine").read_text() == "precious"
 
 
@@ -612,12 +604,10 @@ def test_a_full_disk_is_found_out_before_anything_is_computed(tmp_path, monkeypa
         assert "kept" not in str(e.value)
     assert _names(tmp_path) == []
     huge = {"a": (np.float32, (2**50,))}
-    with pytest.raises(CheckpointError, match=r"No space .*needs 4503599\.6 GB more, .* GB more"):
-        _create(tmp_path / "m", wanted=huge)
+    _refused(r"No space .*needs 4503599\.6 GB more, .* GB more", tmp_path / "m", wanted=huge)
     assert _names(tmp_path) == []
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=100))
-    with pytest.raises(CheckpointError, match=r"needs [\d.]+ kB more, [\d.]+ kB more than are"):
-        _create(tmp_path / "m")
+    _refused(r"needs [\d.]+ kB more, [\d.]+ kB more than are", tmp_path / "m")
     assert _names(tmp_path) == []
 
 

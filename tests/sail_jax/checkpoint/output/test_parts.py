@@ -97,6 +97,11 @@ def merging(models, out, run=RUN, method: Any = "linear", kind: str = "", **opti
     return merge_checkpoints(both, out, base=base, method=method, run=run, **options)
 
 
+def refused(message, *given, **options):
+    with pytest.raises(CheckpointError, match=message):
+        merging(*given, **options)
+
+
 def both(folder, count, carry_out, run=RUN):
     """The files of one process, and those of parts; and how often these had to be begun."""
     carry_out(folder / "one" / "out", run)
@@ -204,8 +209,7 @@ def test_a_part_that_was_killed_goes_on(models, tmp_path):
         merging(models, out, replace(RUN, part=(1, 2), progress=stop), measure=True)
     again, finished = [], [*map(json.loads, journal(out, 1)[1:])]
     assert finished
-    with pytest.raises(CheckpointError, match="continue it with resume=True"):
-        merging(models, out, replace(RUN, part=(1, 2)))
+    refused("continue it with resume=True", models, out, replace(RUN, part=(1, 2)))
     run = replace(RUN, resume=True, progress=lambda done, total, name: again.append(name))
     merging(models, out, replace(run, part=(1, 2)), measure=True)
     assert again
@@ -227,8 +231,7 @@ def journal(out, number):
 def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkeypatch):
     out = tmp_path / "out"
     join = replace(RUN, join=True)
-    with pytest.raises(CheckpointError, match=r"join=True: .* holds no part of out; make the "):
-        merging(models, out, join)
+    refused(r"join=True: .* holds no part of out; make the ", models, out, join)
     assert not [*tmp_path.iterdir()]
     merging(models, out, replace(RUN, part=(1, 3)))
     shutil.copytree(tmp_path, saved := tmp_path.with_name(f"{tmp_path.name}-saved"))
@@ -238,8 +241,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
 
     with pytest.raises(KeyboardInterrupt):
         merging(models, out, replace(RUN, part=(3, 3), progress=stop))
-    with pytest.raises(CheckpointError, match=r"\(missing: part 2 of 3, unfinished: part 3 of 3\)"):
-        merging(models, out, join)
+    refused(r"\(missing: part 2 of 3, unfinished: part 3 of 3\)", models, out, join)
     # Another part never writes beside this one if it does not belong with it.
     wrong: list[tuple[RunOptions, dict[str, Any], str]] = [
         (replace(RUN, part=(2, 4)), {}, r"part 1 and part 2 of 4 do not .* \(of 3 and of 4 parts"),
@@ -249,26 +251,23 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     ]
     for run, options, why in wrong:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        with pytest.raises(CheckpointError, match=why):
-            merging(models, out, run, **options)
+        refused(why, models, out, run, **options)
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     computing = running._computing()
     for number in (2, 3):
         merging(models, out, replace(RUN, part=(number, 3), resume=True))
-    with pytest.raises(CheckpointError, match="part 1 of 3 belongs to another run"):
-        merging(models, out, join, weights=[1, 2])
+    refused("part 1 of 3 belongs to another run", models, out, join, weights=[1, 2])
     # Where no part saw the other, whoever joins them does.
     other = saved / "out"
     monkeypatch.setattr(running, "_computing", lambda: computing | {"jax": "0.0.1"})
-    with pytest.raises(CheckpointError, match=r"do not belong together \(jax .* and 0.0.1\)"):
-        merging(models, other, replace(RUN, part=(2, 3)))
+    refused(
+        r"do not belong together \(jax .* and 0.0.1\)", models, other, replace(RUN, part=(2, 3))
+    )
     monkeypatch.setattr(parts, "check_beside", lambda *_: None)
     merging(models, other, replace(RUN, part=(2, 3)))
-    with pytest.raises(CheckpointError, match=r"part 2 and part 1 of 3 do not .* \(jax 0.0.1 and"):
-        merging(models, other, join)
+    refused(r"part 2 and part 1 of 3 do not .* \(jax 0.0.1 and", models, other, join)
     merging(models, out, join)
-    with pytest.raises(CheckpointError, match="exists already"):
-        merging(models, out, join)
+    refused("exists already", models, out, join)
     done = merging(models, out, replace(RUN, part=(2, 3), resume=True))
     assert done.unchanged
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -307,8 +306,7 @@ def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, a
     ],
 )
 def test_outputs_of_fewer_files_than_parts_are_refused(models, tmp_path, out, run, why):
-    with pytest.raises(CheckpointError, match=why):
-        merging(models, tmp_path / out, replace(RUN, part=(1, 9), **run))
+    refused(why, models, tmp_path / out, replace(RUN, part=(1, 9), **run))
     assert not [*tmp_path.iterdir()]
 
 

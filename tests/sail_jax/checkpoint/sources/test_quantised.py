@@ -302,109 +302,102 @@ def test_a_file_beside_config_json_describes_codes(tmp_path):
         assert "quantize_config.json" not in opened.extras
 
 
-def without(stored, name):
-    return {key: array for key, array in stored.items() if key != name}
+# Changes of a case: of its stored tensors, or of what its configuration states.
+def lacking(name):
+    return lambda about, stored: (about, {k: x for k, x in stored.items() if k != f"q.{name}"})
 
 
-def damaged(case, **changes):
-    about, stored, _ = CASES[case]()
-    return about, stored | {f"q.{name}": array for name, array in changes.items()}
+def damaged(**changes):
+    new = {f"q.{name}": array for name, array in changes.items()}
+    return lambda about, stored: (about, stored | new)
 
 
-def lacking(case, name):
-    about, stored, _ = CASES[case]()
-    return about, without(stored, name)
-
-
-def stating(case, **entries):
-    about, stored, _ = CASES[case]()
-    return about | entries, stored
+def stating(**entries):
+    return lambda about, stored: (about | entries, stored)
 
 
 I32 = np.int32
 HOSTILE = {
-    "no scale": (lambda: lacking("int4", "q.weight_scale"), "'q.weight_scale' is missing"),
-    "no shape": (lambda: lacking("int4", "q.weight_shape"), "'q.weight_shape' is missing"),
-    "no zeros": (lambda: lacking("int4 with zeros", "q.weight_zero_point"), "is missing"),
-    "no zeros of gptq": (lambda: lacking("gptq", "q.qzeros"), "'q.qzeros' is missing"),
-    "no order": (lambda: lacking("gptq in an order of its own", "q.g_idx"), "'q.g_idx' is missing"),
-    "fp8 alone": (
-        lambda: lacking("fp8 of a tensor", "q.weight_scale_inv"),
-        "codes (float8_e4m3fn)",
-    ),
+    "no scale": ("int4", lacking("weight_scale"), "'q.weight_scale' is missing"),
+    "no shape": ("int4", lacking("weight_shape"), "'q.weight_shape' is missing"),
+    "no zeros": ("int4 with zeros", lacking("weight_zero_point"), "is missing"),
+    "no zeros of gptq": ("gptq", lacking("qzeros"), "'q.qzeros' is missing"),
+    "no order": ("gptq in an order of its own", lacking("g_idx"), "'q.g_idx' is missing"),
+    "fp8 alone": ("fp8 of a tensor", lacking("weight_scale_inv"), "codes (float8_e4m3fn)"),
     "other scales": (
-        lambda: damaged("fp8 of blocks", weight_scale_inv=scales((5, 4))),
+        "fp8 of blocks",
+        damaged(weight_scale_inv=scales((5, 4))),
         "'q.weight_scale_inv': expected scales of 'q.weight' [24, 64], got shape [5, 4]",
     ),
-    "scales in a row": (
-        lambda: damaged("fp8 of a tensor", weight_scale_inv=scales((2,))),
-        "got shape [2]",
-    ),
-    "empty scales": (
-        lambda: damaged("fp8 of blocks", weight_scale_inv=scales((0, 4))),
-        "got shape [0, 4]",
-    ),
+    "scales in a row": ("fp8 of a tensor", damaged(weight_scale_inv=scales((2,))), "got shape [2]"),
+    "empty scales": ("fp8 of blocks", damaged(weight_scale_inv=scales((0, 4))), "got shape [0, 4]"),
     "scales that are integers": (
-        lambda: damaged("int4", weight_scale=np.ones((UNITS, 4), I32)),
+        "int4",
+        damaged(weight_scale=np.ones((UNITS, 4), I32)),
         "expected scales, got int32",
     ),
     "a shape that lies": (
-        lambda: damaged("int4", weight_shape=np.array([UNITS, 72])),
+        "int4",
+        damaged(weight_shape=np.array([UNITS, 72])),
         "packs with 4 bits, got [24, 72]",
     ),
-    "a vast shape": (
-        lambda: damaged("int4", weight_shape=np.array([UNITS, 1 << 60])),
-        "'q.weight_shape'",
-    ),
-    "a negative shape": (lambda: damaged("int4", weight_shape=np.array([-1, 64])), "got [-1, 64]"),
+    "a vast shape": ("int4", damaged(weight_shape=np.array([UNITS, 1 << 60])), "'q.weight_shape'"),
+    "a negative shape": ("int4", damaged(weight_shape=np.array([-1, 64])), "got [-1, 64]"),
     "a shape of text": (
-        lambda: damaged("int4", weight_shape=np.ones(3, F32)),
+        "int4",
+        damaged(weight_shape=np.ones(3, F32)),
         "expected 2 integers, got float32[3]",
     ),
     "few zeros": (
-        lambda: damaged("int4 with zeros", weight_zero_point=np.ones((1, 2), I32)),
+        "int4 with zeros",
+        damaged(weight_zero_point=np.ones((1, 2), I32)),
         "expected one for each of the scales",
     ),
     "few zeros of gptq": (
-        lambda: damaged("gptq", qzeros=np.ones((2, 4), I32)),
+        "gptq",
+        damaged(qzeros=np.ones((2, 4), I32)),
         "'q.qzeros': expected shape [4, 4], got [2, 4]",
     ),
-    "another size of groups": (
-        lambda: stating("gptq", group_size=8),
-        "'q.scales': expected scales",
-    ),
-    "other bits": (lambda: stating("gptq", bits=8), "expected codes of 8 bits, as is stated"),
-    "gptq called awq": (lambda: stating("gptq", quant_method="awq"), "expected shapes of AWQ"),
+    "another size of groups": ("gptq", stating(group_size=8), "'q.scales': expected scales"),
+    "other bits": ("gptq", stating(bits=8), "expected codes of 8 bits, as is stated"),
+    "gptq called awq": ("gptq", stating(quant_method="awq"), "expected shapes of AWQ"),
     "a layout of gptq": (
-        lambda: stating("gptq", checkpoint_format="marlin"),
+        "gptq",
+        stating(checkpoint_format="marlin"),
         "its checkpoint_format 'marlin' is not read",
     ),
-    "a layout of awq": (lambda: stating("awq", version="GEMV"), "its version 'gemv' is not read"),
-    "a format": (lambda: stating("int4", format="marlin-24"), "its format 'marlin-24' is not read"),
-    "rotated": (lambda: stating("int4", transform_config={"a": 1}), "transform_config"),
+    "a layout of awq": ("awq", stating(version="GEMV"), "its version 'gemv' is not read"),
+    "a format": ("int4", stating(format="marlin-24"), "its format 'marlin-24' is not read"),
+    "rotated": ("int4", stating(transform_config={"a": 1}), "transform_config"),
     "blocks of 0": (
-        lambda: stating("fp8 of blocks", weight_block_size=[0, 128]),
+        "fp8 of blocks",
+        stating(weight_block_size=[0, 128]),
         "'weight_block_size': expected two integers >= 1, got [0, 128]",
     ),
     "few exponents": (
-        lambda: damaged("mxfp4", weight_scales=np.ones((3, 6, 1), np.uint8)),
+        "mxfp4",
+        damaged(weight_scales=np.ones((3, 6, 1), np.uint8)),
         "expected exponents of shape [3, 6, 2]",
     ),
     "two factors": (
-        lambda: damaged("nvfp4 of modelopt", weight_scale_2=np.ones(2, F32)),
+        "nvfp4 of modelopt",
+        damaged(weight_scale_2=np.ones(2, F32)),
         "expected one number, got float32[2]",
     ),
     "codes and weights": (
-        lambda: damaged("gptq", weight=np.ones((32, 64), BF16)),
+        "gptq",
+        damaged(weight=np.ones((32, 64), BF16)),
         "stores both 'q.weight' and its codes",
     ),
-    "a method": (lambda: stating("fp8 of a tensor", quant_method="hqq"), "is quantised by hqq"),
+    "a method": ("fp8 of a tensor", stating(quant_method="hqq"), "is quantised by hqq"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path, case):
-    (about, stored), message = HOSTILE[case][0](), HOSTILE[case][1]
+    name, change, message = HOSTILE[case]
+    about, stored, _ = CASES[name]()
+    about, stored = change(about, stored)
     folder = saved(tmp_path / "a", stored, about)
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
         open_values(folder)
@@ -416,26 +409,25 @@ VALUES = {
     "NaN": ("fp8 of a tensor", {"weight_scale_inv": np.array(np.nan, F32)}, "not finite"),
     "infinite": ("gptq", {"scales": np.full((4, 32), np.inf, F16)}, "'q.scales' has scales that"),
     "NaN of exponents": (
-        *("mxfp4", {"weight_scales": np.full((3, 6, 2), 255, np.uint8)}),
+        "mxfp4", {"weight_scales": np.full((3, 6, 2), 255, np.uint8)},
         "'q.weight_scales' has scales that are not finite",
     ),
     "a factor of 0": (
-        "nvfp4 of compressed-tensors",
-        {"weight_global_scale": np.zeros(1, F32)},
-        "0",
+        "nvfp4 of compressed-tensors", {"weight_global_scale": np.zeros(1, F32)}, "0"
     ),
     "beyond": (
-        *("gptq in an order of its own", {"g_idx": np.full(INPUTS, 4, I32)}),
+        "gptq in an order of its own", {"g_idx": np.full(INPUTS, 4, I32)},
         "'q.g_idx' has the group 4; expected 0 to 3",
     ),
     "before": ("gptq in an order of its own", {"g_idx": np.full(INPUTS, -1, I32)}, "group -1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", VALUES)
 def test_values_that_are_none_are_refused_when_read(tmp_path, case):
     name, changes, message = VALUES[case]
-    about, stored = damaged(name, **changes)
+    about, stored, _ = CASES[name]()
+    about, stored = damaged(**changes)(about, stored)
     folder = saved(tmp_path / "a", stored, about)
     with open_values(folder) as opened, pytest.raises(CheckpointError, match=message):
         read_whole(opened.tensors["q.weight"])
