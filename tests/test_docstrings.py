@@ -1,7 +1,8 @@
 """Names that a room hands on describe what they take, return and raise, in Google style.
 
 A room hands on what its `__init__` names, and what other rooms import. Other public names, methods
-of protocols, and functions of two lines at most need one sentence.
+of protocols, and functions of two lines at most need one sentence. A record that is passed on by
+the name of its class needs none.
 """
 
 import ast
@@ -16,6 +17,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sail_jax", "theory", "experiments")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Parameters that are always the same record: the `Parser` of a command, its `Namespace`, the
+# `RunOptions`, and the `Result` or the `Ready` plan of an operation.
+PASSED_ON = {"parser", "args", "run", "done", "ready"}
 MODULES = [
     str(path.relative_to(ROOT)) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
 ]
@@ -148,7 +152,7 @@ def lacking(name: str, node: Function | ast.ClassDef, described: bool) -> Iterat
     yield from (
         f"{name} does not describe {argument}"
         for argument in named
-        if not argument.startswith("_") and argument not in described
+        if not argument.startswith("_") and argument not in described | PASSED_ON
     )
     gives = node.returns is not None and ast.unparse(node.returns) not in ("None", "Never")
     if gives and section(text, "Returns", "Yields") is None:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sail_jax.cli.options import Parser, add_copying, add_seed, natural, outcome
-from sail_jax.cli.progress import fitted, say, show
+from sail_jax.cli.options import Parser, add_copying, add_seed, natural
+from sail_jax.cli.progress import fitted, show
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.adapting import FactorRow
-    from sail_jax.checkpoint.operations.results import Result
 
 FEW = 40  # rows of a table without --full
 
@@ -17,7 +16,6 @@ def add_factors(parser: Parser, rank: str) -> None:
     """Adds the options of the output factors and of the run.
 
     Args:
-      parser: The parser of the command.
       rank: The end of the help text of --rank.
     """
     add = parser.add_argument
@@ -58,14 +56,3 @@ def table(rows: Sequence["FactorRow"], full: bool) -> None:
     error = sum((row.error * row.norm) ** 2 for row in rows)
     whole = (error / norm) ** 0.5 if norm else 0.0
     show(f"all {len(rows)} modules: error {whole:.3g}, energy {1 - whole**2:.2%}")
-
-
-def tell(done: "Result") -> None:
-    """Prints the notes on an output, and its path.
-
-    Args:
-      done: The result of the operation.
-    """
-    for note in done.notes:
-        say(fitted(f"note: {note}"))
-    show(outcome(done))

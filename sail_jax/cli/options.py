@@ -8,20 +8,16 @@ import pkgutil
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sail_jax.checks import nearest
-from sail_jax.cli.progress import Meter, show
+from sail_jax.cli.progress import Meter
 from sail_jax.disk import StoreError
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint import RunOptions
-    from sail_jax.checkpoint.operations.results import Result
-    from sail_jax.checkpoint.operations.running import Ready
-    from sail_jax.checkpoint.sources.requantised import Requantisation
 
 T = TypeVar("T")
 
@@ -302,7 +298,6 @@ def add_input(parser: Parser, name: str, metavar: str, what: str, **options: Any
     """Adds an argument for an input checkpoint.
 
     Args:
-      parser: The parser of the command.
       name: The argument of the command's function in Python.
       metavar: Its label in the usage line.
       what: Its description in the help, such as "the checkpoint to grow".
@@ -316,7 +311,6 @@ def add_output(parser: Parser, what: str, **options: Any) -> None:
     """Adds the argument OUT.
 
     Args:
-      parser: The parser of the command.
       what: The output's description in the help, such as "the merge".
       **options: Further options of `add_argument`.
     """
@@ -330,7 +324,6 @@ def add_seed(parser: Parser, what: str, default: int | None = None) -> None:
     """Adds --seed.
 
     Args:
-      parser: The parser of the command.
       what: What the seed determines.
       default: The value without the option; None if the called function itself defaults to 0.
     """
@@ -339,11 +332,7 @@ def add_seed(parser: Parser, what: str, default: int | None = None) -> None:
 
 
 def add_set(parser: Parser) -> None:
-    """Adds --set, which sets options of a method.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds --set, which sets options of a method."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -358,7 +347,6 @@ def add_tables(parser: Parser, checkpoint: str) -> None:
     """Adds --config and --spec, which define the spaces of a checkpoint's tensors.
 
     Args:
-      parser: The parser of the command.
       checkpoint: The checkpoint's label in the help, such as "CKPT".
     """
     add = parser.add_argument
@@ -381,9 +369,6 @@ def add_certify(parser: Parser) -> None:
 
     --certify MODULE:FUNCTION runs code. It is accepted only on the command line, never from a file
     that is read.
-
-    Args:
-      parser: The parser of the command.
     """
     add = parser.add_argument
     add(
@@ -409,11 +394,7 @@ def add_strict(parser: Parser) -> None:
 
 
 def add_copying(parser: Parser) -> None:
-    """Adds the options of commands that read checkpoints and write one, such as --resume.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the options of commands that read checkpoints and write one, such as --resume."""
     add = parser.add_argument
     add("--resume", action="store_true", help="continue this command after an interruption")
     add(
@@ -478,11 +459,7 @@ seconds = reader(float, lambda x: 0 <= x < 1e9, "a number of seconds")
 
 
 def add_parts(parser: Parser) -> None:
-    """Adds the options for several processes that make one output together, such as --part.
-
-    Args:
-      parser: The parser of the command, which also has --plan.
-    """
+    """Adds the options for several processes that make one output together, such as --part."""
     group = parser.add_argument_group("several processes, on a shared file system")
     add = group.add_argument
     add(
@@ -509,43 +486,8 @@ def add_parts(parser: Parser) -> None:
     )
 
 
-def show_shares(
-    args: argparse.Namespace,
-    ready: "Ready",
-    visits: Mapping[str, int] = MappingProxyType({}),
-    codes: "Requantisation | None" = None,
-) -> None:
-    """Prints what each part of an output reads and writes, if the command line asks for a part.
-
-    Args:
-      args: The arguments of the command line.
-      ready: The operation.
-      visits: How often each tensor's inputs are read, by name; once for missing names.
-      codes: The scheme of tensors that are written in codes.
-
-    Raises:
-      CheckpointError: If the output has fewer files than parts.
-    """
-    if args.part is None:
-        return
-    from sail_jax.checkpoint.operations import running
-    from sail_jax.checks import storage
-
-    count = args.part[1]
-    shares = running.shares(ready, args.out, run_options(args), count, visits, codes)
-    spans = [
-        f"{verb} {storage(min(sizes))} to {storage(max(sizes))}"
-        for verb, sizes in zip(("reads", "writes"), zip(*shares, strict=True), strict=True)
-    ]
-    show(f"{count} parts: each {' and '.join(spans)}")
-
-
 def add_offline(parser: Parser) -> None:
-    """Adds --offline, which reads models on the Hub only from the cache.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds --offline, which reads models on the Hub only from the cache."""
     parser.add_argument(
         "--offline",
         action="store_true",
@@ -554,11 +496,7 @@ def add_offline(parser: Parser) -> None:
 
 
 def add_params(parser: Parser) -> None:
-    """Adds --params, which selects tensors of a checkpoint.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds --params, which selects tensors of a checkpoint."""
     parser.add_argument(
         "--params",
         dest="select",
@@ -568,36 +506,10 @@ def add_params(parser: Parser) -> None:
     )
 
 
-def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:
-    """Formats the last line of merging, growing and aligning, about the output.
-
-    Args:
-      done: The result of the operation.
-      where: The start of the line; None for the output path.
-      part: The part that was made; None for the whole output.
-
-    Returns:
-      One line. It also states whether an earlier call had finished the output.
-    """
-    where = done.out if where is None else where
-    if part is not None:
-        number, count = part
-        how = f"in {done.seconds:.1f} s; when all are, --join makes the output"
-        how = "as part of an output that was finished before" if done.unchanged else how
-        return f"{where}: part {number} of {count} is complete, {how}"
-    if done.unchanged:
-        return f"{where}: already finished, with these {done.tensors} tensors"
-    from sail_jax.checkpoint.sources.requantised import summary
-
-    coded = summary(done.requantized)
-    return f"{where}: {done.tensors} tensors in {done.seconds:.1f} s{coded and '; '}{coded}"
-
-
 def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "RunOptions":
     """Makes the `RunOptions` of a command line. The options have the names of its fields.
 
     Args:
-      args: The arguments of the command line.
       progress: The display of progress; None for none.
 
     Returns:
@@ -616,7 +528,6 @@ def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
     """Collects the arguments for a command's Python function. Options have the arguments' names.
 
     Args:
-      args: The arguments of the command line.
       *own: Options that only the command itself uses. --quiet is one of them.
 
     Returns:

@@ -1,13 +1,11 @@
 """Adapters on disk: extracted from a tuned model, merged with one another, added to a base."""
 
-import contextlib
-import dataclasses
 import fnmatch
+import functools
 import json
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,19 +13,22 @@ from typing import Any, NamedTuple
 from sail_jax import disk
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.executor import execute
-from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
-from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, check_there
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Path_,
+    R_co,
+    Ready,
+    Request,
     RunOptions,
     bounds,
     carried_out,
     check_whole,
-    opened,
     state_of,
     unselected,
 )
@@ -54,7 +55,6 @@ from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
 
-Path_ = str | PathLike[str]
 REST = "rest"
 """The pattern in `modules_to_save` that stands for all tensors without factors."""
 _FILE = "adapter_model.safetensors"
@@ -127,6 +127,153 @@ class Applied(Result):
     changed: int
 
 
+@dataclass(frozen=True)
+class ExtractRequest(Request[Ready[Extracted]]):
+    """The arguments of `extract_adapter`."""
+
+    base: Path_
+    tuned: Path_
+    out: Path_
+    rank: int | None = None
+    energy: float | None = None
+    modules_to_save: Sequence[str] = ()
+    dtype: str = "float32"
+    seed: int = 0
+
+    def plan(self, inputs: Inputs) -> Ready[Extracted]:
+        """Computes the factors, whose ranks determine the shapes of the output."""
+        rank, energy, dtype, seed = self.rank, self.energy, self.dtype, self.seed
+        _check_factors(rank, energy, dtype, Path(self.out), inputs.run)
+        if rank is None and energy is None:
+            raise ValueError(f"{argument('rank')} or {argument('energy')}: expected at least one")
+        if isinstance(self.modules_to_save, str):
+            raise ValueError(f"{argument('modules_to_save')}: expected a sequence of patterns")
+        inputs.look_up([self.base, self.tuned], self.out)
+        first, second = inputs(self.base), inputs(self.tuned)
+        plan = _Extraction(first, second, self.modules_to_save)
+        names = list(plan.pairs)
+        mark = repr(["extract", rank, energy, dtype, seed, names, sorted(plan.whole)])
+
+        def difference(name: str, spool: FactorSpool) -> Difference:
+            new, old = plan.pairs[name]
+            return Difference(
+                name, new, old, spool.keep, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
+            )
+
+        spool = _spooled(difference, names, Path(self.out), mark, inputs)
+        rows, works = _laid_out(spool, plan.targets, flipped=True)
+        if not works and not plan.whole:
+            spool.remove()
+            lost = f"; changed: {some_paths([*plan.lost])}" if plan.lost else ""
+            raise CheckpointError(
+                f"{self.tuned} and {self.base} have equal matrices: no change to factor{lost}"
+            )
+        ranks = {row.name: row.rank for row in rows}
+        biases = [key for key, (_, how) in plan.whole.items() if how == "bias"]
+        for key, (tensor, how) in plan.whole.items():
+            module = key.rpartition(".")[0]
+            inner = ".base_layer" if how == "bias" and module in ranks else ""
+            name = f"{PREFIX}{module}{inner}.{key.rpartition('.')[2]}"
+            works.append(copy(name, tensor.dtype, Named(tensor, name)))
+        kinds = {target.kind for target, _ in plan.targets if target.module in ranks}
+        config = config_for(
+            ranks, plan.saved, base_model=str(self.base), bias="all" if biases else "none",
+            fan_in_fan_out="transposed" in kinds,
+            task_type=_task(config_of(second.extras)),
+        )  # fmt: skip
+        return _Laid(
+            **_layout(works, Path(self.out), mark, inputs), spool=spool,
+            files=tokenizer_files(second.extras) | _config_file(config),
+            notes=(*unselected(second), *plan.notes),
+            make=functools.partial(
+                Extracted, rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MergeAdaptersRequest(Request[Ready[MergedAdapters]]):
+    """The arguments of `merge_adapters`."""
+
+    adapters: Sequence[Path_]
+    out: Path_
+    weights: Sequence[float] | None = None
+    rank: int | None = None
+    method: str | Merge | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, inputs: Inputs) -> Ready[MergedAdapters]:
+        """Computes the factors, whose ranks determine the shapes of the output."""
+        adapters, weights, rank, dtype = self.adapters, self.weights, self.rank, self.dtype
+        if isinstance(adapters, str | PathLike) or not adapters:
+            raise ValueError("adapters: expected at least one, in a sequence")
+        _check_factors(rank, None, dtype, Path(self.out), inputs.run)
+        count = len(adapters)
+        if weights is not None and (len(weights) != count or not all(map(math.isfinite, weights))):
+            raise ValueError(
+                f"{argument('weights')}: expected {count} finite numbers, one for each adapter, "
+                f"got {list(weights)}"
+            )
+        merge = _merge(self.method, self.seed, self.options)
+        inputs.look_up(adapters, self.out)
+        opened = [inputs(x, adapters=True) for x in adapters]
+        read = [_factors_of(x) for x in opened]
+        targets, parts = _modules(opened, read)
+        mark = repr(
+            ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
+        )
+        how = {"merge": merge, "rank": rank, "dtype": DTYPES[dtype]}
+        how["weights"] = [1.0] * count if weights is None else [*map(float, weights)]
+        joint = lambda module, spool: Joint(module, parts[module], spool.keep, **how)  # noqa: E731
+        spool = _spooled(joint, list(parts), Path(self.out), mark, inputs)
+        rows, works = _laid_out(spool, [(target, target.module) for target in targets])
+        if not works:
+            spool.remove()
+            raise CheckpointError("the merge of these adapters is 0 everywhere")
+        configs = [config for config, _ in read]
+        named = [config_of(x.extras, "adapter_config.json") for x in opened]
+        bases = list(dict.fromkeys(x.get("base_model_name_or_path") for x in named))
+        notes = []
+        if len(bases) > 1:
+            notes.append(f"the adapters have different bases: {', '.join(map(str, bases))}")
+        config = config_for(
+            {row.name: row.rank for row in rows}, base_model=bases[0],
+            fan_in_fan_out=any(x.fan_in_fan_out for x in configs),
+            task_type=next((x.task_type for x in configs if x.task_type), None),
+        )  # fmt: skip
+        files, note = _one_tokenizer(opened)
+        return _Laid(
+            **_layout(works, Path(self.out), mark, inputs), spool=spool,
+            files=files | _config_file(config), notes=(*notes, *note),
+            make=functools.partial(MergedAdapters, rows=tuple(rows)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ApplyRequest(Request[Ready[Applied]]):
+    """The arguments of `apply_adapter`."""
+
+    base: Path_
+    adapter: Path_
+    out: Path_
+
+    def plan(self, inputs: Inputs) -> Ready[Applied]:
+        """Plans the sums of weights and factors from the headers."""
+        inputs.look_up([self.base, self.adapter], self.out)
+        base, adapter = inputs(self.base), inputs(self.adapter, adapters=True)
+        view = with_adapter(base, adapter)
+        works = view.works()
+        changed = sum(base.tensors.get(name) is not x for name, x in view.tensors.items())
+        return Ready(
+            out=Path(self.out), run=inputs.run, works=works, limits=bounds(works, inputs.run),
+            fingerprint="apply an adapter", inputs=(base, adapter), view=view,
+            notes=(*unselected(base), *notes_on(base, view)),
+            make=functools.partial(Applied, changed=changed),
+        )  # fmt: skip
+
+
 def extract_adapter(
     base: Path_,
     tuned: Path_,
@@ -161,7 +308,6 @@ def extract_adapter(
         stored as with PEFT's `bias="all"`.
       dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
       seed: The seed of random columns; see `sail_jax.lora.approximate`.
-      run: Options of the run.
 
     Returns:
       The result, with the error of every module.
@@ -180,56 +326,8 @@ def extract_adapter(
     >>> done.rows[0].name, done.rows[0].rank, round(done.rows[0].error, 4)
     ('a', 1, 0.0)
     """
-    began = time.monotonic()
-    _check_factors(rank, energy, dtype, Path(out), run)
-    if rank is None and energy is None:
-        raise ValueError(f"{argument('rank')} or {argument('energy')}: expected at least one")
-    if isinstance(modules_to_save, str):
-        raise ValueError(f"{argument('modules_to_save')}: expected a sequence of patterns")
-    admit(Path(out), [base, tuned], run.resume, run.force)
-    check_there([base, tuned], offline=run.offline)
-    with contextlib.ExitStack() as stack:
-        first, second = inputs = [stack.enter_context(opened(path, run)) for path in (base, tuned)]
-        plan = _Extraction(first, second, modules_to_save)
-        names = list(plan.pairs)
-        mark = repr(["extract", rank, energy, dtype, seed, names, sorted(plan.whole)])
-
-        def difference(name: str, spool: FactorSpool) -> Difference:
-            new, old = plan.pairs[name]
-            return Difference(
-                name, new, old, spool.keep, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
-            )
-
-        spool = stack.enter_context(_spooled(difference, names, Path(out), mark, inputs, run))
-        rows, works = _laid_out(spool, plan.targets, flipped=True)
-        if not works and not plan.whole:
-            spool.remove()
-            lost = f"; changed: {some_paths([*plan.lost])}" if plan.lost else ""
-            raise CheckpointError(
-                f"{tuned} and {base} have equal matrices: no change to factor{lost}"
-            )
-        ranks = {row.name: row.rank for row in rows}
-        biases = [key for key, (_, how) in plan.whole.items() if how == "bias"]
-        for key, (tensor, how) in plan.whole.items():
-            module = key.rpartition(".")[0]
-            inner = ".base_layer" if how == "bias" and module in ranks else ""
-            name = f"{PREFIX}{module}{inner}.{key.rpartition('.')[2]}"
-            works.append(copy(name, tensor.dtype, Named(tensor, name)))
-        kinds = {target.kind for target, _ in plan.targets if target.module in ranks}
-        config = config_for(
-            ranks, plan.saved, base_model=str(base), bias="all" if biases else "none",
-            fan_in_fan_out="transposed" in kinds,
-            task_type=_task(config_of(second.extras)),
-        )  # fmt: skip
-        extras = tokenizer_files(second.extras) | _config_file(config)
-        unchanged = _written(works, Path(out), mark, inputs, extras, run)
-        spool.remove()
-        notes = [*unselected(second), *plan.notes]
-    return Extracted(
-        out=Path(out), rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost,
-        tensors=len(works), notes=tuple(notes), seconds=time.monotonic() - began,
-        unchanged=unchanged,
-    )  # fmt: skip
+    request = ExtractRequest(base, tuned, out, rank, energy, modules_to_save, dtype, seed)
+    return carried_out(request, run)
 
 
 def merge_adapters(
@@ -258,7 +356,6 @@ def merge_adapters(
       method: The name of a merging method, or a merge; None for the sum.
       dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
       seed: The seed of a method with random draws.
-      run: Options of the run.
       **options: Hyperparameters of a method given by name.
 
     Returns:
@@ -282,53 +379,8 @@ def merge_adapters(
     >>> done.rows[0].rank, round(done.rows[0].norm**2, 4)  # 1 + 0.5 * 2 = 2, six times
     (2, 24.0)
     """
-    began = time.monotonic()
-    if isinstance(adapters, str | PathLike) or not adapters:
-        raise ValueError("adapters: expected at least one, in a sequence")
-    _check_factors(rank, None, dtype, Path(out), run)
-    count = len(adapters)
-    if weights is not None and (len(weights) != count or not all(map(math.isfinite, weights))):
-        raise ValueError(
-            f"{argument('weights')}: expected {count} finite numbers, one for each adapter, got "
-            f"{list(weights)}"
-        )
-    merge = _merge(method, seed, options)
-    admit(Path(out), adapters, run.resume, run.force)
-    check_there(adapters, offline=run.offline)
-    with contextlib.ExitStack() as stack:
-        inputs = [stack.enter_context(opened(x, run, adapters=True)) for x in adapters]
-        read = [_factors_of(x) for x in inputs]
-        targets, parts = _modules(inputs, read)
-        mark = repr(
-            ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
-        )
-        how = {"merge": merge, "rank": rank, "dtype": DTYPES[dtype]}
-        how["weights"] = [1.0] * count if weights is None else [*map(float, weights)]
-        joint = lambda module, spool: Joint(module, parts[module], spool.keep, **how)  # noqa: E731
-        spool = stack.enter_context(_spooled(joint, list(parts), Path(out), mark, inputs, run))
-        rows, works = _laid_out(spool, [(target, target.module) for target in targets])
-        if not works:
-            spool.remove()
-            raise CheckpointError("the merge of these adapters is 0 everywhere")
-        configs = [config for config, _ in read]
-        named = [config_of(x.extras, "adapter_config.json") for x in inputs]
-        bases = list(dict.fromkeys(x.get("base_model_name_or_path") for x in named))
-        notes = []
-        if len(bases) > 1:
-            notes.append(f"the adapters have different bases: {', '.join(map(str, bases))}")
-        config = config_for(
-            {row.name: row.rank for row in rows}, base_model=bases[0],
-            fan_in_fan_out=any(x.fan_in_fan_out for x in configs),
-            task_type=next((x.task_type for x in configs if x.task_type), None),
-        )  # fmt: skip
-        extras, note = _one_tokenizer(inputs)
-        extras |= _config_file(config)
-        unchanged = _written(works, Path(out), mark, inputs, extras, run)
-        spool.remove()
-    return MergedAdapters(
-        out=Path(out), rows=tuple(rows), tensors=len(works), notes=(*notes, *note),
-        seconds=time.monotonic() - began, unchanged=unchanged,
-    )  # fmt: skip
+    request = MergeAdaptersRequest(adapters, out, weights, rank, method, dtype, seed, options)
+    return carried_out(request, run)
 
 
 def apply_adapter(
@@ -343,7 +395,6 @@ def apply_adapter(
       base: The model.
       adapter: A folder in PEFT's layout.
       out: The path of the adapted model.
-      run: Options of the run, and of the output's files.
 
     Returns:
       The result.
@@ -362,26 +413,7 @@ def apply_adapter(
     >>> load_checkpoint(done.out)["a.weight"].round(4).tolist()
     [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
     """
-    began = time.monotonic()
-    admit(Path(out), [base, adapter], run.resume, run.force)
-    check_there([base, adapter], offline=run.offline)
-    with contextlib.ExitStack() as stack:
-        inputs = [
-            stack.enter_context(opened(base, run)),
-            stack.enter_context(opened(adapter, run, adapters=True)),
-        ]
-        view = with_adapter(*inputs)
-        works = view.works()
-        changed = sum(inputs[0].tensors.get(name) is not x for name, x in view.tensors.items())
-        _, unchanged = carried_out(
-            works, Path(out), bounds(works, run), "apply an adapter",
-            inputs, lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
-        )  # fmt: skip
-        notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
-    return Applied(
-        out=Path(out), tensors=len(works), changed=changed, notes=tuple(notes),
-        seconds=time.monotonic() - began, unchanged=unchanged,
-    )  # fmt: skip
+    return carried_out(ApplyRequest(base, adapter, out), run)
 
 
 # --- what a tuned model changes
@@ -668,34 +700,46 @@ def _check_factors(
         raise CheckpointError(f"{out}: an adapter is a folder, not a {out.suffix} file")
 
 
-@contextlib.contextmanager
+@dataclass(frozen=True, kw_only=True)
+class _Laid(Ready[R_co]):
+    """Factors that have been computed, and are laid out as an adapter.
+
+    Attributes:
+      spool: The folder of the factors, which is removed with the adapter complete.
+    """
+
+    spool: FactorSpool
+
+    def written(self) -> None:
+        self.spool.remove()
+
+
 def _spooled(
     make: Callable[[str, FactorSpool], Factored],
     names: Sequence[str],
     out: Path,
     mark: str,
-    inputs: Sequence[Checkpoint],
-    run: RunOptions,
-) -> Iterator[FactorSpool]:
+    inputs: Inputs,
+) -> FactorSpool:
     """Computes factors, the largest tensors first; they are not laid out yet."""
-    fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
-    with FactorSpool(out, fingerprint, names, run.resume) as spool:
-        made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)
-        works = [copy(x.name, x.dtype, x) for x in made]
-        reads = {x.name: x.reads for x in made}
-        total = sum(reads.values())
-        done = sum(reads[name] for name in spool.finished)
+    run, state = inputs.run, state_of(inputs.opened)
+    fingerprint = disk.sha256(repr([mark, state]).encode())
+    spool = inputs.holds(FactorSpool(out, fingerprint, names, run.resume))
+    made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)
+    works = [copy(x.name, x.dtype, x) for x in made]
+    reads = {x.name: x.reads for x in made}
+    total = sum(reads.values())
+    done = sum(reads[name] for name in spool.finished)
 
-        def progress(_: int, __: int, name: str) -> None:
-            # Works count the bytes of their output, the rank, but reading the inputs takes the
-            # time.
-            nonlocal done
-            done += reads[name]
-            if run.progress is not None:
-                run.progress(done, total, name)
+    def progress(_: int, __: int, name: str) -> None:
+        # Works count the bytes of their output, the rank, but reading the inputs takes the time.
+        nonlocal done
+        done += reads[name]
+        if run.progress is not None:
+            run.progress(done, total, name)
 
-        execute(works, spool, bounds(works, run), allow_nonfinite=True, progress=progress)
-        yield spool
+    execute(works, spool, bounds(works, run), allow_nonfinite=True, progress=progress)
+    return spool
 
 
 def _laid_out(
@@ -723,20 +767,13 @@ def _laid_out(
     return rows, works
 
 
-def _written(
-    works: Sequence[Work],
-    out: Path,
-    mark: str,
-    inputs: Sequence[Checkpoint],
-    extras: Mapping[str, Path | bytes],
-    run: RunOptions,
-) -> bool:
-    """Writes an adapter; returns whether an earlier call had finished it."""
-    _, unchanged = carried_out(
-        works, out, bounds(works, run), mark, inputs, lambda: extras,
-        dataclasses.replace(run, format=None, allow_nonfinite=True, progress=None), file=_FILE,
-    )  # fmt: skip
-    return unchanged
+def _layout(works: Sequence[Work], out: Path, mark: str, inputs: Inputs) -> dict[str, Any]:
+    """What all plans of adapters share."""
+    run = replace(inputs.run, format=None, allow_nonfinite=True, progress=None)
+    return {
+        "out": out, "run": run, "works": tuple(works), "limits": bounds(works, inputs.run),
+        "fingerprint": mark, "inputs": tuple(inputs.opened), "file": _FILE,
+    }  # fmt: skip
 
 
 def _config_file(config: Mapping[str, Any]) -> dict[str, Path | bytes]:

@@ -1,12 +1,11 @@
 """Alignment of checkpoints on disk: one network is brought near another, and written."""
 
+import functools
 import hashlib
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from os import PathLike
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,21 @@ import numpy as np
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, limits, resident
 from sail_jax.checkpoint.formats import hub
-from sail_jax.checkpoint.formats.extras import carried, config_of
-from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import check_there
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.table import needs
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Path_,
+    Ready,
+    Request,
     RunOptions,
     carried_out,
     check_options,
     codes_of_output,
     notes_on_format,
-    opened,
     unselected,
 )
 from sail_jax.checkpoint.output.coding import HELD
@@ -41,8 +42,6 @@ from sail_jax.checkpoint.sources.agreement import (
 )
 from sail_jax.checkpoint.sources.aligned import Aligned, align_maps, aligned_view
 from sail_jax.merging.work import Work
-
-Path_ = str | PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,6 +59,69 @@ class AlignedCheckpoint(Result):
     agreement: tuple[Agreement, ...]
     verdict: Verdict
     out: Path | None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@dataclass(frozen=True)
+class AlignRequest(Request[Ready[AlignedCheckpoint]]):
+    """The arguments of `align_checkpoints`."""
+
+    a: Path_
+    b: Path_
+    out: Path_ | None
+    config: Mapping[str, Any] | None = None
+    certify: Certify = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, inputs: Inputs) -> Ready[AlignedCheckpoint]:
+        """Finds the maps, which needs the values of both networks, and plans the moved one."""
+        run, out = inputs.run, None if self.out is None else Path(self.out)
+        inputs.look_up([self.a, self.b], out)
+        reference, other = inputs(self.a), inputs(self.b)
+        aligned = align_maps(
+            reference, other, self.config, max_memory=run.max_memory, **self.options
+        )
+        agreed, failed = self._certified(aligned, other, run)
+        own_lines = unselected(other)
+        of_a = [f"{hub.called(self.a)}: {x}" for x in reference.about() if x not in own_lines]
+        notes = [*own_lines, *of_a, *aligned.notes, *failed]
+        maps = jax.tree.leaves((aligned.maps, dict(aligned.orders)))
+        # Tensors of the view are identified by their maps: a run with other maps makes another
+        # output and is not resumed.
+        mark = hashlib.sha256(repr([np.asarray(x).tobytes() for x in maps]).encode()).hexdigest()
+        view = aligned_view(other, aligned, mark=mark)
+        works, codes = view.works(), None
+        if out is not None:
+            codes = codes_of_output(other, works, run)
+            notes += [] if codes is None else [codes.note()]
+            notes += notes_on_format(works, out, run)
+        aligned, preserved = aligned._replace(notes=tuple(notes)), verdict(agreed)
+        about = json.dumps(_about(self.a, self.b, aligned, agreed, preserved), indent=2)
+        return Ready(
+            out=out, run=run, works=works, fingerprint=mark, inputs=(reference, other),
+            limits=_limits(() if out is None else works, run, HELD if codes else 0), view=view,
+            codes=codes, notes=aligned.notes, files={"align.json": about.encode() + b"\n"},
+            divisible=True, make=functools.partial(
+                AlignedCheckpoint, aligned=aligned, agreement=agreed, verdict=preserved
+            ),
+        )  # fmt: skip
+
+    def _certified(
+        self, aligned: Aligned, other: Checkpoint, run: RunOptions
+    ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
+        """Runs the network before and after the move, if requested, or if it is cheap."""
+        own = self.config or config_of(other.extras) or {}
+        # The process that joins the parts runs the network, and writes the result.
+        certify = False if run.part is not None else self.certify
+
+        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            return aligned.moved(arrays), own
+
+        # Both networks: before and after the move.
+        entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
+        return wanted(
+            certify, entries, self.b, lambda: certified(other.tensors, own, renew, certify),
+            run.max_memory,
+        )  # fmt: skip
 
 
 def align_checkpoints(
@@ -87,7 +149,6 @@ def align_checkpoints(
       certify: Whether `b` is also run before and after, on probe inputs; or a function
         `outputs(tensors, config)` that runs it. By default it is run if its architecture is known
         and both networks fit in 1 GiB.
-      run: Options of the run, and of the output's files.
       **options: Options of `align_maps`, such as `family`, `spaces` or `spec`; except `max_memory`,
         which belongs to `run`.
 
@@ -115,61 +176,8 @@ def align_checkpoints(
     >>> bool((load_checkpoint(aligned.out)["in"] == a["in"]).all())
     True
     """
-    began, unchanged, codes = time.monotonic(), False, None
     check_options({k: v for k, v in options.items() if k != "progress"})
-    if out is not None:
-        admit(Path(out), [a, b], run.resume, run.force)
-    check_there([a, b], offline=run.offline)
-    with (
-        opened(a, run) as reference,
-        opened(b, run) as other,
-    ):
-        aligned = align_maps(reference, other, config, max_memory=run.max_memory, **options)
-        own = config or config_of(other.extras) or {}
-
-        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-            return aligned.moved(arrays), own
-
-        if run.part is not None:
-            # The process that joins the parts runs the network, and writes the result.
-            certify = False
-        # Both networks: before and after the move.
-        entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
-        agreed, failed = wanted(
-            certify,
-            entries,
-            b,
-            lambda: certified(other.tensors, own, renew, certify),
-            run.max_memory,
-        )
-        preserved = verdict(agreed)
-        own_lines = unselected(other)
-        of_a = [f"{hub.called(a)}: {x}" for x in reference.about() if x not in own_lines]
-        aligned = aligned._replace(notes=(*own_lines, *of_a, *aligned.notes, *failed))
-        if out is not None:
-            found = (aligned.maps, dict(aligned.orders))
-            maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
-            # Tensors of the view are identified by their maps: a run with other maps makes another
-            # output and is not resumed.
-            mark = hashlib.sha256(repr(maps).encode()).hexdigest()
-            view = aligned_view(other, aligned, mark=mark)
-            works = view.works()
-            if (codes := codes_of_output(other, works, run)) is not None:
-                aligned = aligned._replace(notes=(*aligned.notes, codes.note()))
-            said = notes_on_format(works, Path(out), run)
-            aligned = aligned._replace(notes=(*aligned.notes, *said))
-            about = _about(a, b, aligned, agreed, preserved)
-            bounds = _limits(works, run, HELD if codes else 0)
-            _, unchanged = carried_out(
-                works, Path(out), bounds, mark, [reference, other],
-                lambda: _extras(view.extras, about), run, codes=codes, divisible=True,
-            )  # fmt: skip
-    return AlignedCheckpoint(
-        aligned=aligned, agreement=agreed, verdict=preserved,
-        out=None if out is None else Path(out), tensors=len(aligned.spec.leaves),
-        notes=aligned.notes, seconds=time.monotonic() - began, unchanged=unchanged,
-        requantized=codes.errors if codes else {},
-    )  # fmt: skip
+    return carried_out(AlignRequest(a, b, out, config, certify, options), run)
 
 
 def _limits(works: Sequence[Work], run: RunOptions, sink: int) -> Limits:
@@ -203,12 +211,3 @@ def _about(
         "notes": list(aligned.notes),
         "agreement": [agreement.record() for agreement in agreed],
     }
-
-
-def _extras(
-    extras: Mapping[str, bytes | Path], about: Mapping[str, Any]
-) -> dict[str, bytes | Path]:
-    """The plain files of the output."""
-    out = {name: data for name, data in extras.items() if carried(name)}
-    out["align.json"] = json.dumps(about, indent=2).encode() + b"\n"
-    return out

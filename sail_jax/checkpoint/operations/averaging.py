@@ -1,12 +1,10 @@
 """Averages of the checkpoints of a training run, written as a run, or as parameters alone."""
 
-import contextlib
-import dataclasses
-import time
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,9 +13,7 @@ import numpy as np
 
 from sail_jax.checkpoint.executor import limits
 from sail_jax.checkpoint.formats import rewritten, runs
-from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
@@ -25,11 +21,12 @@ from sail_jax.checkpoint.formats.table import layouts, needs, of_output
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
     Ready,
+    Request,
     RunOptions,
     carried_out,
     notes_on_format,
-    opened,
 )
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
 from sail_jax.checkpoint.sources.chosen import Chosen
@@ -51,22 +48,32 @@ Gets = Literal["average", "average of moments", "zero", "same in all", "last", "
 also requires equal values in all checkpoints."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Averaging(Ready):
-    """An average before its execution: everything is known except the values.
-
-    Its inputs are open until the context of `averaging` is left.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AveragedRun(Result):
+    """The result of `average_checkpoints`.
 
     Attributes:
-      steps: The checkpoints, oldest first.
+      steps: The checkpoints that were averaged, oldest first.
+      weights: The weight of each.
+      gets: The treatment of each tensor of the newest checkpoint, by name.
+    """
+
+    steps: tuple[Step, ...]
+    weights: np.ndarray
+    gets: Mapping[str, Gets]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Ready[AveragedRun]):
+    """An average before its execution.
+
+    Attributes:
+      steps: The checkpoints, oldest first, as `inputs`.
       weights: The weight c of each.
       decay: The factor d of the update before each.
       gets: The treatment of each tensor of the newest checkpoint, by name.
       selection: How the averaged tensors were chosen, in words.
-      out: The path of the output.
       write_as: The form of the output.
-      inputs: The open checkpoints, oldest first.
-      notes: What is left out, and what should be computed again, a sentence each.
     """
 
     steps: tuple[Step, ...]
@@ -74,15 +81,12 @@ class Averaging(Ready):
     decay: np.ndarray
     gets: Mapping[str, Gets]
     selection: str
-    out: Path
     write_as: WriteAs
-    inputs: tuple[Checkpoint, ...]
-    notes: tuple[str, ...] = ()
 
     @property
-    def newest(self) -> Checkpoint:
-        """The newest checkpoint."""
-        return self.inputs[-1]
+    def tensors(self) -> int:
+        """How many tensors the output has."""
+        return sum(gets != "left out" for gets in self.gets.values())
 
     def about(self) -> str:
         """Describes the average: steps with their weights, and the treatment of tensors.
@@ -123,86 +127,56 @@ class Averaging(Ready):
         return found
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class AveragedRun(Result):
-    """The result of `average_checkpoints`.
+@dataclass(frozen=True)
+class AverageRequest(Request[Averaging]):
+    """The arguments of `average_checkpoints`."""
 
-    Attributes:
-      steps: The checkpoints that were averaged, oldest first.
-      weights: The weight of each.
-      gets: The treatment of each tensor of the newest checkpoint, by name.
-    """
+    checkpoints: Path_ | Sequence[Path_]
+    out: Path_ | None = None
+    window: int | None = None
+    shape: Shape = "uniform"
+    decay: float | None = None
+    weights: Sequence[float] | None = None
+    at: At = "points"
+    state: State | None = None
+    write_as: WriteAs | None = None
 
-    steps: tuple[Step, ...]
-    weights: np.ndarray
-    gets: Mapping[str, Gets]
-
-
-@contextlib.contextmanager
-def averaging(
-    checkpoints: Path_ | Sequence[Path_],
-    out: Path_ | None = None,
-    *,
-    window: int | None = None,
-    shape: Shape = "uniform",
-    decay: float | None = None,
-    weights: Sequence[float] | None = None,
-    at: At = "points",
-    state: State | None = None,
-    write_as: WriteAs | None = None,
-    run: RunOptions = DEFAULTS,
-) -> Iterator[Averaging]:
-    """Opens the checkpoints of a run and plans their average; no tensor is read.
-
-    Args:
-      checkpoints: See `average_checkpoints`, as for all other arguments.
-      out: The path of the output.
-      window: How many of the last steps are averaged.
-      shape: The shape of the weights.
-      decay: The factor of "ema".
-      weights: Explicit weights.
-      at: The convention of weights at uneven steps.
-      state: The treatment of the optimiser's state.
-      write_as: The form of the output.
-      run: Options of the run.
-
-    Yields:
-      The average, ready to be executed.
-
-    Raises:
-      ValueError: As `average_checkpoints` does.
-    """
-    out = beside(checkpoints) if out is None else Path(out)
-    steps = _within(_named(checkpoints), window)
-    c = _weights(steps, shape, decay, weights, at)
-    with contextlib.ExitStack() as stack:
-        inputs = [stack.enter_context(opened(step.path, run)) for step in steps]
-        newest = inputs[-1]
+    def plan(self, inputs: Inputs) -> Averaging:
+        """Plans the average from the headers of the checkpoints."""
+        out = beside(self.checkpoints) if self.out is None else Path(self.out)
+        steps = _within(_named(self.checkpoints), self.window)
+        c = _weights(steps, self.shape, self.decay, self.weights, self.at)
+        *_, newest = opened = [inputs(step.path) for step in steps]
         selected = newest.selection
         assert selected is not None
-        for checkpoint in inputs:
+        for checkpoint in opened:
             # Tensors outside the selection may be averaged, too, for example moments.
             checkpoint.select("*")
-        write_as = _form(newest, write_as, out)
-        gets = _treated(newest, selected.chosen, _state(state, write_as), write_as, c)
-        works = _works(inputs, gets, c, write_as, run)
+        write_as = _form(newest, self.write_as, out)
+        state = _state(self.state, write_as)
+        gets = _treated(newest, selected.chosen, state, write_as, c)
+        works = _works(opened, gets, c, write_as, inputs.run)
         mark = repr(
             [c.tolist(), [str(step.path) for step in steps], write_as, sorted(gets.items())]
         )
+        run, notes = inputs.run, tuple(_notes(opened, gets, write_as))
         if write_as == "run":
             held = rewritten.needs([newest.tensors[work.name] for work in works])
         else:
-            held = needs(_written(write_as, newest, out, run))
+            run = replace(run, format=_written(write_as, newest, out, run))
+            held, notes = needs(run.format), notes + notes_on_format(works, out, run)
         bounds = limits(works, run.max_memory, run.threads, output=held)
-        notes = tuple(_notes(inputs, gets, write_as))
-        if write_as != "run":
-            written = dataclasses.replace(run, format=_written(write_as, newest, out, run))
-            notes += notes_on_format(works, out, written)
-        yield Averaging(
+        ready = Averaging(
             steps=steps, weights=c, decay=shapes.decay_of(c), gets=gets, selection=str(selected),
-            out=out, write_as=write_as, works=works, limits=bounds, fingerprint=mark,
-            inputs=tuple(inputs), notes=notes,
+            out=out, write_as=write_as, run=run, works=works, limits=bounds, fingerprint=mark,
+            inputs=tuple(opened), notes=notes, view=newest, divisible=True,
+            rewrites=newest if write_as == "run" else None,
+            make=functools.partial(AveragedRun, steps=steps, weights=c, gets=gets),
         )  # fmt: skip
+        if inputs.writes:
+            inputs.admit(out, [checkpoint.path for checkpoint in opened])
+            _admit(ready, out, newest)
+        return ready
 
 
 def average_checkpoints(
@@ -268,27 +242,15 @@ def average_checkpoints(
     >>> done.out.name, load_checkpoint(done.out)["w"]
     ('run-average', array([4.5, 4.5], dtype=float32))
     """
-    began = time.monotonic()
-    with averaging(
-        checkpoints, out, window=window, shape=shape, decay=decay, weights=weights, at=at,
-        state=state, write_as=write_as, run=run,
-    ) as ready:  # fmt: skip
-        _admit(ready, run)
+
+    def planned(ready: Averaging) -> None:
         if before is not None:
-            before(ready)
-        for note in ready.notes if before is None else ():
-            warnings.warn(note, stacklevel=2)
-        extras = {n: p for n, p in ready.newest.extras.items() if carried(n)}
-        _, unchanged = carried_out(
-            ready.works, ready.out, ready.limits, ready.fingerprint, ready.inputs, lambda: extras,
-            _format(ready, run), rewrites=ready.newest if ready.write_as == "run" else None,
-            divisible=True,
-        )  # fmt: skip
-    return AveragedRun(
-        steps=ready.steps, weights=ready.weights, gets=ready.gets, out=ready.out,
-        tensors=sum(gets != "left out" for gets in ready.gets.values()), notes=ready.notes,
-        seconds=time.monotonic() - began, unchanged=unchanged,
-    )  # fmt: skip
+            return before(ready)
+        for note in ready.notes:
+            warnings.warn(note, stacklevel=4)
+
+    request = AverageRequest(checkpoints, out, window, shape, decay, weights, at, state, write_as)
+    return carried_out(request, run, planned)
 
 
 def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
@@ -493,31 +455,23 @@ def _branch(name: str) -> str:
     return "/".join(keys[: min(2, max(1, len(keys) - 1))])
 
 
-def _admit(ready: Averaging, run: RunOptions) -> None:
+def _admit(ready: Averaging, out: Path, newest: Checkpoint) -> None:
     """Refuses an output that would become a step of the run itself, or has another form."""
-    out = ready.out
-    admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
     homes = {step.path.resolve().parent for step in ready.steps if step.path.is_dir()}
     if out.resolve().parent in homes and numbered(out.name):
         raise CheckpointError(
             f"{out} would become a step of the run: choose a place next to the run, such as "
             f"{beside(ready.steps[-1].path.parent)}"
         )
-    if ready.write_as == "run" and of_output(out) and ready.newest.path.is_dir():
-        raise CheckpointError(f"{out}: a run is a folder, not a {out.suffix} file")
-
-
-def _format(ready: Averaging, run: RunOptions) -> RunOptions:
-    """The options of a run, with the format of the output."""
     if ready.write_as != "run":
-        written = _written(ready.write_as, ready.newest, ready.out, run)
-        return dataclasses.replace(run, format=written)
-    if run.format is not None:
+        return
+    if of_output(out) and newest.path.is_dir():
+        raise CheckpointError(f"{out}: a run is a folder, not a {out.suffix} file")
+    if ready.run.format is not None:
         raise CheckpointError(
-            f"{argument('format')}: a run keeps its own, got {run.format!r}; "
+            f"{argument('format')}: a run keeps its own, got {ready.run.format!r}; "
             f"{argument('write_as')} 'params' writes other formats"
         )
-    return run
 
 
 def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) -> str | None:

@@ -1,27 +1,28 @@
 """Conversion of checkpoints between MaxText, Tunix and Hugging Face, tensor by tensor."""
 
-import time
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
-from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.table import of_file
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Ready,
+    Request,
     RunOptions,
     bounds,
     carried_out,
     notes_on_format,
-    opened,
     unselected,
 )
 from sail_jax.checkpoint.sources.converted import as_hugging_face, as_tree, without_factors
@@ -44,6 +45,49 @@ class Converted(Result):
     """
 
     source: str
+
+
+@dataclass(frozen=True)
+class ConvertRequest(Request[Ready[Converted]]):
+    """The arguments of `convert_checkpoint`."""
+
+    path: Path_
+    out: Path_
+    to: str
+    config: Any = None
+    dtype: str | None = None
+    lora_alpha: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, inputs: Inputs) -> Ready[Converted]:
+        """Plans the conversion from the shapes of the tensors."""
+        out, to, dtype, run = Path(self.out), self.to, self.dtype, inputs.run
+        one_of(argument("to"), to, TARGETS)
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(
+                f"{argument('dtype')}: expected the name of a dtype, got {dtype!r}"
+                f"{nearest(dtype, DTYPES)}"
+            )
+        wanted = None if dtype is None else DTYPES[dtype]
+        inputs.admit(out, [self.path])
+        view = checkpoint = inputs(self.path, adapters=True)
+        known = config_of(checkpoint.extras) if self.config is None else read_target(self.config)
+        # A tree that was written here has a configuration that contains Hugging Face's.
+        inner = known.get("hugging_face")
+        known = inner if isinstance(inner, Mapping) else known
+        if self.lora_alpha is not None:
+            view = without_factors(checkpoint, self.lora_alpha)
+        source, view, notes = _converted(view, to, known, wanted, self.options)
+        works = view.works()
+        # A file's name determines its format; the usual format of folders does not fit trees.
+        if to != "hugging-face" and run.format is None and of_file(out) is None:
+            run = replace(run, format="orbax")
+        return Ready(
+            out=out, run=run, works=works, limits=bounds(works, run), view=view,
+            fingerprint=repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})]),
+            inputs=(checkpoint,), make=functools.partial(Converted, source=source),
+            notes=(*unselected(checkpoint), *notes, *notes_on_format(works, out, run)),
+        )  # fmt: skip
 
 
 def convert_checkpoint(
@@ -72,7 +116,6 @@ def convert_checkpoint(
       dtype: The dtype of the output, such as "float32"; by default the input's.
       lora_alpha: First adds the factors that qwix stores next to weights to these weights, with
         this alpha in qwix's rule.
-      run: Options of the run, and of the output's files.
       **options: To write a MaxText tree, options of `sail_jax.interop.layouts.links`:
         `scan_layers`, `param_scan_axis`, `vocab_size`. To read or write one, `rope`.
 
@@ -83,39 +126,8 @@ def convert_checkpoint(
       ValueError: If the input is not recognised, does not fit the configuration, or an argument is
         invalid; CheckpointError and MergeError.
     """
-    began = time.monotonic()
-    one_of(argument("to"), to, TARGETS)
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(
-            f"{argument('dtype')}: expected the name of a dtype, got {dtype!r}"
-            f"{nearest(dtype, DTYPES)}"
-        )
-    wanted = None if dtype is None else DTYPES[dtype]
-    admit(Path(out), [path], run.resume, run.force)
-    with opened(path, run, adapters=True) as checkpoint:
-        known = config_of(checkpoint.extras) if config is None else read_target(config)
-        # A tree that was written here has a configuration that contains Hugging Face's.
-        inner = known.get("hugging_face")
-        known = inner if isinstance(inner, Mapping) else known
-        view: Checkpoint = checkpoint
-        if lora_alpha is not None:
-            view = without_factors(checkpoint, lora_alpha)
-        source, view, notes = _converted(view, to, known, wanted, options)
-        notes = [*unselected(checkpoint), *notes]
-        works = view.works()
-        # A file's name determines its format; the usual format of folders does not fit trees.
-        if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:
-            run = replace(run, format="orbax")
-        notes += notes_on_format(works, Path(out), run)
-        mark = repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})])
-        _, unchanged = carried_out(
-            works, Path(out), bounds(works, run), mark, [checkpoint],
-            lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
-        )  # fmt: skip
-    return Converted(
-        out=Path(out), source=source, tensors=len(works), notes=tuple(notes),
-        seconds=time.monotonic() - began, unchanged=unchanged,
-    )  # fmt: skip
+    request = ConvertRequest(path, out, to, config, dtype, lora_alpha, options)
+    return carried_out(request, run)
 
 
 def _converted(

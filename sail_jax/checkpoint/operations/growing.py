@@ -1,33 +1,30 @@
 """Growth of checkpoints on disk: planned from shapes, certified, computed while written."""
 
-import contextlib
-import dataclasses
+import functools
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from os import PathLike
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.formats import hub
-from sail_jax.checkpoint.formats.extras import carried, config_of
-from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Path_,
     Ready,
+    Request,
     RunOptions,
     bounds,
     carried_out,
     check_options,
     codes_of_output,
     notes_on_format,
-    opened,
     unselected,
 )
 from sail_jax.checkpoint.planning import cards
@@ -40,36 +37,10 @@ from sail_jax.checkpoint.sources.grown import (
     read_target,
     require_exact,
 )
-from sail_jax.checkpoint.sources.requantised import Requantisation
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
-
-Path_ = str | PathLike[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growing(Ready):
-    """A growth before its execution: everything is known except the values.
-
-    Its input is open until the context of `growing` is left.
-
-    Attributes:
-      view: The larger network as a checkpoint, computed as it is read.
-      growth: The plan.
-      about: The content of growth.json.
-      stated: The configuration of the input; empty if none is known.
-      checkpoint: The input.
-      codes: The weights to write in codes; None for none.
-    """
-
-    view: View
-    growth: networks.Growth
-    about: Mapping[str, Any]
-    stated: Mapping[str, Any]
-    checkpoint: Checkpoint
-    codes: Requantisation | None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -87,54 +58,85 @@ class Grown(Result):
     verdict: Verdict
 
 
-@contextlib.contextmanager
-def growing(
-    path: Path_,
-    to: Target,
-    method: str = "lemon",
-    *,
-    seed: int = 0,
-    config: ConfigOrPath | None = None,
-    rules: Rules | None = None,
-    run: RunOptions = DEFAULTS,
-    **options: Any,
-) -> Iterator[Growing]:
-    """Opens a checkpoint and plans its growth, as a context manager.
+@dataclass(frozen=True, kw_only=True)
+class Growing(Ready[Grown]):
+    """A growth before its execution.
 
-    Only pruning methods read tensors, to choose the units that stay.
-
-    Args:
-      path: The checkpoint of the smaller network.
-      to: The target of the growth; see `grow_checkpoint`.
-      method: The name of a growth method.
-      seed: The seed of the method's random draws.
-      config: The configuration of the input, or its path; by default its config.json.
-      rules: The spaces of the tensors, for unknown architectures.
-      run: Options of the run.
-      **options: Options of `sail_jax.growth.plan` and of the method.
-
-    Yields:
-      The growth, ready to be executed.
-
-    Raises:
-      ValueError: If the checkpoint cannot be opened, the growth cannot be planned, or `run` does
-        not give enough memory.
+    Attributes:
+      view: The larger network as a checkpoint, computed as it is read.
+      growth: The plan.
+      about: The content of growth.json.
+      stated: The configuration of the input; empty if none is known.
+      request: The request.
     """
-    with opened(path, run) as checkpoint:
+
+    view: View
+    growth: networks.Growth
+    about: Mapping[str, Any]
+    stated: Mapping[str, Any]
+    request: "GrowRequest"
+
+    def completed(self) -> "Growing":
+        assert self.out is not None
+        run, certify = self.run, self.request.certify
+        lossless = self.request.options.get("require_lossless")
+        if run.part is not None and not lossless:
+            # The process that joins the parts runs the networks, and writes the result.
+            certify = False
+        agreed, failed = measured(
+            self.view, self.growth, self.stated, certify=certify, max_memory=run.max_memory
+        )
+        if lossless:
+            require_exact(
+                self.request.path, agreed, failed,
+                f"{argument('certify', 'True')} runs them at any size, and "
+                f"{argument('certify', '...')} (MODULE:FUNCTION) runs your forward pass",
+            )  # fmt: skip
+        preserved = verdict(agreed)
+        notes = [*self.notes, *failed, *notes_on_format(self.works, self.out, run)]
+        about = {**self.about, **_exactness(preserved)}
+        about |= {"agreement": [one.record() for one in agreed], "notes": notes}
+        return replace(
+            self, notes=tuple(notes), files=_files(about, self.out.name, self.view),
+            make=functools.partial(
+                Grown, growth=self.growth, agreement=agreed, verdict=preserved
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GrowRequest(Request[Growing]):
+    """The arguments of `grow_checkpoint`; `out` is None for a plan alone."""
+
+    path: Path_
+    out: Path_ | None
+    to: Target
+    method: str = "lemon"
+    seed: int = 0
+    config: ConfigOrPath | None = None
+    rules: Rules | None = None
+    certify: Certify = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, inputs: Inputs) -> Growing:
+        """Plans the growth from shapes. Only pruning methods read tensors."""
+        run, config = inputs.run, self.config
+        inputs.admit(self.out, [self.path])
+        checkpoint = inputs(self.path)
         stated = config_of(checkpoint.extras) if config is None else read_target(config)
         view, made = growth_view(
-            checkpoint, to, method, seed=seed, config=stated, rules=rules,
-            allow_nonfinite=run.allow_nonfinite, **options,
+            checkpoint, self.to, self.method, seed=self.seed, config=stated, rules=self.rules,
+            allow_nonfinite=run.allow_nonfinite, **self.options,
         )  # fmt: skip
-        made = dataclasses.replace(made, notes=(*unselected(checkpoint), *made.notes))
+        made = replace(made, notes=(*unselected(checkpoint), *made.notes))
         works = view.works()
         if (codes := codes_of_output(checkpoint, works, run)) is not None:
-            made = dataclasses.replace(made, notes=(*made.notes, codes.note()))
+            made = replace(made, notes=(*made.notes, codes.note()))
         about = {
-            "source": hub.called(path),
-            "method": method,
-            "seed": seed,
-            "options": {name: value for name, value in options.items() if name != "scores"},
+            "source": hub.called(self.path),
+            "method": self.method,
+            "seed": self.seed,
+            "options": {name: value for name, value in self.options.items() if name != "scores"},
             "changes": {
                 key: [stated.get(key), value]
                 for key, value in made.config.items()
@@ -152,9 +154,11 @@ def growing(
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
-        yield Growing(
-            view=view, growth=made, works=works, fingerprint=mark, about=about, stated=stated,
-            limits=bounds(works, run, coded=codes is not None), checkpoint=checkpoint, codes=codes,
+        return Growing(
+            out=None if self.out is None else Path(self.out), run=run, request=self, view=view,
+            growth=made, works=works, fingerprint=mark, about=about, stated=stated, codes=codes,
+            limits=bounds(works, run, coded=codes is not None), inputs=(checkpoint,),
+            notes=made.notes, make=Grown, divisible=True,
         )  # fmt: skip
 
 
@@ -190,7 +194,6 @@ def grow_checkpoint(
       certify: Whether both networks are also run on probe inputs, in float32 and in the dtype of
         the checkpoint; or a function `outputs(tensors, config)` that runs them. By default they are
         run if the architecture is known and both fit in 1 GiB.
-      run: Options of the run, and of the output's files.
       before: Called when everything except the values is known, before any tensor is read.
       **options: Options of `sail_jax.growth.plan` and of the method. With `require_lossless`,
         growth is also refused unless both networks were run and agree.
@@ -216,40 +219,9 @@ def grow_checkpoint(
     >>> {name: x.shape for name, x in load_checkpoint(grown.out).items()}
     {'in': (6, 3), 'out': (2, 6)}
     """
-    began = time.monotonic()
     check_options(options)
-    admit(Path(out), [path], run.resume, run.force)
-    with growing(
-        path, to, method, seed=seed, config=config, rules=rules, run=run, **options
-    ) as ready:
-        if before is not None:
-            before(ready)
-        if run.part is not None and not options.get("require_lossless"):
-            # The process that joins the parts runs the networks, and writes the result.
-            certify = False
-        agreed, failed = measured(
-            ready.view, ready.growth, ready.stated, certify=certify, max_memory=run.max_memory
-        )
-        if options.get("require_lossless"):
-            require_exact(
-                path, agreed, failed,
-                f"{argument('certify', 'True')} runs them at any size, and "
-                f"{argument('certify', '...')} (MODULE:FUNCTION) runs your forward pass",
-            )  # fmt: skip
-        preserved = verdict(agreed)
-        notes = [*ready.growth.notes, *failed, *notes_on_format(ready.works, Path(out), run)]
-        about = {**ready.about, **_exactness(preserved)}
-        about |= {"agreement": [run.record() for run in agreed], "notes": notes}
-        _, unchanged = carried_out(
-            ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
-            lambda: _extras(ready.view, about, Path(out).name), run, codes=ready.codes,
-            divisible=True,
-        )  # fmt: skip
-    return Grown(
-        growth=ready.growth, agreement=agreed, verdict=preserved, out=Path(out),
-        tensors=len(ready.growth.leaves), notes=tuple(notes), seconds=time.monotonic() - began,
-        unchanged=unchanged, requantized=ready.codes.errors if ready.codes else {},
-    )  # fmt: skip
+    request = GrowRequest(path, out, to, method, seed, config, rules, certify, options)
+    return carried_out(request, run, before)
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:
@@ -257,11 +229,9 @@ def _exactness(preserved: Verdict) -> dict[str, Any]:
     return {"exact": preserved.exact, "exactness": str(preserved)}
 
 
-def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
-    """The plain files of the output."""
-    extras = {n: data for n, data in view.extras.items() if carried(n)}
+def _files(about: Mapping[str, Any], name: str, view: View) -> dict[str, bytes]:
+    """The files that a growth adds: a model card, and growth.json."""
     prunes = METHODS[about["method"]].prunes
-    card = cards.growth_card(about, name, "config.json" in extras, prunes=prunes)
-    extras["README.md"] = card.encode()
-    extras["growth.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
-    return extras
+    card = cards.growth_card(about, name, "config.json" in view.extras, prunes=prunes)
+    about_text = json.dumps(about, indent=2, default=str)
+    return {"README.md": card.encode(), "growth.json": about_text.encode() + b"\n"}

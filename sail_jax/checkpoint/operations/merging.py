@@ -2,15 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there
@@ -19,14 +17,17 @@ from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Path_,
     Ready,
+    Request,
     RunOptions,
     bounds,
     carried_out,
     check_options,
     check_whole,
     notes_on_format,
-    opened,
+    planned,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
@@ -38,25 +39,6 @@ from sail_jax.checks import as_path, described
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
-Path_ = str | PathLike[str]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prepared(Ready):
-    """A merge before its execution: everything is known except the values.
-
-    Its inputs are open until the context of `prepared` is left.
-
-    Attributes:
-      recipe: The recipe.
-      plan: The treatment of every tensor.
-      inputs: The open checkpoints.
-    """
-
-    recipe: Recipe
-    plan: Plan
-    inputs: tuple[Checkpoint, ...]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Merged(Result):
@@ -65,35 +47,102 @@ class Merged(Result):
     Attributes:
       recipe: The recipe.
       plan: The treatment of every tensor.
-      records: The measurements of each tensor, by name; empty unless `measure`.
       others: The results of the other documents of the file, in their order. Outputs that only
         other documents need have been removed.
     """
 
     recipe: Recipe
     plan: Plan
-    records: Mapping[str, Record]
     others: tuple["Merged", ...] = ()
 
 
-@contextlib.contextmanager
-def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
-    """Opens the inputs of a recipe and plans its merge, as a context manager; no tensor is read.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared(Ready[Merged]):
+    """A merge before its execution.
 
-    Args:
+    Attributes:
       recipe: The recipe.
-      run: Options of the run.
-
-    Yields:
-      The merge, ready to be executed.
-
-    Raises:
-      ValueError: If the recipe does not fit its inputs, an input cannot be opened, or `run` does
-        not give enough memory.
+      plan: The treatment of every tensor.
     """
-    _check_inputs([recipe], run)
-    with _prepared(recipe, run, {}) as ready:
-        yield ready
+
+    recipe: Recipe
+    plan: Plan
+
+    def visits(self) -> dict[str, int]:
+        groups: dict[int, list[Work]] = {}
+        for work in self.works:
+            # Works of one merge share the same object, and statistics of the tree cover all of
+            # them.
+            groups.setdefault(id(work.merge), []).append(work)
+        return {
+            work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group
+        }
+
+    def completed(self) -> "Prepared":
+        assert self.out is not None
+        notes = (*self.plan.notes, *notes_on_format(self.works, self.out, self.run))
+        plan = self.plan._replace(notes=notes)
+        files = dict(plan.extras)
+        if self.run.write_model_card:
+            files["README.md"] = cards.model_card(self.recipe, plan, self.out.name).encode()
+            if self.recipe.text:
+                files["recipe.yaml"] = self.recipe.text.encode()
+        return dataclasses.replace(
+            self, plan=plan, files=files, notes=(*plan.losses, *notes),
+            make=functools.partial(self.make, plan=plan),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeRequest(Request[Prepared]):
+    """A merge by one recipe.
+
+    Attributes:
+      recipe: The recipe.
+      out: The path of the output; None for a plan alone.
+      measure: Whether norms, cosines and conflicts of each tensor are recorded.
+      documents: The results of other documents of the file, by name: their paths, or their plans if
+        they are not executed. All inputs of the file have been looked up. None for a file of one
+        document.
+      done: A file that records finished works; see `Ready`.
+    """
+
+    recipe: Recipe
+    out: Path | None = None
+    measure: bool = False
+    documents: Mapping[str, Path | Plan] | None = None
+    done: Path | None = None
+
+    def plan(self, inputs: Inputs) -> Prepared:
+        """Plans the treatment of every tensor from the headers of the inputs."""
+        run, recipe, documents = inputs.run, self.recipe, self.documents or {}
+        if self.documents is None:
+            _check_inputs([recipe], run)
+        if run.select is not None:
+            recipe = recipe.model_copy(update={"select": run.select})
+        if run.requantize is not None:
+            recipe = recipe.model_copy(update={"requantize": run.requantize})
+
+        def open(path: str) -> Checkpoint:
+            place = documents.get(path, path)
+            if isinstance(place, Plan):
+                return pending(place, path)
+            # The recipe marks adapters, and the planner checks them.
+            return inputs(place, adapters=True)
+
+        plan = planning.plan(
+            recipe, open, allow_crimes=run.allow_crimes, strict=run.strict,
+            copy_tokenizer=run.copy_tokenizer,
+        )  # fmt: skip
+        works = tuple(treatment.work for treatment in plan.treatments)
+        mark = planning.fingerprint(plan)
+        inputs.admit(self.out, [checkpoint.path for checkpoint in inputs.opened])
+        return Prepared(
+            recipe=recipe, plan=plan, out=self.out, run=run, works=works, fingerprint=mark,
+            limits=bounds(works, run, coded=plan.codes is not None), inputs=tuple(inputs.opened),
+            notes=plan.notes, codes=plan.codes, done=self.done, measure=self.measure,
+            divisible=True, make=functools.partial(Merged, recipe=self.recipe, plan=plan),
+        )  # fmt: skip
 
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
@@ -108,62 +157,6 @@ def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
 
 
 @contextlib.contextmanager
-def _prepared(
-    recipe: Recipe, run: RunOptions, documents: Mapping[str, Path | Plan]
-) -> Iterator[Prepared]:
-    """Prepares a merge after its inputs have been looked up.
-
-    `documents` has the results of other documents of the file, by name: their paths, or their plans
-    if they are not executed.
-    """
-    if run.select is not None:
-        recipe = recipe.model_copy(update={"select": run.select})
-    if run.requantize is not None:
-        recipe = recipe.model_copy(update={"requantize": run.requantize})
-    with contextlib.ExitStack() as stack:
-        inputs: list[Checkpoint] = []
-
-        def open(path: str) -> Checkpoint:
-            place = documents.get(path, path)
-            if isinstance(place, Plan):
-                return pending(place, path)
-            # The recipe marks adapters, and the planner checks them.
-            inputs.append(opened(place, run, adapters=True))
-            # The list is for checking at the end whether an input has changed; the stack closes the
-            # files.
-            return stack.enter_context(inputs[-1])
-
-        plan = planning.plan(
-            recipe, open, allow_crimes=run.allow_crimes, strict=run.strict,
-            copy_tokenizer=run.copy_tokenizer,
-        )  # fmt: skip
-        works = tuple(treatment.work for treatment in plan.treatments)
-        mark = planning.fingerprint(plan)
-        yield Prepared(
-            recipe=recipe, plan=plan, works=works, fingerprint=mark, inputs=tuple(inputs),
-            limits=bounds(works, run, coded=plan.codes is not None),
-        )  # fmt: skip
-
-
-def visits(works: Sequence[Work]) -> dict[str, int]:
-    """Counts how many times the inputs of each tensor are read, unless they are kept in memory.
-
-    Args:
-      works: All works of their merges, since some statistics are taken over all tensors.
-
-    Returns:
-      The number of visits by tensor name.
-    """
-    groups: dict[int, list[Work]] = {}
-    for work in works:
-        # Works of one merge share the same object, and statistics of the tree cover all of them.
-        groups.setdefault(id(work.merge), []).append(work)
-    return {
-        work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group
-    }
-
-
-@contextlib.contextmanager
 def previewed(
     recipes: Sequence[Recipe], run: RunOptions = DEFAULTS
 ) -> Iterator[list[Prepared | PendingError]]:
@@ -171,14 +164,13 @@ def previewed(
 
     Args:
       recipes: The recipes, as `parse_all` orders them.
-      run: Options of the run.
 
     Yields:
       Each merge, ready except for the results of other merges; or the reason why it cannot be
       planned before the others are executed.
 
     Raises:
-      ValueError: As `prepared` does.
+      ValueError: As `planned` does.
     """
     _check_inputs(recipes, run)
     with contextlib.ExitStack() as stack:
@@ -189,7 +181,7 @@ def previewed(
             try:
                 if unknown:
                     raise PendingError(f"{unknown[0]} is not planned yet")
-                ready = stack.enter_context(_prepared(recipe, run, plans))
+                ready = stack.enter_context(planned(MergeRequest(recipe, documents=plans), run))
                 plans[recipe.name or ""] = ready.plan
                 found.append(ready)
             except PendingError as error:
@@ -219,7 +211,6 @@ def merge_recipe(
         YAML, if there is one. If several documents are not used by others, each gets a folder with
         its name there.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
-      run: Options of the run, and of the output's files.
       before: Called for each merge when everything except the values is known, before any of its
         tensors is read.
 
@@ -246,8 +237,7 @@ def merge_recipe(
     """
     out, recipes = as_path("out", out), _recipes(recipe)
     if len(recipes) == 1:
-        _check_inputs(recipes, run)
-        return _merged(recipes[0], out, measure, run, before)
+        return carried_out(MergeRequest(recipes[0], out, measure), run, before)
     check_whole(
         run,
         f"the recipe has {len(recipes)} documents, but only one can be made in parts; make a file "
@@ -276,7 +266,8 @@ def merge_recipe(
                 # Other documents read the tokenizer and the configuration, which only a folder has.
                 place, how = folder / "models" / one.name, dataclasses.replace(run, format=None)
             record = folder / "done" / f"{number}.json"
-            done.append(_merged(one, place, measure, how, before, places, record))
+            request = MergeRequest(one, place, measure, places, record)
+            done.append(carried_out(request, how, before))
             places[one.name or ""] = place
     return dataclasses.replace(done[-1], others=tuple(done[:-1]))
 
@@ -294,47 +285,6 @@ def _recipes(recipe: Recipe | Sequence[Recipe] | Path_) -> tuple[Recipe, ...]:
         expected = "the path of a YAML file, YAML text, or parsed recipes"
         raise TypeError(f"recipe: expected {expected}; got {described(recipe)}")
     return several
-
-
-def _merged(
-    recipe: Recipe,
-    out: Path,
-    measure: bool,
-    run: RunOptions,
-    before: Callable[[Prepared], None] | None,
-    documents: Mapping[str, Path] = MappingProxyType({}),
-    done: Path | None = None,
-) -> Merged:
-    """Executes one recipe."""
-    began = time.monotonic()
-    with _prepared(recipe, run, documents) as ready:
-        admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
-        if before is not None:
-            before(ready)
-        notes = (*ready.plan.notes, *notes_on_format(ready.works, out, run))
-        ready = dataclasses.replace(ready, plan=ready.plan._replace(notes=notes))
-        records, unchanged = carried_out(
-            ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
-            lambda: _extras(ready, out.name, run), run, measure=measure, done=done,
-            codes=ready.plan.codes, divisible=True,
-        )  # fmt: skip
-    return Merged(
-        recipe=recipe, plan=ready.plan, records=records, out=out,
-        tensors=len(ready.plan.treatments), notes=(*ready.plan.losses, *ready.plan.notes),
-        seconds=time.monotonic() - began, unchanged=unchanged,
-        requantized=ready.plan.codes.errors if ready.plan.codes else {},
-    )  # fmt: skip
-
-
-def _extras(ready: Prepared, name: str, run: RunOptions) -> dict[str, bytes | Path]:
-    """The plain files of the output."""
-    extras = dict(ready.plan.extras)
-    if not run.write_model_card:
-        return extras
-    extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
-    if ready.recipe.text:
-        extras["recipe.yaml"] = ready.recipe.text.encode()
-    return extras
 
 
 def merge_checkpoints(
@@ -361,7 +311,6 @@ def merge_checkpoints(
       weights: One per model; the default depends on the method and is mostly 1.
       compat: For a method by name, the origin of the defaults: "paper" (the default) or "mergekit".
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
-      run: Options of the run, and of the output's files.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
         one for each; and dtype, out_dtype, scope, seed, rename, rest, missing, extra,
         integers, tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.sources.requantised import CodingError
 
 
@@ -19,6 +20,7 @@ class Result:
       unchanged: Whether an earlier call had finished this output.
       requantized: The error of each weight that is written in FP8, by name; empty unless
         `requantize`.
+      records: The measurements of each tensor, by name; empty unless a merge measures them.
     """
 
     out: Path
@@ -27,6 +29,7 @@ class Result:
     seconds: float
     unchanged: bool
     requantized: Mapping[str, CodingError] = field(default_factory=dict)
+    records: Mapping[str, Record] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """A summary in one line, since plans and measurements may have thousands of lines."""

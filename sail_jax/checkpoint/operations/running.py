@@ -1,4 +1,9 @@
-"""Code shared by all operations: options of a run, and the execution up to a complete output."""
+"""What all operations share: a request, its plan, and the execution up to a complete output.
+
+A request is a frozen record of the arguments of one operation. Its `plan` opens the inputs and
+returns a `Ready`: the works of the executor, and the record of the result. `planned` holds the
+inputs open, and `carried_out` also executes the works and writes the output.
+"""
 
 import contextlib
 import faulthandler
@@ -7,11 +12,13 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 
@@ -28,16 +35,19 @@ from sail_jax.checkpoint.executor import (
     peak,
     summary,
 )
-from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, sample
+from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import (
     Checkpoint,
     changed,
+    check_there,
     closed_on_error,
     open_checkpoint,
 )
 from sail_jax.checkpoint.formats.table import FORMATS, check_written, needs, of_output
 from sail_jax.checkpoint.formats.written import unfinished
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
 from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
 from sail_jax.checkpoint.output.writer import (
@@ -56,6 +66,13 @@ from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
 from sail_jax.provenance import versions
 from sail_jax.trees import some_paths
+
+Path_ = str | PathLike[str]
+R_co = TypeVar("R_co", bound=Result, covariant=True)
+P_co = TypeVar("P_co", bound="Ready[Any]", covariant=True)
+P = TypeVar("P", bound="Ready[Any]")
+R = TypeVar("R", bound=Result)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,34 +158,174 @@ DEFAULTS = RunOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class Ready(Generic[R_co]):
     """An operation before its execution: everything is known except the values.
 
+    Its inputs are open until the context of `planned` is left.
+
     Attributes:
+      out: The path of the output; None to write nothing.
       works: The works of the executor.
       limits: The number of threads, and the memory.
-      fingerprint: The identity of this operation, for resuming it.
+      fingerprint: The identity of this operation, for resuming it, without the content of its
+        inputs.
+      inputs: The open checkpoints.
+      make: Makes the result from the attributes of `Result`.
+      notes: Notes for the user, a sentence each.
+      view: The checkpoint with the plain files of the output; None for `files` alone.
+      files: Further plain files of the output.
+      codes: The weights to write in codes; their `errors` are filled. None for none.
+      rewrites: The checkpoint to copy with new values for the tensors of `works`; None for an
+        output with only these tensors and plain files.
+      file: The name of the one file of tensors in an output that is a folder; see `create`.
+      done: A file that records finished works and their files. With `run.resume`, an output that it
+        describes is not compared, and stays. None for no record.
+      measure: Whether norms, cosines and conflicts are recorded.
+      divisible: Whether the operation can be done in parts.
     """
 
+    out: Path | None
+    run: RunOptions
     works: tuple[Work, ...]
     limits: Limits
     fingerprint: str
+    inputs: tuple[Checkpoint, ...]
+    make: Callable[..., R_co]
+    notes: tuple[str, ...] = ()
+    view: Checkpoint | None = None
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    codes: Requantisation | None = None
+    rewrites: Checkpoint | None = None
+    file: str | None = None
+    done: Path | None = None
+    measure: bool = False
+    divisible: bool = False
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the output has."""
+        return len(self.works)
+
+    def visits(self) -> Mapping[str, int]:
+        """Counts how many times a tensor's inputs are read, by name; once for missing names."""
+        return {}
+
+    def completed(self) -> Self:
+        """Adds what the plan alone does not show, such as whether the function is preserved."""
+        return self
+
+    def written(self) -> None:
+        """Removes intermediate files, after the output has been written."""
 
     def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most.
-
-        Returns:
-          The bytes, the program included.
-        """
+        """Computes how many bytes the process is expected to use at most, with the program."""
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """Describes memory and threads.
-
-        Returns:
-          One line, without its end.
-        """
+        """Describes memory and threads in one line."""
         return summary(self.works, self.limits)
+
+
+class Request(Protocol[P_co]):
+    """The arguments of one operation, which Python and the command line both collect."""
+
+    def plan(self, inputs: "Inputs") -> P_co:
+        """Opens the inputs, and plans the works that make the output."""
+        ...
+
+
+class Inputs:
+    """Opens the inputs of an operation, which stay open until it ends.
+
+    Args:
+      stack: Closes the inputs.
+      writes: Whether the plan will be executed, so the output must be possible.
+
+    Attributes:
+      writes: Whether the plan will be executed.
+      opened: The open checkpoints, in the order of opening.
+    """
+
+    def __init__(self, run: RunOptions, stack: contextlib.ExitStack, writes: bool) -> None:
+        self.run, self._stack, self.writes = run, stack, writes
+        self.opened: list[Checkpoint] = []
+
+    def __call__(self, path: Path_, *, adapters: bool = False) -> Checkpoint:
+        """Opens an input, as `opened` does."""
+        # The list is for checking at the end whether an input has changed; the stack closes it.
+        self.opened.append(opened(path, self.run, adapters=adapters))
+        return self.holds(self.opened[-1])
+
+    def holds(self, resource: AbstractContextManager[T]) -> T:
+        """Enters a context, such as a lock, that is left with the operation."""
+        return self._stack.enter_context(resource)
+
+    def look_up(self, paths: Sequence[Path_], out: Path_ | None) -> None:
+        """Finds all inputs before any is downloaded, after the output is admitted."""
+        self.admit(out, paths)
+        check_there(paths, offline=self.run.offline)
+
+    def admit(self, out: Path_ | None, paths: Iterable[Path_]) -> None:
+        """CheckpointError if the output may not be written."""
+        if self.writes and out is not None:
+            admit(Path(out), list(paths), self.run.resume, self.run.force)
+
+
+@contextlib.contextmanager
+def planned(
+    request: Request[P], run: RunOptions = DEFAULTS, *, writes: bool = False
+) -> Iterator[P]:
+    """Plans an operation, as a context manager that holds its inputs open.
+
+    Args:
+      request: The operation.
+      writes: Whether the plan will be executed, so an output that is refused is an error.
+
+    Yields:
+      The operation, ready to be executed.
+
+    Raises:
+      ValueError: If an input cannot be opened, the request does not fit its inputs, or `run` does
+        not give enough memory.
+    """
+    with contextlib.ExitStack() as stack:
+        yield request.plan(Inputs(run, stack, writes))
+
+
+def carried_out(
+    request: Request[Ready[R]],
+    run: RunOptions = DEFAULTS,
+    before: Callable[[Any], None] | None = None,
+) -> R:
+    """Plans an operation, executes its works, and writes the result with the plain files.
+
+    Args:
+      request: The operation.
+      before: Called with the plan, before any of its tensors is read.
+
+    Returns:
+      The result of the operation. Its measurements include tensors that an earlier call finished,
+      but not other parts' tensors.
+
+    Raises:
+      CheckpointError: If an input cannot be read, the output cannot be written, its config.json
+        would contradict its tensors, or an input was changed since it was opened. In the last case
+        the output may mix two versions, so it is removed.
+      MergeError: As `execute` does.
+      ValueError: If the request does not fit its inputs.
+    """
+    began = time.monotonic()
+    with planned(request, run, writes=True) as ready:
+        if before is not None:
+            before(ready)
+        ready = ready.completed()
+        records, unchanged = ({}, False) if ready.out is None else _executed(ready, ready.out)
+        ready.written()
+    return ready.make(
+        out=ready.out, tensors=ready.tensors, notes=ready.notes, unchanged=unchanged,
+        seconds=time.monotonic() - began, records=records,
+        requantized=ready.codes.errors if ready.codes else {},
+    )  # fmt: skip
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -180,11 +337,9 @@ def check_options(options: Mapping[str, object]) -> None:
     Raises:
       TypeError: If one of them is a field of `RunOptions`; the message shows the right call.
     """
-    for field in fields(RunOptions):
-        if field.name in options:
-            raise TypeError(
-                f"{field.name} is an option of the run: pass run=RunOptions({field.name}=...)"
-            )
+    for name in (one.name for one in fields(RunOptions)):
+        if name in options:
+            raise TypeError(f"{name} is an option of the run: pass run=RunOptions({name}=...)")
 
 
 def check_whole(
@@ -250,7 +405,6 @@ def notes_on_format(works: Sequence[Work], out: Path, run: RunOptions) -> tuple[
     Args:
       works: The works that make its tensors.
       out: The path of the output.
-      run: Options of the run, for the format.
 
     Returns:
       A sentence, or nothing.
@@ -309,85 +463,48 @@ def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def carried_out(
-    works: Sequence[Work],
-    out: Path,
-    limits: Limits,
-    fingerprint: str,
-    inputs: Sequence[Checkpoint],
-    extras: Callable[[], Mapping[str, bytes | Path]],
-    run: RunOptions,
-    *,
-    measure: bool = False,
-    rewrites: Checkpoint | None = None,
-    done: Path | None = None,
-    file: str | None = None,
-    codes: Requantisation | None = None,
-    divisible: bool = False,
-) -> tuple[dict[str, Record], bool]:
-    """Executes works, and writes the result with the plain files.
+def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
+    """Executes works and writes the output.
 
-    Args:
-      works: The works.
-      out: The path of the output.
-      limits: The number of workers, and how much they may keep.
-      fingerprint: The identity of these works, without the content of their inputs.
-      inputs: The open checkpoints that are read.
-      extras: Makes the plain files, for an output that is a folder.
-      run: Options of the run, and of the output's files.
-      measure: Whether norms, cosines and conflicts are recorded.
-      rewrites: The checkpoint to copy with new values for the tensors of `works`; None for an
-        output with only these tensors and `extras`.
-      done: A file that records finished works and their files. With `run.resume`, an output that it
-        describes is not compared, and stays. By default there is none.
-      file: The name of the one file of tensors in an output that is a folder; see `create`.
-      codes: The weights to write in codes; its `errors` are filled. None for none.
-      divisible: Whether the operation can be done in parts.
-
-    Returns:
-      The measurements by tensor name, including tensors that an earlier call finished, but without
-      other parts' tensors; and whether an earlier call had finished the output.
-
-    Raises:
-      CheckpointError: If the output cannot be written, its config.json would contradict its
-        tensors, or an input was changed since it was opened. In the last case the output may mix
-        two versions, so it is removed.
-      MergeError: As `execute` does.
+    Returns the measurements by tensor name, and whether an earlier call had finished the output.
     """
+    works, run, codes = ready.works, ready.run, ready.codes
     if run.requantize is not None and codes is None:
         raise CheckpointError(
             f"{argument('requantize', run.requantize)}: only merging, growing, aligning and "
             "transplanting write FP8 again"
         )
     part = None if run.part is None else checked(run.part)
-    if not divisible:
+    if not ready.divisible:
         check_whole(run)
     # Part of the fingerprint: a merge from other versions of the inputs is not resumed.
-    state = state_of(inputs)
-    beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes, inputs)
-    marks = [fingerprint, state]
+    state = state_of(ready.inputs)
+    beside = {} if ready.rewrites else _consistent(ready, out)
+    marks = [ready.fingerprint, state]
     if codes is not None:
         beside["config.json"] = codes.config(beside)
         marks.append(sorted(codes.layouts.items()))
     mark, computing = disk.sha256(repr(marks).encode()), _computing()
     made = disk.sha256(repr([mark, computing]).encode())
-    if done is not None and run.resume and not measure and _is_done(done, made, out):
+    skips = ready.done is not None and run.resume and not ready.measure
+    if skips and _is_done(ready.done, made, out):
         return {}, True
 
     def written(resume: bool) -> tuple[dict[str, Record], bool]:
         """Executes the works, or compares their results with a finished output."""
         with create(
             out, wanted(works, codes),
-            fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
-            shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True, force=run.force,
-            part=part, join=run.join, belongs=_made_with(codes),
+            fingerprint=mark, versions=computing, rewrites=ready.rewrites, format=run.format,
+            file=ready.file, shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True,
+            force=run.force, part=part, join=run.join, belongs=_made_with(codes),
         ) as writer:  # fmt: skip
             sink = writer if codes is None else Coding(writer, codes, works)
-            records = _noted(writer) if measure else {}
+            records = _noted(writer) if ready.measure else {}
             if not run.join:
                 records |= execute(
-                    works, sink, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
-                    progress=run.progress, keep=functools.partial(_note, writer),
+                    works, sink, ready.limits, allow_nonfinite=run.allow_nonfinite,
+                    measure=ready.measure, progress=run.progress,
+                    keep=functools.partial(_note, writer),
                     sharing=None if part is None else _sharing(writer, part, out, works, run),
                     stalled=functools.partial(_report, writer.partial),
                 )  # fmt: skip
@@ -398,7 +515,7 @@ def carried_out(
                     writer.extra(RECORD, codes.record())
             try:
                 # Checked at the end, because now everything has been read.
-                _check_unchanged(inputs, state)
+                _check_unchanged(ready.inputs, state)
             except CheckpointError:
                 with contextlib.suppress(disk.StoreError):
                     writer.abandon()
@@ -414,8 +531,8 @@ def carried_out(
         # The existing output is different, and may be replaced. The comparison leaves nothing
         # behind.
         records, unchanged = written(False)
-    if done is not None:
-        disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
+    if ready.done is not None:
+        disk.write_record(ready.done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
     return records, unchanged
 
 
@@ -431,23 +548,12 @@ class Share(NamedTuple):
     written: int
 
 
-def shares(
-    ready: Ready,
-    out: Path | None,
-    run: RunOptions,
-    count: int,
-    visits: Mapping[str, int],
-    codes: Requantisation | None = None,
-) -> list[Share]:
+def shares(ready: Ready[Any], count: int) -> list[Share]:
     """Computes the work of each part of an output.
 
     Args:
       ready: The operation.
-      out: The path of the output; None for a folder.
-      run: Options of the run, and of the output's files.
       count: The number of parts.
-      visits: How many times the inputs of a tensor are read, by name; the default is once.
-      codes: The weights to write in codes.
 
     Returns:
       The share of each part.
@@ -455,10 +561,10 @@ def shares(
     Raises:
       CheckpointError: If the output has fewer files than parts.
     """
-    out = Path("the output") if out is None else out
-    tensors = wanted(ready.works, codes)
-    _, layout = laid_out(out, tensors, run.format, None, run.shard_bytes)
-    of = owners(layout, out, count, _made_with(codes))
+    out = Path("the output") if ready.out is None else ready.out
+    tensors, visits = wanted(ready.works, ready.codes), ready.visits()
+    _, layout = laid_out(out, tensors, ready.run.format, None, ready.run.shard_bytes)
+    of = owners(layout, out, count, _made_with(ready.codes))
     read, written = [0] * count, [0] * count
     for work in ready.works:
         read[of[work.name]] += work.reads * visits.get(work.name, 1)
@@ -540,27 +646,23 @@ def _is_done(done: Path, made: str, out: Path) -> bool:
         return False
 
 
-def _consistent(
-    out: Path,
-    extras: Mapping[str, bytes | Path],
-    works: Sequence[Work],
-    allow_crimes: bool,
-    inputs: Sequence[Checkpoint],
-) -> dict[str, bytes | Path]:
-    """The files of an output, with a config.json that matches its tensors.
+def _consistent(ready: Ready[Any], out: Path) -> dict[str, bytes | Path]:
+    """The plain files of an output, with a config.json that matches its tensors.
 
     CheckpointError if that is impossible. Ties of the head are not checked, since a copy may be
     stored.
     """
-    files, config = dict(extras), config_of(extras)
-    written = {work.name: work for work in works}
+    own = {} if ready.view is None else ready.view.extras
+    files = {name: data for name, data in own.items() if carried(name)} | dict(ready.files)
+    config = config_of(files)
+    written = {work.name: work for work in ready.works}
     if not config:
         return files
     if config.get("tie_word_embeddings"):
         written = {name: work for name, work in written.items() if role(name) != "head"}
     new, left = following(config, written)
-    if left and not allow_crimes:
-        found = [x.key for checkpoint in inputs for x in contradictions_of(checkpoint)]
+    if left and not ready.run.allow_crimes:
+        found = [x.key for checkpoint in ready.inputs for x in contradictions_of(checkpoint)]
         remedy = (
             "correct the config.json of the input"
             if left[0].key in found

@@ -38,7 +38,6 @@ def transplant_checkpoint(
       k: The most rows that one row is made from, by "omp" and "nearest".
       pad_to_multiple_of: The number of rows is rounded up to a multiple of this. The rows after the
         last token are means of the others. None for no padding.
-      run: Options of the run, and of the output's files.
 
     Returns:
       The result.

@@ -5,15 +5,13 @@ computed as they are read. Routers made from prompts are computed before anythin
 one tensor of the base at a time.
 """
 
-import contextlib
+import functools
 import hashlib
 import importlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from os import PathLike
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,19 @@ import numpy as np
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.contents.relations import following
 from sail_jax.checkpoint.executor import CONSTANT, mib
-from sail_jax.checkpoint.formats.extras import carried, config_of, content
+from sail_jax.checkpoint.formats.extras import config_of, content
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
-from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, check_there
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Inputs,
+    Path_,
     Ready,
+    Request,
     RunOptions,
     bounds,
     carried_out,
-    opened,
     unselected,
 )
 from sail_jax.checkpoint.planning import cards
@@ -60,29 +59,6 @@ from sail_jax.merging import random_bits
 from sail_jax.merging.engine import InMemory
 from sail_jax.merging.tensors import Tensor, read_whole
 
-Path_ = str | PathLike[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Upcycling(Ready):
-    """A mixture before its execution: everything is known except the experts' values.
-
-    Its inputs are open until the context of `planned` is left.
-
-    Attributes:
-      mixture: The description of the mixture.
-      plan: The source of each tensor.
-      view: The mixture as a checkpoint, computed as it is read.
-      inputs: The open checkpoints, the base first.
-      about: The content of upcycling.json.
-    """
-
-    mixture: Mixture
-    plan: upcycling.Plan
-    view: View
-    inputs: tuple[Checkpoint, ...]
-    about: Mapping[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Upcycled(Result):
@@ -100,34 +76,65 @@ class Upcycled(Result):
     verdict: Verdict
 
 
-@contextlib.contextmanager
-def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]:
-    """Opens the networks of a mixture and plans it, as a context manager.
+@dataclass(frozen=True, kw_only=True)
+class Upcycling(Ready[Upcycled]):
+    """A mixture before its execution: everything is known except the experts' values.
 
-    Tensors are read only if the routers are made from prompts.
-
-    Args:
+    Attributes:
       mixture: The description of the mixture.
-      run: Options of the run.
-
-    Yields:
-      The mixture, ready to be written.
-
-    Raises:
-      ValueError: If a network cannot be opened or does not fit, or `run` does not give enough
-        memory.
+      plan: The source of each tensor.
+      certify: Whether both networks are run.
+      about: The content of upcycling.json.
     """
-    if run.strict and mixture.notes:
-        raise RecipeError(*mixture.notes[0])
-    refs = mixtures.models(mixture)
-    check_there([*paths(refs)], offline=run.offline)
-    with contextlib.ExitStack() as stack:
+
+    mixture: Mixture
+    plan: upcycling.Plan
+    certify: Certify
+    about: Mapping[str, Any]
+
+    def completed(self) -> "Upcycling":
+        assert self.out is not None
+        agreed, failed = _measured(self)
+        preserved = verdict(agreed)
+        notes = (*self.notes, *failed)
+        about = {
+            **self.about,
+            "notes": notes,
+            "exactness": str(preserved),
+            "agreement": [one.record() for one in agreed],
+        }
+        files = {"upcycling.json": json.dumps(about, indent=2, default=str).encode() + b"\n"}
+        if self.run.write_model_card:
+            files["README.md"] = cards.mixture_card(about, self.out.name).encode()
+            if self.mixture.text:
+                files["mergekit_moe_config.yml"] = self.mixture.text.encode()
+        return replace(
+            self, notes=notes, files=files,
+            make=functools.partial(
+                Upcycled, config=self.plan.config, agreement=agreed, verdict=preserved
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UpcycleRequest(Request[Upcycling]):
+    """The arguments of `upcycle_checkpoint`; `out` is None for a plan alone."""
+
+    mixture: Mixture
+    out: Path_ | None = None
+    certify: Certify = None
+
+    def plan(self, inputs: Inputs) -> Upcycling:
+        """Plans the mixture from shapes. Tensors are read only for routers made from prompts."""
+        mixture, run = self.mixture, inputs.run
+        if run.strict and mixture.notes:
+            raise RecipeError(*mixture.notes[0])
+        refs = mixtures.models(mixture)
+        inputs.look_up([*paths(refs)], self.out)
         notes = [note.text for note in mixture.notes]
 
-        def open(path: str) -> Checkpoint:
-            return stack.enter_context(opened(path, run, adapters=True))
-
-        openings = Openings(open, run.select, notes)
+        opening = functools.partial(inputs, adapters=True)
+        openings = Openings(opening, run.select, notes)
         models = {ref: openings(ref) for ref in refs}
         base = models[mixture.base_model]
         notes += unselected(base)
@@ -179,9 +186,11 @@ def planned(mixture: Mixture, run: RunOptions = DEFAULTS) -> Iterator[Upcycling]
             "architecture": made.config["model_type"],
             "notes": notes,
         }  # fmt: skip
-        yield Upcycling(
-            works=works, limits=bounds(works, run), fingerprint=mark, mixture=mixture, plan=made,
-            view=view, inputs=tuple(models.values()), about=about,
+        return Upcycling(
+            out=None if self.out is None else Path(self.out), run=run, works=works,
+            limits=bounds(works, run), fingerprint=mark, mixture=mixture, plan=made, view=view,
+            inputs=tuple(models.values()), about=about, notes=tuple(notes), certify=self.certify,
+            make=Upcycled,
         )  # fmt: skip
 
 
@@ -206,7 +215,6 @@ def upcycle_checkpoint(
       certify: Whether the base and the mixture are run on probe inputs, and how; see
         `grow_checkpoint`. By default they are run if all experts are the base's own and both fit in
         1 GiB. With other experts the outputs differ.
-      run: Options of the run, and of the output's files.
       before: Called when everything except the values is known, before experts are read.
 
     Returns:
@@ -235,30 +243,8 @@ def upcycle_checkpoint(
     >>> made.config["model_type"], made.config["num_local_experts"], made.tensors
     ('mixtral', 4, 22)
     """
-    began = time.monotonic()
     mixture = mixtures.parse(mixture) if isinstance(mixture, str) else mixture
-    admit(Path(out), [*paths(mixtures.models(mixture))], run.resume, run.force)
-    with planned(mixture, run) as ready:
-        if before is not None:
-            before(ready)
-        agreed, failed = _measured(ready, certify, run.max_memory)
-        preserved = verdict(agreed)
-        notes = [*ready.about["notes"], *failed]
-        about = {
-            **ready.about,
-            "notes": notes,
-            "exactness": str(preserved),
-            "agreement": [one.record() for one in agreed],
-        }
-        _, unchanged = carried_out(
-            ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
-            lambda: _extras(ready, about, Path(out).name, run), run,
-        )  # fmt: skip
-    return Upcycled(
-        config=ready.plan.config, agreement=agreed, verdict=preserved, out=Path(out),
-        tensors=len(ready.works), notes=tuple(notes), seconds=time.monotonic() - began,
-        unchanged=unchanged,
-    )  # fmt: skip
+    return carried_out(UpcycleRequest(mixture, out, certify), run, before)
 
 
 def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
@@ -458,11 +444,9 @@ def _view(
     return view
 
 
-def _measured(
-    ready: Upcycling, certify: Certify, max_memory: int | None
-) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
+def _measured(ready: Upcycling) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
     """Runs the base and the mixture, if requested, or if it is cheap and both should agree."""
-    base, plan = ready.inputs[0], ready.plan
+    base, plan, certify = ready.inputs[0], ready.plan, ready.certify
     if not plan.alike:
         if certify:
             raise CheckpointError(
@@ -481,18 +465,5 @@ def _measured(
     own = config_of(base.extras)
     return wanted(
         certify, entries, base.path, lambda: certified(base.tensors, own, renew, certify),
-        max_memory,
+        ready.run.max_memory,
     )  # fmt: skip
-
-
-def _extras(
-    ready: Upcycling, about: Mapping[str, Any], name: str, run: RunOptions
-) -> dict[str, bytes | Path]:
-    """The plain files of the output."""
-    extras = {n: data for n, data in ready.view.extras.items() if carried(n)}
-    extras["upcycling.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
-    if run.write_model_card:
-        extras["README.md"] = cards.mixture_card(about, name).encode()
-        if ready.mixture.text:
-            extras["mergekit_moe_config.yml"] = ready.mixture.text.encode()
-    return extras

@@ -9,9 +9,11 @@ import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.carrying import carry_out, outcome, tell_notes
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     MODULES,
     Parser,
@@ -25,15 +27,15 @@ from sail_jax.cli.options import (
     arguments,
     natural,
     on_inputs,
-    outcome,
-    run_options,
 )
 from sail_jax.cli.processes import in_parts
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.progress import Meter, say, show
 from sail_jax.deprecated import UNTIL
 
 if TYPE_CHECKING:
     from sail_jax.architectures import Rules
+    from sail_jax.checkpoint import RunOptions
+    from sail_jax.checkpoint.operations.aligning import AlignedCheckpoint
     from sail_jax.checkpoint.sources.aligned import Aligned
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
@@ -84,11 +86,7 @@ def weight(text: str) -> tuple[str, float]:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add_input(parser, "a", "A", "the reference")
     add(
@@ -139,20 +137,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> bool | None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Returns:
-      For a part, whether the output was finished before; otherwise None.
-
-    Raises:
-      ValueError: If the output is missing, or --family is given both for all spaces and for some;
-        and as `align_checkpoints` does.
-    """
+    """Runs the command. Returns for a part whether the output was finished before."""
     remember_kernels()
-    from sail_jax.checkpoint.operations import aligning
+    from sail_jax.checkpoint import align_checkpoints
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
 
@@ -166,24 +153,30 @@ def run(args: Namespace) -> bool | None:
     if args.weigh:
         until = UNTIL["sail_jax.cli.commands.align(weigh)"]
         say(f"note: --weigh is now --weights; the old name goes in {until}")
-    with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
+    given = arguments(args, "plan", "full", "weigh") | {"spec": spec, "config": config}
+    weights = dict([*(args.weigh or []), *(args.weights or [])])
+    given |= {"family": _families(args.family), "weights": weights}
 
+    def operation(run: "RunOptions") -> "AlignedCheckpoint":
         def matching(sweep: int, space: str) -> None:
-            meter.tell(f"sweep {sweep}" if sweep else "first visit", space)
+            assert isinstance(run.progress, Meter)
+            run.progress.tell(f"sweep {sweep}" if sweep else "first visit", space)
 
-        given = arguments(args, "plan", "full", "weigh") | {"spec": spec, "config": config}
-        weights = dict([*(args.weigh or []), *(args.weights or [])])
-        given |= {"family": _families(args.family), "weights": weights}
-        done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
-    if args.part is not None:
-        show(outcome(done, part=args.part))
-        return done.unchanged
+        return align_checkpoints(run=run, progress=matching, **given)
+
+    told = partial(_tell, full=args.full, normalize=args.normalize, weights=weights)
+    return carry_out(args, operation, told, [args.a, args.b])
+
+
+def _tell(
+    done: "AlignedCheckpoint", full: bool, normalize: bool, weights: Mapping[str, float]
+) -> None:
+    """Prints what was matched, and the distance of the networks."""
     aligned = done.aligned
-    for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
-        say(fitted(f"note: {note}"))
-    show(table(aligned, full=args.full))
+    tell_notes(done, collapsed_text)
+    show(table(aligned, full=full))
     if aligned.maps:
-        show(objective(aligned.history, args.normalize, weights))
+        show(objective(aligned.history, normalize, weights))
     before, after = aligned.distance
     show(
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
@@ -192,7 +185,6 @@ def run(args: Namespace) -> bool | None:
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")
     show(f"{outcome(done)}; exactness: {done.verdict}")
-    return None
 
 
 def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:

@@ -5,8 +5,10 @@ $ sail-jax average run averaged --last 5
 
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from sail_jax.cli.carrying import carry_out, outcome, show_shares
 from sail_jax.cli.options import (
     Parser,
     add_copying,
@@ -14,24 +16,18 @@ from sail_jax.cli.options import (
     arguments,
     natural,
     on_inputs,
-    outcome,
     run_options,
-    show_shares,
     weights,
 )
 from sail_jax.cli.processes import in_parts
-from sail_jax.cli.progress import Meter, show
+from sail_jax.cli.progress import show
 
 # Written out, like the choices below, because the library is imported after the arguments are read.
 SHAPES = ("uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add(
         "paths",
@@ -87,25 +83,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> bool | None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Returns:
-      For a part, whether the output was finished before; otherwise None.
-
-    Raises:
-      ValueError: As `average_checkpoints` does.
-    """
-    from sail_jax.checkpoint.operations import averaging
+    """Runs the command. Returns for a part whether the output was finished before."""
+    from sail_jax.checkpoint.operations.averaging import AverageRequest
+    from sail_jax.checkpoint.operations.running import carried_out, planned
 
     *named, last = args.paths
     paths, out = (named, Path(last)) if named else ([last], None)
     given = arguments(args, "paths", "steps", "last", "plan", "full")
-    checkpoints = _chosen(args, paths)
+    request = AverageRequest(_chosen(args, paths), out, **given)
     if args.plan:
-        with averaging.averaging(checkpoints, out, run=run_options(args), **given) as ready:
+        with planned(request, run_options(args)) as ready:
             show(ready.about())
             if args.full:
                 for name, gets in ready.gets.items():
@@ -113,15 +100,10 @@ def run(args: Namespace) -> bool | None:
             show(ready.summary())
             show(f"output: {ready.out}, as {ready.write_as}")
             if ready.write_as != "run":
-                show_shares(Namespace(**{**vars(args), "out": ready.out}), ready)
+                show_shares(args.part, ready)
         return None
-    with Meter(args.quiet) as meter:
-        done = averaging.average_checkpoints(
-            checkpoints, out, run=run_options(args, meter),
-            before=lambda ready: show(ready.about()), **given,
-        )  # fmt: skip
-    show(outcome(done, part=args.part))
-    return done.unchanged
+    operation = partial(carried_out, request, before=lambda ready: show(ready.about()))
+    return carry_out(args, operation, lambda done: show(outcome(done)))
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:

@@ -4,8 +4,11 @@ $ sail-jax convert run model --to hugging-face --config config.json
 """
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sail_jax.cli.carrying import carry_out, outcome, tell_notes
 from sail_jax.cli.options import (
     Parser,
     add_copying,
@@ -13,19 +16,16 @@ from sail_jax.cli.options import (
     arguments,
     natural,
     on_inputs,
-    outcome,
     positive,
-    run_options,
 )
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.progress import show
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.converting import Converted
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add_input(parser, "path", "CKPT", "the checkpoint")
     add("out", metavar="OUT", type=Path, help="the output path")
@@ -79,22 +79,15 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
+    """Runs the command."""
+    from sail_jax.checkpoint import convert_checkpoint
 
-    Args:
-      args: The arguments of the command line.
+    def told(done: "Converted") -> None:
+        tell_notes(done)
+        show(f"{done.source} to {args.to}")
+        show(outcome(done))
 
-    Raises:
-      ValueError: As `convert_checkpoint` does.
-    """
-    from sail_jax.checkpoint.operations.converting import convert_checkpoint
-
-    with Meter(args.quiet) as meter:
-        done = convert_checkpoint(**arguments(args), run=run_options(args, meter))
-    for note in done.notes:
-        say(fitted(f"note: {note}"))
-    show(f"{done.source} to {args.to}")
-    show(outcome(done))
+    carry_out(args, partial(convert_checkpoint, **arguments(args)), told)
 
 
 main = on_inputs(add_arguments, run)

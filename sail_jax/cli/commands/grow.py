@@ -6,10 +6,12 @@ $ sail-jax grow base larger --width 2x --depth 2x
 import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.carrying import carry_out, outcome, show_shares, tell_notes
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     MODULES,
     Parser,
@@ -24,16 +26,14 @@ from sail_jax.cli.options import (
     arguments,
     entry,
     on_inputs,
-    outcome,
     reader,
     run_options,
-    show_shares,
 )
 from sail_jax.cli.processes import in_parts
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.operations.growing import Growing
+    from sail_jax.checkpoint.operations.growing import Growing, Grown
 
 
 def _times(text: str) -> float:
@@ -50,11 +50,7 @@ factor = reader(_times, lambda x: 0 < x < 1e6, "a factor such as 2x")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add_input(parser, "path", "CKPT", "the checkpoint to grow", nargs="?")
     add_output(parser, "the grown checkpoint", nargs="?")
@@ -105,18 +101,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> bool | None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Returns:
-      For a part, whether the output was finished before; otherwise None.
-
-    Raises:
-      ValueError: If the checkpoint, the output or the target is missing, and as `grow_checkpoint`
-        does.
-    """
+    """Runs the command. Returns for a part whether the output was finished before."""
     if args.methods:
         _methods()
         return None
@@ -127,33 +112,35 @@ def run(args: Namespace) -> bool | None:
         return None
     to, options = _target(args), _options(args)
     remember_kernels()
-    from sail_jax.checkpoint.operations import growing
+    from sail_jax.checkpoint.operations.growing import GrowRequest
+    from sail_jax.checkpoint.operations.running import carried_out, planned
     from sail_jax.checkpoint.recipe import tables
 
-    own = ("to", "width", "depth", "set", "spec", "draft", "methods", "plan")
-    given = arguments(args, *own) | {"to": to, **options}
+    of_methods = ("depth_method", "require_lossless")
+    own = ("width", "depth", "set", "spec", "draft", "methods", "plan")
+    given = arguments(args, *own, *of_methods) | {"to": to, "out": args.out}
+    named = {name: getattr(args, name) for name in of_methods}
+    given["options"] = {k: v for k, v in named.items() if v is not None} | options
     if args.spec is not None:
         given["rules"] = tables.read_table(args.spec)
+    request = GrowRequest(**given)
     if args.plan:
-        given = {name: value for name, value in given.items() if name not in ("out", "certify")}
-        with growing.growing(run=run_options(args), **given) as ready:
+        with planned(request, run_options(args)) as ready:
             _show(ready)
-            show_shares(args, ready, codes=ready.codes)
+            show_shares(args.part, ready)
         return None
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax grow CKPT OUT")
-    with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
-        done = growing.grow_checkpoint(run=run_options(args, meter), **given)
-    if args.part is not None:
-        show(outcome(done, part=args.part))
-        return done.unchanged
-    for note in done.notes:
-        say(fitted(f"note: {note}"))
+    return carry_out(args, partial(carried_out, request), _tell, [args.path])
+
+
+def _tell(done: "Grown") -> None:
+    """Prints what was grown, and whether the function is preserved."""
+    tell_notes(done)
     show(done.growth.report)
     for agreement in done.agreement:
         show(agreement)
     show(f"{outcome(done)}; exactness: {done.verdict}")
-    return None
 
 
 def _options(args: Namespace) -> dict[str, object]:

@@ -33,11 +33,7 @@ FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     what = "a folder, a file of tensors, or a name on the Hub; two or more are compared"
     add("checkpoint", metavar="CKPT", nargs="+", help=what)
@@ -70,15 +66,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Raises:
-      ValueError: If an option does not fit the number of checkpoints, or a checkpoint or a table
-        of spaces cannot be read.
-    """
+    """Runs the command."""
     if len(args.checkpoint) > 1:
         from sail_jax.cli.compare import run_pairs
 

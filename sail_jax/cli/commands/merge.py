@@ -7,11 +7,13 @@ import os
 import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sail_jax.cli import mergekit
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.carrying import carry_out, outcome, show_shares
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     Parser,
     add_copying,
@@ -20,12 +22,10 @@ from sail_jax.cli.options import (
     add_strict,
     file,
     on_inputs,
-    outcome,
     run_options,
-    show_shares,
 )
 from sail_jax.cli.processes import in_parts
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.progress import fitted, say, show
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.merging import Merged, Prepared
@@ -43,11 +43,7 @@ def _recipe(text: str) -> Path:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add(
         "recipe",
@@ -73,17 +69,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> bool | None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Returns:
-      For a part, whether the output was finished before; otherwise None.
-
-    Raises:
-      ValueError: If the recipe or the output is missing, and as `merge_recipe` does.
-    """
+    """Runs the command. Returns for a part whether the output was finished before."""
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
@@ -108,26 +94,25 @@ def run(args: Namespace) -> bool | None:
         named = several and recipe.name and args.report
         return args.report / recipe.name if named else args.report
 
-    compiled = compiled_for(inputs, offline=args.offline)
-    with Meter(args.quiet) as meter, compiled, mergekit.on_device(args.device):
-        last = merging.merge_recipe(
-            recipes, args.out, measure=args.report is not None, run=run_options(args, meter),
-            before=lambda ready: _admit(report(ready.recipe)),
-        )  # fmt: skip
-    if args.part is not None:
-        show(outcome(last, part=args.part))
-        return last.unchanged
+    operation = partial(
+        merging.merge_recipe, recipes, args.out, measure=args.report is not None,
+        before=lambda ready: _admit(report(ready.recipe)),
+    )  # fmt: skip
     used = {name for recipe in recipes for name in recipe.uses}
-    for merged in (*last.others, last):
-        _report(report(merged.recipe), merged)
-        _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
-        # The folder of an intermediate model has been removed by now.
-        where = f"{merged.recipe.name}, intermediate" if merged.recipe.name in used else None
-        show(outcome(merged, where))
-        if where is None and not merged.unchanged:
-            for line in _summary(merged):
-                show(fitted(line))
-    return None
+
+    def told(last: "Merged") -> None:
+        for merged in (*last.others, last):
+            _report(report(merged.recipe), merged)
+            _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
+            # The folder of an intermediate model has been removed by now.
+            where = f"{merged.recipe.name}, intermediate" if merged.recipe.name in used else None
+            show(outcome(merged, where))
+            if where is None and not merged.unchanged:
+                for line in _summary(merged):
+                    show(fitted(line))
+
+    with mergekit.on_device(args.device):
+        return carry_out(args, operation, told, inputs)
 
 
 def _summary(merged: "Merged") -> list[str]:
@@ -159,7 +144,7 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
                 who = recipe.name or "the last one"
                 show(f"{chr(10) * (number > 0)}document {number + 1}, {who}{uses}")
             if isinstance(ready, merging.Prepared):
-                show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
+                show(cards.render(ready.plan, args.full, ready.visits()), end="")
                 show(ready.summary())
                 _costs(args, ready)
             else:
@@ -168,7 +153,6 @@ def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
 
 def _costs(args: Namespace, ready: "Prepared") -> None:
     """Prints the CPU time of a merge, and the bytes that each part reads and writes."""
-    from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import costs
 
     read_once = sum(work.reads for work in ready.works)
@@ -178,7 +162,7 @@ def _costs(args: Namespace, ready: "Prepared") -> None:
             f"{seconds / 3600:.1f} CPU-hours" if seconds > 3600 else f"{seconds:.0f} CPU-seconds"
         )
         show(f"processor: about {hours}, by {costs.SOURCE}")
-    show_shares(args, ready, merging.visits(ready.works), ready.plan.codes)
+    show_shares(args.part, ready)
 
 
 def _said(merged: "Merged", who: str) -> None:

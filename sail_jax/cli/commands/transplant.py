@@ -4,8 +4,10 @@ $ sail-jax transplant base donor out
 """
 
 from argparse import Namespace
+from functools import partial
 
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.carrying import carry_out
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     MODULES,
     Parser,
@@ -15,18 +17,11 @@ from sail_jax.cli.options import (
     arguments,
     natural,
     on_inputs,
-    outcome,
-    run_options,
 )
-from sail_jax.cli.progress import Meter, fitted, say, show
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add_input(parser, "base", "BASE", "the checkpoint")
     add_input(parser, "donor", "DONOR", "the checkpoint with the new tokenizer")
     add_output(parser, "the result")
@@ -52,22 +47,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Raises:
-      ValueError: As `transplant_checkpoint` does.
-    """
+    """Runs the command."""
     remember_kernels()
     from sail_jax.checkpoint import transplant_checkpoint
 
-    with Meter(args.quiet) as meter, compiled_for([args.base], offline=args.offline):
-        done = transplant_checkpoint(**arguments(args), run=run_options(args, meter))
-    for note in done.notes:
-        say(fitted(f"note: {note}"))
-    show(outcome(done))
+    operation = partial(transplant_checkpoint, **arguments(args))
+    carry_out(args, operation, inputs=[args.base])
 
 
 main = on_inputs(add_arguments, run, MODULES)

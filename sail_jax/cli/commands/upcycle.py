@@ -4,10 +4,12 @@ $ sail-jax upcycle dense experts --experts 4 --router random
 """
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.carrying import carry_out, outcome, tell_notes
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     MODULES,
     Parser,
@@ -19,14 +21,13 @@ from sail_jax.cli.options import (
     arguments,
     natural,
     on_inputs,
-    outcome,
     reader,
     run_options,
 )
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.operations.upcycling import Upcycling
+    from sail_jax.checkpoint.operations.upcycling import Upcycled, Upcycling
     from sail_jax.checkpoint.recipe.mixtures import Mixture
 
 _fraction = reader(float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
@@ -34,11 +35,7 @@ _scale = reader(float, lambda x: 0 <= x < 1e6, "a number >= 0")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add(
         "path",
@@ -87,32 +84,26 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Raises:
-      ValueError: If the output is missing, or an option is given together with a file that sets
-        it; and as `upcycle_checkpoint` does.
-    """
+    """Runs the command."""
     remember_kernels()
-    from sail_jax.checkpoint.operations import upcycling
+    from sail_jax.checkpoint.operations.running import carried_out, planned
+    from sail_jax.checkpoint.operations.upcycling import UpcycleRequest
 
     mixture = _mixture(args)
+    request = UpcycleRequest(mixture, args.out, args.certify)
     if args.plan:
-        with upcycling.planned(mixture, run_options(args)) as ready:
+        with planned(request, run_options(args)) as ready:
             _show(ready)
         return
     if args.out is None:
         raise ValueError(f"OUT is missing: sail-jax upcycle {args.path} OUT")
     bases = [str(mixture.base_model.checkpoint)]
-    with Meter(args.quiet) as meter, compiled_for(bases, offline=args.offline):
-        done = upcycling.upcycle_checkpoint(
-            mixture, args.out, certify=args.certify, run=run_options(args, meter)
-        )
-    for note in done.notes:
-        say(fitted(f"note: {note}"))
+    carry_out(args, partial(carried_out, request), _tell, bases)
+
+
+def _tell(done: "Upcycled") -> None:
+    """Prints the notes, and whether the function is preserved."""
+    tell_notes(done)
     for agreement in done.agreement:
         show(agreement)
     show(f"{outcome(done)}; exactness: {done.verdict}")

@@ -29,13 +29,14 @@ from pathlib import Path
 from merge_cases import make
 from sail_jax.checkpoint import RunOptions, merge_checkpoints
 from sail_jax.checkpoint.executor import memory, program
-from sail_jax.checkpoint.operations.merging import prepared
+from sail_jax.checkpoint.operations.merging import MergeRequest
+from sail_jax.checkpoint.operations.running import planned
 from sail_jax.checkpoint.recipe.recipes import simple
 name, limit, folder = sys.argv[1:]
 merge = make(name, **({"steps": 3} if name == "wudi" else {}))
 paths = [f"{folder}/{k}" for k in range(3)][: merge.models[1]]
 if limit == "least":
-    with prepared(simple(paths, f"{folder}/base", merge)) as ready:
+    with planned(MergeRequest(simple(paths, f"{folder}/base", merge))) as ready:
         most = program(ready.works) + max(map(memory, ready.works))
 else:
     most = int(float(limit))

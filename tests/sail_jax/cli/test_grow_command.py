@@ -20,8 +20,9 @@ from small_checkpoints import CONFIG, GEMMA, tensors
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.operations.growing import grow_checkpoint, growing
-from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
+from sail_jax.checkpoint.operations.growing import GrowRequest, grow_checkpoint
+from sail_jax.checkpoint.operations.merging import MergeRequest, merge_recipe
+from sail_jax.checkpoint.operations.running import planned
 from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.checkpoint.sources import agreement
 from sail_jax.checkpoint.sources.agreement import wanted
@@ -348,7 +349,7 @@ def test_a_fingerprint_covers_what_is_done_to_inputs(models):
     marks = []
     for width, seed in ((2, 0), (2, 1), (3, 0), (2, 0)):
         recipe = parse(text.format(m=models, w=width, s=seed))
-        with prepared(recipe) as ready:
+        with planned(MergeRequest(recipe)) as ready:
             marks.append(ready.fingerprint)
             needed = max(x.needs for t in ready.plan.treatments for x in t.models)
             assert ready.memory() > needed
@@ -587,14 +588,14 @@ def test_a_recipe_refuses_to_call_lossless_what_it_cannot_run(models, tmp_path, 
     with pytest.raises(ValueError, match="not run: a recipe runs known architectures up to 1 GiB"):
         merge_recipe(LOSSLESS.format(models=models, lossless="true"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with prepared(parse(LOSSLESS.format(models=models, lossless="false"))) as ready:
+    with planned(MergeRequest(parse(LOSSLESS.format(models=models, lossless="false")))) as ready:
         assert any(note.endswith("grown; exactness: not run") for note in ready.plan.notes)
 
 
 @pytest.mark.soak
 def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
     text = LOSSLESS.format(models=models, lossless="true")
-    with prepared(parse(text)) as ready:
+    with planned(MergeRequest(parse(text))) as ready:
         said = [note for note in ready.plan.notes if "exactness" in note]
         assert len(said) == 1
         assert "exactness: the function is preserved. Both" in said[0]
@@ -687,7 +688,7 @@ def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
 
 @pytest.mark.parametrize("to", [5, None, [1], b"x", object(), "a" * 5000, "a\0b"])
 def test_a_target_is_a_configuration_or_its_path(models, to):
-    with pytest.raises(CheckpointError), growing(models / "a", to):
+    with pytest.raises(CheckpointError), planned(GrowRequest(models / "a", None, to)):
         pass
 
 

@@ -4,12 +4,18 @@ $ sail-jax lora extract base tuned adapter --rank 16
 """
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sail_jax.cli.factors import add_factors, table, tell
+from sail_jax.cli.carrying import carry_out, tell
+from sail_jax.cli.factors import add_factors, table
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, arguments, on_inputs, reader, run_options
-from sail_jax.cli.progress import Meter, fitted, say, show
+from sail_jax.cli.options import Parser, arguments, on_inputs, reader
+from sail_jax.cli.progress import fitted, say, show
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.adapting import Extracted
 
 energy = reader(float, lambda x: 0 < x <= 1, "a number above 0, up to 1")
 
@@ -20,11 +26,7 @@ def patterns(text: str) -> list[str]:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add("base", metavar="BASE", help="the model before fine-tuning: a path, or a name on the Hub")
     add("tuned", metavar="TUNED", help="the model after fine-tuning")
@@ -47,27 +49,21 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Raises:
-      ValueError: As `extract_adapter` does.
-    """
+    """Runs the command."""
     remember_kernels()
     from sail_jax.checkpoint import extract_adapter
 
-    with Meter(args.quiet) as meter:
-        done = extract_adapter(**arguments(args, "full"), run=run_options(args, meter))
-    table(done.rows, args.full)
-    if done.saved:
-        show(f"stored in full: {len(done.saved)} tensors")
-    for name, reason in done.lost.items():
-        say(fitted(f"lost: {name} ({reason})"))
-    if done.lost:
-        say(f"note: {len(done.lost)} changed tensors are lost; --modules-to-save rest stores them")
-    tell(done)
+    def told(done: "Extracted") -> None:
+        table(done.rows, args.full)
+        if done.saved:
+            show(f"stored in full: {len(done.saved)} tensors")
+        for name, reason in done.lost.items():
+            say(fitted(f"lost: {name} ({reason})"))
+        if count := len(done.lost):
+            say(f"note: {count} changed tensors are lost; --modules-to-save rest stores them")
+        tell(done)
+
+    carry_out(args, partial(extract_adapter, **arguments(args, "full")), told)
 
 
 main = on_inputs(add_arguments, run)

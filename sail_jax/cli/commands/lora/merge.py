@@ -4,19 +4,20 @@ $ sail-jax lora merge adapter-a adapter-b merged --rank 16
 """
 
 from argparse import Namespace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from sail_jax.cli.factors import add_factors, table, tell
+from sail_jax.cli.carrying import carry_out, tell
+from sail_jax.cli.factors import add_factors, table
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, add_set, arguments, on_inputs, run_options, weights
-from sail_jax.cli.progress import Meter
+from sail_jax.cli.options import Parser, add_set, arguments, on_inputs, weights
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.adapting import MergedAdapters
 
 
 def add_arguments(parser: Parser) -> None:
-    """Adds the arguments of the command.
-
-    Args:
-      parser: The parser of the command.
-    """
+    """Adds the arguments of the command."""
     add = parser.add_argument
     add(
         "paths",
@@ -41,14 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: The arguments of the command line.
-
-    Raises:
-      ValueError: If no adapter is given, or --set lacks --method; and as `merge_adapters` does.
-    """
+    """Runs the command."""
     remember_kernels()
     from sail_jax.checkpoint import merge_adapters
 
@@ -58,10 +52,12 @@ def run(args: Namespace) -> None:
     if args.set and args.method is None:
         raise ValueError(f"--set {min(dict(args.set))} needs --method")
     given = arguments(args, "paths", "set", "full") | dict(args.set)
-    with Meter(args.quiet) as meter:
-        done = merge_adapters(adapters, out, run=run_options(args, meter), **given)
-    table(done.rows, args.full)
-    tell(done)
+
+    def told(done: "MergedAdapters") -> None:
+        table(done.rows, args.full)
+        tell(done)
+
+    carry_out(args, partial(merge_adapters, adapters, out, **given), told)
 
 
 main = on_inputs(add_arguments, run)

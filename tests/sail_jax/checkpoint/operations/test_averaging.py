@@ -28,6 +28,7 @@ from sail_jax.checkpoint import (
 from sail_jax.checkpoint.formats import rewritten, stores
 from sail_jax.checkpoint.formats.written import RECORD
 from sail_jax.checkpoint.operations import averaging as module
+from sail_jax.checkpoint.operations.running import planned
 from sail_jax.cli.main import main
 
 STEPS = (100, 200, 300, 400)
@@ -329,7 +330,7 @@ def test_one_checkpoint_is_itself(run, tmp_path):
 
 def test_window(run):
     folder, _ = run
-    with module.averaging(folder, window=200) as ready:
+    with planned(module.AverageRequest(folder, window=200)) as ready:
         assert [step.number for step in ready.steps] == [300, 400]
 
 

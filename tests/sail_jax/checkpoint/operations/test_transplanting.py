@@ -15,7 +15,8 @@ from sail_jax.checkpoint import (
     transplant_checkpoint,
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, byte_table, counterparts
-from sail_jax.checkpoint.operations.merging import prepared
+from sail_jax.checkpoint.operations.merging import MergeRequest
+from sail_jax.checkpoint.operations.running import planned
 from sail_jax.checkpoint.recipe.parts import Ref
 from sail_jax.checkpoint.recipe.recipes import simple
 from sail_jax.checkpoint.sources import transplanted
@@ -175,7 +176,8 @@ def test_runs_are_resumed_and_told_apart(pair, tmp_path):
     marks = set()
     for k in (3, 4):
         tokenizer = {"source": Ref(str(paths[1])), "transplant": "omp", "k": k}
-        with prepared(simple([paths[0]], method="passthrough", tokenizer=tokenizer)) as ready:
+        recipe = simple([paths[0]], method="passthrough", tokenizer=tokenizer)
+        with planned(MergeRequest(recipe)) as ready:
             marks.add(ready.fingerprint)
     assert len(marks) == 2
     transplant_checkpoint(*paths[:2], tmp_path / "again", k=4, run=RunOptions(threads=1))

@@ -10,8 +10,8 @@ import small_checkpoints
 from small_checkpoints import CONFIG, save
 
 from sail_jax.checkpoint import CheckpointError, RunOptions, load_checkpoint
-from sail_jax.checkpoint.operations import upcycling as operations
-from sail_jax.checkpoint.operations.upcycling import upcycle_checkpoint
+from sail_jax.checkpoint.operations.running import planned
+from sail_jax.checkpoint.operations.upcycling import UpcycleRequest, upcycle_checkpoint
 from sail_jax.checkpoint.recipe import mixtures, recipes
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.joined import Joined
@@ -147,7 +147,7 @@ def qwen2(folder):
 def test_shared_expert_of_copies_adds_nothing(tmp_path):
     folder = qwen2(tmp_path / "qwen2")
     mixture = mixtures.copies(folder, 2, gate_mode="random", drop=0.5)
-    with operations.planned(mixture) as ready:
+    with planned(UpcycleRequest(mixture)) as ready:
         (shared,) = ready.about["shared_experts"]
         assert (shared["residual_scale"], shared["drop"]) == (0, 0)
         assert ready.plan.config["shared_expert_intermediate_size"] == 24
@@ -196,7 +196,7 @@ def test_prompt_that_does_not_fit_in_memory_is_refused(models, tmp_path):
 def test_plan_reads_no_tensor_unless_there_are_prompts(models, monkeypatch):
     monkeypatch.setattr("sail_jax.checkpoint.formats.files.StoredTensor.read", None)
     mixture = mixtures.parse(text(models[0], "uniform_random"))
-    with operations.planned(mixture) as ready:
+    with planned(UpcycleRequest(mixture)) as ready:
         assert len(ready.works) == len(small_checkpoints.SHAPES) - 6 + 2 + 2 * 2 * 3
 
 
