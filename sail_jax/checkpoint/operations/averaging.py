@@ -88,6 +88,14 @@ class Averaging(Ready[AveragedRun]):
         """How many tensors the output has."""
         return sum(gets != "left out" for gets in self.gets.values())
 
+    def completed(self) -> "Averaging":
+        if self.write_as == "run" and self.run.format is not None:
+            raise CheckpointError(
+                f"{argument('format')}: a run keeps its own, got {self.run.format!r}; "
+                f"{argument('write_as')} 'params' writes other formats"
+            )
+        return self
+
     def about(self) -> str:
         """Describes the average: steps with their weights, and the treatment of tensors.
 
@@ -463,15 +471,8 @@ def _admit(ready: Averaging, out: Path, newest: Checkpoint) -> None:
             f"{out} would become a step of the run: choose a place next to the run, such as "
             f"{beside(ready.steps[-1].path.parent)}"
         )
-    if ready.write_as != "run":
-        return
-    if of_output(out) and newest.path.is_dir():
+    if ready.write_as == "run" and of_output(out) and newest.path.is_dir():
         raise CheckpointError(f"{out}: a run is a folder, not a {out.suffix} file")
-    if ready.run.format is not None:
-        raise CheckpointError(
-            f"{argument('format')}: a run keeps its own, got {ready.run.format!r}; "
-            f"{argument('write_as')} 'params' writes other formats"
-        )
 
 
 def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) -> str | None:

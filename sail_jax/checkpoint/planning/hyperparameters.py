@@ -109,14 +109,14 @@ class Hyperparameters:
 
     def _values(self, parameter: mergekit.Parameter, job: Job) -> list[Value | None]:
         """The values of a parameter, for each source of a tensor or for all; empty if unset."""
-        outer = [job.part.parameters, job.module.parameters, self.recipe.parameters]
-        readers = [(outer, job.name)]
-        if parameter.per_model:
-            readers = [([source.parameters, *outer], name) for source, _, name in job.sources]
-        values: list[Value | None] = [None] * len(readers)
+        values: list[Value | None] = [None] * (len(job.sources) if parameter.per_model else 1)
         if parameter.name in self.named:
+            outer = (job.part.parameters, job.module.parameters, self.recipe.parameters)
+            readers = [(outer, job.name)]
+            if parameter.per_model:
+                readers = [((source.parameters, *outer), name) for source, _, name in job.sources]
             values = [
-                self.ledger.resolve([parameter.of(scope) for scope in scopes], name, job.t)
+                self.ledger.resolve(map(parameter.of, filter(None, scopes)), name, job.t)
                 for scopes, name in readers
             ]
         weight = parameter.name == "weight"
@@ -125,7 +125,7 @@ class Hyperparameters:
         # models or lacks a default.
         theirs = parameter.name in self.theirs
         optional = not theirs and (weight or not parameter.required)
-        if optional and all(value is None for value in values):
+        if optional and values.count(None) == len(values):
             return []
         # Weights for only some models are an error: no default goes with the given ones.
         fill = mergekit.REQUIRED if weight and not theirs else parameter.default

@@ -45,13 +45,15 @@ def identity(merge: Merge) -> str:
 
 def _plain(x: Any) -> Any:
     """Converts a part of a merge to values with the same `repr` in every process."""
+    if type(x) in _CONSTANT:
+        return repr(x)
     if isinstance(x, _ARRAY):
         array = np.asarray(x)
         return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
     if isinstance(x, Mapping):
-        return [[_plain(key), _plain(value)] for key, value in x.items()]
+        return [list(map(_plain, entry)) for entry in x.items()]
     if isinstance(x, tuple | list):
-        return [_plain(value) for value in x]
+        return list(map(_plain, x))
     if isinstance(x, functools.partial):
         return ["partial", *map(_plain, (x.func, x.args, x.keywords))]
     if isinstance(x, type):

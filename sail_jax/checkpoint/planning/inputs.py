@@ -84,6 +84,7 @@ class Input:
 
     Attributes:
       ref: The checkpoint in the recipe.
+      name: Its name in messages.
       opened: The open checkpoint.
       tensors: The tensors by their names after renaming.
       config: The content of its config.json; empty without one.
@@ -94,7 +95,7 @@ class Input:
     """
 
     def __init__(self, ref: Ref, opened: Checkpoint, *, recipe: Recipe, rename: Renaming):
-        self.ref, self.opened = ref, opened
+        self.ref, self.name, self.opened = ref, str(ref), opened
         self.tensors: dict[str, Tensor] = {}
         for name, tensor in opened.tensors.items():
             new = rename(name)

@@ -304,14 +304,15 @@ class _Planner:
         self.groups: dict[int | None, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple[tuple[Ref, int] | None, ...], dict[Ref, Rowing]] = {}
-        for note in (*recipe.notes, *_revisions(recipe)):
+        refs = recipe.models()
+        for note in (*recipe.notes, *_revisions(recipe, refs)):
             if strict:
                 raise RecipeError(note.where, note.text)
             self.notes.append(note.text)
         rename = Renaming(recipe)
         openings = self.openings = Openings(open, recipe.select, self.notes, rename)
         self.inputs: dict[Ref, Input] = {}
-        for ref in recipe.models():
+        for ref in refs:
             try:
                 self.inputs[ref] = Input(ref, openings(ref), recipe=recipe, rename=rename)
             except (TypeError, ValueError) as error:
@@ -407,10 +408,11 @@ class _Planner:
         if self.other is None or treatment.merge is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
-        if (
+        # Only where the base may join the models do the conventions merge other models.
+        joins = self.entry.base == "joins" and (
             merged_sources(self.recipe, job.part) != merged_sources(self.other.recipe, job.part)
-            or self.hyperparameters.differs(self.other, job)
-        ):  # fmt: skip
+        )
+        if joins or self.hyperparameters.differs(self.other, job):
             self.notes.append(
                 f"compat: using {used}'s conventions; `compat: {other}` gives different numbers"
             )
@@ -426,8 +428,8 @@ class _Planner:
         places, tensors, base = gathered
         weights, options = chosen.of(places)
         first = base or tensors[0]
-        owner = [] if job.base is None else [str(job.base[0].ref)]
-        owners = [str(job.sources[k][1].ref) for k in places] or owner
+        owner = [] if job.base is None else [job.base[0].name]
+        owners = [job.sources[k][1].name for k in places] or owner
         everyone = [*([base] if places and base is not None else []), *tensors]
         if not all(_is_float(x.dtype) for x in everyone):
             return self._copied(job, everyone, owner + owners if places else owner, notes)
@@ -805,12 +807,12 @@ class _Planner:
         size = sum(map(bytes_of, model.tensors.values()))
         part = "base" if model.ref == self.recipe.base_model else "model"
         part = part if model.ref in self.merged else "tokenizer"
-        return InputSummary(str(model.ref), part, len(model.tensors), size)
+        return InputSummary(model.name, part, len(model.tensors), size)
 
 
-def _revisions(recipe: Recipe) -> Iterator[Note]:
+def _revisions(recipe: Recipe, refs: Sequence[Ref]) -> Iterator[Note]:
     """Yields a note for each requested revision of a checkpoint on this disk."""
-    for ref in recipe.models():
+    for ref in refs:
         for path, revision in ((ref.path, ref.revision), (ref.lora, ref.lora_revision)):
             if path is not None and revision is not None and located(path, revision) == path:
                 text = f"revision {revision} has no effect: {path} lies on this disk"
