@@ -96,13 +96,13 @@ class _Walk:
             names = self.members(module, self.inputs[at.lead.model])
             self.check_extra(at, names)
             # Embeddings belong to the first slice, and the last norm and the head to the last one.
-            early = [name for name in names if position(name) is None and is_early(name)]
-            late = [name for name in names if position(name) is None and not is_early(name)]
+            outside = [name for name in names if position(name) is None]
+            early = [name for name in outside if is_early(name)]
             if which == 0:
                 yield from (at.job(name, 0.0) for name in early)
             yield from self.layers(at, names, offsets)
             if which == len(module.slices) - 1:
-                late += self.heads(at, names)
+                late = [name for name in outside if not is_early(name)] + self.heads(at, names)
                 yield from (at.job(name, 0.0) for name in late)
 
     def members(self, module: Module, model: Input) -> list[str]:
@@ -151,13 +151,14 @@ class _Walk:
 
     def heads(self, at: _Place, names: Sequence[str]) -> list[str]:
         """Lists the separate heads of another input that the lead lacks."""
+        known = set(names)
         heads = dict.fromkeys(
             name
             for _, model in at.inputs
             for name in self.members(at.module, model)
-            if role(name) == "head" and model.has_own(name)
+            if name not in known and role(name) == "head" and model.has_own(name)
         )
-        return [name for name in heads if name not in names]
+        return list(heads)
 
     def layers(self, at: _Place, names: Sequence[str], offsets: dict[str, int]) -> Iterator[Job]:
         """Yields the tensors of a slice's layers, numbered after the layers of earlier slices."""

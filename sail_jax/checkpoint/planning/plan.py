@@ -431,7 +431,7 @@ class _Planner:
         owner = [] if job.base is None else [job.base[0].name]
         owners = [job.sources[k][1].name for k in places] or owner
         everyone = [*([base] if places and base is not None else []), *tensors]
-        if not all(_is_float(x.dtype) for x in everyone):
+        if not all(map(_is_float, {x.dtype for x in everyone})):
             return self._copied(job, everyone, owner + owners if places else owner, notes)
         tensors, base = self._shaped(job, [job.sources[k][1] for k in places], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
