@@ -22,6 +22,7 @@ from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Inputs,
     Path_,
+    R,
     R_co,
     Ready,
     Request,
@@ -181,14 +182,11 @@ class ExtractRequest(Request[Ready[Extracted]]):
             fan_in_fan_out="transposed" in kinds,
             task_type=_task(config_of(second.extras)),
         )  # fmt: skip
-        return _Laid(
-            **_layout(works, Path(self.out), mark, inputs), spool=spool,
-            files=tokenizer_files(second.extras) | _config_file(config),
-            notes=(*unselected(second), *plan.notes),
-            make=functools.partial(
-                Extracted, rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost
-            ),
-        )  # fmt: skip
+        make = functools.partial(
+            Extracted, rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost
+        )
+        notes, files = (*unselected(second), *plan.notes), tokenizer_files(second.extras)
+        return _adapter(make, Path(self.out), works, mark, inputs, spool, config, files, notes)
 
 
 @dataclass(frozen=True)
@@ -244,11 +242,8 @@ class MergeAdaptersRequest(Request[Ready[MergedAdapters]]):
             task_type=next((x.task_type for x in configs if x.task_type), None),
         )  # fmt: skip
         files, note = _one_tokenizer(opened)
-        return _Laid(
-            **_layout(works, Path(self.out), mark, inputs), spool=spool,
-            files=files | _config_file(config), notes=(*notes, *note),
-            make=functools.partial(MergedAdapters, rows=tuple(rows)),
-        )  # fmt: skip
+        make, notes = functools.partial(MergedAdapters, rows=tuple(rows)), (*notes, *note)
+        return _adapter(make, Path(self.out), works, mark, inputs, spool, config, files, notes)
 
 
 @dataclass(frozen=True)
@@ -767,14 +762,22 @@ def _laid_out(
     return rows, works
 
 
-def _layout(works: Sequence[Work], out: Path, mark: str, inputs: Inputs) -> dict[str, Any]:
-    """What all plans of adapters share."""
-    run = replace(inputs.run, format=None, allow_nonfinite=True, progress=None)
-    return {
-        "out": out, "run": run, "works": tuple(works), "limits": bounds(works, inputs.run),
-        "fingerprint": mark, "inputs": tuple(inputs.opened), "file": _FILE,
-    }  # fmt: skip
-
-
-def _config_file(config: Mapping[str, Any]) -> dict[str, Path | bytes]:
-    return {"adapter_config.json": json.dumps(config, indent=2).encode() + b"\n"}
+def _adapter(
+    make: Callable[..., R],
+    out: Path,
+    works: Sequence[Work],
+    mark: str,
+    inputs: Inputs,
+    spool: FactorSpool,
+    config: Mapping[str, Any],
+    files: Mapping[str, Path | bytes],
+    notes: tuple[str, ...],
+) -> Ready[R]:
+    """The plan of an adapter, from its factors in a spool."""
+    text = json.dumps(config, indent=2).encode() + b"\n"
+    return _Laid(
+        out=out, works=tuple(works), limits=bounds(works, inputs.run), fingerprint=mark,
+        run=replace(inputs.run, format=None, allow_nonfinite=True, progress=None),
+        inputs=tuple(inputs.opened), make=make, notes=notes, file=_FILE, spool=spool,
+        files={**files, "adapter_config.json": text},
+    )  # fmt: skip

@@ -63,14 +63,14 @@ class Growing(Ready[Grown]):
     """A growth before its execution.
 
     Attributes:
-      view: The larger network as a checkpoint, computed as it is read.
+      larger: The larger network as a checkpoint, computed as it is read.
       growth: The plan.
       about: The content of growth.json.
       stated: The configuration of the input; empty if none is known.
       request: The request.
     """
 
-    view: View
+    larger: View
     growth: networks.Growth
     about: Mapping[str, Any]
     stated: Mapping[str, Any]
@@ -84,7 +84,7 @@ class Growing(Ready[Grown]):
             # The process that joins the parts runs the networks, and writes the result.
             certify = False
         agreed, failed = measured(
-            self.view, self.growth, self.stated, certify=certify, max_memory=run.max_memory
+            self.larger, self.growth, self.stated, certify=certify, max_memory=run.max_memory
         )
         if lossless:
             require_exact(
@@ -97,7 +97,7 @@ class Growing(Ready[Grown]):
         about = {**self.about, **_exactness(preserved)}
         about |= {"agreement": [one.record() for one in agreed], "notes": notes}
         return replace(
-            self, notes=tuple(notes), files=_files(about, self.out.name, self.view),
+            self, notes=tuple(notes), files=_files(about, self.out.name, self.larger),
             make=functools.partial(
                 Grown, growth=self.growth, agreement=agreed, verdict=preserved
             ),
@@ -155,9 +155,9 @@ class GrowRequest(Request[Growing]):
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
         return Growing(
-            out=None if self.out is None else Path(self.out), run=run, request=self, view=view,
-            growth=made, works=works, fingerprint=mark, about=about, stated=stated, codes=codes,
-            limits=bounds(works, run, coded=codes is not None), inputs=(checkpoint,),
+            out=None if self.out is None else Path(self.out), run=run, request=self, larger=view,
+            view=view, growth=made, works=works, fingerprint=mark, about=about, stated=stated,
+            limits=bounds(works, run, coded=codes is not None), inputs=(checkpoint,), codes=codes,
             notes=made.notes, make=Grown, divisible=True,
         )  # fmt: skip
 

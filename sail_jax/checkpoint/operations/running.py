@@ -486,8 +486,8 @@ def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
         marks.append(sorted(codes.layouts.items()))
     mark, computing = disk.sha256(repr(marks).encode()), _computing()
     made = disk.sha256(repr([mark, computing]).encode())
-    skips = ready.done is not None and run.resume and not ready.measure
-    if skips and _is_done(ready.done, made, out):
+    record = ready.done if run.resume and not ready.measure else None
+    if record is not None and _is_done(record, made, out):
         return {}, True
 
     def written(resume: bool) -> tuple[dict[str, Record], bool]:

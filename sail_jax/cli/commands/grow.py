@@ -210,10 +210,10 @@ def _show(ready: "Growing") -> None:
     show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():
         show(f"  {key}: {old} to {new}")
-    base = ready.view.base.tensors.values()
+    base = ready.larger.base.tensors.values()
     before, after = (
         sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors)
-        for tensors in (base, ready.view.tensors.values())
+        for tensors in (base, ready.larger.tensors.values())
     )
     show(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
     show(ready.growth.report)

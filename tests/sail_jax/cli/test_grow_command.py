@@ -305,13 +305,9 @@ def test_recipes_are_read_strictly(name, models, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_help_is_quick_and_lists_the_commands(capsys):
-    script = (
-        "import sys; from sail_jax.cli.main import main; main(['--help']); "
-        "print('jax' in sys.modules)"
-    )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
-    assert shown.splitlines()[-1] == "False"
+def test_help_lists_the_commands(capsys):
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
     for command in ("grow", "align", "inspect"):
         assert f"\n  {command} " in shown
         assert cli.main([command, "--help"]) == 0
