@@ -99,19 +99,20 @@ def described(found: Any) -> dict[str, Any]:
     by_place: dict[tuple[str, str], list[int]] = {}
     for i, name in enumerate(found.tensors):
         by_place.setdefault(_place(name), []).append(i)
+
+    def row(indices: list[int]) -> dict[str, Any]:
+        pooled = comparing.pooled(vectors, found.sizes, indices)
+        about = _said(pooled, found.tasks is not None)
+        return {"parameters": int(found.sizes[indices].sum())} | about
+
     groups = [
-        {"layer": layer, "module": module, "parameters": int(found.sizes[indices].sum())}
-        | _said(comparing.pooled(vectors, found.sizes, indices), found.tasks is not None)
+        {"layer": layer, "module": module} | row(indices)
         for (layer, module), indices in by_place.items()
     ]
     layers: dict[str, list[int]] = {}
     for (layer, _), indices in by_place.items():
         layers.setdefault(layer, []).extend(indices)
-    rows = [
-        {"layer": layer, "parameters": int(found.sizes[indices].sum())}
-        | _said(comparing.pooled(vectors, found.sizes, indices), found.tasks is not None)
-        for layer, indices in layers.items()
-    ]
+    rows = [{"layer": layer} | row(indices) for layer, indices in layers.items()]
     k, total = len(found.models), found.weights.total
     record: dict[str, Any] = {
         "models": list(found.models),

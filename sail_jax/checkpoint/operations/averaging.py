@@ -22,6 +22,7 @@ from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Inputs,
+    Path_,
     Ready,
     Request,
     RunOptions,
@@ -38,7 +39,6 @@ from sail_jax.merging.work import Work, copy
 from sail_jax.trajectory import shapes
 from sail_jax.trajectory.shapes import At, Shape
 
-Path_ = str | PathLike[str]
 State = Literal["last", "zero", "drop", "average-moments"]
 """The treatment of the optimiser's state; see `average_checkpoints`."""
 WriteAs = Literal["run", "params", "safetensors"]

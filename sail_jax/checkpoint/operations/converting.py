@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Inputs,
+    Path_,
     Ready,
     Request,
     RunOptions,
@@ -32,7 +32,6 @@ from sail_jax.checks import argument, nearest, one_of
 from sail_jax.interop import layouts
 from sail_jax.trees import some_paths
 
-Path_ = str | PathLike[str]
 TARGETS = ("hugging-face", "maxtext", "tunix")
 
 

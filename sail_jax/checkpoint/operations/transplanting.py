@@ -1,14 +1,12 @@
 """A checkpoint with another's tokenizer, and rows made for the tokens that it lacks."""
 
-from os import PathLike
 from typing import Literal
 
 from sail_jax.checkpoint.operations.merging import Merged, merge_checkpoints
-from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
+from sail_jax.checkpoint.operations.running import DEFAULTS, Path_, RunOptions
 from sail_jax.checkpoint.recipe.parts import Ref
 from sail_jax.checks import argument, integer, one_of
 
-Path_ = str | PathLike[str]
 METHODS = ("omp", "nearest", "mean", "zero")
 
 
