@@ -15,6 +15,7 @@ import olmo2
 import pytest
 from cells import slow
 from known_networks import GOLDEN, model
+from refusals import refused
 from small_checkpoints import CONFIG, GEMMA, tensors
 
 from sail_jax import methods
@@ -142,16 +143,6 @@ def test_killed_it_resumes_to_the_same_bytes(models, tmp_path, capsys):
     want, _ = networks.grow(tensors(0), CONFIG, {"width": 2}, "lemon", key=jax.random.key(0))
     assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
     assert not list(tmp_path.glob(".out*"))
-
-
-def refused(capsys, *argv):
-    capsys.readouterr()
-    code = cli.main(list(map(str, argv)))
-    captured = capsys.readouterr()
-    error = [line for line in captured.err.splitlines() if line.startswith("sail-jax: error: ")]
-    assert code in (1, 2), captured
-    assert len(error) == 1
-    return error[0]
 
 
 REFUSED = {

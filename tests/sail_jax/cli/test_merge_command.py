@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cells import slow
+from refusals import refused
 
 from sail_jax import Merge, chain, methods, reductions, transforms
 from sail_jax.checkpoint import (
@@ -230,31 +231,22 @@ def test_killed_at_random_points_it_resumes_to_the_same_bytes(models, tmp_path):
         assert not list(tmp_path.glob(".out*"))
 
 
-def refused(capsys, *argv):
-    code = cli.main(["merge", *map(str, argv)])
-    captured = capsys.readouterr()
-    error = [line for line in captured.err.splitlines() if line.startswith("sail-jax: error: ")]
-    assert code in (1, 2), captured
-    assert len(error) == 1
-    return error[0]
-
-
 def test_refusals_are_one_line_and_leave_nothing(models, tmp_path, capsys):
     out = tmp_path / "out"
     path = ties(models, tmp_path)
-    assert "no.yaml is missing" in refused(capsys, tmp_path / "no.yaml", out)
+    assert "no.yaml is missing" in refused(capsys, "merge", tmp_path / "no.yaml", out)
     wrong = recipe(tmp_path, f"merge_method: tise\nmodels: [{{model: {models}/a}}]\n", "w.yaml")
-    assert "ties" in refused(capsys, wrong, out)
+    assert "ties" in refused(capsys, "merge", wrong, out)
     unknown = recipe(tmp_path, f"merge_method: linear\nmodles: [{{model: {models}/a}}]\n", "u.yaml")
-    assert "models" in refused(capsys, unknown, out)
-    assert "OUT is missing" in refused(capsys, path)
-    assert "100 MiB" in refused(capsys, path, out, "--max-memory", "100MiB")
-    assert "expected a size" in refused(capsys, path, out, "--max-memory", "lots")
+    assert "models" in refused(capsys, "merge", unknown, out)
+    assert "OUT is missing" in refused(capsys, "merge", path)
+    assert "100 MiB" in refused(capsys, "merge", path, out, "--max-memory", "100MiB")
+    assert "expected a size" in refused(capsys, "merge", path, out, "--max-memory", "lots")
     assert not out.exists()
     assert not list(tmp_path.glob(".out*"))
     out.mkdir()
     (out / "precious").write_text("x")
-    assert "exists" in refused(capsys, path, out)
+    assert "exists" in refused(capsys, "merge", path, out)
     assert contents(out) == {"precious": b"x"}
 
 
@@ -267,7 +259,7 @@ def test_nan_is_named_and_allowed_on_request(models, tmp_path, capsys):
         f"merge_method: linear\nmodels:\n  - {{model: {tmp_path}/bad, parameters: {{weight: 1}}}}\n"
         f"  - {{model: {models}/b, parameters: {{weight: 1}}}}\n",
     )
-    message = refused(capsys, path, tmp_path / "out")
+    message = refused(capsys, "merge", path, tmp_path / "out")
     assert "model.norm.weight" in message
     assert "--allow-nonfinite" in message
     assert not (tmp_path / "out").exists()
