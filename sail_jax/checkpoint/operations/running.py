@@ -32,7 +32,6 @@ from sail_jax.checkpoint.executor import (
     Record,
     execute,
     limits,
-    peak,
     summary,
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
@@ -216,10 +215,6 @@ class Ready(Generic[R_co]):
 
     def written(self) -> None:
         """Removes intermediate files, after the output has been written."""
-
-    def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most, with the program."""
-        return peak(self.works, self.limits)
 
     def summary(self) -> str:
         """Describes memory and threads in one line."""
