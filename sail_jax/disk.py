@@ -106,7 +106,14 @@ def check_length(path: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Returns the system's words for an error, with advice if too many files are open."""
+    """Explains an error of the system.
+
+    Args:
+      error: The error.
+
+    Returns:
+      The system's words, with advice if too many files are open.
+    """
     why = error.strerror or str(error) or type(error).__name__
     few = error.errno in (errno.EMFILE, errno.ENFILE)
     return why + " (`ulimit -n` shows the limit of open files, and raises it)" * few

@@ -22,20 +22,7 @@ Found = dict[str, float]
 
 
 def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
-    """Measures a method that is called in one way, in its own process.
-
-    Args:
-      name: The name of the method.
-      way: The kind of call, a key of `WAYS`.
-      leaves: The numbers of leaves.
-
-    Returns:
-      For each number of leaves, CPU-seconds of the `first` and `second` result, and the process's
-      `peak` memory in bytes; for "jit" also `held` (see `_compile_process.jitted`).
-
-    Raises:
-      RuntimeError: If the process fails. The message has its last line.
-    """
+    """Measures a method in its own process: CPU-seconds of the first and second result, and memory."""
     # This process must not reuse programs that an earlier process compiled.
     fresh = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     return answers("_compile_process", [name, way, *map(str, leaves)], fresh)

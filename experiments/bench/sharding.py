@@ -25,20 +25,7 @@ Found = Mapping[str, Any]
 
 
 def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> list[Found]:
-    """Compiles methods in a process that sees its CPU as `DEVICES` devices.
-
-    Args:
-      axes: The kind of the mesh's axes; see `_sharding_process.Axes`.
-      placements: The divisions of leaves; placements joined by "+" are in one tree.
-      names: The methods.
-
-    Returns:
-      For each method and placement: its names, the method's `needs` of a leaf, the collectives
-      `sent` with how often, and whether all merged leaves are `there`: placed as the base's.
-
-    Raises:
-      RuntimeError: If the process fails. The message has its last line.
-    """
+    """Compiles methods in a process that sees its CPU as `DEVICES` devices; a row for each leaf."""
     env = {**on_devices(DEVICES), "JAX_PLATFORMS": "cpu"}
     return answers("_sharding_process", [axes, ",".join(placements), *names], env)
 

@@ -229,9 +229,11 @@ def _ready(args: Namespace, folder: Path) -> _Search:
     names = [Path(x).name for x in models]
     names = names if len({*names, "base"}) > len(names) else models
     methods = None if args.methods is None else args.methods.split(",")
-    arms = list(
-        searching.arms(len(models), base is not None, methods, groups=args.groups, seed=args.seed)
-    )
+    count, has_base = len(models), base is not None
+    arms = [
+        *searching.arms(count, has_base, methods, groups=args.groups, seed=args.seed),
+        *map(operations.recipe_arm, recipes),
+    ]
     options = RunOptions(
         max_memory=args.max_memory, allow_pickle=args.allow_pickle, offline=args.offline
     )

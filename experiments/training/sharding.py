@@ -94,7 +94,11 @@ def layout(shard: Several) -> Layout:
 
 
 def mesh() -> Mesh:
-    """Arranges all devices in a row: a mesh with the one axis "data"."""
+    """Arranges all devices in a row.
+
+    Returns:
+      A mesh with the one axis "data".
+    """
     return jax.make_mesh((jax.device_count(),), (AXIS,), (AxisType.Auto,), devices=jax.devices())
 
 

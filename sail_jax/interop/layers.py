@@ -19,7 +19,11 @@ SECONDS = 120
 
 
 def available() -> bool:
-    """Checks whether torch and transformers are installed, without importing them."""
+    """Checks whether torch and transformers are installed.
+
+    Returns:
+      Whether they are. None of them is imported.
+    """
     return all(map(importlib.util.find_spec, ("torch", "transformers")))
 
 
@@ -70,6 +74,14 @@ def _built(config: Config, count: int) -> list[dict[str, Any]]:
 
 def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
     """Computes `changed_kind` in this process.
+
+    Args:
+      old: The content of config.json.
+      new: The same for the new order.
+      layers: The number of the old layer, for each of the new ones.
+
+    Returns:
+      As `changed_kind`.
 
     Raises:
       ValueError: If transformers cannot build the network of `old`.

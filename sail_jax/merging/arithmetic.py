@@ -101,8 +101,14 @@ def _folds(arrays: Sequence[Array]) -> bool:
 def total(x: Num[Array, "..."]) -> Num[Array, ""]:
     """Sums an array in the same order on any number of cores.
 
-    XLA divides a full sum of a large array by the number of cores of a CPU, which rounds otherwise
-    on another machine. It does not divide the sum of a row.
+    XLA divides a full sum of a large array by the number of cores of a CPU. The rounding then
+    depends on the machine. It does not divide the sum of a row.
+
+    Args:
+      x: Any shape.
+
+    Returns:
+      The sum, with the dtype of `x`.
     """
     if x.size < PARTS**2 or divided(x):
         return x.sum()

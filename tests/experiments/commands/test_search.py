@@ -67,6 +67,24 @@ def test_the_plan_writes_nothing(models, capsys):
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
+def test_a_given_recipe_is_scored(models):
+    """As the merge that it is: the uniform soup, which every search tries."""
+    parts = [{"model": name, "parameters": {"weight": 1.0}} for name in ("a", "b")]
+    Path("mine.yaml").write_text(json.dumps({"merge_method": "linear", "models": parts}))
+    assert cli.main(["search", "mine.yaml", *models, "--out", "whole"]) == 0
+    scores = {"mine": {}, "uniform soup": {}}
+    for line in Path("whole/trials.jsonl").read_text().splitlines()[1:]:
+        trial = json.loads(line)
+        scores.setdefault(trial["name"], {}).update(
+            zip(trial["examples"], trial["scores"], strict=True)
+        )
+    both = scores["mine"].keys() & scores["uniform soup"].keys()
+    assert len(both) > 9
+    mine, soup = ([scores[name][k] for k in both] for name in ("mine", "uniform soup"))
+    np.testing.assert_allclose(mine, soup, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
