@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.basis.maps import SpaceMap, classify, measure
 from sail_jax.basis.spaces import Spec, table
-from sail_jax.checks import as_array, callable_with
+from sail_jax.checks import as_array, callable_with, concrete
 from sail_jax.trees import leaf_paths
 
 
@@ -114,7 +114,8 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
     - its family lies within the family that the space's nonlinearity commutes with
       (`NONLINEARITIES`; if the spec states several, within each of them);
     - it is MONOMIAL, if a gain multiplies the space;
-    - it is ORTHOGONAL, if a tied leaf both writes and reads the space.
+    - it is ORTHOGONAL, if a tied leaf both writes and reads the space, or its `read` is the
+      transpose of its `write` (zero padding).
 
     A map under these conditions preserves the function of a network that does exactly what its spec
     states: each space is written and read as the axes show, and not used otherwise. Only a run
@@ -184,12 +185,18 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
                 f"the gain {use.path!r} multiplies it unit by unit, and {_a(m.family)} map mixes "
                 "units: fold the gain into the leaves that read the space"
             )
-        if use.tied and Family.ORTHOGONAL not in m.family:
+        if use.tied and Family.ORTHOGONAL not in m.family and not _symmetric(m):
             return (
                 f"the tied leaf {use.path!r} both writes and reads it, which requires an "
                 f"orthogonal map, not {_a(m.family)} one: untie the leaf"
             )
     return ""
+
+
+def _symmetric(m: SpaceMap) -> bool:
+    """Checks whether `read` is the transpose of `write`; False for a traced map."""
+    write, read = (np.ones(()) if x is None else concrete(x) for x in m.entries)
+    return write is not None and read is not None and bool(np.all(write == read))
 
 
 def _a(family: Family) -> str:

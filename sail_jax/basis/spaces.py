@@ -12,7 +12,7 @@ Rules give an axes string to each leaf by a pattern of its path, as partition ru
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -279,8 +279,8 @@ def spec(
 
     A typing error in a rule must not create a new space. Therefore every leaf must match exactly
     one rule; every rule and every entry of `spaces` and `sizes` must be used; every axis must have
-    a name; every space must have one size, a writer and a reader (or be "softmax" and occur twice);
-    and only floating leaves may have spaces.
+    a name; every space must have one size, a writer and a reader (or be "softmax", and occur twice
+    or be in `sizes`); and only floating leaves may have spaces.
 
     The keys of `spaces` and `sizes` are names of spaces as they appear in axes strings. In a key,
     `{i}` stands for any text without "/" and ".", and `{a,b}` for alternatives.
@@ -323,7 +323,7 @@ def spec(
     _check_nonlinearities(stated)
     solved = _sizes(arrays, leaves, given)
     out = Spec(leaves, tuple(Space(n, solved[n], stated.get(n, "")) for n in names))
-    _check_sides(out)
+    _check_sides(out, given)
     return out
 
 
@@ -500,21 +500,25 @@ def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | Non
     return n, per
 
 
-def _check_sides(out: Spec) -> None:
-    """Raises a ValueError for a space without a writer or reader, except "outer" and "stack"."""
+def _check_sides(out: Spec, given: Container[str]) -> None:
+    """Raises a ValueError for a space without a writer or reader, except "outer" and "stack".
+
+    Spaces with a given size are named on purpose, so they are not typing errors.
+    """
     problems = []
     names = [space.name for space in out.spaces]
     for name, _, words in out.spaces:
         uses = out.uses(name)
         writers, readers = _users(uses, "write"), _users(uses, "read")
-        permuted, several = "softmax" in words.split(), len(uses) > 1
+        permuted, meant = "softmax" in words.split(), len(uses) > 1 or name in given
         if "stack" in words.split():
             if readers:
                 problems.append(
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
-        elif permuted and several:
-            # Units that are only permuted need no roles, such as experts and their router.
+        elif permuted and meant:
+            # Units that are only permuted need no roles, such as experts and their router, or
+            # latents that attention sums over.
             continue
         elif "outer" not in words.split() and not (writers and readers):
             near = _nearest(name, (other for other in names if other != name), problems)

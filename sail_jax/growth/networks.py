@@ -168,7 +168,9 @@ def plan(
                 f"leaf {path!r} is {x.dtype}, which lacks arithmetic: cast the network first, "
                 "with its scales"
             )
-    rules = Rules.of(rules) if isinstance(rules, Spec) else rules
+    inferred = isinstance(rules, Spec)
+    rules = Rules.of(rules) if inferred else rules
+    to = _plain(to)
     make = rules_of(config, rules)
     old_rules = make(config)
     # Layers are counted first, because this gives the best message about a missing tensor.
@@ -242,10 +244,16 @@ def plan(
         if to[asked_ties[0]] and not tied and not config.get(asked_ties[0]):
             raise ValueError(f"to states {asked_ties[0]!r}, but the network's tables are not tied")
         untie = True if not to[asked_ties[0]] and untie is None else untie
-    broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
+    broken = any(f.tied and f.space in sizes for _, axes in spec.leaves for a in axes for f in a)
     loose = bool(tied) and (
-        broken and wide.lossless and not wide.prunes if untie is None else untie
+        # Only a table of an architecture gives the place of a second leaf.
+        broken and wide.lossless and not wide.prunes and not inferred if untie is None else untie
     )
+    if loose and inferred:
+        raise ValueError(
+            f"untie needs the table of an architecture, with a place for the head of "
+            f"{min(tied)!r}: give a network with a separate head, and infer its spec"
+        )
     if loose:
         if isinstance(rules, Rules):
             make = rules_of(config, rules.loose())
@@ -299,6 +307,8 @@ def plan(
         for n, m in layers.items()
     )
     report = Report(rows)
+    if inferred and untie is None and wide.lossless and not wide.prunes:
+        _check_tied(method, spec, report)
     if require_lossless and report.lost:
         raise ValueError(f"lossless growth was asked for, but {report.lost}")
     if new.unpaired:
@@ -348,6 +358,16 @@ def plan(
     )
 
 
+def _plain(value: Any) -> Any:
+    """Converts the integers in a target to Python's, which JSON and the checks of sizes expect."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    is_other = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return int(value) if is_other else value
+
+
 def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
     """The methods for width and depth; a depth method does not widen."""
     for name in (method, depth_method):
@@ -381,6 +401,17 @@ def _reader(shapes: PyTree, sources: Mapping[str, Source]) -> Callable[[str], np
         return x.T if source.transpose else x
 
     return read
+
+
+def _check_tied(method: str, spec: Spec, report: Report) -> None:
+    """Raises a ValueError if a method that preserves functions cannot preserve a tied leaf."""
+    for row in report.spaces:
+        tied = [use.path for use in spec.uses(row.space) if use.tied]
+        if row.lost and tied:
+            raise ValueError(
+                f"{method!r} cannot preserve the function while leaf {tied[0]!r} is tied. Space "
+                f"{row.space!r}: {row.lost}; give untie=False to grow it with this loss"
+            )
 
 
 def _check_alike(
@@ -578,8 +609,9 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         if any(f.tied for a in axes for f in a) and path_pattern(pattern).fullmatch(path)
     }
     (table, own), *_ = tied.items()
-    names = [axis[0].space for axis in spec.axes(table)]
-    scale = spec.space(names[1]).size ** power
+    names = [axis[0].space if axis else "" for axis in spec.axes(table)]
+    stream = names[-1]
+    scale = spec.space(stream).size ** power if stream else 1.0
     out: dict[str, Source] = {}
     named = False
     for pattern, text in loose.axes:
@@ -587,9 +619,9 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         if "{" in text:
             continue
         axes = parse_axes(text)
-        spaces = [axis[0].space for axis in axes if axis]
+        spaces = [axis[0].space if axis else "" for axis in axes]
         head = sorted(spaces) == sorted(names) and pattern not in tied.values()
-        if not head or not any(f.space == names[1] and f.role == "read" for a in axes for f in a):
+        if not head or not any(f.space == stream and f.role == "read" for a in axes for f in a):
             continue
         prefix = table.removesuffix(own.removeprefix("**")) if own.startswith("**") else ""
         path = prefix + pattern.removeprefix("**")

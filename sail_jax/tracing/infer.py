@@ -407,7 +407,7 @@ def _spec(
 ) -> Spec:
     """Makes the spec of the parameters from these spaces."""
     spaces = {
-        name: Space(name, space.size, found[space].words)
+        name: Space(name, int(space.size), found[space].words)
         for space, name in called.items()
         if space in found
     }
@@ -422,7 +422,7 @@ def _spec(
         while name in spaces:
             k += 1
             name = f"{stem}.order:{k}"
-        spaces[name] = Space(name, term.size, "outer")
+        spaces[name] = Space(name, int(term.size), "outer")
         return Factor(name, "write")
 
     def axis(path: str, label: Label) -> Axis:
