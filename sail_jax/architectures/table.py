@@ -46,6 +46,8 @@ class Rules(NamedTuple):
       either: Two groups of patterns, such as separate experts and stacked experts. If the first
         pattern of the second group matches, the first group is ignored. Otherwise the second group
         is ignored.
+      inferred: Whether these are the rules of a spec. No table then tells how to untie a leaf, and
+        the word "residual" of a stack states that a layer with zero output is the identity.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -62,6 +64,7 @@ class Rules(NamedTuple):
     scales: Mapping[str, tuple[str, float]] = {}
     post_norm: bool = False
     either: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    inferred: bool = False
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -78,6 +81,7 @@ class Rules(NamedTuple):
             axes=tuple((leaf.path, format_axes(leaf.axes)) for leaf in spec.leaves),
             spaces={space.name: space.nonlinearity for space in spec.spaces if space.nonlinearity},
             sizes={space.name: space.size for space in spec.spaces},
+            inferred=True,
         )
 
     def spec(self, params: PyTree) -> Spec:

@@ -69,6 +69,7 @@ NONLINEARITIES: dict[str, Family] = {
     "softmax": Family.PERMUTATION,
     "outer": Family.IDENTITY,
     "stack": Family.IDENTITY,
+    "residual": Family.IDENTITY,
 }
 """The family that each nonlinearity commutes with: its maps preserve the function.
 
@@ -88,4 +89,5 @@ Each family is sufficient; a network may allow more.
 - "softmax": any function that treats all units equally.
 - "outer": the network's input or output, or units distinguished by position (RoPE pairs, pixels).
 - "stack": the axis of stacked layers.
+- "residual", next to "stack": a layer whose outputs are zero is the identity, as in `h + f(h)`.
 """

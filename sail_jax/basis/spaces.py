@@ -292,8 +292,8 @@ def spec(
       spaces: The nonlinearity of each space: one or more words, separated by blanks, of "linear",
         "rmsnorm", "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the
         network's input or output, which may lack a writer or reader) or "stack" (a stacked layer
-        axis without readers). `NONLINEARITIES` defines the words. An unstated space is assumed to
-        commute with permutations only.
+        axis without readers), perhaps with "residual". `NONLINEARITIES` defines the words. An
+        unstated space is assumed to commute with permutations only.
       sizes: The sizes of spaces that the shapes do not determine: factors of a product, or blocks
         of a fused axis, that never occur alone.
 

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.certificate import SpaceReport
+from sail_jax.basis.layers import module, outputs
 from sail_jax.basis.maps import SpaceMap, measure
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
@@ -118,8 +119,8 @@ def chained(
     for path in sources:
         layer = layer_of(rules, path)
         if layer and layer[0] == name and layer[1] in new:
-            mark, leaf = path[len(_module(path))], path[len(_module(path)) + 1 :]
-            if (bias := f"{_module(path)}{mark}bias") not in sources:
+            mark, leaf = path[len(module(path))], path[len(module(path)) + 1 :]
+            if (bias := f"{module(path)}{mark}bias") not in sources:
                 raise ValueError(
                     f"the new layer of {path!r} lacks a bias, which determines its size"
                 )
@@ -204,7 +205,7 @@ def added(
         return out
     new = {name: np.asarray(inserted(m)) for name, m in layers.items()}
     words = partial(_words, spec, rules)
-    writers, streams = _writers(spec, rules, layers)
+    writers, streams = outputs(spec, lambda path: (layer_of(rules, path) or ())[:2], layers)
     scale = float(options["mask"]) if deep.new == "mask" else 0.0
     unpaired: list[str] = []
     for path, axes in spec.leaves:
@@ -265,68 +266,6 @@ def _chosen(
     return None
 
 
-def _writers(
-    spec: Spec, rules: Rules, layers: Mapping[str, SpaceMap]
-) -> tuple[dict[str, tuple[list[str], list[str]]], set[str]]:
-    """The leaves that write the shared spaces of layers, and these spaces.
-
-    Each leaf comes with the spaces that it writes, and the private spaces of its layer that it
-    reads. A bias reads none. Neither does a matrix that reads the stream, or units without a space.
-    """
-
-    def group(path: str) -> Any:
-        stacks = [f.space for a in spec.axes(path) for f in a if f.space in layers]
-        layer = layer_of(rules, path)
-        return layer[:2] if layer else stacks[0] if stacks else None
-
-    owners: dict[str, set[Any]] = {}
-    for path, axes in spec.leaves:
-        for f in (f for axis in axes for f in axis):
-            owners.setdefault(f.space, set()).add(group(path))
-    # A space that only one layer uses is private. The others connect layers.
-    own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
-    out: dict[str, tuple[list[str], list[str]]] = {}
-    streams: set[str] = set()
-    plain = {p: [a for a in axes if a and a[0].space not in layers] for p, axes in spec.leaves}
-    for path, axes in plain.items():
-        written = [
-            f.space
-            for axis in axes
-            if _only(axis, "write")
-            for f in axis
-            if not any(f.space in own for f in axis)
-        ]
-        read = [f.space for axis in axes if _only(axis, "read") for f in axis if f.space in own]
-        # A vector that writes the stream may be the bias of a norm; see below.
-        stacked = sum(a[0].space in layers for a in spec.axes(path) if a)
-        if written and group(path) is not None and len(spec.axes(path)) - stacked > 1:
-            out[path] = written, read
-            streams |= set(written)
-    modules = {_module(path) for path in out}
-    normed = {"layernorm", "rmsnorm"} & {
-        word for name in streams for word in spec.space(name).nonlinearity.split()
-    }
-    for path, axes in plain.items():
-        bias = len(axes) == 1 and _only(axes[0], "write") and axes[0][0].space in streams
-        # A bias belongs to a layer's output if its module also has such a leaf. The bias of a
-        # LayerNorm also writes the stream's space, but is not an output. Without such norms, every
-        # leaf that writes the stream is added to it (for instance the bias of a BatchNorm).
-        if bias and (_module(path) in modules or not normed):
-            out[path] = [axes[0][0].space], []
-    return out, streams
-
-
-def _only(axis: Axis, role: str) -> bool:
-    """Whether all factors of an axis have this role and are not tied."""
-    return all(f.role == role and not f.tied for f in axis)
-
-
-def _module(path: str) -> str:
-    """The path without its last key, which a kernel and its bias share."""
-    cut = max(path.rfind("/"), path.rfind("."))
-    return path[:cut]
-
-
 def layer_row(
     name: str,
     m: SpaceMap,
@@ -345,6 +284,7 @@ def layer_row(
     """
     measured = measure(m)
     reason = ""
+    kind = next((s.nonlinearity.split() for s in spec.spaces if s.name == name), [])
     words = {word for stream in new.streams for word in _words(spec, rules, stream)}
     if m.new < m.old:
         reason = f"{m.old} layers become {m.new}, which does not preserve the function in general"
@@ -358,6 +298,13 @@ def layer_row(
         reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
     elif not chain and m.new > m.old and not new.streams and deep.new != "fresh":
         reason = "no space is known that the layers write, so new layers change the function"
+    elif rules.inferred and "residual" not in kind:
+        reason = (
+            "its spec does not state that a layer with zero output is the identity, as in h + f(h) "
+            '(the word "residual", see spec_of)'
+        )
+    elif "residual" in kind:
+        reason = ""
     elif rules.post_norm or {"layernorm", "elementwise"} <= words:
         reason = "norms follow the sums, so a layer with zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):

@@ -168,8 +168,7 @@ def plan(
                 f"leaf {path!r} is {x.dtype}, which lacks arithmetic: cast the network first, "
                 "with its scales"
             )
-    inferred = isinstance(rules, Spec)
-    rules = Rules.of(rules) if inferred else rules
+    rules = Rules.of(rules) if isinstance(rules, Spec) else rules
     to = _plain(to)
     make = rules_of(config, rules)
     old_rules = make(config)
@@ -247,9 +246,11 @@ def plan(
     broken = any(f.tied and f.space in sizes for _, axes in spec.leaves for a in axes for f in a)
     loose = bool(tied) and (
         # Only a table of an architecture gives the place of a second leaf.
-        broken and wide.lossless and not wide.prunes and not inferred if untie is None else untie
+        broken and wide.lossless and not wide.prunes and not old_rules.inferred
+        if untie is None
+        else untie
     )
-    if loose and inferred:
+    if loose and old_rules.inferred:
         raise ValueError(
             f"untie needs the table of an architecture, with a place for the head of "
             f"{min(tied)!r}: give a network with a separate head, and infer its spec"
@@ -307,7 +308,7 @@ def plan(
         for n, m in layers.items()
     )
     report = Report(rows)
-    if inferred and untie is None and wide.lossless and not wide.prunes:
+    if old_rules.inferred and untie is None and wide.lossless and not wide.prunes:
         _check_tied(method, spec, report)
     if require_lossless and report.lost:
         raise ValueError(f"lossless growth was asked for, but {report.lost}")

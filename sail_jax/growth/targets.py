@@ -333,7 +333,10 @@ def _scaled(
     if "depth" in to:
         stacks = [s for s in spec.spaces if "stack" in s.nonlinearity.split()]
         if not counts and not stacks:
-            raise ValueError("the table of this architecture lists no layers to deepen")
+            raise ValueError(
+                "no layers are known to deepen: the rules list none, and no space is a 'stack', as "
+                "spec_of finds it for jax.lax.scan over layers"
+            )
         for key, old in counts.items():
             new, listed = _multiple(key, old, to["depth"]), look(config, key)
             check_depth(key, old, new)

@@ -31,8 +31,8 @@ again with this space fixed. The number of spaces is finite, so this ends.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ from sail_jax.basis.axes import (
     times,
 )
 from sail_jax.basis.families import Family
+from sail_jax.basis.layers import outputs
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.jax_internals import ClosedJaxpr
@@ -55,6 +56,7 @@ from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.multiples import Multiples, multiples
 from sail_jax.tracing.pieces import in_pieces
 from sail_jax.tracing.roles import Found, Place, solve
+from sail_jax.tracing.scans import Stack, stacks
 from sail_jax.tracing.terms import (
     Atom,
     Fixed,
@@ -145,6 +147,7 @@ def spec_of(
     paths = leaf_paths(params)
     traced = jax.make_jaxpr(apply)(params, *inputs)
     scaled = multiples(traced, paths)
+    layers = [] if stored is not None else stacks(traced, len(paths))
     _, used = alive(traced.jaxpr)
     unused = [p for p, v in zip(paths, traced.jaxpr.invars, strict=False) if v not in used]
     storing = None if stored is None else jax.make_jaxpr(stored)(params)
@@ -175,6 +178,10 @@ def spec_of(
             break
         for space in late.values():
             space.bound = Fixed(space.size)
+    # A scan fixes the order of its layers, but their number can grow.
+    layers = [stack for stack in layers if all(floating[n] for n in stack.parameters)]
+    scanned = {number for stack in layers for number in stack.parameters}
+    shapes = [size[1:] if n in scanned else size for n, size in enumerate(shapes)]
     found = {}
     for space, one in _solved(second, atomic, shapes).items():
         lack = _lacks(one)
@@ -195,6 +202,9 @@ def spec_of(
         why = {where: text for where, text in why.items() if where[0] in paths}
     called = _names(paths, kept, found, names or {})
     spec = _spec(paths, kept, found, called)
+    spec = _stacked(spec, layers, names or {})
+    ordered = {(paths[n], 0) for n in scanned}
+    why = {where: text for where, text in why.items() if where not in ordered}
     return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled)
 
 
@@ -337,11 +347,7 @@ def _names(
             continue
         users = [root for root in of.roles if root in leaf]
         writer = leaf[min(users, key=lambda root: of.roles[root] != "write")]
-        stem = _stem(writer)
-        name, k = stem, 1
-        while name in taken:
-            k += 1
-            name = f"{stem}:{k}"
+        name = _free(_stem(writer), taken)
         taken.add(name)
         called[space] = name
     return called
@@ -418,10 +424,7 @@ def _spec(
             role: Role = of.roles.get(term.slot, "write")
             return Factor(called[term.space], role, term.slot in of.tied)
         # The other parts of this axis are free.
-        name, k = f"{stem}.order", 1
-        while name in spaces:
-            k += 1
-            name = f"{stem}.order:{k}"
+        name = _free(f"{stem}.order", spaces)
         spaces[name] = Space(name, int(term.size), "outer")
         return Factor(name, "write")
 
@@ -438,3 +441,39 @@ def _spec(
     )
     used = {f.space for leaf in made for axis in leaf.axes for f in axis}
     return Spec(made, tuple(spaces[name] for name in sorted(used)))
+
+
+def _stacked(spec: Spec, stacks: Sequence[Stack], asked: Mapping[str, str]) -> Spec:
+    """Adds the spaces of layers under scans, one for each scan along parameters."""
+    leaves, taken = list(spec.leaves), {space.name for space in spec.spaces}
+    names: list[str] = []
+    for stack in stacks:
+        own = [leaves[number] for number in stack.parameters]
+        given = [parse_axes(asked[leaf.path])[0] for leaf in own if leaf.path in asked]
+        name = _free(next((axis[0].space for axis in given if axis), "layer"), taken)
+        names.append(name)
+        taken.add(name)
+        for number, leaf in zip(stack.parameters, own, strict=True):
+            leaves[number] = leaf._replace(axes=((Factor(name, "write"),), *leaf.axes[1:]))
+    layers = [Space(n, stack.scan.length, "stack") for n, stack in zip(names, stacks, strict=True)]
+    out = Spec(tuple(leaves), tuple(sorted((*spec.spaces, *layers))))
+    residual = set()
+    for name, stack in zip(names, stacks, strict=True):
+        # Growth of several stacks together may keep biases that growth of one sets to zero.
+        both = [outputs(out, lambda _: None, grown).writers for grown in ({name}, set(names))]
+        zero = [n for n in stack.parameters if all(leaves[n].path in found for found in both)]
+        residual |= {name} if stack.residual(zero) else set()
+    spaces = (
+        space._replace(nonlinearity="stack residual") if space.name in residual else space
+        for space in out.spaces
+    )
+    return replace(out, spaces=tuple(spaces))
+
+
+def _free(stem: str, taken: Container[str]) -> str:
+    """Returns a name that is not taken: the stem, or the stem with a number."""
+    name, k = stem, 1
+    while name in taken:
+        k += 1
+        name = f"{stem}:{k}"
+    return name

@@ -219,7 +219,8 @@ def words_of(family: Family) -> str:
     Returns one or two words with the largest set of maps within the family.
     """
     best: tuple[int, int, str] | None = None
-    usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in ("outer", "stack")]
+    positions = ("outer", "stack", "residual")
+    usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in positions]
     for k, (word, of) in enumerate(usable):
         for other, more in [("", Family.LINEAR), *usable[k + 1 :]]:
             both = of | more

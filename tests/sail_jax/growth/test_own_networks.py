@@ -1,5 +1,7 @@
 """Growth of networks without a table, from the spec that their forward pass gives."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,3 +95,111 @@ def test_a_set_that_no_leaf_reads_is_grown_with_its_loss():
     large, grown = growth.grow(LATENTS, {}, {"latent": 7}, "lemon", rules=spec)
     assert grown.report.lost.startswith("'latent': its nonlinearity (softmax) commutes with")
     assert not certificate(latents, LATENTS, large, X).preserved
+
+
+# Depth: layers under a scan.
+
+
+def _normed(x):
+    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def _centred(x):
+    return _normed(x - x.mean(-1, keepdims=True))
+
+
+def _unit(x):
+    return x / jnp.sqrt((x**2).sum(-1, keepdims=True))
+
+
+BEFORE = [lambda x: x, _normed, _centred, jnp.tanh]
+ACTS = [jax.nn.relu, jax.nn.gelu, jnp.tanh, jnp.exp, jax.nn.softmax]
+BRANCHES = {
+    "plain": lambda y, w, act: act(y @ w["in"]) @ w["out"],
+    "biased": lambda y, w, act: act(y @ w["in"] + w["mid"]) @ w["out"] + w["bias"],
+    "gated": lambda y, w, act: (act(y @ w["in"]) * (y @ w["up"])) @ w["out"],
+    "scaled": lambda y, w, act: w["gain"] * (act(y @ w["in"]) @ w["out"]),
+    "after": lambda y, w, act: _normed(act(y @ w["in"]) @ w["out"]) * w["gain"],
+    "unit": lambda y, w, act: _unit(act(y @ w["in"]) @ w["out"]),
+    "outside": lambda y, w, act: act(act(y @ w["in"]) @ w["out"]),
+    "square": lambda y, w, act: act(y @ w["own"]),
+}
+SUMS = {
+    "sum": lambda h, f, w: h + f,
+    "difference": lambda h, f, w: h - f,
+    "norm": lambda h, f, w: _normed(h + f) * w["gain"],
+    "layernorm": lambda h, f, w: _centred(h + f),
+    "tanh": lambda h, f, w: jnp.tanh(h + f),
+    "none": lambda h, f, w: f,
+    "half": lambda h, f, w: (h + f) / 2,
+    "product": lambda h, f, w: h * (1 + f),
+    "share": lambda h, f, w: h + jax.nn.sigmoid(w["gain"]) * (f - h),
+    "twice": lambda h, f, w: h + f + jax.nn.relu(h @ w["in"]) @ w["out"],
+    "bias": lambda h, f, w: h + f + w["bias"],
+}
+LAYERS = drawn(**{
+    "in": (3, 6, 5), "up": (3, 6, 5), "out": (3, 5, 6), "own": (3, 6, 6),
+    "mid": (3, 5), "bias": (3, 6), "gain": (3, 6),
+})  # fmt: skip
+DEEP = drawn(enter=(7, 6), leave=(6, 2)) | {"layers": LAYERS}
+
+
+def layered(seed):
+    """A random layer, applied by a scan; parameters that it does not use are left out."""
+    rng = np.random.default_rng(seed)
+    before, act = BEFORE[rng.integers(len(BEFORE))], ACTS[rng.integers(len(ACTS))]
+    branch = list(BRANCHES)[rng.integers(len(BRANCHES))]
+    total = list(SUMS)[rng.integers(len(SUMS))] if rng.integers(2) else "sum"
+
+    def body(h, w):
+        return SUMS[total](h, BRANCHES[branch](before(h), w, act), w), None
+
+    def net(p, x):
+        return jax.lax.scan(body, x @ p["enter"], p["layers"])[0] @ p["leave"]
+
+    unused = {path.removeprefix("layers/") for path in spec_of(net, DEEP, X).unused}
+    own = {name: w for name, w in LAYERS.items() if name not in unused}
+    return net, DEEP | {"layers": own}, (branch, total)
+
+
+def check_depth(seed):
+    """What a report says of depth is what the networks compute."""
+    net, params, kind = layered(seed)
+    spec = spec_of(net, params, X).spec
+    assert all(path.axes[0][0].space == "layer" for path in spec.leaves if "layers" in path.path)
+    method = ("llama_pro", "identity", "pairs")[seed % 3]
+    key = jax.random.key(seed)
+    large, grown = growth.grow(params, {}, {"depth": 2}, method, rules=spec, key=key)
+    assert large["layers"][next(iter(large["layers"]))].shape[0] == 6
+    if not grown.report.lost:
+        assert certificate(net, params, large, X).preserved, kind
+    return kind, grown.report.lost
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_depth_without_a_loss_in_the_report_keeps_the_outputs(seed):
+    check_depth(seed)
+
+
+@pytest.mark.soak
+def test_depth_of_many_random_networks():
+    """Residual sums of branches that end with a matrix are exact, by any method."""
+    found = [check_depth(seed) for seed in range(300)]
+    exact = {kind for kind, lost in found if not lost}
+    assert exact >= {(branch, "sum") for branch in ("plain", "biased", "gated", "scaled", "after")}
+    assert not {total for _, total in exact} & {"norm", "layernorm", "tanh", "none", "half"}
+
+
+def test_a_stack_that_a_spec_only_declares_is_not_taken_for_residual():
+    net, params, _ = layered(0)
+    spec = spec_of(net, params, X, names={"layers/in": "depth _ _"}).spec
+    assert spec.space("depth").nonlinearity in ("stack", "stack residual")
+    plain = [s._replace(nonlinearity=s.nonlinearity.removesuffix(" residual")) for s in spec.spaces]
+    grown = plan(params, {}, {"depth": 6}, "llama_pro", rules=replace(spec, spaces=tuple(plain)))
+    assert "does not state that a layer with zero output is the identity" in grown.report.lost
+
+
+def test_a_network_without_layers_cannot_be_deepened():
+    spec = spec_of(autoencoder, AUTOENCODER, X).spec
+    with pytest.raises(ValueError, match=r"no layers are known to deepen.*jax.lax.scan"):
+        plan(AUTOENCODER, {}, {"depth": 4}, rules=spec)
