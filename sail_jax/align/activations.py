@@ -15,9 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.matching import Families, families
-from sail_jax.align.problem import recurrent
 from sail_jax.align.solvers import procrustes, scaled_by, signed_by
-from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
@@ -223,9 +221,7 @@ def activation_matching(
     else:
         f, inputs = activations, batches if batches is not None else ()
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
-    # A space that occurs twice in a leaf can be matched like any other, since only activations are
-    # compared.
-    chosen = families(spec, family, list(total), recurrent(unfused(spec)[0]))
+    chosen = families(spec, family, list(total))
     maps = {}
     for name, kind in chosen.items():
         size = spec.space(name).size

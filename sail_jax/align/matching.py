@@ -46,7 +46,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.blocks import check_within
-from sail_jax.align.problem import Problem, apart, recurrent
+from sail_jax.align.problem import Problem, apart
 from sail_jax.align.solvers import SOLVERS
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.certificate import exactness
@@ -54,7 +54,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import argument, nearest, one_key
+from sail_jax.checks import nearest, one_key
 
 Families = Family | Mapping[str, Family] | None
 
@@ -145,6 +145,11 @@ def match_weights(
     Sweeps over all spaces follow. A step is taken only if it lowers the distance by more than
     rounding. Descent ends with a sweep without steps.
 
+    A recurrent leaf reads and writes one space, and the map enters quadratically. Such a leaf does
+    not count in the first visit. In a sweep each of its two axes is compared while the other one
+    stays. The sum of both comparisons is the slope of the objective. Steps repeat until none lowers
+    the distance.
+
     It runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64.
     The same arguments give the same maps.
 
@@ -180,9 +185,7 @@ def match_weights(
     Raises:
       ValueError: For trees that do not fit the spec; values that are traced, not finite or not real
         floats; a family that the nonlinearity of a space does not allow; `weights`, `within` or
-        `init` that do not fit; and a negative `max_sweeps`. Also for a space that occurs twice in
-        one leaf (recurrence), unless `weights` give that leaf 0, since the map enters
-        quadratically. Messages name the leaf or the space.
+        `init` that do not fit; and a negative `max_sweeps`. Messages name the leaf or the space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 1.
@@ -199,8 +202,7 @@ def match_weights(
     one_key(key, optional=True)
     within = dict(within or {})
     weights = _by_block(spec, weights or {})
-    silent = [path for path, weight in weights.items() if weight == 0]
-    chosen = families(spec, family, spaces, silent)
+    chosen = families(spec, family, spaces)
     reference, params = apart("reference", reference, spec), apart("params", params, spec)
     spec, _ = unfused(spec)
     check_within(spec, {k: v for k, v in within.items() if k in chosen})
@@ -261,9 +263,7 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
     return out
 
 
-def families(
-    spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
-) -> dict[str, Family]:
+def families(spec: Spec, family: Families, spaces: Iterable[str] | None) -> dict[str, Family]:
     """Chooses the family of maps for each space, and checks that it preserves the function.
 
     Args:
@@ -271,27 +271,18 @@ def families(
       family: One family for all spaces, or families by patterns of space names. The default is
         PERMUTATION.
       spaces: The names of the spaces to match. None: all that are not "outer" or "stack".
-      silent: Paths of leaves of the unfused spec that are ignored in the matching.
 
     Returns:
       The family of each space, in the order of the spec.
 
     Raises:
-      ValueError: If a space is unknown or occurs twice in a leaf that is not silent, a pattern
-        matches no space, a family has no solver, or maps of that family would change the network.
+      ValueError: If a space is unknown, a pattern matches no space, a family has no solver, or maps
+        of that family would change the network.
     """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if spaces is not None:
         wanted = [spec.space(name).name for name in spaces]
         inner = [s.name for s in spec.spaces if s.name in wanted]
-    for path, name in recurrent(unfused(spec)[0]).items():
-        if name in inner and path not in silent:
-            raise ValueError(
-                f"space {name!r} occurs twice in leaf {path!r} (recurrence). Its map enters "
-                "quadratically, so an assignment cannot find it; leave the space out by "
-                f"{argument('spaces', '[...]')}, or ignore the leaf by "
-                f"{argument('weights', f'{{{path!r}: 0}}')}"
-            )
     out = dict.fromkeys(inner, Family.PERMUTATION)
     if isinstance(family, Family):
         out = dict.fromkeys(inner, family)

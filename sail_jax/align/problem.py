@@ -25,7 +25,7 @@ from sail_jax.basis.axes import Axis, Factor, Role
 from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
-from sail_jax.basis.spaces import Spec
+from sail_jax.basis.spaces import Spec, Use
 from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.merging.arithmetic import unit_of
 from sail_jax.trees import leaf_paths
@@ -71,6 +71,7 @@ class Problem:
       norms: |reference_t| |params_t| of each leaf.
       maps: The current map of each space.
       best: The spaces whose map is optimal while no other space moves.
+      recurrent: The spaces that occur twice in a leaf with a weight.
     """
 
     def __init__(
@@ -84,11 +85,14 @@ class Problem:
         for name in chosen:
             block = within.get(name)
             self.touches[name] = [
-                Touch(use.path, k, use.role, self._position(use.path, block))
+                Touch(use.path, self._axis(use), use.role, self._position(use.path, block))
                 for use in spec.uses(name)
-                for k in [self._position(use.path, name)]
-                if k is not None
             ]
+
+    def _axis(self, use: Use) -> int:
+        """Returns the index of a use among the factor axes of its leaf."""
+        before = self.spec.axes(use.path)[: use.axis]
+        return sum(max(len(axis), 1) for axis in before) + use.factor
 
     def _position(self, path: str, name: str | None) -> int | None:
         """Returns the index of a leaf's factor axis with this space; None if there is none."""
@@ -118,11 +122,15 @@ class Problem:
             or for an unknown leaf.
         """
         for path in recurrent(self.spec):
-            # A leaf with the space twice cannot be moved along one axis. With weight 0 it does not
-            # count, so it is left out.
+            # With weight 0 such a leaf does not count, and the map of its space is found exactly.
             if (weights or {}).get(path) == 0:
                 for name, touches in self.touches.items():
                     self.touches[name] = [touch for touch in touches if touch.path != path]
+        self.recurrent = {
+            name
+            for name, touches in self.touches.items()
+            if len({touch.path for touch in touches}) < len(touches)
+        }
         for name, touches in self.touches.items():
             if not touches:
                 raise ValueError(f"all leaves with the space {name!r} have weight 0: leave it out")
@@ -330,7 +338,7 @@ class Problem:
         return tuple(
             k
             for k, f in enumerate(self.flat[touch.path])
-            if f is not None and f.space in self.chosen and f.space not in settled | {name}
+            if k != touch.axis and f is not None and f.space in self.chosen.keys() - settled
         )
 
     def _single(self, name: str) -> bool:
@@ -369,7 +377,8 @@ class Problem:
             cost = self.cost(name, settled)
             self.take(name, solver(self.chosen[name])(cost, self.assign, name in self.within))
             settled.add(name)
-            if not any(self._loose(touch, name, settled) for touch in self.touches[name]):
+            loose = any(self._loose(touch, name, settled) for touch in self.touches[name])
+            if not loose and name not in self.recurrent:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
@@ -378,14 +387,15 @@ class Problem:
             return False
         cost = self.cost(name)
         m = solver(self.chosen[name])(cost, self.assign, name in self.within)
-        if Family.ISOMETRIC in self.chosen[name]:
+        if Family.ISOMETRIC in self.chosen[name] and name not in self.recurrent:
             # |a - m b|^2 = |a|^2 + |b|^2 - 2 <a, m b>
             gained = 2 * _gained(m, cost)
         else:
             paths = {touch.path for touch in self.touches[name]}
             before, as_it_was = self.distance(paths), self.snapshot()
             self.take(name, m)
-            # A scaling map also changes |b|, so the gain is measured by trying it.
+            # A scaling map also changes |b|, and a recurrent leaf changes along both axes. The gain
+            # is therefore measured by trying the map.
             gained = before - self.distance(paths)
             best = self.best
             self.restore(as_it_was)
@@ -397,11 +407,13 @@ class Problem:
         if not gained > 8 * EPS * scale:  # a NaN does not count as a gain
             return False
         self.take(name, m)
+        # The other axis of a recurrent leaf has moved.
+        self.best -= self.recurrent
         return True
 
 
 def recurrent(spec: Spec) -> dict[str, str]:
-    """Finds the leaves with one space on more than one axis.
+    """Finds the leaves with one space on more than one axis (recurrence).
 
     Args:
       spec: An unfused spec.

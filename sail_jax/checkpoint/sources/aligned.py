@@ -368,14 +368,13 @@ def _families(
     spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
 ) -> tuple[dict[str, Family], list[str]]:
     """Each space's family, and sentences about spaces that do not allow the requested one."""
-    silent = recurrent(unfused(spec)[0])
     if isinstance(family, Mapping):
         named = {pattern: _family(kind) for pattern, kind in family.items()}
-        return families(spec, named, chosen, silent), []
+        return families(spec, named, chosen), []
     kind, out, notes = _family(family), {}, []
     for name in chosen:
         try:
-            out |= families(spec, kind, [name], silent)
+            out |= families(spec, kind, [name])
         except ValueError as error:
             if kind == Family.PERMUTATION:
                 raise
