@@ -444,17 +444,23 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     Args:
       compute: A function without arguments that returns one array.
       like: Any array without infinity. Its first entry selects the branch, which the compiler
-        therefore cannot predict. If `like` is empty, `compute` is called without a branch.
+        therefore cannot predict. If `like` is empty, and under `shard_map`, `compute` is called
+        without a branch.
 
     Returns:
       The result of `compute`.
     """
-    if like.size == 0:
+    if like.size == 0 or is_manual():
         return compute()
     shape = jax.eval_shape(compute)
     first = like.reshape(-1)[0]
     # The condition must depend on data. XLA would remove a constant condition and its branch.
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+
+
+def is_manual() -> bool:
+    """Checks whether a program is traced under `shard_map`, where each device computes a shard."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
@@ -465,8 +471,10 @@ def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
       like: An array with the sharding and the number of axes of the result.
 
     Returns:
-      The same function.
+      The same function. Under `shard_map` it is unchanged, since it computes on one device.
     """
+    if is_manual():
+        return f
     out: Any = auto_axes(f, out_sharding=jax.typeof(like).sharding)
     return out
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from sail_jax.merging.arithmetic import is_manual
 from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
@@ -231,7 +232,9 @@ class Binned(_One):
         """Returns no sample, because counting one piece is as fast."""
 
     def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
-        return lax.fori_loop(0, times, body, state)
+        done = int(is_manual())
+        # Under `shard_map` the first step makes the state vary with the device.
+        return lax.fori_loop(done, times, body, body(0, state) if done else state)
 
     def before(self, own: PyTree) -> PyTree:
         # No entries precede the only piece.

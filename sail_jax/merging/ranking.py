@@ -54,7 +54,7 @@ from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from sail_jax.merging import counting
-from sail_jax.merging.arithmetic import automatic, per_task
+from sail_jax.merging.arithmetic import automatic, is_manual, per_task
 from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
 from sail_jax.merging.guessing import Ties, guess, rows_of
 from sail_jax.merging.steps import STATIC, Kernel, Leaves, Piece, Pieces, Statistic, Visit, kernel
@@ -306,6 +306,10 @@ def _cut(
 
     shape = len(ranks), tasks
     start = jnp.int32(0), np.zeros((len(bits), *shape), dtype), np.zeros(shape, bool)
+    if is_manual():
+        # Each device searches its own shard. The first step, which always runs, makes the state
+        # vary with the device, as a loop requires.
+        start = halve(start)
     cut = at(lax.while_loop(going, halve, start)[1])
     cuts = tuple(Cut(key, cut.ends[:, i]) for i, key in enumerate(cut.key))
     return cuts, (visit.each(kernel(_places, count=len(cuts))),) if ties else ()
@@ -546,7 +550,11 @@ def _first_reaching(
         passed = jnp.where(place < further[:, None], counts, 0).sum(1, dtype=jnp.uint32)
         return jnp.where((further <= n) & (passed < wanted), further, at)
 
-    return lax.fori_loop(0, n.bit_length(), halve, jnp.zeros_like(wanted))
+    start = jnp.zeros_like(wanted)
+    if is_manual() and n:
+        # Counts, wanted numbers and results vary with the device, and a loop starts like it ends.
+        start = wanted & 0 | counts[:, 0] & 0
+    return lax.fori_loop(0, n.bit_length(), halve, start)
 
 
 def _descend(

@@ -53,6 +53,33 @@ PROGRAM = """
 """
 
 
+IN_SHARDS = """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, PartitionSpec as P
+    import merge_cases
+
+    kind, *names = sys.argv[1:]
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(getattr(AxisType, kind),))
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (16, 12), "other": (16, 12), "bias": (8,), "long": (8, 1 << 14)}
+    model = lambda: {n: jnp.asarray(rng.normal(size=v), jnp.float32) for n, v in shapes.items()}
+    base, models = model(), [model() for _ in range(3)]
+    shard = lambda tree, k: {name: jnp.split(x, 8)[k] for name, x in tree.items()}
+    for name in names:
+        method = merge_cases.make(name, **{"wudi": {"steps": 5}}.get(name, {}))
+        some = merge_cases.as_many(method, models)
+        split = jax.shard_map(method, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P("x"))
+        got, alone = jax.jit(split)(some, base), jax.jit(method)
+        for k in (0, 7):
+            want = alone([shard(m, k) for m in some], shard(base, k))
+            for leaf, x in shard(got, k).items():
+                apart = np.abs(np.asarray(x) - np.asarray(want[leaf])).max()
+                assert apart <= 16 * 2.0**-23 * 4, (name, leaf, apart)
+        print(name)
+"""
+
+
 OTHERS = [name for name in merge_cases.NAMES if name not in merge_cases.KINDS]
 FACTORED = ("opcm", "regmean")
 
@@ -74,9 +101,28 @@ FACTORED = ("opcm", "regmean")
     ],
 )
 def test_methods_on_a_mesh(kind, names):
+    check(PROGRAM, kind, names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        pytest.param("Auto", ("ties", "della", "tsv_m"), marks=pytest.mark.slow, id="some"),
+        *(
+            pytest.param(kind, merge_cases.NAMES[k::4], marks=pytest.mark.soak, id=f"{kind} {k}")
+            for kind in ("Auto", "Explicit")
+            for k in range(4)
+        ),
+    ],
+)
+def test_under_shard_map_each_device_merges_its_own_shard(kind, names):
+    check(IN_SHARDS, kind, names)
+
+
+def check(program, kind, names):
     flags = "--xla_force_host_platform_device_count=8"
     found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), kind, *names],
+        [sys.executable, "-c", textwrap.dedent(program), kind, *names],
         env=os.environ
         | {
             "XLA_FLAGS": flags,
