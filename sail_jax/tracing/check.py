@@ -56,6 +56,8 @@ class Checked(NamedTuple):
         return tuple(trial for trial in self.trials if not trial.measured.preserved)
 
     def __str__(self) -> str:
+        if not self.trials:
+            return "nothing was checked: the spec has no inner space of several units"
         rows = [("space", "change", "difference", "allowed", "")]
         for trial in self.trials:
             measured = trial.measured

@@ -85,6 +85,8 @@ class Inferred:
       unused: Paths of parameters that no output depends on.
       multiples: Factors in the forward pass: numbers, for comparison with another size, and gains
         that only matrices read.
+      notes: Signs of a network in training mode, one sentence each: parameters that no output
+        depends on, such as running statistics, and random numbers.
     """
 
     spec: Spec
@@ -92,6 +94,7 @@ class Inferred:
     unknown: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     multiples: Multiples = Multiples()  # noqa: RUF009
+    notes: tuple[str, ...] = ()
 
     @property
     def rules(self) -> dict[str, str]:
@@ -100,7 +103,7 @@ class Inferred:
 
     def __str__(self) -> str:
         lines = [f"{path}: {text!r}" for path, text in self.rules.items()]
-        return "\n".join([*lines, str(self.spec)])
+        return "\n".join([*lines, str(self.spec), *self.notes])
 
 
 def spec_of(
@@ -205,7 +208,29 @@ def spec_of(
     spec = _stacked(spec, layers, names or {})
     ordered = {(paths[n], 0) for n in scanned}
     why = {where: text for where, text in why.items() if where not in ordered}
-    return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled)
+    idle = [path for path, axes in zip(paths, variables, strict=True) if path in unused and axes]
+    notes = _notes(idle, [name for name in sorted(first.unknown) if _RANDOM.match(name)])
+    return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled, notes)
+
+
+_RANDOM = re.compile("random_|threefry")
+
+
+def _notes(idle: Sequence[str], random: Sequence[str]) -> tuple[str, ...]:
+    """Describes the signs of a network in training mode."""
+    notes = []
+    if idle:
+        more = f" and {len(idle) - 1} more" if idle[1:] else ""
+        notes.append(
+            f"no output depends on {idle[0]!r}{more}, so growth keeps their sizes. For running "
+            "statistics, infer the spec of the network in evaluation mode"
+        )
+    if random:
+        notes.append(
+            f"random numbers ({', '.join(random)}) fix the order of the units that they meet: for "
+            "dropout, infer the spec of the network in evaluation mode"
+        )
+    return tuple(notes)
 
 
 def _unread(variable: Variable) -> str:

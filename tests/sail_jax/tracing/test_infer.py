@@ -340,6 +340,38 @@ def test_both_libraries_of_flax():
     assert [space.nonlinearity for space in found.spec.spaces] == ["relu"]
 
 
+def test_a_module_in_training_mode_is_noticed_and_kept():
+    """Running statistics are written and not read, and dropout has its own numbers per unit."""
+
+    class Trained(nnx.Module):
+        def __init__(self, rngs):
+            self.enter, self.norm = nnx.Linear(3, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+            self.drop, self.leave = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(8, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.leave(self.drop(nnx.relu(self.norm(self.enter(x)))))
+
+    def inferred(model):
+        graph, params = nnx.split(model)
+        return params, lambda params, x: nnx.merge(graph, params)(x)
+
+    params, net = inferred(Trained(nnx.Rngs(0)))
+    statistics, numbers = spec_of(net, params, X).notes
+    assert statistics.startswith("no output depends on 'norm/mean/value' and 1 more, so growth")
+    assert numbers.startswith("random numbers (random_bits")
+    certificate(net, params, params, X)
+    assert not params["norm"]["mean"].get_value().any()
+    nothing = check_spec(spec_of(net, params, X).spec, net, params, X)
+    assert str(nothing).startswith("nothing was checked")
+
+    model = Trained(nnx.Rngs(0))
+    model.eval()
+    params, net = inferred(model)
+    found = spec_of(net, params, X)
+    assert not found.notes
+    assert [space.size for space in found.spec.spaces] == [8]
+
+
 @pytest.mark.slow
 def test_a_wrong_spec_is_found_and_the_axis_named():
     """One axis of two is left out: the other is to blame for that, and said so."""
