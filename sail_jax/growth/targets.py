@@ -309,7 +309,11 @@ def _scaled(
         # reversal). In a product, the first factor grows: if num_attention_heads is key heads times
         # queries per key head, the key heads grow.
         first = {key: text.split()[0] for key, text in reversed(rules.settings)}
-        wide = [s.name for s in spec.spaces if not _KEPT & set(s.nonlinearity.split())]
+        wide = [
+            s.name
+            for s in spec.spaces
+            if not _KEPT & set(s.nonlinearity.split()) and not _is_set(spec, s.name)
+        ]
         for key, text in first.items():
             if any(map(path_pattern(text).fullmatch, wide)):
                 config = put(config, key, _multiple(key, look(config, key), to["width"]))
@@ -346,6 +350,12 @@ def _scaled(
                 config = put(config, key, new)
         sizes |= {s.name: _multiple(s.name, s.size, to["depth"]) for s in stacks}
     return config, sizes
+
+
+def _is_set(spec: Spec, name: str) -> bool:
+    """Whether leaves only write a space, or only read it, such as latents that are averaged."""
+    uses = spec.uses(name)
+    return len({use.role for use in uses} - {"gain"}) < 2 and not any(use.tied for use in uses)
 
 
 def check_depth(key: str, old: int, new: object) -> None:

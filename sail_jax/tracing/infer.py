@@ -187,11 +187,9 @@ def spec_of(
     shapes = [size[1:] if n in scanned else size for n, size in enumerate(shapes)]
     found = {}
     for space, one in _solved(second, atomic, shapes).items():
-        lack = _lacks(one)
-        if lack:
-            space.why = lack
-        else:
-            found[space] = one
+        # A sum over units is the same in any order. Without a writer and a reader, growth and
+        # scales have no meaning.
+        found[space] = one if _has_sides(one) else one._replace(family=Family.PERMUTATION)
     why = {
         (path, k): reason(variable) or _unread(variable)
         for path, own, axes in zip(paths, variables, atomic, strict=True)
@@ -337,12 +335,9 @@ def _solved(
     }
 
 
-def _lacks(found: Found) -> str:
-    """The missing part of a space. Except for pure permutations, it needs a writer and a reader."""
-    roles = set(found.roles.values())
-    if found.tied or {"write", "read"} <= roles or Family.PERMUTATION in found.family:
-        return ""
-    return "no parameter reads it" if "read" not in roles else "no parameter writes it"
+def _has_sides(found: Found) -> bool:
+    """Whether parameters both write and read a space."""
+    return bool(found.tied) or {"write", "read"} <= set(found.roles.values())
 
 
 # Path endings that do not distinguish modules.

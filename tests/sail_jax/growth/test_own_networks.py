@@ -203,3 +203,16 @@ def test_a_network_without_layers_cannot_be_deepened():
     spec = spec_of(autoencoder, AUTOENCODER, X).spec
     with pytest.raises(ValueError, match=r"no layers are known to deepen.*jax.lax.scan"):
         plan(AUTOENCODER, {}, {"depth": 4}, rules=spec)
+
+
+def test_a_factor_of_width_does_not_change_the_number_of_averaged_latents():
+    def net(p, x):
+        mixed = jax.nn.softmax(p["latent"] @ (x @ p["k"]).swapaxes(-1, -2), -1)
+        return (jnp.tanh(p["latent"] @ p["up"]) + mixed @ (x @ p["v"])).mean(1) @ p["head"]
+
+    params = drawn(latent=(5, 8), k=(7, 8), v=(7, 9), up=(8, 9), head=(9, 3))
+    found = spec_of(net, params, X)
+    assert found.spec.space("latent").nonlinearity == "softmax"
+    large = plan(params, {}, {"width": 2}, "pad", rules=found.spec).leaves
+    assert large["latent"].shape == (5, 8)
+    assert large["head"].shape == (18, 3)

@@ -176,15 +176,19 @@ def test_what_no_rule_is_for_is_left_alone_and_named():
     assert not check_spec(found.spec, net, params, X).failed
 
 
-def test_what_has_no_reader_or_is_no_number_is_in_no_space():
+def test_what_is_only_summed_is_a_set_and_what_is_no_number_is_in_no_space():
+    """No leaf reads these units, and their order does not matter."""
+
     def net(p, x):
-        return (x @ p["w"]).sum(-1) + p["table"][p["index"]].sum()
+        return (x @ p["w"]).sum(-1) + p["table"][p["index"]].mean(1).sum()
 
     params = drawn(w=(3, 8), table=(4, 2)) | {"index": jnp.array([1, 2])}
     found = spec_of(net, params, X)
-    assert found.spec.spaces == ()
-    assert found.why["w", 1] in ("no parameter reads it", "no parameter writes it")
-    assert ("index", 0) not in found.why
+    assert [space[1:] for space in found.spec.spaces] == [(2, "softmax"), (8, "softmax")]
+    assert found.spec.axes("index") == ((),)
+    trials = check_spec(found.spec, net, params, X).trials
+    assert [trial.change for trial in trials] == ["permutation"] * 3
+    assert all(trial.measured.preserved for trial in trials)
 
 
 @pytest.mark.parametrize(
