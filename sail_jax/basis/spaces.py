@@ -510,13 +510,13 @@ def _check_sides(out: Spec, given: Container[str]) -> None:
     for name, _, words in out.spaces:
         uses = out.uses(name)
         writers, readers = _users(uses, "write"), _users(uses, "read")
-        permuted, meant = "softmax" in words.split(), len(uses) > 1 or name in given
+        permuted, count = "softmax" in words.split(), len(uses)
         if "stack" in words.split():
             if readers:
                 problems.append(
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
-        elif permuted and meant:
+        elif permuted and (count > 1 or name in given):
             # Units that are only permuted need no roles, such as experts and their router, or
             # latents that attention sums over.
             continue

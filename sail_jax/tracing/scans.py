@@ -135,7 +135,7 @@ def _constant(value: Any) -> int | None:
 
 def _outcome(eqn: JaxprEqn, ins: list[int | None]) -> list[int | None]:
     """The known facts about the results of an operation."""
-    of, unknown = operation(eqn), [None] * len(eqn.outvars)
+    of, unknown = operation(eqn), list[int | None]([None] * len(eqn.outvars))
     name = of.name
     if name in CALLS:
         return _run(of.called, ins)
