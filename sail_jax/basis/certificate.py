@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import all_leaves
 from jax.typing import DTypeLike
 
 from sail_jax.basis.families import NONLINEARITIES, Family
@@ -267,8 +268,7 @@ def certificate(
     True
     """
     callable_with("f", f, "params", "inputs")
-    # A Flax module in training mode updates statistics in the tree that it is given.
-    old, new = (f(jax.tree.map(lambda x: x, tree), inputs) for tree in (params, new_params))
+    old, new = (f(_kept(tree), inputs) for tree in (params, new_params))
     paths = leaf_paths(old)
     if jax.tree.structure(old) != jax.tree.structure(new):
         odd = sorted(set(paths) ^ set(leaf_paths(new)))
@@ -302,6 +302,22 @@ def certificate(
     if worst is None:
         raise ValueError("f returned no outputs to compare")
     return worst[1]._replace(preserved=preserved)
+
+
+def _kept(tree: Any) -> Any:
+    """Returns a tree that a network may change: itself if it has plain containers, else a copy.
+
+    A Flax module in training mode updates statistics in the state that it is given. A function may
+    also distinguish plain trees by their identity.
+    """
+    return tree if _is_plain(tree) else jax.tree.map(lambda x: x, tree)
+
+
+def _is_plain(tree: Any) -> bool:
+    """Checks whether all nodes of a tree are dictionaries, lists and tuples."""
+    if isinstance(tree, dict | list | tuple):
+        return all(map(_is_plain, tree.values() if isinstance(tree, dict) else tree))
+    return tree is None or all_leaves([tree])
 
 
 def _jitter(params: Any, dtype: DTypeLike | None) -> Any:

@@ -121,7 +121,9 @@ def plan(
       depth_method: The depth method, a name in `METHODS`. By default `deepens_by` of the method, or
         "identity" for a chain of unequal layers.
       untie: Whether a tied table gets a separate head. True by default if `to` states untied
-        tables, or if the method is lossless and the maps would break the tie.
+        tables, or if the method is lossless and the maps would break the tie. A network that is
+        known by its spec has no place for the head. Such maps are then refused, unless `untie` is
+        False.
       require_lossless: Whether to refuse a growth with a loss in its report. An empty report is
         necessary but not sufficient, because neither network is run here. To check that the
         function is preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on

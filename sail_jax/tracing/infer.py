@@ -80,7 +80,7 @@ class Inferred:
     Attributes:
       spec: The spaces of the parameters.
       why: The reason why an axis is in no space, by leaf and number of the axis. It is the
-        primitive that fixed its order with the source line, or a missing reader or writer.
+        primitive that fixed its order, with the source line.
       unknown: Names of primitives without a rule. They fix all their axes.
       unused: Paths of parameters that no output depends on.
       multiples: Factors in the forward pass: numbers, for comparison with another size, and gains
@@ -118,6 +118,9 @@ def spec_of(
     The forward pass is traced but not computed. Each operation relates the axes of its operands.
     Two axes are in one space if every permutation of the units of one needs the same permutation of
     the other. Axes of an unknown operation are in no space.
+
+    If `jax.lax.scan` goes along parameters only, their first axis is a "stack" space of layers. It
+    is also "residual" if the equations show that a layer with outputs of zero returns its input.
 
     Args:
       apply: The network, called as `apply(params, *inputs)`. It may return any pytree of arrays.
