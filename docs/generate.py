@@ -550,7 +550,7 @@ def paper_pages() -> dict[str, str]:
             f"{equations} numbered equations, {len(statements)} statements, {len(own)} claims, "
             f"{wrong} of them wrong as printed"
         )
-        bounds = [i for i, claim in own.items() if claim.expected and claim.relation != "="]
+        bounds = [attacks.kind(claim) for claim in own.values() if claim.bound]
         found = printed[key].counts()
         lines = [_figure(line, key, own) for line in printed[key].lines]
         pages[f"paper-{key}.md"] = (
@@ -686,8 +686,7 @@ def _anchor(name: str) -> str:
 def _claim(name: str, claim: Any) -> str:
     from experiments.studies.ledger import attacks
 
-    found, reason = attacks.read().get(name), claim.attack if isinstance(claim.attack, str) else ""
-    sharp = attacks.sharpness(name, claim.expected and claim.relation != "=", reason)
+    found, sharp = attacks.known(claim), attacks.sharpness(claim)
     if found:
         sharp += f"; problems: {found.problems}; nearest at {attacks.point(found)}"
     facts = [

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from theory.fingerprints import fingerprint
+
 if TYPE_CHECKING:
     from jaxtyping import Array
 
@@ -24,8 +26,8 @@ ATTAINED = 0.95
 LOOSE = ATTAINED / 2
 # A ratio may exceed 1 by this much through rounding.
 ROUNDING = 1e-9
-# The largest relative difference of two evaluations of one ratio. Differences of networks that are
-# 1e-6 apart have four good digits.
+# The largest difference of two evaluations of one ratio, relative to the ratio or to a tenth,
+# whichever is larger. Differences of networks that are 1e-6 apart have four good digits.
 AGREES = 1e-3
 
 STARTS, CLIMBERS, STEPS, ROUNDS = 512, 8, 300, 4
@@ -124,6 +126,9 @@ class Attack:
       at: The problem.
       evaluations: The number of problems that were tried.
       terms: The largest ratio for the bound without a term, by the name of the term.
+      code: The fingerprint of the code that was searched.
+      searched: Whether that is the code of this version. Otherwise this version has only evaluated
+        the ratios at the problem.
     """
 
     id: str
@@ -133,6 +138,16 @@ class Attack:
     at: dict[str, Any]
     evaluations: int
     terms: dict[str, float] = field(default_factory=dict)
+    code: str = ""
+    searched: bool = True
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether both evaluations agree within `AGREES`. They have to, for every bound."""
+        if not (math.isfinite(self.ratio) and math.isfinite(self.again)):
+            return self.ratio == self.again
+        largest = max(abs(self.ratio), abs(self.again), 0.1)
+        return abs(self.ratio - self.again) <= AGREES * largest
 
     @property
     def broken(self) -> bool:
@@ -143,10 +158,12 @@ class Attack:
     def kind(self) -> str:
         """The sharpness of the bound, in a word."""
         ratio = min(self.ratio, self.again)
+        if not self.confirmed:
+            return "not confirmed"
         if self.broken:
             return "broken"
-        if self.ratio > 1 + ROUNDING:
-            return "not confirmed"
+        if not self.searched:
+            return "not searched"
         return "attained" if ratio >= ATTAINED else "within 2" if ratio >= LOOSE else "not sharp"
 
     @property
@@ -161,7 +178,10 @@ class Attack:
             case "within 2":
                 return f"within {1 / ratio:.3g} x"
             case "not confirmed":
-                return f"not confirmed ({self.ratio:.4g}, again {self.again:.4g})"
+                return f"not confirmed (ratio {self.ratio:.4g}, again {self.again:.4g})"
+            case "not searched":
+                former = replace(self, searched=True).finding
+                return f"not searched since its code changed; at the former problem {former}"
             case kind:
                 return f"{kind} ({ratio:.4g})"
 
@@ -216,7 +236,35 @@ def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.in
         at={k: v.tolist() for k, v in problem.items()},
         evaluations=evaluations,
         terms=terms,
+        code=fingerprint(domain),
     )
+
+
+def evaluated(found: Attack, domain: Domain) -> Attack:
+    """Evaluates the outcome of a search of other code once more, with the code of this version.
+
+    Args:
+      found: The outcome of a search.
+      domain: The problems of the bound in this version.
+
+    Returns:
+      The outcome with both ratios at its problem and without terms. It is not `searched`.
+
+    Raises:
+      ValueError: If the problem does not belong to the domain.
+    """
+    import jax
+
+    problem = {name: np.asarray(value) for name, value in found.at.items()}
+    sizes = {name: value.shape for name, value in problem.items()}
+    expected = {name: box.shape for name, box in domain.boxes.items()}
+    if sizes != expected:
+        raise ValueError(f"{found.id}: expected a problem with parts {expected}, got {sizes}")
+    with jax.enable_x64(True):
+        if domain.allowed is not None and not float(domain.allowed(problem)) >= -ROUNDING:
+            raise ValueError(f"{found.id}: expected a problem of the domain, got another")
+        ratio, again = float(domain.ratio(problem)), float(domain.again(problem))
+    return replace(found, ratio=ratio, again=again, terms={}, searched=False)
 
 
 def _search(domain: Domain, seed: int, seconds: float) -> tuple[np.ndarray, float, int]:

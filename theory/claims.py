@@ -130,7 +130,7 @@ class Estimate:
 Simulate = Callable[["Array", bool], Estimate]  # (key, quick)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
     """A statement of a paper, or one of ours, as two sides that can be compared.
 
@@ -180,6 +180,11 @@ class Claim:
     def expected(self) -> bool:
         """Whether the claim should hold. Only misprints should not."""
         return not self.id.endswith("/printed")
+
+    @property
+    def bound(self) -> bool:
+        """Whether the claim is an inequality that should hold."""
+        return self.expected and self.relation != "="
 
 
 Sides = Callable[..., Any]  # returns the prediction and the simulator, or the prediction alone
@@ -356,7 +361,7 @@ def _registered(function: Sides, stated: Stated) -> Stated:
     """Checks that claims are complete, and files them under the module of their function."""
     for made in stated.claims:
         one_of(f"{made.id}: its last part", made.id.rpartition("/")[2], tuple(STATUSES))
-        if made.expected and made.relation != "=" and made.attack is None:
+        if made.bound and made.attack is None:
             raise ValueError(
                 f"{made.id}: expected {argument('attack', '...')}, problems on which the bound can"
                 " be attacked or the reason why there are none, got none"
@@ -517,50 +522,33 @@ class Verdict:
     """The outcome of checking one claim.
 
     Attributes:
-      id: The id of the claim. `status`, `statement`, `source`, `domain`, `relation`, `expected` and
-        `note` are the claim's too.
-      status: The status, in words.
-      statement: The statement.
-      source: Its place in the paper.
-      domain: The numbers at which both sides were evaluated.
-      relation: "=", "<=" or ">=".
+      claim: The claim.
       predicted: The value of the closed form.
       simulated: The value of the simulation.
       stderr: Its standard error. None for a deterministic simulation.
       score: (simulated - predicted) in standard errors, or in tolerances.
       score_name: Which of the two: "z" or "err/tol".
-      expected: Whether the claim should hold.
-      holds: Whether it does.
-      note: The claim's note.
+      holds: Whether the claim holds.
       power: The power of the comparison.
       seconds: Its duration.
       unnoticed: Names of wrong predictions (see `mutants`) with which the claim would hold too.
-      unsearched: The reason why no search tries to break the bound, if the claim gives one.
     """
 
-    id: str
-    status: str
-    statement: str
-    source: str
-    domain: str
-    relation: str
+    claim: Claim
     predicted: float
     simulated: float
     stderr: float | None
     score: float
     score_name: str
-    expected: bool
     holds: bool
-    note: str
     power: Power
     seconds: float
     unnoticed: tuple[str, ...] = ()
-    unsearched: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether the claim fares as expected."""
-        return self.holds == self.expected
+        return self.holds == self.claim.expected
 
 
 def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
@@ -627,20 +615,13 @@ def judge(
     """
     score = _score(predicted, estimate)
     return Verdict(
-        id=claim.id,
-        status=claim.status,
-        statement=claim.statement,
-        source=claim.source,
-        domain=claim.domain,
-        relation=claim.relation,
+        claim=claim,
         predicted=predicted,
         simulated=estimate.value,
         stderr=estimate.stderr,
         score=score,
         score_name="z" if estimate.stderr is not None else "err/tol",
-        expected=claim.expected,
         holds=_holds(claim.relation, score, estimate),
-        note=claim.note,
         power=power(claim, predicted, estimate),
         seconds=seconds,
         unnoticed=tuple(
@@ -648,7 +629,6 @@ def judge(
             for name, value in (wrong or {}).items()
             if _holds(claim.relation, _score(value, estimate), estimate)
         ),
-        unsearched=claim.attack if isinstance(claim.attack, str) else "",
     )
 
 
@@ -799,10 +779,11 @@ def table(
     about = ("statement", "source", "status", "relation")
     rows = {one.id: {name: getattr(one, name) for name in about} for one in chosen}
     if check:
-        found = ("predicted", "simulated", "stderr", "score", "score_name", "holds", "expected")
+        found = ("predicted", "simulated", "stderr", "score", "score_name", "holds")
         for one in chosen:
             verdict = _check(one, seed=seed, quick=quick)
             rows[one.id] |= {name: getattr(verdict, name) for name in found}
+            rows[one.id]["expected"] = one.expected
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("claim")
 
 

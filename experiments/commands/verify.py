@@ -70,6 +70,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         "the result depends on --seed alone",
     )
     parser.add_argument(
+        "--renew",
+        action="store_true",
+        help="search only the bounds whose code has changed since their last search, and store "
+        "what is found for the ledger",
+    )
+    parser.add_argument(
         "--coverage",
         action="store_true",
         help="only list the claims for each statement of the papers, and the missing ones",
@@ -79,8 +85,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         raise UsageError("--coverage simulates nothing, and allows no other option")
     if args.budget and not args.attack:
         raise UsageError("--budget needs --attack")
+    if args.renew and (not args.attack or args.budget or args.seed or args.json):
+        raise UsageError("--renew needs --attack, and allows only --claims")
     if args.attack and (args.table or args.quick or args.power or args.mutate):
-        raise UsageError("--attack allows only --claims, --budget, --seed and --json")
+        raise UsageError("--attack allows only --claims, --budget, --renew, --seed and --json")
     from experiments.lab import store
     from experiments.studies.ledger import findings
     from experiments.studies.ledger.config import Config
@@ -98,7 +106,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if args.attack:
-        return _attack(config, args.budget, args.json)
+        return _attack(config, args.budget, args.json, renew=args.renew)
     # The files are checked first: a simulation of minutes must not end with a file that cannot be
     # written.
     if args.table and args.table.suffix not in findings.TABLES:
@@ -139,7 +147,7 @@ def _seconds(text: str) -> float:
     return values[0]
 
 
-def _attack(config: "Config", budget: float | None, file: str | None) -> int:
+def _attack(config: "Config", budget: float | None, file: str | None, *, renew: bool) -> int:
     """Attacks the bounds with a declared domain; an interrupt keeps the attacks made so far."""
     from experiments.lab import store
     from experiments.studies.ledger import attacks, findings
@@ -151,7 +159,11 @@ def _attack(config: "Config", budget: float | None, file: str | None) -> int:
         disk.admit(Path(file), attacks.SCHEMA, "a list of attacks")
         disk.probe(Path(file).parent)
     chosen = claims.select(config.claims)
-    domains = {c.id: c.attack for c in chosen if isinstance(c.attack, adversary.Domain)}
+    domains = {
+        c.id: c.attack
+        for c in chosen
+        if isinstance(c.attack, adversary.Domain) and not (renew and attacks.current(c))
+    }
     each = math.inf if budget is None else budget / max(len(domains), 1)
     stage, found, stopped = reporting(store.direct), [], False
     remember_kernels()
@@ -167,8 +179,10 @@ def _attack(config: "Config", budget: float | None, file: str | None) -> int:
     show(text)
     if stopped:
         show(f"Interrupted after {len(found)} of {len(domains)} attacks.")
+    about = {**store.config_record(config), **provenance()}
+    if renew:
+        disk.write_atomic(attacks.FILE, attacks.as_json(attacks.renewed(found), about))
     if file:
-        about = {**store.config_record(config), **provenance()}
         disk.write_atomic(file, attacks.as_json(found, about))
     return 130 if stopped else 0 if sound else 1
 

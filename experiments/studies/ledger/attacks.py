@@ -1,7 +1,7 @@
 """Results of the last search for problems that break the bounds: the file `attacks.json`.
 
-`sail-jax verify --attack --json experiments/studies/ledger/attacks.json` writes it. A test
-evaluates each of its problems again. If a bound or a domain changes, a new search is needed.
+`sail-jax verify --attack --renew` searches the bounds whose code has changed since, and writes it.
+Until then `known` has the ratios of this version at the problem of the former search.
 """
 
 import dataclasses
@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from theory.adversary import ROUNDING, Attack
+from theory import claims
+from theory.adversary import ROUNDING, Attack, Domain, evaluated
+from theory.fingerprints import fingerprint
 
 SCHEMA = "sail-jax attacks 1"
 FILE = Path(__file__).with_name("attacks.json")
-KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
+KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken", "not searched")
+FIELDS = tuple(field.name for field in dataclasses.fields(Attack) if field.name != "searched")
 SHOWN = 4  # the largest number of a problem's numbers in a text
 
 
@@ -40,7 +43,8 @@ def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     records = [
-        plain(dataclasses.asdict(attack)) | {"kind": attack.kind, "finding": attack.finding}
+        plain({name: getattr(attack, name) for name in FIELDS})
+        | {"kind": attack.kind, "finding": attack.finding}
         for attack in found
     ]
     whole = {"schema": SCHEMA, **about, "attacks": records}
@@ -58,8 +62,7 @@ def read(file: Path = FILE) -> Mapping[str, Attack]:
       The attacks by the ids of their claims.
     """
     records = json.loads(file.read_text(encoding="utf-8"))["attacks"]
-    fields = [field.name for field in dataclasses.fields(Attack)]
-    found = [Attack(**{name: record[name] for name in fields}) for record in records]
+    found = [Attack(**{name: record[name] for name in FIELDS}) for record in records]
     return {
         attack.id: dataclasses.replace(
             attack,
@@ -71,40 +74,117 @@ def read(file: Path = FILE) -> Mapping[str, Attack]:
     }
 
 
-def sharpness(name: str, bound: bool, reason: str = "") -> str:
-    """Describes how near the last search came to breaking a claim.
+def renewed(found: Iterable[Attack]) -> list[Attack]:
+    """Replaces outcomes of the last search by new ones.
 
     Args:
-      name: The claim's id.
-      bound: Whether it is an inequality that should hold.
-      reason: The reason for a missing search, if there is one.
+      found: The new outcomes.
+
+    Returns:
+      The outcomes of all bounds that have problems to search, in the order of the ledger.
+    """
+    latest = {**read(), **{attack.id: attack for attack in found}}
+    attacked = (c.id for c in claims.all_claims() if isinstance(c.attack, Domain))
+    return [latest[name] for name in attacked if name in latest]
+
+
+def current(claim: claims.Claim) -> bool:
+    """Returns whether the last search of a bound was a search of the code of this version.
+
+    Args:
+      claim: A claim with a domain.
+
+    Returns:
+      Whether it was.
+    """
+    found = read().get(claim.id)
+    return found is not None and found.code == fingerprint(claim.attack)
+
+
+@functools.cache
+def known(claim: claims.Claim) -> Attack | None:
+    """Returns what is known about a bound, computed with the code of this version.
+
+    Args:
+      claim: The claim.
+
+    Returns:
+      The outcome of the last search if the code is the same. Otherwise the ratios of this version
+      at its problem. None if the bound was never searched, or if the problem no longer belongs to
+      the domain.
+    """
+    found = read().get(claim.id)
+    if found is None or not isinstance(claim.attack, Domain):
+        return None
+    if current(claim):
+        return found
+    try:
+        return evaluated(found, claim.attack)
+    except ValueError:
+        return None
+
+
+def sound(claim: claims.Claim, found: Attack | None) -> bool:
+    """Returns whether an outcome agrees with a claim.
+
+    Args:
+      claim: The claim.
+      found: The outcome of a search for it, if there was one.
+
+    Returns:
+      Whether both evaluations of the ratio agree, and do not break a bound that should hold.
+    """
+    return found is None or (found.confirmed and not (claim.expected and found.broken))
+
+
+def sharpness(claim: claims.Claim) -> str:
+    """Describes how near a search came to breaking a claim.
+
+    Args:
+      claim: The claim.
 
     Returns:
       The result of the search, such as "attained (0.998)", with the terms that the bound does not
-      need; or a note that there was no search. It is empty for equalities, and for misprints that
-      were not attacked, because the check itself breaks them.
+      need; or a note that this version was not searched. It is empty for equalities, and for
+      misprints that were not attacked, because the check itself breaks them.
     """
-    if name in read():
-        found = read()[name]
+    if found := known(claim):
         idle = [term for term, ratio in found.terms.items() if not ratio > 1 + ROUNDING]
         return found.finding + (f"; holds without {', '.join(idle)}" if idle else "")
-    if not bound:
+    if not claim.bound:
         return ""
-    return f"not attacked: {reason}" if reason else "not attacked"
+    if isinstance(claim.attack, str):
+        return f"not attacked: {claim.attack}"
+    return "not searched" if claim.attack else "not attacked"
 
 
-def tally(bounds: Iterable[str]) -> str:
-    """Counts bounds by their sharpness in the last search.
+def kind(claim: claims.Claim) -> str:
+    """Returns the sharpness of a claim in a word.
 
     Args:
-      bounds: The ids of their claims.
+      claim: The claim.
+
+    Returns:
+      One of `KINDS`, or "not attacked", or "" for a claim that is no bound.
+    """
+    if found := known(claim):
+        return found.kind
+    if not claim.bound:
+        return ""
+    return "not searched" if isinstance(claim.attack, Domain) else "not attacked"
+
+
+def tally(kinds: Iterable[str]) -> str:
+    """Counts bounds by their sharpness.
+
+    Args:
+      kinds: The `kind` of each bound.
 
     Returns:
       The counts with their kinds.
     """
-    none, found = "not attacked", read()
-    counts = Counter(found[name].kind if name in found else none for name in bounds)
-    return ", ".join(f"{counts[kind]} {kind}" for kind in (*KINDS, none) if counts[kind])
+    counts = Counter(kinds)
+    return ", ".join(f"{counts[k]} {k}" for k in (*KINDS, "not attacked") if counts[k])
 
 
 def point(attack: Attack) -> str:

@@ -47,7 +47,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "simulated": lambda record: f"{record['simulated']:.5g}{_spread(record['stderr'])}",
     "score": lambda record: f"{record['score_name']} = {record['score']:.3g}",
     "sharpness": lambda record: record["sharpness"],
-    "verdict": lambda record: wording(record["holds"], record["expected"]),
+    "verdict": lambda record: _verdict(record),
 }
 
 
@@ -68,6 +68,13 @@ POWER: dict[str, Callable[[dict[str, Any]], str]] = {
 def _spread(stderr: float) -> str:
     """Returns a standard error as text; "" without one."""
     return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    """Returns the verdict in words, or what a search found if only that is unexpected."""
+    if record["holds"] == record["expected"] and not record["ok"]:
+        return record["kind"].upper()
+    return wording(record["holds"], record["expected"])
 
 
 def _is_bound(record: Mapping[str, Any]) -> bool:
@@ -209,10 +216,11 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
       chosen: The claims among which those with a domain were attacked.
 
     Returns:
-      The text, and whether every attacked bound that should hold did hold.
+      The text, and whether every attacked bound that should hold did hold, and all outcomes were
+      confirmed.
     """
     expected = {claim.id: claim.expected for claim in chosen}
-    bounds = [claim.id for claim in chosen if claim.relation != "=" and claim.expected]
+    bounds = [claim.id for claim in chosen if claim.bound]
     lines = []
     for paper in dict.fromkeys(name.split("/")[0] for name in bounds):
         own = [a for a in found if a.id.split("/")[0] == paper and expected[a.id]]
@@ -230,12 +238,17 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
     lines += [f"Not attacked: {name}: {reasons[name]}." for name in left if name in reasons]
     prints = [a for a in found if not expected[a.id]]
     if prints:
-        broken = sum(attack.broken for attack in prints)
+        broken = sum(attack.kind == "broken" for attack in prints)
         lines.append(f"{broken} of {len(prints)} attacked misprints are broken.")
-    wrong = [a.id for a in found if expected[a.id] and a.broken]
+    wrong = [a.id for a in found if expected[a.id] and a.kind == "broken"]
     if wrong:
         lines.append(f"BROKEN, expected to hold: {', '.join(wrong)}.")
-    return "\n".join(lines), not wrong
+    denied = [
+        f"{a.id} (ratio {a.ratio:.5g}, again {a.again:.5g})" for a in found if not a.confirmed
+    ]
+    if denied:
+        lines.append(f"NOT CONFIRMED, two evaluations differ: {', '.join(denied)}.")
+    return "\n".join(lines), not wrong and not denied
 
 
 def summary(dataset: xr.Dataset) -> str:
@@ -284,7 +297,7 @@ def sharpness(dataset: xr.Dataset) -> str:
     Returns:
       The counts as a sentence; empty without bounds.
     """
-    bounds = [record["claim"] for record in _records(dataset) if _is_bound(record)]
+    bounds = [record["kind"] for record in _records(dataset) if _is_bound(record)]
     return f"Bounds: {attacks.tally(bounds)}." if bounds else ""
 
 

@@ -23,35 +23,47 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: The stage function, which runs and stores a stage. The default stores nothing.
 
     Returns:
-      The fields of `theory.claims.Verdict` and of its power over `claim`, and `ok`, whether the
-      verdict is as expected. `unnoticed` is one text. `sharpness` describes how close the last
-      search came to breaking the bound, and `nearest` the problem at which it came closest. The
-      attribute `quick` is 1 for smaller simulations.
+      The claims with the fields of `theory.claims.Verdict` and of its power, over `claim`. `ok` is
+      whether the verdict is as expected and no search found a contradiction. `unnoticed` is one
+      text. `sharpness` and `kind` describe how close the last search came to breaking the bound,
+      and `nearest` the problem at which it came closest. The attribute `quick` is 1 for smaller
+      simulations.
     """
+    chosen = claims.select(config.claims)
 
     def verdict(claim: claims.Claim) -> dict[str, Any]:
-        checked = claims.check(claim, seed=config.seed, quick=config.quick)
-        record = dataclasses.asdict(checked)
-        power = record.pop("power")
-        stderr = math.nan if checked.stderr is None else checked.stderr
-        unnoticed = "; ".join(checked.unnoticed)
-        return {**record, **power, "stderr": stderr, "ok": checked.ok, "unnoticed": unnoticed}
+        return _record(claims.check(claim, seed=config.seed, quick=config.quick))
 
-    rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
+    rows = [stage(claim.id, partial(verdict, claim)) for claim in chosen]
     # Not in a stage, so a resumed run shows this version's data.
-    known = [_sharpness(row) for row in rows]
-    rows = [{**row, **found} for row, found in zip(rows, known, strict=True)]
+    rows = [{**row, **_sharpness(claim, row)} for claim, row in zip(chosen, rows, strict=True)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
     ids = columns.pop("id")
     data = {field: ("claim", values) for field, values in columns.items()}
     return xr.Dataset(data, {"claim": ids}, {"quick": int(config.quick)})
 
 
-def _sharpness(row: dict[str, Any]) -> dict[str, str]:
-    """Removes the reason for a missing search from a row, in which all values are arrays."""
-    name, bound = str(row["id"]), bool(row["expected"]) and str(row["relation"]) != "="
-    found = attacks.read().get(name)
+def _record(verdict: claims.Verdict) -> dict[str, Any]:
+    """Lists a verdict as a row of plain values."""
+    claim, found = verdict.claim, dataclasses.asdict(verdict)
+    about = ("id", "status", "statement", "source", "domain", "relation", "expected", "note")
+    compared = ("predicted", "simulated", "score", "score_name", "holds", "seconds")
     return {
-        "sharpness": attacks.sharpness(name, bound, str(row.pop("unsearched", ""))),
+        **{name: getattr(claim, name) for name in about},
+        **{name: found[name] for name in compared},
+        **found["power"],
+        "stderr": math.nan if verdict.stderr is None else verdict.stderr,
+        "unnoticed": "; ".join(verdict.unnoticed),
+        "ok": verdict.ok,
+    }
+
+
+def _sharpness(claim: claims.Claim, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is known of a bound, and whether the claim is still as expected."""
+    found = attacks.known(claim)
+    return {
+        "kind": attacks.kind(claim),
+        "sharpness": attacks.sharpness(claim),
         "nearest": attacks.point(found) if found else "",
+        "ok": bool(row["ok"]) and attacks.sound(claim, found),
     }

@@ -485,14 +485,20 @@ def test_a_bug_keeps_its_traceback(fake, call):
         call("run", "merge_digits", "--out", "here")
 
 
-def _verdict(name, holds=True, expected=True, **more):
+def _verdict(name, holds=True, expected=True, relation="=", **more):
+    end = "exact" if expected else "printed"
+    claim = Claim(f"{name}/{end}", "a < b & c", "paper, eq. (1)", "n=2", float, None, relation)
     fields = {
-        "status": "exact as printed" if expected else "wrong as printed",
-        "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2", "relation": "=",
         "predicted": 1.0, "simulated": 1.1, "stderr": 0.05, "score": 2.0, "score_name": "z",
-        "note": "", "power": Power(0.05, 0.3, 6e-5, 0.5), "seconds": 0.1,
+        "power": Power(0.05, 0.3, 6e-5, 0.5), "seconds": 0.1,
     }  # fmt: skip
-    return Verdict(id=name, holds=holds, expected=expected, **{**fields, **more})
+    return Verdict(claim=claim, holds=holds, **{**fields, **more})
+
+
+def _stated(name, **texts):
+    """A verdict on a claim with some texts."""
+    made = _verdict(name)
+    return dataclasses.replace(made, claim=dataclasses.replace(made.claim, **texts))
 
 
 GOOD = [
@@ -507,13 +513,13 @@ WRONG = [*GOOD, _verdict("p/three", holds=False, score=9.0)]
 def verdicts(monkeypatch):
     def of(found):
         asked = []
-        by_id = {one.id: one for one in found}
+        by_id = {one.claim.id: one for one in found}
 
         def check(claim, *, seed, quick):
             asked.append((claim.id, seed, quick))
             return by_id[claim.id]
 
-        monkeypatch.setattr(claims, "select", lambda glob: list(by_id.values()))
+        monkeypatch.setattr(claims, "select", lambda glob: [one.claim for one in found])
         monkeypatch.setattr(claims, "check", check)
         return asked
 
@@ -528,10 +534,12 @@ def test_verify_says_what_is_too_weak(verdicts, call):
     assert code == 0
     assert "made to see" in out
     assert "x 5 " in out  # the slack
-    assert "2 of 3 equalities and misprints overlook their effect: p/one, p/two." in out
+    assert (
+        "2 of 3 equalities and misprints overlook their effect: p/one/exact, p/two/printed." in out
+    )
     assert (
         "2 of 2 bounds may still hold when they are tightened by their effect: "
-        "p/bound, p/wide." in out
+        "p/bound/exact, p/wide/exact." in out
     )
     verdicts([_verdict("p/strong", power=strong)])
     assert "All 1 equalities and misprints detect the effect" in call("verify", "--power")[1]
@@ -548,17 +556,19 @@ def test_verify_lists_the_claims_that_hold_with_a_wrong_prediction(verdicts, cal
     verdicts([*GOOD, _verdict("p/wide", power=Power(0.05, 4.1, 6e-5, 1.0, 4.0), **wide)])
     code, out, _ = call("verify", "--mutate", "--json", str(file))
     assert code == 0
-    assert "  p/wide: tightened; without a (slack by 4)\n" in out
+    assert "  p/wide/exact: tightened; without a (slack by 4)\n" in out
     assert "p: 0 of 1 equalities and 1 of 2 bounds hold when moved by their effect.\n" in out
     found = {v["id"]: v["unnoticed"] for v in json.loads(file.read_text())["verdicts"]}
-    assert found == {"p/one": [], "p/two": [], "p/bound": [], "p/wide": ["tightened", "without a"]}
+    assert found.pop("p/wide/exact") == ["tightened", "without a"]
+    assert found == {"p/one/exact": [], "p/two/printed": [], "p/bound/exact": []}
     verdicts(GOOD)
     assert "No claim holds with a wrong prediction.\n" in call("verify", "--mutate")[1]
 
 
 def _attackable(name, ratio, **more):
     domain = Domain("x in [0, 1]", {"x": Box(0.0, 1.0)}, None, None)
-    found = Attack(name, "x in [0, 1]", ratio, ratio, {"x": 0.5}, 7, {"a": 2.0, "b": 0.5})
+    both = ratio if isinstance(ratio, tuple) else (ratio, ratio)
+    found = Attack(name, "x in [0, 1]", *both, {"x": 0.5}, 7, {"a": 2.0, "b": 0.5})
     fields = {"relation": "<=", "attack": domain, **more}
     return Claim(name, "s", "src", "dom", float, lambda k, q: None, **fields), found
 
@@ -568,6 +578,11 @@ def _attackable(name, ratio, **more):
     [
         (0.99, 0, "p: 1 of 2 bounds attacked: 1 attained.\n"),
         (1.5, 1, "BROKEN, expected to hold: p/wide/ours.\n"),
+        (
+            (1.053, 1.0),
+            1,
+            "NOT CONFIRMED, two evaluations differ: p/wide/ours (ratio 1.053, again 1).\n",
+        ),
     ],
 )
 def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
@@ -595,7 +610,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     assert "a: breaks, b: holds (0.5)" in out
     kept = json.loads(file.read_text())
     assert kept["schema"] == ATTACKS
-    assert [a["ratio"] for a in kept["attacks"]] == [ratio, 1.2]
+    assert [a["ratio"] for a in kept["attacks"]] == [found["p/wide/ours"].ratio, 1.2]
 
 
 def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
@@ -619,7 +634,12 @@ def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
     ("options", "said"),
     [
         (["--budget", "3"], "--budget needs --attack"),
-        (["--attack", "--quick"], "--attack allows only --claims, --budget, --seed and --json"),
+        (
+            ["--attack", "--quick"],
+            "--attack allows only --claims, --budget, --renew, --seed and --json",
+        ),
+        (["--renew"], "--renew needs --attack"),
+        (["--attack", "--renew", "--budget", "3"], "--renew needs --attack, and allows only"),
         (["--attack", "--budget", "1,2"], "expected one number of seconds"),
         (["--attack", "--budget", "nan"], "expected positive numbers"),
     ],
@@ -635,8 +655,8 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     file = tmp_path / "ledger.json"
     code, out, err = call("verify", "--json", str(file), "--seed", "5", "--quick")
     assert code == 0
-    assert asked == [("p/one", 5, True), ("p/two", 5, True), ("p/bound", 5, True)]
-    assert "p/one ..." in err
+    assert asked == [(one.claim.id, 5, True) for one in GOOD]
+    assert "p/one/exact ..." in err
     assert "1.1 ± 0.05" in out
     assert "wrong as printed" in out
     assert "fails, as expected" in out
@@ -646,14 +666,14 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     assert found["schema"] == SCHEMA
     assert (found["seed"], found["quick"], found["claims"]) == (5, True, "*")
     assert "jax" in found["versions"]
-    assert [v["id"] for v in found["verdicts"]] == ["p/one", "p/two", "p/bound"]
+    assert [v["id"] for v in found["verdicts"]] == [one.claim.id for one in GOOD]
     assert found["verdicts"][1] | {"seconds": 0} == {
-        "id": "p/two", "status": "wrong as printed", "statement": "a < b & c",
+        "id": "p/two/printed", "status": "wrong as printed", "statement": "a < b & c",
         "source": "paper, eq. (1)", "domain": "n=2", "relation": "=", "predicted": 1.0,
         "simulated": 1.1, "stderr": None, "score": "-inf", "score_name": "err/tol",
         "note": "", "seconds": 0, "expected": False, "holds": False, "ok": True,
         "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
-        "slack": 0.0, "unnoticed": [], "sharpness": "", "nearest": "",
+        "slack": 0.0, "unnoticed": [], "kind": "", "sharpness": "", "nearest": "",
     }  # fmt: skip
 
 
@@ -663,7 +683,7 @@ def test_verify_fails_when_a_claim_does(verdicts, call, tmp_path):
     code, out, _ = call("verify", "--json", str(file))
     assert code == 1
     assert "FAILS" in out
-    assert "NOT as expected: p/three." in out
+    assert "NOT as expected: p/three/exact." in out
     assert json.loads(file.read_text())["verdicts"][3]["ok"] is False
     verdicts([_verdict("p/four", holds=True, expected=False)])
     code, out, _ = call("verify", "--json", str(file))  # a ledger may replace a ledger
@@ -711,15 +731,15 @@ def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
     assert code == 1
     gap = "unified-merging: Assumption 6 and Lemma 4: no claim's source names Lemma 4"
     assert out.endswith(f"Gaps:\n  {gap}\n")
-    new = _verdict("sail/T99/new", source="sail Theorem 99")
-    monkeypatch.setattr(claims, "all_claims", lambda: [*known, new])
+    new = _stated("sail/T99", source="sail Theorem 99")
+    monkeypatch.setattr(claims, "all_claims", lambda: [*known, new.claim])
     code, out, _ = call("verify", "--coverage")
     assert code == 1
-    assert "answer to no statement:\n  sail/T99/new: its source, 'sail Theorem 99'" in out
+    assert "answer to no statement:\n  sail/T99/exact: its source, 'sail Theorem 99'" in out
 
 
 def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
-    verdicts([_verdict("sail/T1/exact", statement="50 % of $x_i$ & {y}~^ \\", source="sail Thm 1")])
+    verdicts([_stated("sail/T1", statement="50 % of $x_i$ & {y}~^ \\", source="sail Thm 1")])
     for name in ("t.csv", "t.tex"):
         for _ in range(2):  # a ledger may be written over
             assert call("verify", "--table", str(tmp_path / name))[0] == 0
