@@ -11,14 +11,17 @@ import importlib
 import inspect
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from sail_jax.checks import argument, nearest, one_of
+from theory import coverage
 
 # JAX is slow to import. Only the check of a claim needs it, so it is imported there.
 if TYPE_CHECKING:
@@ -26,46 +29,6 @@ if TYPE_CHECKING:
     from jaxtyping import Array
 
     from theory.adversary import Domain
-
-# Modules that state claims, in the order of the papers' statements.
-ROOMS = (
-    "theory.deep_linear.divergence_claims",
-    "theory.deep_linear.network_claims",
-    "theory.deep_linear.proof_claims",
-    "theory.deep_linear.claims",
-    "theory.deep_linear.beyond_claims",
-    "theory.deep_linear.flow_claims",
-    "theory.deep_linear.penalised_claims",
-    "theory.deep_linear.sources_claims",
-    "theory.deep_linear.ranks_claims",
-    "theory.deep_linear.regularised_claims",
-    "theory.deep_linear.scale_claims",
-    "theory.student_teacher.claims",
-    "theory.two_layer.pretraining_claims",
-    "theory.two_layer.perturbation_claims",
-    "theory.two_layer.inflection_claims",
-    "theory.two_layer.quantised_claims",
-    "theory.two_layer.sharpness_aware_claims",
-    "theory.two_layer.label_noise_claims",
-    "theory.two_layer.recursion_claims",
-    "theory.two_layer.batch_claims",
-    "theory.two_layer.theorem_claims",
-    "theory.two_layer.low_rank_claims",
-    "theory.linearity.lemma_claims",
-    "theory.linearity.arithmetic_claims",
-    "theory.linearity.theorem_claims",
-    "theory.linearity.correlation_claims",
-    "theory.initialisation.convergence_claims",
-    "theory.initialisation.combination_claims",
-    "theory.initialisation.discriminant_claims",
-    "theory.initialisation.transfer_claims",
-    "theory.merging.stability_claims",
-    "theory.merging.gradient_claims",
-    "theory.merging.sparsification_claims",
-    "theory.merging.gaussian_claims",
-    "theory.merging.law_claims",
-    "theory.merging.averaging_claims",
-)
 
 # |z| above which agreement is rejected. A true Gaussian claim exceeds it with probability 6e-5, and
 # some claim of a ledger of a hundred with 0.6 %. Seeds are fixed, so a sound ledger stays sound.
@@ -235,16 +198,16 @@ class Stated:
             taken, made = inspect.signature(predict).parameters, []
             for first, numbers in zip(self.claims, self.problems, strict=True):
                 stem = first.id.rpartition("/")[0]
-                statement, note = _said(f"{stem}/{status}", predict, numbers)
+                texts = _texts(f"{stem}/{status}", predict, numbers)
                 predicted = _lazily(predict, {name: numbers[name] for name in taken})
                 changed = replace(
                     first,
                     id=f"{stem}/{status}",
-                    statement=statement,
+                    statement=texts.statement,
                     source=first.source + source,
                     predict=lambda predicted=predicted: float(predicted()),
                     relation=relation or first.relation,
-                    note=note,
+                    note=texts.note,
                     effect=first.effect if effect is None else effect,
                     without=without or {},
                     attack=attack,
@@ -259,8 +222,6 @@ class Stated:
 def claim(
     paper: str,
     name: str,
-    source: str,
-    domain: str,
     relation: Relation = "=",
     *,
     effect: float | None = None,
@@ -272,18 +233,20 @@ def claim(
 ) -> Callable[[Sides], Stated]:
     """Decorates a function that states a claim and returns the prediction and its simulator.
 
-    The function is called in float64 when the claim is checked. The first paragraph of its
-    docstring is the statement, and the others are the note. Its parameters are the numbers of the
-    problem. `{parameter}` in the name, the source, the domain and the docstring is replaced by its
-    value.
+    The function is called in float64 when the claim is checked. Its docstring has all texts of the
+    claim: the statement, then the paragraphs of the note, if any, and at the end
+
+        Source: the place of the statement in the paper
+        Domain: the numbers at which both sides are evaluated
+
+    The paper's name is put before the source unless it has the name already, as in "beyond paper:
+    Thm 3.9 in finite time". The theorems and equations of the source decide which statement of
+    `theory.coverage` the claim answers to. `{name}` in a docstring is replaced by a parameter of
+    the function or by a value of its module. The parameters are the numbers of the problem.
 
     Args:
       paper: The paper, with which the claim's id begins.
-      name: The claim's id after the paper's, "statement/variant".
-      source: The place of the statement in the paper. The paper's name is put before it unless it
-        has the name already, as in "beyond paper: Thm 3.9 in finite time". Its theorems and
-        equations decide which statement of `theory.coverage` the claim answers to.
-      domain: The numbers at which both sides are evaluated.
+      name: The claim's id after the paper's, "statement/variant". Parameters are replaced.
       relation: "=", "<=" or ">=", as in "simulated = predicted".
       effect: As for `Claim`.
       draws: As for `Claim`.
@@ -303,18 +266,22 @@ def claim(
             bound = inspect.signature(sides).bind(*values)
             bound.apply_defaults()
             numbers = bound.arguments
-            found = _lazily(sides, numbers)
-            full, place = (_filled(text, numbers) for text in (f"{paper}/{name}", source))
-            statement, note = _said(full, sides, numbers)
+            found, full = _lazily(sides, numbers), f"{paper}/{name}".format(**numbers)
+            texts = _texts(full, sides, numbers)
+            if not (texts.source and texts.domain):
+                raise ValueError(
+                    f"{full}: expected a docstring that ends with 'Source: ...' and"
+                    f" 'Domain: ...', got {_end(sides)!r}"
+                )
             stated = Claim(
                 full,
-                statement,
-                place if paper in place else f"{paper} {place}",
-                _filled(domain, numbers),
+                texts.statement,
+                texts.source if paper in texts.source else f"{paper} {texts.source}",
+                texts.domain,
                 lambda found=found: float(found()[0]),
                 lambda key, quick, found=found: found()[1](key, quick),
                 relation,
-                note,
+                texts.note,
                 effect,
                 draws,
                 without or {},
@@ -328,16 +295,33 @@ def claim(
     return decorate
 
 
-def _filled(text: str, numbers: Mapping[str, Any]) -> str:
-    return text.format(**numbers) if numbers else text
+class _Texts(NamedTuple):
+    statement: str
+    note: str
+    source: str
+    domain: str
 
 
-def _said(name: str, function: Sides, numbers: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a function's docstring into the statement and the note of a claim."""
-    statement, *notes = _filled(inspect.getdoc(function) or "", numbers).split("\n\n")
+def _texts(name: str, function: Sides, numbers: Mapping[str, Any]) -> _Texts:
+    """Reads the texts of a claim in the docstring of its function."""
+    docstring = inspect.getdoc(function) or ""
+    known = ChainMap(dict(numbers), inspect.unwrap(function).__globals__)
+    try:
+        statement, *notes = docstring.format_map(known).split("\n\n")
+    except KeyError as exc:
+        raise ValueError(
+            f"{name}: its docstring has {{{exc.args[0]}}}, expected a parameter or a name of"
+            " its module; write braces twice"
+        ) from exc
     if not statement:
         raise ValueError(f"{name}: expected a docstring that states the claim, got none")
-    return " ".join(statement.split()), " ".join(" ".join(notes).split())
+    place = notes.pop() if notes and notes[-1].startswith("Source: ") else ""
+    source, _, domain = " ".join(place.removeprefix("Source: ").split()).partition(" Domain: ")
+    return _Texts(" ".join(statement.split()), " ".join(" ".join(notes).split()), source, domain)
+
+
+def _end(function: Sides) -> str:
+    return (inspect.getdoc(function) or "").split("\n")[-1]
 
 
 def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
@@ -374,13 +358,27 @@ def of_room(room: str) -> tuple[Claim, ...]:
     """Imports a module and returns the claims that it states.
 
     Args:
-      room: The module's name, such as one of `ROOMS`.
+      room: The module's name, such as one of `rooms`.
 
     Returns:
       The claims, in their order in the module.
     """
     importlib.import_module(room)
     return tuple(_STATED.get(room, ()))
+
+
+@functools.cache
+def rooms() -> tuple[str, ...]:
+    """Finds the modules that state claims: `claims` and `*_claims` in the folders of `theory`.
+
+    Returns:
+      Their names, in the order of the papers' statements to which their first claims answer.
+    """
+    folder = Path(__file__).parent
+    names = [
+        f"{folder.name}.{file.parent.name}.{file.stem}" for file in folder.glob("*/*claims.py")
+    ]
+    return tuple(sorted(names, key=lambda room: (coverage.position(of_room(room)[0]), room)))
 
 
 def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
@@ -722,7 +720,7 @@ def all_claims() -> tuple[Claim, ...]:
     Raises:
       ValueError: If two claims share an id.
     """
-    claims = tuple(c for room in ROOMS for c in of_room(room))
+    claims = tuple(c for room in rooms() for c in of_room(room))
     names = [c.id for c in claims]
     if repeated := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"claims share an id: {sorted(repeated)}")

@@ -113,6 +113,20 @@ def _answered(claim: Sourced, statements: Sequence[Statement]) -> list[Statement
     ]
 
 
+def position(claim: Sourced) -> int:
+    """Finds where a claim belongs in the order of the papers' statements.
+
+    Args:
+      claim: The claim.
+
+    Returns:
+      The position in `STATEMENTS` of the first statement to which it answers. A claim that answers
+      to none comes last.
+    """
+    found = map(STATEMENTS.index, _answered(claim, STATEMENTS))
+    return min(found, default=len(STATEMENTS))
+
+
 def answers(
     claims: Iterable[Sourced], statements: Sequence[Statement] | None = None
 ) -> dict[Statement, list[str]]:

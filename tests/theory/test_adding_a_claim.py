@@ -26,7 +26,7 @@ def add(tmp_path, monkeypatch):
         return claims.select("*")
 
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(claims, "ROOMS", (ROOM,))
+    monkeypatch.setattr(claims, "rooms", lambda: (ROOM,))
     monkeypatch.setattr(claims, "_STATED", {})
     monkeypatch.delitem(sys.modules, ROOM, raising=False)
     yield added
@@ -53,9 +53,15 @@ def test_the_claim_of_the_page_is_in_the_ledger_and_accounted_for(add):
     ("piece", "instead", "message"),
     [
         (r'    """n ≤ d.*?"""\n', "", "noiseless/ours: expected a docstring that states"),
+        (
+            r"\n    Domain: .*?\n",
+            "\n",
+            "noiseless/ours: expected a docstring that ends with 'Source",
+        ),
+        (r"d={d}", "d={dim}", r"noiseless/ours: its docstring has {dim}, expected a parameter or"),
         ("noiseless/ours", "noiseless/mine", "expected one of 'exact', .*; got 'mine'"),
         (r'beside\("limit"\)', 'beside("limits")', r"got 'limits' \(nearest: 'limit'\)"),
-        ('σ=0",\n', 'σ=0",\n    "<=",\n', r"noiseless/ours: expected attack=\.\.\., .* got none"),
+        ('/ours"', '/ours", "<="', r"noiseless/ours: expected attack=\.\.\., .* got none"),
         (r'beside\("limit"\)', 'beside("ours")', "claims share an id: .*noiseless/ours"),
     ],
 )

@@ -222,7 +222,7 @@ def test_estimates_need_one_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", claims.ROOMS)
+@pytest.mark.parametrize("room", claims.rooms())
 def test_claims_fare_as_expected(room):
     verdicts = [claims.check(c, quick=True) for c in claims.of_room(room)]
     assert not [verdict for verdict in verdicts if not verdict.ok]
@@ -255,7 +255,7 @@ def test_few_claims_overlook_what_is_listed_and_no_more():
 
 # `verify --mutate` shows all packages; the quick test above has a few claims.
 @pytest.mark.soak
-@pytest.mark.parametrize("room", claims.ROOMS)
+@pytest.mark.parametrize("room", claims.rooms())
 def test_claims_overlook_what_is_listed_and_no_more(room):
     """A new claim without power is noticed here, and so is one that gains some."""
     chosen = claims.of_room(room)
@@ -263,7 +263,7 @@ def test_claims_overlook_what_is_listed_and_no_more(room):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("room", claims.ROOMS)
+@pytest.mark.parametrize("room", claims.rooms())
 def test_every_equality_and_misprint_sees_its_effect(room):
     """By the chances computed from the errors of a whole run."""
     found = map(claims.check, claims.of_room(room))

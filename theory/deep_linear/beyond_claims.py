@@ -145,16 +145,15 @@ SOURCE = Setting(25, 40, 0.0, 0.3)
 DEPTH = 3
 
 
-@claim(
-    "flow-network/ours",
-    f"{BEYOND} Thm 3.9 in finite time",
-    "{one}, L={depth}, α={alpha}, t={time:g}, step size extrapolated to 0",
-)
+@claim("flow-network/ours")
 def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
     """db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]. The risk of a trained network is compared
     along time
 
     The tolerance is rate² + α.
+
+    Source: {BEYOND} Thm 3.9 in finite time
+    Domain: {one}, L={depth}, α={alpha}, t={time:g}, step size extrapolated to 0
     """
     x, y, source = map(jnp.asarray, (*one_sample(one), np.eye(one.d)[0]))
     beta = flow.fine_tuning_flow(x, y, source, [time], depth)[0]
@@ -164,8 +163,6 @@ def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
 
 @claim(
     "T3.9-law/ours",
-    f"{BEYOND} Thm 3.9, p. 9, the whole law",
-    f"{AT}, L={DEPTH}, {AVERAGED}",
     "<=",
     attack="a statistical test of a whole law: its bound is exceeded by chance",
     overlooks="tightened",
@@ -175,6 +172,9 @@ def _():
 
     This is the two-sample Kolmogorov-Smirnov test. If the laws agree, the bound is exceeded with
     probability 1e-3.
+
+    Source: {BEYOND} Thm 3.9, p. 9, the whole law
+    Domain: {AT}, L={DEPTH}, {AVERAGED}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -217,8 +217,6 @@ def _finite_source(mode: str) -> Simulate:
 
 @claim(
     "finite-source-{mode}/ours",
-    f"{BEYOND} Thms 3.7 and 3.9 without infinite source data",
-    f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {{how}}",
     each=(
         ("linear", "Linear transfer", "least squares"),
         ("fine-tune", "Fine-tuning, L=2,", AVERAGED),
@@ -227,6 +225,9 @@ def _finite_source(mode: str) -> Simulate:
 def _(mode, text, how):
     """{text} from a source fitted to n_s samples has the E R that follows from the law of (|β̂_s|,
     θ̂)
+
+    Source: {BEYOND} Thms 3.7 and 3.9 without infinite source data
+    Domain: {AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {how}
     """
     # The mean is over exact draws. Their error adds 5 % to the error of 2,000 simulated draws.
     keys = jax.random.split(jax.random.key(1), 2)
@@ -253,14 +254,13 @@ def _rank_k_problem() -> tuple[Array, Array]:
     return linalg.qr(jax.random.normal(keys[0], (WIDTH, RANK)))[0], target
 
 
-@claim(
-    "rank-k-{side}/ours",
-    f"{BEYOND} Thm 3.7 for k features, m outputs",
-    f"n={{n}}, k={RANK}, m={OUTPUTS}, d={WIDTH}, σ={{noise}}",
-    each=(("under", 2), ("over", 12)),
-)
+@claim("rank-k-{side}/ours", each=(("under", 2), ("over", 12)))
 def _(side, n, noise=0.5):
-    """E R_lt = |B⊥|² + |A|²(1-n/k)₊ + (|B⊥|² + mσ²) min(n,k)/(|n-k|-1)"""
+    """E R_lt = |B⊥|² + |A|²(1-n/k)₊ + (|B⊥|² + mσ²) min(n,k)/(|n-k|-1)
+
+    Source: {BEYOND} Thm 3.7 for k features, m outputs
+    Domain: n={n}, k={RANK}, m={OUTPUTS}, d={WIDTH}, σ={noise}
+    """
     problem = _rank_k_problem()
     features, target = map(np.asarray, problem)
 
@@ -285,31 +285,28 @@ def _rank_k_tuned(alpha: float, rate: float) -> subspace.RankK:
 _TUNED = f"two layers, d={WIDTH}, n=9, m=k={OUTPUTS}, gradient descent"
 
 
-@claim(
-    "rank-k-span/ours",
-    f"{BEYOND} Thm 3.9 for rank k (the limit itself is open)",
-    f"{_TUNED}, α={{large}} and {{small}}",
-    effect=0.25,
-)
+@claim("rank-k-span/ours", effect=0.25)
 def _(large=2e-2, small=1e-2):
     """Rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s. The order in α of the part outside
     is 2
 
     The test detects .25, which separates order 2 from 1 and 3. The tolerance covers the next order.
+
+    Source: {BEYOND} Thm 3.9 for rank k (the limit itself is open)
+    Domain: {_TUNED}, α={large} and {small}
     """
     coarse, fine = (_rank_k_tuned(alpha, 0.02).outside for alpha in (large, small))
     return 2.0, measured(lambda: jnp.log2(coarse / fine), 0.05)
 
 
-@claim(
-    "rank-k-balance/ours",
-    f"{BEYOND} Thm 3.9 for rank k (the limit itself is open)",
-    f"{_TUNED}, α={{alpha}}, step size extrapolated to 0",
-)
+@claim("rank-k-balance/ours")
 def _(alpha=1e-3):
     """Rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P). Its relative change is 0
 
     This This This fixes the limit up to a rotation in O(k)...
+
+    Source: {BEYOND} Thm 3.9 for rank k (the limit itself is open)
+    Domain: {_TUNED}, α={alpha}, step size extrapolated to 0
     """
     coarse, fine = (_rank_k_tuned(alpha, rate).drift for rate in (0.02, 0.01))
     return 0.0, measured(lambda: 2 * fine - coarse, 1e-4)
@@ -317,16 +314,17 @@ def _(alpha=1e-3):
 
 # --- any covariance, stated -----------------------------------------------------------------------
 
+TWICE = 2 * A.d
 EIGENVALUES = f"eigenvalues 1, 1/2, 1/4, 1/8, load={A.load}, σ={A.sigma}, d={A.d}"
 
 
-@claim(
-    "covariance-linear-transfer/ours",
-    f"{BEYOND} Thms 3.6-3.9 for any covariance",
-    EIGENVALUES,
-)
+@claim("covariance-linear-transfer/ours")
 def _():
-    """E R_lt follows the isotropic law, at the angle in the inner product of Σ"""
+    """E R_lt follows the isotropic law, at the angle in the inner product of Σ
+
+    Source: {BEYOND} Thms 3.6-3.9 for any covariance
+    Domain: {EIGENVALUES}
+    """
     s, beta_s, beta_t, n = A.problem(A.d)
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -398,18 +396,14 @@ for _effect, _case in (
     ),
 ):
 
-    @claim(
-        "covariance-{method}/ours",
-        f"{BEYOND} Thms 3.6-3.9 for any covariance",
-        f"{EIGENVALUES} and {2 * A.d} extrapolated{{how}}",
-        effect=_effect,
-        draws=f"{PAPER}/covariance",
-        each=(_case,),
-    )
+    @claim("covariance-{method}/ours", effect=_effect, draws=f"{PAPER}/covariance", each=(_case,))
     def _(method, statement, how, law):
         """{statement}
 
         The test detects 5 %, or .05, as extrapolation in size triples the error.
+
+        Source: {BEYOND} Thms 3.6-3.9 for any covariance
+        Domain: {EIGENVALUES} and {TWICE} extrapolated{how}
         """
         *problem, n = A.problem(A.d)
         return law(*map(jnp.asarray, problem), n), lambda *how: _limit_risks(*how)[method]

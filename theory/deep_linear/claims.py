@@ -103,40 +103,35 @@ for _name, _limit, _finite in (
     ),
 ):
 
-    @claim(
-        f"T3.6-{_name}/limit",
-        "Thm 3.6, eq. (10), p. 6",
-        "{at}",
-        each=(_limit,),
-    )
+    @claim(f"T3.6-{_name}/limit", each=(_limit,))
     def _(at, law, draws):
-        """{law}"""
+        """{law}
+
+        Source: Thm 3.6, eq. (10), p. 6
+        Domain: {at}
+        """
         predicted = risks.scratch_limit(load=at.load, sigma=at.sigma)
         return predicted, limit_risk(least_squares, at, draws, labels=LABELS)
 
-    @claim(
-        f"T3.6-{_name}/ours",
-        "Thm 3.6, eq. (10), p. 6, at finite n and d",
-        "{at}",
-        each=(_finite,),
-    )
+    @claim(f"T3.6-{_name}/ours", each=(_finite,))
     def _(at, law):
-        """{law}"""
+        """{law}
+
+        Source: Thm 3.6, eq. (10), p. 6, at finite n and d
+        Domain: {at}
+        """
         predicted = compiled(risks.scratch_risk, n=at.n, d=at.d, sigma=at.sigma)
         return predicted, mean_risk(least_squares, at, 20_000)
 
 
-@claim(
-    "T3.6-descent/printed",
-    "after Thm 3.6, p. 6",
-    "{at}",
-    "<=",
-    attack=risk_domains.DESCENT_PRINTED,
-)
+@claim("T3.6-descent/printed", "<=", attack=risk_domains.DESCENT_PRINTED)
 def _printed_descent(at=Setting(1, 40, 0.0, 1.5)):
     """For load < 1 the risk first decreases. Its slope in load, from no sample to one, is < 0
 
     It is right for σ < 1 only.
+
+    Source: after Thm 3.6, p. 6
+    Domain: {at}
     """
 
     def slope(key: Array, quick: bool) -> Estimate:
@@ -157,31 +152,38 @@ def _(at):
     return at.sigma**2 * at.d / (at.d - 2) - 1
 
 
-@claim("T3.7/exact", "Thm 3.7, eq. (12), p. 7", "{at}")
+@claim("T3.7/exact")
 def _(at=Setting(8, 20, pi / 4, 0.5)):
-    """E R_lt = sin²θ + (σ²+sin²θ)/(n-2), which is finite for n > 2"""
+    """E R_lt = sin²θ + (σ²+sin²θ)/(n-2), which is finite for n > 2
+
+    Source: Thm 3.7, eq. (12), p. 7
+    Domain: {at}
+    """
     predicted = compiled(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
     return predicted, mean_risk(transferred(), at, 40_000)
 
 
-@claim(
-    "T3.7/limit",
-    "Thm 3.7, eqs. (105)-(109), p. 22",
-    "{one}, L=2, α={alpha}, tuned for time 40",
-)
+@claim("T3.7/limit")
 def _(one=ONE, alpha=1e-3):
     """As α → 0, the last layer of a pretrained network refits b β_s with b = β_sᵀXᵀy/|Xβ_s|². The
     risk is compared
 
     The tolerance is rate² + α. Features of strength α² would take a time of 1/α² to learn.
+
+    Source: Thm 3.7, eqs. (105)-(109), p. 22
+    Domain: {one}, L=2, α={alpha}, tuned for time 40
     """
     tuned = tuned_for(networks.linear_transfer, 40)
     return one_risk(transferred()), network_risk(2, alpha, tuned)
 
 
-@claim("eq13/ours", "eq. (13), p. 8, at finite n and d", "{at}")
+@claim("eq13/ours")
 def _(at=Setting(10, 20, 3 * pi / 8, 0.2)):
-    """T_lt = E R_sc - E R_lt, both at finite n and d"""
+    """T_lt = E R_sc - E R_lt, both at finite n and d
+
+    Source: eq. (13), p. 8, at finite n and d
+    Domain: {at}
+    """
     predicted = compiled(partial(risks.transferability, "linear"), **at._asdict())
     return predicted, mean_risk(transferred(), at, 20_000, least_squares)
 
@@ -212,125 +214,148 @@ LOWER, UPPER = _edges(1 / 6, 0.5)
 STEEP = acos(sqrt(1 / 6))
 
 
-@claim("eq13-under/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-under/limit", effect=0.05)
 def _(at=Limit(0.5, 40, 3 * pi / 8, 0.2)):
     """load < 1: T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return _transfer(at), _on_data(at)
 
 
-@claim("eq13-over/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-over/limit", effect=0.05)
 def _(at=Limit(2.5, 20, pi / 4, 0.5)):
     """load > 1: T_lt → σ²/(load-1) - sin²θ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return _transfer(at), _on_data(at)
 
 
-@claim("eq13-interval/reading", EQ13, "{at}", effect=0.05)
+@claim("eq13-interval/reading", effect=0.05)
 def _(at=Limit(0.4, 60, STEEP, 0.5)):
     """T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ < 0 between load₋ and load₊, which are printed
     in the other order
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return _transfer(at), _on_data(at)
 
 
-@claim("eq13-lower/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-lower/limit", effect=0.05)
 def _(at=Limit(LOWER, 60, STEEP, 0.5)):
     """T_lt → 0 at load = load₋
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return 0.0, _on_data(at)
 
 
-@claim("eq13-upper/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-upper/limit", effect=0.05)
 def _(at=Limit(UPPER, 30, STEEP, 0.5)):
     """T_lt → 0 at load = load₊
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return 0.0, _on_data(at, 4_000, LABELS)
 
 
-@claim("eq13-angle/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-angle/limit", effect=0.05)
 def _(at=Limit(0.5, 40, acos(0.5), 0.5)):
     """T_lt < 0 at some load if θ > arccos(1-σ), σ < 1. T_lt → 0 at θ = arccos(1-σ), load = 1-σ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return 0.0, _on_data(at, 4_000)
 
 
-@claim("eq13-angle/ours", EQ13, "{at}", effect=0.05)
+@claim("eq13-angle/ours", effect=0.05)
 def _(at=Limit(0.5, 40, 0.6 * pi, 0.5)):
     """For σ < 1 the least T_lt over load < 1 is cos²θ - (1-σ)². It is < 0 iff |cos θ| < 1-σ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return cos(at.theta) ** 2 - (1 - at.sigma) ** 2, _on_data(at, 4_000)
 
 
-@claim("eq13-over-edge/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-over-edge/limit", effect=0.05)
 def _(at=Limit(1 + 0.5**2 / sin(pi / 4) ** 2, 20, pi / 4, 0.5)):
     """For load > 1, T_lt → 0 at load = 1 + σ²/sin²θ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return 0.0, _on_data(at, 4_000, LABELS)
 
 
-@claim("eq13-noiseless/limit", EQ13, "{at}", effect=0.05)
+@claim("eq13-noiseless/limit", effect=0.05)
 def _(at=Limit(cos(pi / 4) ** 2, 40, pi / 4, 0.0)):
     """For σ = 0, T_lt < 0 for cos²θ < load < 1. T_lt → 0 at load = cos²θ
 
     The test detects a difference of 0.05. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return 0.0, _on_data(at)
 
 
-@claim("eq13-anomalous/reading", EQ13, "{at}", effect=0.1)
+@claim("eq13-anomalous/reading", effect=0.1)
 def _(at=Limit(0.8, 40, pi / 2, 0.5)):
     """T_lt → ((1-load)² + load σ²)/(1-load) - sin²θ > 0 near load = 1 even at θ = π/2
 
     The test detects a difference of 0.1. The risks are of order 1.
+
+    Source: {EQ13}
+    Domain: {at}
     """
     return _transfer(at), _on_data(at, 4_000, LABELS)
 
 
-@claim(
-    "eq13-snr/limit",
-    "after eq. (13), p. 8",
-    "{at}",
-    ">=",
-    attack=risk_domains.SNR,
-    overlooks="tightened",
-)
+@claim("eq13-snr/limit", ">=", attack=risk_domains.SNR, overlooks="tightened")
 def _(at=Limit(0.3, 40, pi / 2, 1.2)):
     """For load < 1 and σ > 1 (SNR < 1) pretraining always helps: T_lt > 0, here at θ = π/2
 
     The paragraph is on load < 1. Above load = 1 + σ²/sin²θ transfer hurts.
+
+    Source: after eq. (13), p. 8
+    Domain: {at}
     """
     # At the largest angle transfer helps least.
     return 0.0, _on_data(at, labels=LABELS)
 
 
-@claim(
-    "eq13-snr/printed",
-    "after eq. (13), p. 8, at finite n and d",
-    "{at}",
-    ">=",
-    attack=risk_domains.SNR_PRINTED,
-)
+@claim("eq13-snr/printed", ">=", attack=risk_domains.SNR_PRINTED)
 def _(at=Setting(8, 100, pi / 2, 1.2)):
     """For load < 1 and σ > 1 (SNR < 1) pretraining always helps: T_lt > 0 at every n and d
 
     It is right in the limit. At finite n the refit costs (σ²+sin²θ)/(n-2).
+
+    Source: after eq. (13), p. 8, at finite n and d
+    Domain: {at}
     """
     return 0.0, mean_risk(transferred(), at, 4_000, least_squares)
 
@@ -338,21 +363,24 @@ def _(at=Setting(8, 100, pi / 2, 1.2)):
 # --- Theorem 3.8 ----------------------------------------------------------------------------------
 
 
-@claim("T3.8/limit", "Thm 3.8, eq. (15), p. 8", "{at}, λ={ridge}")
+@claim("T3.8/limit")
 def _(at=Limit(50.0, 2, pi / 4, 0.5), ridge=0.05):
-    """E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²"""
+    """E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²
+
+    Source: Thm 3.8, eq. (15), p. 8
+    Domain: {at}, λ={ridge}
+    """
     predicted = risks.linear_transfer_limit(theta=at.theta, ridge=ridge)
     return predicted, limit_risk(transferred(ridge), at, 20_000)
 
 
-@claim(
-    "T3.8/exact",
-    "Thm 3.8, eqs. (128)-(130), pp. 23-24",
-    "{at}, λ={ridge}",
-)
+@claim("T3.8/exact")
 def _(at=Setting(10, 12, pi / 4, 0.5), ridge=0.05):
     """E R_lt = 1 + cos²θ I₁(n+2, λ) + (sin²θ+σ²) I₁(n, λ) - 2cos²θ I₂(n, λ), I₁(m, λ) =
     E[u^((m-n+2)/2)/(u+nλ)²], I₂(m, λ) = E[u^((m-n+2)/2)/(u+nλ)], u ~ χ²_n
+
+    Source: Thm 3.8, eqs. (128)-(130), pp. 23-24
+    Domain: {at}, λ={ridge}
     """
     predicted = compiled(
         risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma, ridge=ridge
@@ -360,16 +388,14 @@ def _(at=Setting(10, 12, pi / 4, 0.5), ridge=0.05):
     return predicted, mean_risk(transferred(ridge), at, 40_000)
 
 
-@claim(
-    "T3.8-monotone/limit",
-    "after Thm 3.8, p. 9, and eq. (141), p. 25",
-    "{at}, λ={ridge}",
-    effect=0.002,
-)
+@claim("T3.8-monotone/limit", effect=0.002)
 def _(at=Limit(50.0, 2, 3 * pi / 8, 0.2), ridge=0.5):
     """Ridge never lowers the risk, as E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)². So λ* = 0
 
     The test detects a difference of .002. The risks are of order 1.
+
+    Source: after Thm 3.8, p. 9, and eq. (141), p. 25
+    Domain: {at}, λ={ridge}
     """
     gain = -((cos(at.theta) * ridge / (1 + ridge)) ** 2)
     return gain, limit_risk(transferred(ridge), at, 20_000, transferred())
@@ -379,16 +405,14 @@ SMALL = Setting(10, 12, 3 * pi / 8, 0.2)
 BEST = (SMALL.sigma**2 + sin(SMALL.theta) ** 2) / (SMALL.n * cos(SMALL.theta) ** 2)
 
 
-@claim(
-    "T3.8-monotone/ours",
-    "Thm 3.8, eq. (128), p. 23, minimised",
-    "{at}, λ*={best:.3f}",
-    effect=0.01,
-)
+@claim("T3.8-monotone/ours", effect=0.01)
 def _(at=SMALL, best=BEST):
     """At finite n some ridge helps, as E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)
 
     The test detects a difference of .01. The risks are of order 1.
+
+    Source: Thm 3.8, eq. (128), p. 23, minimised
+    Domain: {at}, λ*={best:.3f}
     """
     of = partial(risks.linear_transfer_risk, n=at.n, theta=at.theta, sigma=at.sigma)
     return of() - of(ridge=best), mean_risk(transferred(best), at, 40_000, transferred())
@@ -399,16 +423,14 @@ def _(at=SMALL, best=BEST):
 
 for _depth, _alpha in ((2, 1e-3), (3, 1e-2)):
 
-    @claim(
-        "T3.9-estimator-L{depth}/printed",
-        "Thm 3.9, eq. (142), p. 25",
-        "{one}, L={depth}, α={alpha}, gradient descent",
-        each=((_depth, _alpha),),
-    )
+    @claim("T3.9-estimator-L{depth}/printed", each=((_depth, _alpha),))
     def _printed_limit(depth, alpha, one=ONE):
         """As α → 0 and t → ∞, β_ft = X⁺y + (I-P) β_s. The risk of a trained network is compared
 
         The later layers rescale what W_1 keeps. The tolerance is rate² + α.
+
+        Source: Thm 3.9, eq. (142), p. 25
+        Domain: {one}, L={depth}, α={alpha}, gradient descent
         """
         tuned = tuned_for(networks.fine_tune, 800)
         return one_risk(fine_tuned(1)), network_risk(depth, alpha, tuned)
@@ -437,16 +459,14 @@ def _printed_gain(at: Limit) -> float:
 
 for _depth in (2, 3):
 
-    @claim(
-        "eq17-L{depth}/printed",
-        "Thm 3.9, eqs. (16), (17), p. 9",
-        "{at}, L={depth}, {averaged}",
-        each=((_depth,),),
-    )
+    @claim("eq17-L{depth}/printed", each=((_depth,),))
     def _printed_tuning(depth, at=NOISY, averaged=AVERAGED):
         """For load ≤ 1, T_ft = (load-1)(1 - 2cos θ)
 
         It is right for σ = 0 only.
+
+        Source: Thm 3.9, eqs. (16), (17), p. 9
+        Domain: {at}, L={depth}, {averaged}
         """
         return _printed_gain(at), _gain(at, depth)
 
@@ -462,29 +482,26 @@ for _depth in (2, 3):
         )
 
 
-@claim(
-    "eq17-noiseless/limit",
-    "Thm 3.9, eqs. (16), (17), p. 9",
-    "{at}, L=2, {averaged}",
-    effect=0.025,
-)
+@claim("eq17-noiseless/limit", effect=0.025)
 def _(at=NOISY._replace(sigma=0.0), averaged=AVERAGED):
     """For σ = 0 and load ≤ 1, T_ft → (load-1)(1 - 2cos θ)
 
     The test detects a difference of .025. The risks are of order 1.
+
+    Source: Thm 3.9, eqs. (16), (17), p. 9
+    Domain: {at}, L=2, {averaged}
     """
     return _printed_gain(at), _gain(at, 2, 6_000)
 
 
-@claim(
-    "eq17-boundary/printed",
-    "after eq. (17), p. 10",
-    "{at}, L=2, {averaged}",
-)
+@claim("eq17-boundary/printed")
 def _(at=NOISY._replace(theta=pi / 3), averaged=AVERAGED):
     """T_ft > 0 for θ < π/3, T_ft < 0 for θ > π/3, so T_ft = 0 at θ = π/3
 
     The sign of T_ft depends on load, σ and L.
+
+    Source: after eq. (17), p. 10
+    Domain: {at}, L=2, {averaged}
     """
     return 0.0, _gain(at, 2, 2_000)
 
@@ -496,22 +513,22 @@ def _edge(at: Limit) -> Limit:
     return at._replace(theta=acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2))
 
 
-@claim(
-    "eq17-boundary/corrected",
-    "after eq. (17), p. 10, corrected",
-    "{at}, L=2, {averaged}",
-)
+@claim("eq17-boundary/corrected")
 def _(at=_edge(NOISY), averaged=AVERAGED):
-    """T_ft → 0 at cos θ = c/2"""
+    """T_ft → 0 at cos θ = c/2
+
+    Source: after eq. (17), p. 10, corrected
+    Domain: {at}, L=2, {averaged}
+    """
     return 0.0, _gain(at, 2)
 
 
-@claim(
-    "T3.9-over/exact",
-    "Thm 3.9, eq. (16), p. 9",
-    "{at}, L=3, {averaged}",
-)
+@claim("T3.9-over/exact")
 def _(at=Setting(26, 20, pi / 2, 1.0), averaged=AVERAGED):
-    """For load > 1, E R_ft = E R_sc, here σ²d/(n-d-1)"""
+    """For load > 1, E R_ft = E R_sc, here σ²d/(n-d-1)
+
+    Source: Thm 3.9, eq. (16), p. 9
+    Domain: {at}, L=3, {averaged}
+    """
     predicted = risks.scratch_risk(n=at.n, d=at.d, sigma=at.sigma)
     return predicted, mean_risk(fine_tuned(3), at, 20_000)

@@ -175,17 +175,14 @@ PROOF_G = sqrt(abs(2 * DELTA * exp(SIGMA**2 / 2) - 1))
 OF_PROOF = f"|f|=1, σ={SIGMA}, δ={DELTA:g}, g={PROOF_G:.2f}f of the proof"
 
 
-@claim(
-    "T2.2-Dudley/printed",
-    "Thm 2.2, p. 4, and App. B.1, p. 16",
-    f"{OF_PROOF}; samples of 200",
-    ">=",
-    attack=misprint_domains.DUDLEY,
-)
+@claim("T2.2-Dudley/printed", ">=", attack=misprint_domains.DUDLEY)
 def _printed_dudley():
     """For any f and any δ > 0 some g, here the proof's, has γ_β(p_f, p_g) ≥ δ
 
     |h|_∞ ≤ 1 bounds the metric γ_β by 2 for all laws.
+
+    Source: Thm 2.2, p. 4, and App. B.1, p. 16
+    Domain: {OF_PROOF}; samples of 200
     """
     return DELTA, _matched(_dudley, *_scaled(1.0, PROOF_G))
 
@@ -198,15 +195,13 @@ def _():
     return divergences.dudley_bounds(*_scaled(1.0, PROOF_G), SIGMA).upper
 
 
-@claim(
-    "T2.2-Dudley-reach/ours",
-    "Thm 2.2, p. 4, and App. B.1, p. 16, for δ < 2",
-    "d={d}, |f|=1, |g|={far:g}, σ={sigma}, h = M - min(L|y|, 2M), L = 2e-4",
-    ">=",
-    attack=divergence_domains.DUDLEY_REACH,
-)
+@claim("T2.2-Dudley-reach/ours", ">=", attack=divergence_domains.DUDLEY_REACH)
 def _(d=D, far=1e6, sigma=SIGMA):
-    """Every δ < 2 is reached. A witness at |g| = 10⁶ finds δ = 1.97"""
+    """Every δ < 2 is reached. A witness at |g| = 10⁶ finds δ = 1.97
+
+    Source: Thm 2.2, p. 4, and App. B.1, p. 16, for δ < 2
+    Domain: d={d}, |f|=1, |g|={far:g}, σ={sigma}, h = M - min(L|y|, 2M), L = 2e-4
+    """
 
     def bump(y: np.ndarray) -> np.ndarray:
         """Computes M - min(L |y|, 2 M) with M = 1 - L. Its Lipschitz constant and its size add up
@@ -218,44 +213,38 @@ def _(d=D, far=1e6, sigma=SIGMA):
     return 1.97, _witness(bump, *_scaled(1.0, far), sigma)
 
 
-@claim(
-    "T2.2-eq28/printed",
-    "eqs. (27), (28), p. 16",
-    "d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2",
-    ">=",
-    attack=misprint_domains.COSINES,
-)
+@claim("T2.2-eq28/printed", ">=", attack=misprint_domains.COSINES)
 def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
     """(27) ≥ (28), that is |E cos f - E cos g| e^(-σ²/2)/2 ≥ (e^(-σ²/2)/2)(|f|² + |g|²)
 
     The lower bound of cos a - cos b is -(a² + b²), not a² + b².
+
+    Source: eqs. (27), (28), p. 16
+    Domain: d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2
     """
     bound = exp(-(sigma**2) / 2) / 2 * (f**2 + g**2)
     return bound, _witness(lambda y: np.cos(y) / 2, *_scaled(f, g), sigma)
 
 
-@claim(
-    "T2.2-eq28/corrected",
-    "eq. (27), p. 16",
-    "d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2",
-)
+@claim("T2.2-eq28/corrected")
 def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
-    """(27) is (e^(-σ²/2)/2)|e^(-|f|²/2) - e^(-|g|²/2)| for linear f and g"""
+    """(27) is (e^(-σ²/2)/2)|e^(-|f|²/2) - e^(-|g|²/2)| for linear f and g
+
+    Source: eq. (27), p. 16
+    Domain: d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2
+    """
     tasks = _scaled(f, g)
     return divergences.cosine_gap(*tasks, sigma), _witness(lambda y: np.cos(y) / 2, *tasks, sigma)
 
 
-@claim(
-    "T2.2-TV/printed",
-    "Section 2.1, after Thm 2.2, p. 5",
-    f"d={D}, {OF_PROOF}",
-    ">=",
-    attack=misprint_domains.VARIATION,
-)
+@claim("T2.2-TV/printed", ">=", attack=misprint_domains.VARIATION)
 def _printed_variation():
     """The theorem holds for any larger class, such as |h|_∞ ≤ 1, with γ ≥ δ
 
     That metric is twice the total variation, which is at most 2.
+
+    Source: Section 2.1, after Thm 2.2, p. 5
+    Domain: d={D}, {OF_PROOF}
     """
     return DELTA, _excess(*_scaled(1.0, PROOF_G), SIGMA)
 
@@ -266,16 +255,13 @@ def _():
     return 2 * divergences.total_variation(*_scaled(1.0, PROOF_G), SIGMA)
 
 
-@claim(
-    "T2.2-W1/exact",
-    "Section 2.1, after Thm 2.2, p. 5",
-    f"d={D}, |f|=1, σ={SIGMA}",
-    ">=",
-    attack=divergence_domains.W1_REACH,
-    overlooks="tightened",
-)
+@claim("T2.2-W1/exact", ">=", attack=divergence_domains.W1_REACH, overlooks="tightened")
 def _():
-    """For any δ some g has W₁(p_f, p_g) ≥ δ. h = |y| finds δ = 50 at g = -100f"""
+    """For any δ some g has W₁(p_f, p_g) ≥ δ. h = |y| finds δ = 50 at g = -100f
+
+    Source: Section 2.1, after Thm 2.2, p. 5
+    Domain: d={D}, |f|=1, σ={SIGMA}
+    """
     return 50.0, _witness(lambda y: -np.abs(y), *_scaled(1.0, -100.0), SIGMA)
 
 
@@ -283,29 +269,24 @@ MIXED = (*_at(np.array(1.0), D), SIGMA)
 SIZES = f"d={D}, θ=1, σ={SIGMA}"
 
 
-@claim(
-    "T2.2-W1-upper/ours",
-    "Section 2.1, p. 5, for linear f and g",
-    f"{SIZES}; samples of 200",
-    "<=",
-    attack=divergence_domains.UPPER,
-)
+@claim("T2.2-W1-upper/ours", "<=", attack=divergence_domains.UPPER)
 def _():
-    """W₁ ≤ E|Mz|, the mean displacement of a coupling, and ≤ √(2/π)|f-g|"""
+    """W₁ ≤ E|Mz|, the mean displacement of a coupling, and ≤ √(2/π)|f-g|
+
+    Source: Section 2.1, p. 5, for linear f and g
+    Domain: {SIZES}; samples of 200
+    """
     matched = _matched(distances.wasserstein1, *MIXED)
     return divergences.wasserstein1_bounds(*MIXED).upper, matched
 
 
-@claim(
-    "T2.2-W1-lower/ours",
-    "Section 2.1, p. 5, for linear f and g",
-    f"{SIZES}; samples of 200",
-    ">=",
-    attack=divergence_domains.LOWER,
-    overlooks="tightened",
-)
+@claim("T2.2-W1-lower/ours", ">=", attack=divergence_domains.LOWER, overlooks="tightened")
 def _():
-    """W₁ ≥ √(2/π) times the best gain of spread of two projections"""
+    """W₁ ≥ √(2/π) times the best gain of spread of two projections
+
+    Source: Section 2.1, p. 5, for linear f and g
+    Domain: {SIZES}; samples of 200
+    """
     matched = _matched(distances.wasserstein1, *MIXED)
     return divergences.wasserstein1_bounds(*MIXED).lower, matched
 
@@ -313,30 +294,35 @@ def _():
 # --- Theorem 2.2 for the Kullback-Leibler divergence ----------------------------------------------
 
 
-@claim("T2.2-KL/printed", "eq. (32), p. 16", SIZES)
+@claim("T2.2-KL/printed")
 def _():
     """D_KL(p_f‖p_g) = E_f [g² - f² - 2yg + 2yf] = |f-g|²
 
     The factor 1/(2σ²) is missing in (32) and present in (33).
+
+    Source: eq. (32), p. 16
+    Domain: {SIZES}
     """
     return 2 * (1 - cos(1.0)), _log_ratio(*MIXED)
 
 
-@claim("T2.2-KL/exact", "eqs. (33), (34), p. 16", SIZES)
+@claim("T2.2-KL/exact")
 def _():
-    """D_KL(p_f‖p_g) = |f-g|²/(2σ²)"""
+    """D_KL(p_f‖p_g) = |f-g|²/(2σ²)
+
+    Source: eqs. (33), (34), p. 16
+    Domain: {SIZES}
+    """
     return divergences.kl(*MIXED), _log_ratio(*MIXED)
 
 
-@claim(
-    "T2.2-KL-choice/printed",
-    "after eq. (34), p. 16",
-    "d={d}, |f|={f}, σ=δ=1, α={alpha}",
-    ">=",
-    attack=misprint_domains.CHOICE,
-)
+@claim("T2.2-KL-choice/printed", ">=", attack=misprint_domains.CHOICE)
 def _printed_choice(d=D, f=0.1, alpha=10.1):
-    """g = -αf with α > σ√δ/|f| has D_KL ≥ δ"""
+    """g = -αf with α > σ√δ/|f| has D_KL ≥ δ
+
+    Source: after eq. (34), p. 16
+    Domain: d={d}, |f|={f}, σ=δ=1, α={alpha}
+    """
     return 1.0, _log_ratio(*_scaled(f, -alpha * f), 1.0)
 
 
@@ -352,45 +338,39 @@ PLOTTED = f"d={FIG5_D}, γ={GAMMA}, σ={SIGMA}, {ANGLES} angles in [0, {{}}]"
 HALF, WHOLE = (PLOTTED.format(end) for end in ("π/2", "π"))
 
 
-@claim(
-    "Fig5-KL/ours",
-    "Section 3.3, p. 8, and Fig. 5a, p. 28",
-    HALF,
-    draws=DATA_SETS,
-)
+@claim("Fig5-KL/ours", draws=DATA_SETS)
 def _():
     """D_KL orders T of linear transfer on the angles of Figs. 1 and 3. Their correlation is
     compared
+
+    Source: Section 3.3, p. 8, and Fig. 5a, p. 28
+    Domain: {HALF}
     """
     found = _correlation("linear", pi / 2, _kl_axis(pi / 2))
     return _predicted_correlation("linear", pi / 2), found
 
 
-@claim(
-    "Fig5-KL-whole/reading",
-    "Section 3.3, p. 8, and Fig. 5a, p. 28",
-    WHOLE,
-    draws=DATA_SETS,
-)
+@claim("Fig5-KL-whole/reading", draws=DATA_SETS)
 def _():
     """D_KL is not negatively correlated with T of linear transfer
 
     The axis of Fig. 5a passes π/2. T(θ) = T(π-θ), since linear transfer does not depend on the
     source's sign.
+
+    Source: Section 3.3, p. 8, and Fig. 5a, p. 28
+    Domain: {WHOLE}
     """
     return 0.0, _correlation("linear", pi, _kl_axis(pi))
 
 
-@claim(
-    "Fig5-KL-tuned/ours",
-    "Thm 3.9, p. 9, corrected, and eq. (34), p. 16",
-    WHOLE,
-    draws=DATA_SETS,
-)
+@claim("Fig5-KL-tuned/ours", draws=DATA_SETS)
 def _():
     """D_KL and T of fine-tuning are correlated in the limit d → ∞
 
     Both are affine in cos θ. The tolerance is 1/d.
+
+    Source: Thm 3.9, p. 9, corrected, and eq. (34), p. 16
+    Domain: {WHOLE}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -400,18 +380,15 @@ def _():
     return -1.0, simulate
 
 
-@claim(
-    "Fig5-W1/printed",
-    "Section 3.3, p. 8, and Fig. 5b, p. 28",
-    WHOLE,
-    ">=",
-    draws=DATA_SETS,
-)
+@claim("Fig5-W1/printed", ">=", draws=DATA_SETS)
 def _printed_sign():
     """W₁ is not negatively correlated with T of linear transfer. The sign of the correlation is
     compared
 
     W₁ is matched in the three dimensions that matter, since samples resolve it there.
+
+    Source: Section 3.3, p. 8, and Fig. 5b, p. 28
+    Domain: {WHOLE}
     """
     return 0.0, _correlation("linear", pi, _w1_axis(pi))
 
@@ -426,44 +403,37 @@ def _():
     return 0.0
 
 
-@claim(
-    "Fig5-W1-axis/printed",
-    "Fig. 5b, p. 28",
-    f"θ=π, σ={SIGMA}; samples of 200",
-    ">=",
-    attack=divergence_domains.PLOTTED,
-)
+@claim("Fig5-W1-axis/printed", ">=", attack=divergence_domains.PLOTTED)
 def _():
     """W₁(p_s, p_t) is from 526 to 529, as on the axis of Fig. 5b
 
     The paper estimates it from finite samples; see Fig5-W1-floor.
+
+    Source: Fig. 5b, p. 28
+    Domain: θ=π, σ={SIGMA}; samples of 200
     """
     return 526.0, _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
 
 
-@claim(
-    "Fig5-W1-axis/corrected",
-    "Fig. 5b, p. 28, corrected",
-    f"θ=π, σ={SIGMA}; samples of 200",
-    "<=",
-    attack=divergence_domains.REACHED,
-    overlooks="tightened",
-)
+@claim("Fig5-W1-axis/corrected", "<=", attack=divergence_domains.REACHED, overlooks="tightened")
 def _():
-    """W₁(p_s, p_t) ≤ 2√(2/π), at every angle"""
+    """W₁(p_s, p_t) ≤ 2√(2/π), at every angle
+
+    Source: Fig. 5b, p. 28, corrected
+    Domain: θ=π, σ={SIGMA}; samples of 200
+    """
     return 2 * sqrt(2 / pi), _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
 
 
-@claim(
-    "Fig5-W1-floor/ours",
-    "Fig. 5b, p. 28",
-    "d={d}, n={points}, θ=0, σ={sigma}",
-)
+@claim("Fig5-W1-floor/ours")
 def _(d=500, points=250, sigma=SIGMA):
     """Two samples of one law with {points} points have the Manhattan distance of the axis, 526 to
     529
 
     The axis shows the error of the estimate. The tolerance is half of its width.
+
+    Source: Fig. 5b, p. 28
+    Domain: d={d}, n={points}, θ=0, σ={sigma}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -243,13 +243,13 @@ TOP = [THICK.depth - l for l in range(THICK.depth - 1)]  # |W̄_l|²_op
 BOUND = "Lemma B.1, eqs. (55)-(60), p. 18"
 
 
-@claim(
-    "eq22-gaussian/ours",
-    "eq. (22), p. 15, and App. D.1, p. 27",
-    "d=2; at d=500 it is below 1e-150",
-)
+@claim("eq22-gaussian/ours")
 def _():
-    """Gaussian weights, as in App. D.1, satisfy (22) for L = 2 with probability I_½(d/2, ½)"""
+    """Gaussian weights, as in App. D.1, satisfy (22) for L = 2 with probability I_½(d/2, ½)
+
+    Source: eq. (22), p. 15, and App. D.1, p. 27
+    Domain: d=2; at d=500 it is below 1e-150
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Counts the share of W̄_1 (2 x 2), W̄_2 for which W̄_1ᵀW̄_1 - W̄_2W̄_2ᵀ has only
@@ -263,9 +263,13 @@ def _():
     return betainc(1.0, 0.5, 0.5), simulate
 
 
-@claim("eq22-orthogonal/ours", "eq. (22), p. 15", f"d={D}, L=3")
+@claim("eq22-orthogonal/ours")
 def _():
-    """W̄_l = √(L-l+1) · orthogonal with |W̄_L| = 1 satisfies (22), with λ = 1 at most"""
+    """W̄_l = √(L-l+1) · orthogonal with |W̄_L| = 1 satisfies (22), with λ = 1 at most
+
+    Source: eq. (22), p. 15
+    Domain: d={D}, L=3
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         weights = _in_numpy(Start(3, 1.0).weights(key))
@@ -275,34 +279,37 @@ def _():
     return 1.0, simulate
 
 
-@claim("L3.3/exact", "Lemma 3.3, p. 5", f"{THIN}, {END}")
+@claim("L3.3/exact")
 def _():
     """Gradient flow on the population risk from (22) ends at β_s. |β - β_s| is compared with 0
 
     The tolerance covers float64 rounding.
+
+    Source: Lemma 3.3, p. 5
+    Domain: {THIN}, {END}
     """
     return 0.0, _end(lambda w: np.linalg.norm(_beta(w) - np.eye(D)[0]), THIN, 1e-12)
 
 
-@claim("eq35/exact", "eq. (35), p. 16", f"{THICK}, {END}")
+@claim("eq35/exact")
 def _():
-    """D_l = W_lᵀW_l - W_{l+1}W_{l+1}ᵀ = α²D̄_l at all times. The eigenvalue of D_1 farthest from α²
-    is compared
+    """D_l = W_lᵀW_l - W_{{l+1}}W_{{l+1}}ᵀ = α²D̄_l at all times. The eigenvalue of D_1 farthest from
+    α² is compared
+
+    Source: eq. (35), p. 16
+    Domain: {THICK}, {END}
     """
     return THICK.alpha**2, _end(_odd_eigenvalue, THICK, RATE**2)
 
 
-@claim(
-    "eq44/printed",
-    "eqs. (42)-(46), p. 17",
-    "L=4, 2 x 2 layers with D_l ≽ {floor} I, at one u",
-    ">=",
-    attack=domains.POWER,
-)
+@claim("eq44/printed", ">=", attack=domains.POWER)
 def _printed_power(floor=0.01):
     """The step from (43) to (44) is ΦᵀΦ ≽ (W_{{L-1}}ᵀW_{{L-1}})^(L-1), here as forms at u
 
     Squaring is not monotone. (46) holds all the same.
+
+    Source: eqs. (42)-(46), p. 17
+    Domain: L=4, 2 x 2 layers with D_l ≽ {floor} I, at one u
     """
     layers, u = _square_layers(floor)
     form = u @ np.linalg.matrix_power(layers[-1].T @ layers[-1], 3) @ u
@@ -320,18 +327,14 @@ def _(floor):
     return floor**3
 
 
-@claim(
-    "eq46/exact",
-    "eqs. (42)-(46), p. 17",
-    "{start}, least at times 0 to 19",
-    ">=",
-    attack=domains.features(),
-    overlooks="tightened",
-)
+@claim("eq46/exact", ">=", attack=domains.features(), overlooks="tightened")
 def _features_bound(start=Start(4, 0.5)):
     """λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) at all times, Φ = W_1…W_{{L-1}}
 
     The tolerance covers the rate. The value starts at L! times the bound.
+
+    Source: eqs. (42)-(46), p. 17
+    Domain: {start}, least at times 0 to 19
     """
     bound = start.alpha ** (2 * (start.depth - 1))
     return bound, _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, start)
@@ -345,31 +348,26 @@ def _(start):
     return factorial(start.depth - 1) * start.alpha ** (2 * (start.depth - 1))
 
 
-@claim(
-    "eq48/reading",
-    "eqs. (47), (48), p. 17",
-    "{start}, t={time:g}",
-    "<=",
-    attack=lemma_domains.POPULATION,
-    overlooks="tightened",
-)
+@claim("eq48/reading", "<=", attack=lemma_domains.POPULATION, overlooks="tightened")
 def _(start=Start(2, 0.3), time=2.0):
     """L(t)/L(0) ≤ exp(-2(α²λ)^(L-1) t), which is printed with = after (47) with ≤
 
     It is attained at short times and loose later, since the late rate does not depend on α.
+
+    Source: eqs. (47), (48), p. 17
+    Domain: {start}, t={time:g}
     """
     return exp(-2 * start.alpha**2 * time), _loss_left(start, time)
 
 
-@claim(
-    "LB.1-order/printed",
-    "Lemma B.1, eq. (50), p. 17",
-    f"{SHALLOW} and half of it, {END}",
-)
+@claim("LB.1-order/printed")
 def _printed_order():
     """W_l = σ_l u_l v_lᵀ + O(α²). The order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F is compared
 
     Eq. (60) bounds the square of the remainder by O(α²).
+
+    Source: Lemma B.1, eq. (50), p. 17
+    Domain: {SHALLOW} and half of it, {END}
     """
     found = _halved(lambda a, b: log2(a / b), lambda w: np.sqrt(_tail(w)), SHALLOW, 0.02)
     return 2.0, found
@@ -384,53 +382,49 @@ def _():
     return 1.0
 
 
-@claim(
-    "LB.1-alignment/limit",
-    "Lemma B.1, eq. (51), p. 17",
-    f"{THIN}, {END}",
-)
+@claim("LB.1-alignment/limit")
 def _():
-    """As α → 0 and t → ∞, (u_{l+1}ᵀv_l)² → 1, here for the first two layers
+    """As α → 0 and t → ∞, (u_{{l+1}}ᵀv_l)² → 1, here for the first two layers
 
     The tolerance is α².
+
+    Source: Lemma B.1, eq. (51), p. 17
+    Domain: {THIN}, {END}
     """
     return 1.0, _end(_alignment, THIN, THIN.alpha**2)
 
 
-@claim("eq54/exact", "eqs. (52)-(54), p. 18", f"{THICK}, {END}")
+@claim("eq54/exact")
 def _():
-    """|W_l|²_F - |W_L|²_F = α²(|W̄_l|²_F - |W̄_L|²_F), here of the first layer"""
+    """|W_l|²_F - |W_L|²_F = α²(|W̄_l|²_F - |W̄_L|²_F), here of the first layer
+
+    Source: eqs. (52)-(54), p. 18
+    Domain: {THICK}, {END}
+    """
     found = _end(lambda w: _whole(w[0]) - _whole(w[-1]), THICK, RATE**2)
     return THICK.alpha**2 * (WHOLE[0] - 1), found
 
 
-@claim(
-    "eq59/printed",
-    BOUND,
-    f"{THICK}, least at times 0 to 19",
-    ">=",
-    attack=domains.TOP_PRINTED,
-)
+@claim("eq59/printed", ">=", attack=domains.TOP_PRINTED)
 def _():
     """|W_l|²_op ≥ |W̄_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
 
     The bound has W̄_L in place of W_L. Every layer starts at order α.
+
+    Source: {BOUND}
+    Domain: {THICK}, least at times 0 to 19
     """
     return 1 + THICK.alpha**2 * (1 - TOP[0]), _least(lambda w: _top(w[0]), THICK)
 
 
-@claim(
-    "eq59/corrected",
-    BOUND,
-    f"{THICK}, least at times 0 to 19",
-    ">=",
-    attack=domains.REVERSED,
-    overlooks="tightened",
-)
+@claim("eq59/corrected", ">=", attack=domains.REVERSED, overlooks="tightened")
 def _corrected_top():
     """|W_l|²_op - |W_L|²_op ≥ α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
 
     It is never sharp, since the left side is ≥ 0 and the right side ≤ 0.
+
+    Source: {BOUND}
+    Domain: {THICK}, least at times 0 to 19
     """
     found = _least(lambda w: _top(w[0]) - _top(w[-1]), THICK)
     return THICK.alpha**2 * (1 - TOP[0]), found
@@ -447,8 +441,6 @@ def _():
 
 @claim(
     "eq60/exact",
-    BOUND,
-    f"{LEMMA}, {END}",
     "<=",
     attack=domains.tail(domains.FROBENIUS, domains.OPERATOR),
     overlooks="tightened",
@@ -458,34 +450,32 @@ def _():
     layer
 
     The operator norms never matter, as LB.1-remainder holds without them.
+
+    Source: {BOUND}
+    Domain: {LEMMA}, {END}
     """
     bound = LEMMA.alpha**2 * (WHOLE[0] - 1 + TOP[0] - 1)
     return bound, _end(_tail, LEMMA, 1e-6)
 
 
-@claim(
-    "LB.1-remainder/ours",
-    BOUND,
-    f"{LEMMA}, {END}",
-    "<=",
-    attack=domains.tail(domains.FROBENIUS),
-)
+@claim("LB.1-remainder/ours", "<=", attack=domains.tail(domains.FROBENIUS))
 def _():
-    """|W_l|²_F - |W_l|²_op ≤ α²(|W̄_l|²_F - |W̄_L|²_F), here of the first layer"""
+    """|W_l|²_F - |W_l|²_op ≤ α²(|W̄_l|²_F - |W̄_L|²_F), here of the first layer
+
+    Source: {BOUND}
+    Domain: {LEMMA}, {END}
+    """
     return LEMMA.alpha**2 * (WHOLE[0] - 1), _end(_tail, LEMMA, 1e-6)
 
 
-@claim(
-    "eq62/printed",
-    "eqs. (61)-(70), pp. 18-19",
-    "{start}, {end}",
-    "<=",
-    attack=lemma_domains.FORM_PRINTED,
-)
+@claim("eq62/printed", "<=", attack=lemma_domains.FORM_PRINTED)
 def _printed_form(start=Start(3, 0.3, 0.5), end=END):
     """v_lᵀD_l v_l ≤ α²|D̄_l|²_op, here of the first layer
 
     The square of the norm is a misprint. The bound is attained, as D̄_1 is a multiple of I.
+
+    Source: eqs. (61)-(70), pp. 18-19
+    Domain: {start}, {end}
     """
     return start.alpha**2 * start.size**4, _end(_form, start, 1e-4)
 
@@ -499,73 +489,67 @@ def _(start):
     return start.alpha**2 * start.size**2
 
 
-@claim(
-    "eq69/corrected",
-    "eqs. (69), (70), p. 19, corrected",
-    f"{LEMMA}, {END}",
-    ">=",
-    attack=lemma_domains.ALIGNMENT,
-    overlooks="tightened",
-)
+@claim("eq69/corrected", ">=", attack=lemma_domains.ALIGNMENT, overlooks="tightened")
 def _():
-    """(v_lᵀu_{l+1})² ≥ 1 - α² C_l/s²_{l+1}, with |D̄_l|_op in place of its square, here for l=1 and
-    s→1
+    """(v_lᵀu_{{l+1}})² ≥ 1 - α² C_l/s²_{{l+1}}, with |D̄_l|_op in place of its square, here for l=1
+    and s→1
 
     The search comes within 1.2 x, and one instance within 2 %. |D̄_l|_op and the operator norms
     never matter, as |W̄_l|²_F - |W̄_L|²_F is enough.
+
+    Source: eqs. (69), (70), p. 19, corrected
+    Domain: {LEMMA}, {END}
     """
     constant = 2 + WHOLE[0] - 1 + TOP[0] - 1  # C_1 of (70) with |D̄_1|_op = 1
     return 1 - LEMMA.alpha**2 * constant, _end(_alignment, LEMMA, 1e-4)
 
 
-@claim("T3.4/limit", "Thm 3.4, p. 6", f"{THIN}, {END}")
+@claim("T3.4/limit")
 def _():
-    """As α → 0 and t → ∞, Φ = W_1…W_{L-1} → β_s vᵀ. The share of rank one, |Φᵀβ_s|²/|Φ|²_F, is
+    """As α → 0 and t → ∞, Φ = W_1…W_{{L-1}} → β_s vᵀ. The share of rank one, |Φᵀβ_s|²/|Φ|²_F, is
     compared
 
     The tolerance is α².
+
+    Source: Thm 3.4, p. 6
+    Domain: {THIN}, {END}
     """
     return 1.0, _end(lambda w: _whole(_features(w)[0]) / _whole(_features(w)), THIN, 1e-4)
 
 
-@claim(
-    "T3.4-norm/ours",
-    "Thm 3.4, p. 6, and eqs. (73)-(77), p. 19",
-    "{start}, |β_s|={norm:g}, {end}",
-)
+@claim("T3.4-norm/ours")
 def _(start=THIN, norm=2.0, end=END):
     """Φ → β_s vᵀ with |v| = |β_s|^((L-1)/L - 1)
 
     The tolerance is 10 α².
+
+    Source: Thm 3.4, p. 6, and eqs. (73)-(77), p. 19
+    Domain: {start}, |β_s|={norm:g}, {end}
     """
     size = _end(lambda w: np.linalg.norm(_features(w)[0]) / norm, start, 1e-3, size=norm)
     return norm ** (-1 / start.depth), size
 
 
-@claim(
-    "eq71/exact",
-    "eqs. (71), (72), p. 19",
-    f"{AT}, L=3, α={THICK.alpha}, from scratch",
-    ">=",
-    attack=lemma_domains.PRODUCT,
-    overlooks="tightened",
-)
+@claim("eq71/exact", ">=", attack=lemma_domains.PRODUCT, overlooks="tightened")
 def _():
-    """lim Π s_l² ≥ |ŷ|²/|X|²_op, where ŷ is the fit of the network (the labels for n < d)"""
+    """lim Π s_l² ≥ |ŷ|²/|X|²_op, where ŷ is the fit of the network (the labels for n < d)
+
+    Source: eqs. (71), (72), p. 19
+    Domain: {AT}, L=3, α={THICK.alpha}, from scratch
+    """
     x, y = one_sample(AT)
     found = _end(lambda w: np.prod([_top(v) for v in w]), THICK, 1e-3, at=AT)
     return np.sum(y**2) / np.linalg.norm(x, 2) ** 2, found
 
 
-@claim(
-    "T3.5/limit",
-    "Thm 3.5, p. 6",
-    f"{AT}, L=2, α={SHALLOW.alpha} and half of it extrapolated",
-)
+@claim("T3.5/limit")
 def _():
     """As α → 0 and t → ∞, training from scratch ends at X⁺y. Its risk is compared
 
     The tolerance is α. The remainder is O(α²).
+
+    Source: Thm 3.5, p. 6
+    Domain: {AT}, L=2, α={SHALLOW.alpha} and half of it extrapolated
     """
 
     def risk(beta: np.ndarray) -> float:
@@ -577,17 +561,14 @@ def _():
     return risk(np.linalg.pinv(x) @ y), found
 
 
-@claim(
-    "eq87/printed",
-    "eqs. (87), (88), p. 20",
-    "{at}, L=2, α=1, t={time:g}",
-    "<=",
-    attack=lemma_domains.SAMPLE_PRINTED,
-)
+@claim("eq87/printed", "<=", attack=lemma_domains.SAMPLE_PRINTED)
 def _printed_decay(at=AT, time=2.0):
     """L_∥(t)/L_∥(0) ≤ exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t)
 
     The factor 1/n of the loss is missing in the printed exponent.
+
+    Source: eqs. (87), (88), p. 20
+    Domain: {at}, L=2, α=1, t={time:g}
     """
     return exp(-2 * _least_eigenvalue() * time), _loss_left(UNIT, time, at=at)
 
@@ -601,15 +582,14 @@ def _(at, time):
     return exp(-2 * _least_eigenvalue() * time / at.n)
 
 
-@claim(
-    "eq90/exact",
-    "eqs. (82), p. 20, and (90), p. 21",
-    f"{AT}, L=3, α={THICK.alpha}, from scratch",
-)
+@claim("eq90/exact")
 def _():
     """|(I-P)W_1(t)|²_F = |(I-P)W_1(0)|²_F, here α² L (d-n)
 
     The tolerance covers float64 rounding.
+
+    Source: eqs. (82), p. 20, and (90), p. 21
+    Domain: {AT}, L=3, α={THICK.alpha}, from scratch
     """
     x, _ = one_sample(AT)
 

@@ -205,20 +205,23 @@ for _name, _what, _problem in (
         claims.claim, PAPER, draws=f"{PAPER}/{_name}", each=((_name, _what, _problem, _search),)
     )
 
-    @claim("{name}-penalty/ours", SOURCE, "{problem}, d=16")
+    @claim("{name}-penalty/ours")
     def _(name, what, problem, search):
-        """For {what} the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d"""
+        """For {what} the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d
+
+        Source: {SOURCE}
+        Domain: {problem}, d=16
+        """
         predicted = penalised.best_penalty(**problem.isotropic())
         return predicted, lambda *how: search(*how)["small"]
 
-    @claim(
-        "{name}-risk/ours",
-        SOURCE,
-        "{problem}, d=16 and 48 extrapolated",
-    )
+    @claim("{name}-risk/ours")
     def _(name, what, problem, search):
         """For {what} the least E R over all penalties tends to R with R² - (|β_t - start|² (1-load)
         - σ²) R = σ² |β_t - start|²
+
+        Source: {SOURCE}
+        Domain: {problem}, d=16 and 48 extrapolated
         """
         predicted = penalised.best_risk(**problem.isotropic())
         return predicted, lambda *how: search(*how)["risk"]
@@ -230,15 +233,22 @@ claim = partial(claims.claim, PAPER, draws=f"{PAPER}/penalised-covariance")
 EIGENVALUES = f"eigenvalues {', '.join(map(str, ANY.eigenvalues))}, {ANY}, d=16 and 48 extrapolated"
 
 
-@claim("penalised-covariance-penalty/ours", SOURCE, EIGENVALUES)
+@claim("penalised-covariance-penalty/ours")
 def _():
-    """For L2-SP with any covariance the penalty of least E R minimises the equivalent's risk"""
+    """For L2-SP with any covariance the penalty of least E R minimises the equivalent's risk
+
+    Source: {SOURCE}
+    Domain: {EIGENVALUES}
+    """
     return ANY.equivalent()[0], lambda *how: _any(*how)["penalty"]
 
 
-@claim("penalised-covariance-risk/ours", SOURCE, EIGENVALUES)
+@claim("penalised-covariance-risk/ours")
 def _():
     """For L2-SP with any covariance the least E R over all penalties tends to the least risk of the
     equivalent
+
+    Source: {SOURCE}
+    Domain: {EIGENVALUES}
     """
     return ANY.equivalent()[1], lambda *how: _any(*how)["risk"]

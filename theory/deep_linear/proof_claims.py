@@ -62,16 +62,24 @@ def _over_chi2(n: int, of: Callable[[np.ndarray], np.ndarray]) -> Simulate:
     return simulate
 
 
-@claim("eq96/exact", "eq. (96), p. 21", f"{SIZES}, θ=57.3°")
+@claim("eq96/exact")
 def _():
-    """E|P β|² = load, here for |P(β_s cos θ + ν sin θ)|² at load n/d"""
+    """E|P β|² = load, here for |P(β_s cos θ + ν sin θ)|² at load n/d
+
+    Source: eq. (96), p. 21
+    Domain: {SIZES}, θ=57.3°
+    """
     task = [cos(AT.theta), sin(AT.theta)]
     return AT.n / AT.d, _over_designs(lambda fits: np.sum((fits[..., :2] @ task) ** 2, -1))
 
 
-@claim("eq102/limit", "eqs. (97)-(102), pp. 21-22", "{at}")
+@claim("eq102/limit")
 def _(at=Limit(0.25, 40, 0.0, 0.0)):
-    """For load < 1, E tr X⁺ᵀX⁺ → load/(1-load)"""
+    """For load < 1, E tr X⁺ᵀX⁺ → load/(1-load)
+
+    Source: eqs. (97)-(102), pp. 21-22
+    Domain: {at}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         of = partial(_over_designs, _noise, draws=4_000, noises=16)
@@ -80,19 +88,23 @@ def _(at=Limit(0.25, 40, 0.0, 0.0)):
     return at.load / (1 - at.load), simulate
 
 
-@claim(
-    "eq102/ours",
-    "eqs. (97)-(102), pp. 21-22, at finite n and d",
-    SIZES,
-)
+@claim("eq102/ours")
 def _():
-    """For n ≤ d-2, E tr X⁺ᵀX⁺ = n/(d-n-1)"""
+    """For n ≤ d-2, E tr X⁺ᵀX⁺ = n/(d-n-1)
+
+    Source: eqs. (97)-(102), pp. 21-22, at finite n and d
+    Domain: {SIZES}
+    """
     return AT.n / (AT.d - AT.n - 1), _over_designs(_noise)
 
 
-@claim("eq113/exact", "eqs. (112), (113), p. 23", f"{AT}")
+@claim("eq113/exact")
 def _():
-    """E b = cos θ, so the refitted scale of β_s is unbiased"""
+    """E b = cos θ, so the refitted scale of β_s is unbiased
+
+    Source: eqs. (112), (113), p. 23
+    Domain: {AT}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Averages b = beta_s.X^T y / |X beta_s|² (eqs. 108, 109)."""
@@ -103,46 +115,62 @@ def _():
     return cos(AT.theta), simulate
 
 
-@claim("eq120/exact", "eqs. (115)-(120), p. 23", "n={n}")
+@claim("eq120/exact")
 def _(n=AT.n):
     """E 1/|z|² = 1/(n-2) for z ~ N(0, I_n). It is finite for n > 2
 
     (117) lacks a minus sign in the exponent...
+
+    Source: eqs. (115)-(120), p. 23
+    Domain: n={n}
     """
     return 1 / (n - 2), _over_chi2(n, lambda u: 1 / u)
 
 
-@claim("eq138/limit", "eqs. (129), (138), p. 24", "n={n}, λ={ridge}")
+@claim("eq138/limit")
 def _(n=1_000_000, ridge=0.3):
-    """I₁(n, λ) = E[|z|²/(|z|²+nλ)²] → 1/(n(1+λ)²)"""
+    """I₁(n, λ) = E[|z|²/(|z|²+nλ)²] → 1/(n(1+λ)²)
+
+    Source: eqs. (129), (138), p. 24
+    Domain: n={n}, λ={ridge}
+    """
     return 1 / (n * (1 + ridge) ** 2), _over_chi2(n, lambda u: u / (u + n * ridge) ** 2)
 
 
-@claim("eq139/limit", "eqs. (129), (139), p. 24", "n={n}, λ={ridge}")
+@claim("eq139/limit")
 def _(n=1_000_000, ridge=0.3):
-    """I₁(n+2, λ) = E[|z|⁴/(|z|²+nλ)²] → 1/(1+λ)²"""
+    """I₁(n+2, λ) = E[|z|⁴/(|z|²+nλ)²] → 1/(1+λ)²
+
+    Source: eqs. (129), (139), p. 24
+    Domain: n={n}, λ={ridge}
+    """
     return 1 / (1 + ridge) ** 2, _over_chi2(n, lambda u: (u / (u + n * ridge)) ** 2)
 
 
-@claim("eq140/limit", "eqs. (130), (140), p. 24", "n={n}, λ={ridge}")
+@claim("eq140/limit")
 def _(n=1_000_000, ridge=0.3):
-    """I₂(n, λ) = E[|z|²/(|z|²+nλ)] → 1/(1+λ)"""
+    """I₂(n, λ) = E[|z|²/(|z|²+nλ)] → 1/(1+λ)
+
+    Source: eqs. (130), (140), p. 24
+    Domain: n={n}, λ={ridge}
+    """
     return 1 / (1 + ridge), _over_chi2(n, lambda u: u / (u + n * ridge))
 
 
-@claim("eq144/exact", "eqs. (143), (144), p. 25", SIZES)
+@claim("eq144/exact")
 def _():
     """E⟨ν, (I-P)β_s⟩ = 0 for ν ⊥ β_s
 
     The sum in (143) runs to d-n, not n-d.
+
+    Source: eqs. (143), (144), p. 25
+    Domain: {SIZES}
     """
     return 0.0, _over_designs(lambda fits: -fits[..., 1, 0])
 
 
 @claim(
     "T3.6-law/ours",
-    "Thm 3.6, p. 6, the whole law",
-    f"{AT}",
     "<=",
     attack="a statistical test of a whole law: its bound is exceeded by chance",
     overlooks="tightened",
@@ -152,6 +180,9 @@ def _():
 
     This is the Kolmogorov-Smirnov test. If the law is exact, the bound is exceeded with probability
     1e-3.
+
+    Source: Thm 3.6, p. 6, the whole law
+    Domain: {AT}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

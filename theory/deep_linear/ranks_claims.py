@@ -33,34 +33,36 @@ def _random(n: int, d: int, k: int, sigma: float, draws: int) -> Simulate:
     return simulate
 
 
-@claim(
-    "rank-k-random-{side}/ours",
-    BEYOND,
-    "n={n}, d={d}, k={k}, |β_t - b_0|=1, σ={sigma}",
-    each=(("under", 6), ("over", 20)),
-)
+@claim("rank-k-random-{side}/ours", each=(("under", 6), ("over", 20)))
 def _(side, k, n=12, d=24, sigma=0.5):
     """In a random subspace E R = |δ|²(1-k/d + (k/d)(1-n/k)₊) + (|δ|²(1-k/d) + σ²)
     min(n,k)/(|n-k|-1)
+
+    Source: {BEYOND}
+    Domain: n={n}, d={d}, k={k}, |β_t - b_0|=1, σ={sigma}
     """
     law = ranks.random_rank_risk(n=n, d=d, distance=1.0, sigma=sigma, rank=k)
     return law, _random(n, d, k, sigma, 20_000)
 
 
-FLAT = "d={d}, k={k}, σ²={noise2}, |β_t - b_0|=1, n=1+d(1+σ²)={n}"
-
-
-@claim("rank-k-flat/ours", BEYOND, FLAT)
+@claim("rank-k-flat/ours")
 def _(n=19, d=12, k=4, noise2=0.5):
-    """For n - 1 = d(1 + σ²/|δ|²), E R = |δ|² at every rank"""
+    """For n - 1 = d(1 + σ²/|δ|²), E R = |δ|² at every rank
+
+    Source: {BEYOND}
+    Domain: d={d}, k={k}, σ²={noise2}, |β_t - b_0|=1, n=1+d(1+σ²)={n}
+    """
     return 1.0, _random(n, d, k, sqrt(noise2), 20_000)
 
 
-@claim("rank-k-ends/ours", BEYOND, FLAT, ">=", attack=sources_domains.ENDS)
+@claim("rank-k-ends/ours", ">=", attack=sources_domains.ENDS)
 def _(n=19, d=12, k=8, noise2=0.5):
     """In a random subspace E R is at least the smaller of E R with all directions and with none
 
     It is attained here, where all ranks are equal. A subspace of rank 0 < k < d is never the best.
+
+    Source: {BEYOND}
+    Domain: d={d}, k={k}, σ²={noise2}, |β_t - b_0|=1, n=1+d(1+σ²)={n}
     """
     best = ranks.best_random_rank(n=n, d=d, distance=1.0, sigma=sqrt(noise2))
     return best.risk, _random(n, d, k, sqrt(noise2), 20_000)
@@ -71,14 +73,13 @@ def _(n=19, d=12, k=8, noise2=0.5):
 EIGENVALUES = np.array([1.0, 0.5, 0.25, 0.125])
 
 
-@claim(
-    "rank-k-first-under/ours",
-    BEYOND,
-    "eigenvalues 1, 1/2, 1/4, 1/8, each twice; n={n}, k={k}, σ={sigma}",
-)
+@claim("rank-k-first-under/ours")
 def _(n=12, k=4, sigma=0.5):
     """In the first k ≤ n-2 eigendirections E R = m + (m + σ²) k/(n-k-1) exactly, with m = Σ_{{i>k}}
     s_i δ_i²
+
+    Source: {BEYOND}
+    Domain: eigenvalues 1, 1/2, 1/4, 1/8, each twice; n={n}, k={k}, σ={sigma}
     """
     s, offset = np.repeat(EIGENVALUES, 2), np.ones(8) / sqrt(8)
 
@@ -89,13 +90,13 @@ def _(n=12, k=4, sigma=0.5):
     return ranks.rank_risks(jnp.asarray(s), jnp.asarray(offset), n=n, sigma=sigma)[k], simulate
 
 
-@claim(
-    "rank-k-first-over/ours",
-    BEYOND,
-    "eigenvalues 1, 1/2, 1/4, 1/8; n=3d/8, k=3d/4, σ={sigma}, d=16 and 48 extrapolated",
-)
+@claim("rank-k-first-over/ours")
 def _(sigma=0.3):
-    """In the first k ≥ n+2 eigendirections E R → m + the risk in k dimensions with noise σ² + m"""
+    """In the first k ≥ n+2 eigendirections E R → m + the risk in k dimensions with noise σ² + m
+
+    Source: {BEYOND}
+    Domain: eigenvalues 1, 1/2, 1/4, 1/8; n=3d/8, k=3d/4, σ={sigma}, d=16 and 48 extrapolated
+    """
 
     def problem(d: int) -> tuple[np.ndarray, np.ndarray]:
         return np.repeat(EIGENVALUES, d // 4), np.ones(d) / sqrt(d)
@@ -112,17 +113,15 @@ def _(sigma=0.3):
     return ranks.rank_risks(s, offset, n=6, sigma=sigma)[12], simulate
 
 
-@claim(
-    "rank-k-threshold/ours",
-    BEYOND,
-    "eigenvalues 1, 1/2, ..., 1/6, n={n}, k={k}, σ={sigma}; δ_4² at the threshold",
-    effect=0.01,
-)
+@claim("rank-k-threshold/ours", effect=0.01)
 def _(n=12, k=3, sigma=0.5):
     """The next direction lowers E R iff s δ² > (m + σ²)/(n-k-1). At the threshold E R does not
     change
 
     The difference is taken on the same data. The test detects .01 of a risk of .5.
+
+    Source: {BEYOND}
+    Domain: eigenvalues 1, 1/2, ..., 1/6, n={n}, k={k}, σ={sigma}; δ_4² at the threshold
     """
     s, rest = 1 / np.arange(1.0, 7.0), 0.2
     # m = t + rest and t = (m + σ²)/(n-k-1), where t is the square of the next direction.
@@ -162,12 +161,7 @@ def _shown(d: int, strengths: tuple[float, ...], n: int, sigma: float, key: Arra
 
 
 @claim(
-    "rank-k-sources-{name}/ours",
-    BEYOND,
-    "strengths {strengths}, d/m=2, parts .7 and .5, .4 outside, n={n}, σ={sigma}, d=24 and 96"
-    " extrapolated",
-    effect=0.04,
-    each=(("found", (6.0, 3.0)), ("lost", (6.0, 0.2))),
+    "rank-k-sources-{name}/ours", effect=0.04, each=(("found", (6.0, 3.0)), ("lost", (6.0, 0.2)))
 )
 def _(name, strengths, n=12, sigma=0.3):
     """In the 2 leading singular vectors of m sources E R → m + (m + σ²) 2/(n-3). The share (1 -
@@ -175,6 +169,10 @@ def _(name, strengths, n=12, sigma=0.3):
 
     The sources are a matrix of rank 2 and errors N(0, v), with x = (singular value)²/mv. The test
     detects .04.
+
+    Source: {BEYOND}
+    Domain: strengths {strengths}, d/m=2, parts .7 and .5, .4 outside, n={n}, σ={sigma}, d=24 and 96
+      extrapolated
     """
     law = ranks.source_rank_risks(
         jnp.array(PARTS), OUTSIDE, jnp.array(strengths), d_over_m=2.0, n=n, sigma=sigma

@@ -89,8 +89,6 @@ def _mean(draws: int, risk) -> Simulate:
 
 @claim(
     "ridge-finite-{name}/ours",
-    BEYOND,
-    "{at}, λ={penalty}",
     each=(
         ("few", Data(5, 8, 0.5), 0.2),
         ("peak", Data(8, 8, 0.5), 0.01),
@@ -100,6 +98,9 @@ def _mean(draws: int, risk) -> Simulate:
 def _(name, at, penalty):
     """For ridge regression at any penalty, E R = E tr k²(W+k)⁻²/d + σ² E tr W(W+k)⁻² with k = nλ,
     over the exact mean density of Wishart eigenvalues
+
+    Source: {BEYOND}
+    Domain: {at}, λ={penalty}
     """
     _, target = _tasks(at.d, 1.0)
 
@@ -132,8 +133,6 @@ def _own(of: Data) -> float:
 
 @claim(
     "source-distance-{name}/ours",
-    BEYOND,
-    f"source: {{of}}; θ={THETA}",
     each=(
         ("few", FEW, "least norm"),
         ("many", MANY, "least norm"),
@@ -144,6 +143,9 @@ def _own(of: Data) -> float:
 def _(name, of, how):
     """E |β_t - cŵ|² = 1 - 2c m cosθ + c²v for a source with {how}. It alone decides whether L2-SP
     beats ridge regression
+
+    Source: {BEYOND}
+    Domain: source: {of}; θ={THETA}
     """
     penalty = 0.0 if how == "least norm" else _own(of)
     scale = cos(THETA) if name == "scaled" else 1.0
@@ -156,16 +158,13 @@ def _(name, of, how):
     return regularised.distance2(THETA, learned, scale), _mean(10_000, distance2)
 
 
-@claim(
-    "source-filter/ours",
-    BEYOND,
-    f"source: {FEW}; θ={THETA}; gradient flow stopped at its best time, times its best scale",
-    ">=",
-    attack=FILTERS,
-)
+@claim("source-filter/ours", ">=", attack=FILTERS)
 def _():
     """The source's own best ridge, times cosθ, is nearest to the target. Any spectral filter of the
     same data has E |β_t - ŵ|² ≥ 1 - cos²θ (1 - R_s), where R_s is the source's least risk
+
+    Source: {BEYOND}
+    Domain: source: {FEW}; θ={THETA}; gradient flow stopped at its best time, times its best scale
     """
     source, target = _tasks(FEW.d, THETA)
 
@@ -187,10 +186,13 @@ def _():
     return 1 - cos(THETA) ** 2 * (1 - least), simulate
 
 
-@claim("L2-SP-finite/ours", BEYOND, f"source: {FEW}, least norm; target: n=6, σ=.5, θ={THETA}")
+@claim("L2-SP-finite/ours")
 def _(n=6, sigma=0.5):
     """L2-SP towards a source of few data has the E R of ridge regression at a distance of mean
     square D², at the penalty σ²d/(nD²)
+
+    Source: {BEYOND}
+    Domain: source: {FEW}, least norm; target: n=6, σ=.5, θ={THETA}
     """
     _, target = _tasks(FEW.d, THETA)
     distance = sqrt(regularised.distance2(THETA, wishart.learned(**FEW._asdict())))
@@ -207,17 +209,16 @@ def _(n=6, sigma=0.5):
 
 
 @claim(
-    "L2-SP-boundary-{name}/ours",
-    BEYOND,
-    f"source: {FEW}, least norm; target: n={{n}}, σ={{sigma}}, λ={{penalty}}",
-    effect=0.03,
-    each=(("few", 4, 0.2, 0.05), ("many", 30, 1.0, 0.5)),
+    "L2-SP-boundary-{name}/ours", effect=0.03, each=(("few", 4, 0.2, 0.05), ("many", 30, 1.0, 0.5))
 )
 def _(name, n, sigma, penalty):
     """At cosθ = (1 + σ_s²d/(|n_s-d|-1))/2 L2-SP gains nothing over ridge regression, for any n and
     σ of the target and any common penalty. E [R_ridge - R_L2-SP] is 0
 
     The test detects .03 of the target's norm.
+
+    Source: {BEYOND}
+    Domain: source: {FEW}, least norm; target: n={n}, σ={sigma}, λ={penalty}
     """
     boundary = float(regularised.l2sp_boundary(wishart.learned(**FEW._asdict())))
     _, target = _tasks(FEW.d, boundary)
@@ -232,18 +233,16 @@ def _(name, n, sigma, penalty):
     return 0.0, _mean(20_000, gain)
 
 
-@claim(
-    "sixty-degrees/ours",
-    BEYOND,
-    "random tasks in d=8; source: n=6, σ=.5, eigenvalues from 1 to 1/8; target: n=5, σ=.3, these"
-    " reversed, λ=.05",
-    effect=0.03,
-)
+@claim("sixty-degrees/ours", effect=0.03)
 def _(d=8, n=5, sigma=0.3, penalty=0.05):
     """With a source at the best penalty for its own task, L2-SP gains nothing at θ = 60°, for any
     covariance of either task's inputs. E [R_ridge - R_L2-SP] over tasks is 0
 
     The test detects .03 of the target's norm.
+
+    Source: {BEYOND}
+    Domain: random tasks in d=8; source: n=6, σ=.5, eigenvalues from 1 to 1/8; target: n=5, σ=.3,
+      these reversed, λ=.05
     """
     of, s = Data(6, d, 0.5), 1 / np.arange(1.0, d + 1)
 
@@ -267,13 +266,14 @@ def _(d=8, n=5, sigma=0.3, penalty=0.05):
 
 @claim(
     "direction-finite-{name}/ours",
-    BEYOND,
-    "{at}, θ=.8, λ={penalty}",
     each=(("few", Data(6, 9, 0.5), 0.3), ("many", Data(14, 8, 0.8), 0.1)),
 )
 def _(name, at, penalty):
     """With a penalty on all but the source's direction, E R + σ² = (E R' + σ²)(n-1)/(n-2). R' is
     the risk of ridge regression on n-1 samples in d-1 dimensions
+
+    Source: {BEYOND}
+    Domain: {at}, θ=.8, λ={penalty}
     """
     source, target = _tasks(at.d, 0.8)
     n, d, sigma = at
@@ -289,12 +289,13 @@ def _(name, at, penalty):
     return risks.refitted_risk(n=n, rest=less, sigma=sigma), _mean(20_000, risk)
 
 
-@claim(
-    "direction-source/ours", BEYOND, f"source: n=5, σ=0; target: n=6, d=12, σ=.5, θ={THETA}, λ=.2"
-)
+@claim("direction-source/ours")
 def _(n=6, d=12, sigma=0.5, penalty=0.2):
     """The free direction of a source of few data, without noise and of least norm, has the E R at E
     sin²φ = 1 - load_s cos²θ - (1-load_s) sin²θ/(d-1), with load_s = n_s/d
+
+    Source: {BEYOND}
+    Domain: source: n=5, σ=0; target: n=6, d=12, σ=.5, θ={THETA}, λ=.2
     """
     of = Data(5, d, 0.0)
     _, target = _tasks(d, THETA)
@@ -312,17 +313,14 @@ def _(n=6, d=12, sigma=0.5, penalty=0.2):
     return risks.refitted_risk(n=n, rest=less, sigma=sigma), _mean(10_000, risk)
 
 
-@claim(
-    "direction-gain-{name}/ours",
-    BEYOND,
-    "n=8, d=8, θ={theta}, σ=.5, each at its best penalty",
-    effect=0.01,
-    each=(("near", 0.5), ("far", 1.5)),
-)
+@claim("direction-gain-{name}/ours", effect=0.01, each=(("near", 0.5), ("far", 1.5)))
 def _(name, theta, n=8, d=8, sigma=0.5):
     """The free direction gains exactly E [R_ridge - R_direction] over ridge regression
 
     The test detects .01, a fraction of either gain...
+
+    Source: {BEYOND}
+    Domain: n=8, d=8, θ={theta}, σ=.5, each at its best penalty
     """
     source, target = _tasks(d, theta)
     own = float(penalised.best_penalty(n=n, d=d, distance=1.0, sigma=sigma))
@@ -342,16 +340,18 @@ def _(name, theta, n=8, d=8, sigma=0.5):
     return expected, _mean(40_000, gain)
 
 
-@claim(
-    "linear-transfer-ridge/ours",
-    BEYOND,
-    f"θ=45°, σ=.5, d={SMALL} and {TIMES * SMALL} extrapolated",
-)
+LARGE = TIMES * SMALL
+
+
+@claim("linear-transfer-ridge/ours")
 def _(theta=pi / 4, sigma=0.5):
     """At the load cos²θ (1 + σ²/sin²θ) linear transfer gains nothing over ridge regression at its
     best. E [R_ridge - R_lt] → 0
 
     The test detects .05 of the target's norm.
+
+    Source: {BEYOND}
+    Domain: θ=45°, σ=.5, d={SMALL} and {LARGE} extrapolated
     """
     load = float(regularised.linear_transfer_load(theta=theta, sigma=sigma))
 
@@ -476,37 +476,40 @@ def _risks(s: Array, offset2: Array, n: float, penalty: float) -> Array:
     return covariance.equivalent(s, n, penalty).risk(offset2, U.sigma)
 
 
-@claim("covariance-L2-SP/ours", BEYOND, f"{VARIANCES}; load={LOADS['few']}")
+@claim("covariance-L2-SP/ours")
 def _():
     """For L2-SP towards a source of few data, at any covariance, E R tends to the equivalent at the
     mean square of β_t - ŵ. Along each eigenvector it is (β_t - sβ_s/(s+κ_s))² + (R_s+σ_s²)
     s/(n_s(s+κ_s)²)
+
+    Source: {BEYOND}
+    Domain: {VARIANCES}; load={LOADS[few]}
     """
     return _equivalents(LOADS["few"], U.turn(TURN))[1], lambda *how: _unequal(*how)["risk"]
 
 
-@claim(
-    "covariance-{name}/ours",
-    BEYOND,
-    f"{VARIANCES}; load={{load}}, the same λ at load=.25, .5 and 1",
-    effect=0.02,
-    each=LOADS.items(),
-)
+@claim("covariance-{name}/ours", effect=0.02, each=LOADS.items())
 def _(name, load):
     """Tasks are compared in the metric Σ(Σ+κ)⁻². One source helps with few data, hurts with many,
     and gains nothing where κ balances both. E [R_ridge - R_L2-SP] is compared
 
     The test detects .02, less than the least gain or loss.
+
+    Source: {BEYOND}
+    Domain: {VARIANCES}; load={load}, the same λ at load=.25, .5 and 1
     """
     scratch, tuned = _equivalents(load, U.turn(TURN))
     gain = 0.0 if name == "turn" else scratch - tuned
     return gain, lambda *how: _unequal(*how)[name]
 
 
-@claim("covariance-direction/ours", BEYOND, f"{VARIANCES}; load={LOADS['many']}")
+@claim("covariance-direction/ours")
 def _():
     """With a free direction, at any covariance, E R + σ² = (E R' + σ²)(n-1)/(n-2). R' is the risk
     at the covariance Σ - Σww'Σ/(w'Σw), for which the equivalent is taken
+
+    Source: {BEYOND}
+    Domain: {VARIANCES}; load={LOADS[many]}
     """
 
     def at(d: int) -> float:

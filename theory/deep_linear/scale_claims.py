@@ -143,17 +143,15 @@ def _pretrained(d: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     return u[None], v[None]
 
 
-@claim(
-    "diagonal-limit-{scale:g}/ours",
-    DIAGONAL,
-    "one data set, d=8, n=3, s={scale:g}/√d",
-    each=((0.02,), (0.5,), (5.0,)),
-)
+@claim("diagonal-limit-{scale:g}/ours", each=((0.02,), (0.5,), (5.0,)))
 def _limit(scale):
     """After pre-training from u=√s, v=0 and fine-tuning of u and v, the risk equals the risk of the
     nearest interpolator, with asinh(2β/s) - asinh(2β_s/s) ∈ range Xᵀ
 
     The tolerance covers the error of the flow and what remains at its end.
+
+    Source: {DIAGONAL}
+    Domain: one data set, d=8, n=3, s={scale:g}/√d
     """
     d = 8
     x, y = (v[0] for v in AT.samples(np.random.default_rng(0), d, 1))
@@ -174,16 +172,14 @@ def _trained(rng: np.random.Generator, d: int, scale: float, draws: int) -> Esti
     return Estimate.mean(AT.risks(_flows(x, y, u, v)))
 
 
-@claim(
-    "diagonal-networks/ours",
-    DIAGONAL,
-    f"{AT}, √d·s={{scale}}, d=16 and 48 extrapolated, gradient flow of networks",
-    effect=0.11,
-)
+@claim("diagonal-networks/ours", effect=0.11)
 def _(scale=0.5):
     """E R_ft of trained networks tends to the solution of τ² = (σ² + R)/load and E h' = load
 
     The test detects 15 %.
+
+    Source: {DIAGONAL}
+    Domain: {AT}, √d·s={scale}, d=16 and 48 extrapolated, gradient flow of networks
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -213,21 +209,18 @@ def _averaged(key: Array, start, scale, draws: int) -> Estimate:
     return extrapolate(at(SMALL, draws), at(TIMES * SMALL, draws), times=TIMES)
 
 
-REACHED = f"{AT}, √d·s={{scale}}, d=16 and 48 extrapolated, {AVERAGED}"
+REACHED = f"d=16 and 48 extrapolated, {AVERAGED}"
 
 
-@claim(
-    "diagonal-risk-{scale:g}/ours",
-    DIAGONAL,
-    REACHED,
-    effect=0.06,
-    each=((0.02, 3_000), (5.0, 1_000)),
-)
+@claim("diagonal-risk-{scale:g}/ours", effect=0.06, each=((0.02, 3_000), (5.0, 1_000)))
 def _(scale, draws):
     """E R_ft of the nearest interpolator tends to the solution of τ² = (σ² + R)/load and E h' =
     load
 
     The test detects 7 to 8 %.
+
+    Source: {DIAGONAL}
+    Domain: {AT}, √d·s={scale}, {REACHED}
     """
     of = partial(
         diagonal.diagonal_risk, AT.share, AT.source, AT.target, load=AT.load, sigma=AT.sigma
@@ -238,12 +231,15 @@ def _(scale, draws):
     )
 
 
-@claim("diagonal-reset/ours", DIAGONAL, REACHED, effect=0.06, each=((0.1, 2_000),))
+@claim("diagonal-reset/ours", effect=0.06, each=((0.1, 2_000),))
 def _(scale, draws):
     """If v is set to 0 after pre-training, E R tends to the solution from start 0 at the scales u²
     = (s + √(s² + 4β_s²))/2
 
     The test detects 8 %.
+
+    Source: {DIAGONAL}
+    Domain: {AT}, √d·s={scale}, {REACHED}
     """
     own = (scale + np.sqrt(scale**2 + 4 * np.square(AT.source))) / 2
     start = np.zeros(len(AT.share))
@@ -253,16 +249,15 @@ def _(scale, draws):
     return predicted, lambda key, quick: _averaged(key, start, own, draws // 10 if quick else draws)
 
 
-@claim(
-    "diagonal-lazy/limit",
-    "Thm 3.9, eqs. (16), (142), beyond: for diagonal networks as the scale goes to infinity",
-    f"{AT}, √d·s=100, d=16, gradient flow of networks",
-)
+@claim("diagonal-lazy/limit")
 def _():
     """As s → ∞, E R_ft = (1-n/d)|β_s-β_t|² + σ²n/(d-n-1), the printed mean, which deep networks do
     not have
 
     The test detects 5 %. The finite scale changes the mean by a relative 1e-3.
+
+    Source: Thm 3.9, eqs. (16), (142), beyond: for diagonal networks as the scale goes to infinity
+    Domain: {AT}, √d·s=100, d=16, gradient flow of networks
     """
     d, n = SMALL, round(AT.load * SMALL)
     distance2 = AT.risks(AT.at(d, AT.source)[None] / sqrt(d))[0]
@@ -329,8 +324,6 @@ def _needed(rng: np.random.Generator, features: Features, d: int, draws: int) ->
 
 @claim(
     "recovery-{name}/ours",
-    DIAGONAL,
-    "{features}, σ=0, d=16 and 48 extrapolated, linear programs",
     effect=0.08,
     each=(("scratch", Features(0, 0, 0, 3)), ("transfer", Features(2, 1, 1, 1))),
 )
@@ -341,6 +334,9 @@ def _(name, features):
 
     E N is exactly the statistical dimension plus 1/2. The minimum is its limit. The test detects 13
     to 16 %.
+
+    Source: {DIAGONAL}
+    Domain: {features}, σ=0, d=16 and 48 extrapolated, linear programs
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -351,12 +347,15 @@ def _(name, features):
     return diagonal.recovery_load(*(n / 16 for n in features)), simulate
 
 
-@claim("diagonal-rich/limit", DIAGONAL, "one data set, {features}, d=16, n=5, s={scale:g}")
+@claim("diagonal-rich/limit")
 def _(features=Features(2, 2, 0, 3), scale=1e-30):
     """As s → 0, fine-tuning minimises the sum of |β_i| over entries without a source and 2|β_i|
     over entries of the other sign. The least sum is compared
 
     The tolerance is 1e-3. The excess over the minimum is O(1 / log(1/s)).
+
+    Source: {DIAGONAL}
+    Domain: one data set, {features}, d=16, n=5, s={scale:g}
     """
     signs, target = features.tasks(16)
     x = np.random.default_rng(2).standard_normal((5, 16))
@@ -387,17 +386,15 @@ def _ended(wide: bool, r: float) -> np.ndarray:
     return at[: first.size].reshape(first.shape) @ at[first.size :]
 
 
-@claim(
-    "layers-limit-{name}/ours",
-    LAYERS,
-    f"{ONE}, one data set, r={{r:g}}, gradient flow",
-    each=(("wide", 0.5), ("narrow", -2.0)),
-)
+@claim("layers-limit-{name}/ours", each=(("wide", 0.5), ("narrow", -2.0)))
 def _(name, r):
     """β = X⁺y + c(I-P)β_s with c² = a/a_s, a² = ((1-q)r + q a_s) a + p, for a {name} network. It
     has W_1ᵀW_1 - w_2w_2ᵀ = rI, or one neuron with |w_2|² - |W_1|² = r. The risk is compared
 
     The tolerance covers the error of the flow.
+
+    Source: {LAYERS}
+    Domain: {ONE}, one data set, r={r:g}, gradient flow
     """
     x, y = one_sample(ONE)
     beta_s = np.eye(ONE.d)[0]
@@ -436,19 +433,15 @@ BETWEEN = Domain(
 )
 
 
-@claim(
-    "layers-between/ours",
-    LAYERS,
-    f"{ONE}, one data set, r=-2, gradient flow",
-    "<=",
-    attack=BETWEEN,
-    overlooks="tightened",
-)
+@claim("layers-between/ours", "<=", attack=BETWEEN, overlooks="tightened")
 def _():
     """No scale of the layers moves the unseen part further than frozen features do, as |log c| ≤
     |log(p/(1-q))|/2
 
     The bound is approached as r → -∞.
+
+    Source: {LAYERS}
+    Domain: {ONE}, one data set, r=-2, gradient flow
     """
     x, y = one_sample(ONE)
     unseen = np.eye(ONE.d)[0] - np.linalg.pinv(x) @ x[:, 0]
@@ -492,21 +485,18 @@ class Rescaled(NamedTuple):
 
 
 TURNED = pi / 2, 0.8  # angle and noise
-FACTORS = "W_1 times {factor:g}, w_2 divided by it"
 
 
-@claim(
-    "layers-risk-{factor:g}/ours",
-    LAYERS,
-    f"load=0.375, θ=90°, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
-    effect=0.2,
-    each=((1.5,), (0.5,)),
-)
+@claim("layers-risk-{factor:g}/ours", effect=0.2, each=((1.5,), (0.5,)))
 def _(factor):
     """E R_ft of networks with rescaled layers tends to (1-load)(1 - 2c cos θ + c²) + load
     σ²/(1-load), with c at r = factor⁻² - factor²
 
     The test detects 10 to 12 %.
+
+    Source: {LAYERS}
+    Domain: load=0.375, θ=90°, σ=0.8, d=16 and 48 extrapolated, W_1 times {factor:g}, w_2
+      divided by it, gradient flow
     """
     at = Rescaled(factor, 0.375, *TURNED)
 
@@ -520,16 +510,15 @@ def _(factor):
     ), simulate
 
 
-@claim(
-    "layers-boundary/ours",
-    LAYERS,
-    f"load=0.375, σ=0.8, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
-    effect=0.08,
-)
+@claim("layers-boundary/ours", effect=0.08)
 def _(factor=1.5, printed=0.195):
     """At the angle arccos(c/2) fine-tuning neither helps nor hurts, as E (R_ft - R_scratch) → 0
 
     The test detects .08. At 60°, the printed angle, the difference would be {printed:.3f}.
+
+    Source: {LAYERS}
+    Domain: load=0.375, σ=0.8, d=16 and 48 extrapolated, W_1 times {factor:g}, w_2 divided by it,
+      gradient flow
     """
     r = Rescaled(factor, 0.375, *TURNED).imbalance
     angle = float(scales.unbalanced_boundary(load=0.375, sigma=TURNED[1], imbalance=r))

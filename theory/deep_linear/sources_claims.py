@@ -75,49 +75,51 @@ def _mixture(problem: Several = THREE) -> sources.Mixture:
 
 
 @claims.claim(
-    PAPER,
-    "sources-weight-{i}/ours",
-    BEYOND,
-    PLACE,
-    effect=0.02,
-    draws=f"{PAPER}/sources",
-    each=((1,), (2,), (3,)),
+    PAPER, "sources-weight-{i}/ours", effect=0.02, draws=f"{PAPER}/sources", each=((1,), (2,), (3,))
 )
 def _(i):
     """For b_0 = Σ a_s b_s of least E|b_0 - β_t|², a_{i} solves G a = g with G_st = E b_s·b_t and
     g_s = E b_s·β_t
 
     The test detects .02 of weights from .09 to .47.
+
+    Source: {BEYOND}
+    Domain: {PLACE}
     """
     return _mixture().weights[i - 1], lambda *how: _weighed(*how)[0].best()[0][i - 1]
 
 
-@claims.claim(PAPER, "sources-risk/ours", BEYOND, PLACE, draws=f"{PAPER}/sources")
+@claims.claim(PAPER, "sources-risk/ours", draws=f"{PAPER}/sources")
 def _():
-    """The least E|b_0 - β_t|² over all weights is |β_t|² - gᵀG⁻¹g"""
+    """The least E|b_0 - β_t|² over all weights is |β_t|² - gᵀG⁻¹g
+
+    Source: {BEYOND}
+    Domain: {PLACE}
+    """
     return _mixture().risk, lambda *how: _weighed(*how)[0].best()[1]
 
 
 @claims.claim(
-    PAPER,
-    "sources-tuned-weight-{i}/ours",
-    BEYOND,
-    TUNED,
-    effect=0.02,
-    draws=f"{PAPER}/sources",
-    each=((1,), (3,)),
+    PAPER, "sources-tuned-weight-{i}/ours", effect=0.02, draws=f"{PAPER}/sources", each=((1,), (3,))
 )
 def _(i):
     """For isotropic inputs the best weights a_{i} after fine-tuning equal those before it
 
     The test detects .02.
+
+    Source: {BEYOND}
+    Domain: {TUNED}
     """
     return _mixture().weights[i - 1], lambda *how: _weighed(*how)[1].best()[0][i - 1]
 
 
-@claims.claim(PAPER, "sources-tuned-risk/ours", BEYOND, TUNED, draws=f"{PAPER}/sources")
+@claims.claim(PAPER, "sources-tuned-risk/ours", draws=f"{PAPER}/sources")
 def _():
-    """The least risk after fine-tuning is (1 - n/d)(|β_t|² - gᵀG⁻¹g) + σ²n/(d-n-1)"""
+    """The least risk after fine-tuning is (1 - n/d)(|β_t|² - gᵀG⁻¹g) + σ²n/(d-n-1)
+
+    Source: {BEYOND}
+    Domain: {TUNED}
+    """
     n = target(THREE)[2]
     noise = risks.scratch_risk(n=n, d=D, sigma=THREE.sigma) - (1 - n / D)
     return (1 - n / D) * _mixture().risk + noise, lambda *how: _weighed(*how)[1].best()[1]
@@ -134,12 +136,15 @@ def _proximal(problem: Several) -> np.ndarray:
     return affine_weights(gram_from_distances(*map(np.asarray, found), squared=True)).weights
 
 
-@claims.claim("sail", "T3-expected/ours", PROXIMAL, PLACE, draws=f"{PAPER}/sources")
+@claims.claim("sail", "T3-expected/ours", draws=f"{PAPER}/sources")
 def _():
     """With H of E d_i*² and E d_ij², w = H⁻¹e / eᵀH⁻¹e are the weights of sum 1 with the least
     E|Σw_i θ_i - θ*|²
 
     The models are fitted. With measured distances the same holds for each draw.
+
+    Source: {PROXIMAL}
+    Domain: {PLACE}
     """
 
     return _proximal(THREE)[0], lambda *how: _weighed(*how)[0].best(affine=True)[0][0]
@@ -148,17 +153,14 @@ def _():
 ALIKE = Several((Samples(2.0, 0.5, pi / 3), Samples(0.5, 0.3, 0.0), Samples(1.5, 0.4, pi / 3, 1)))
 
 
-@claims.claim(
-    "sail",
-    "T3-bridge/ours",
-    f"{PROXIMAL}, and features-are-fate beyond: several sources",
-    f"d={D}; n_s=32, 8, 24; σ_s=.5, .3, .4; E θ_i·θ* = |θ*|²/2",
-    effect=0.02,
-)
+@claims.claim("sail", "T3-bridge/ours", effect=0.02)
 def _():
     """If E θ_i·θ* = c for all i, the best weights of any sum are ρw with ρ = c / E|Σw_i θ_i|²
 
     This holds only then, unless their sum is 1 anyway. The test detects .02 of .16.
+
+    Source: {PROXIMAL}, and features-are-fate beyond: several sources
+    Domain: d={D}; n_s=32, 8, 24; σ_s=.5, .3, .4; E θ_i·θ* = |θ*|²/2
     """
     weights = _proximal(ALIKE)
     left = sources.start_moments(moments(ALIKE, D), weights, target(ALIKE)[0])
@@ -180,18 +182,14 @@ def _near(key: Array, quick: bool) -> Missed:
     return NEAR.draw(generator(key), D, 1_000 if quick else 10_000)[0]
 
 
-@claims.claim(
-    "sail",
-    "T3-precision-{i}/ours",
-    PROXIMAL,
-    f"d={D}; n_s=24, 32, 48; σ_s=.3, .6, .6; sources of the target's task",
-    draws="sail/T3-precision",
-    each=((1,), (3,)),
-)
+@claims.claim("sail", "T3-precision-{i}/ours", draws="sail/T3-precision", each=((1,), (3,)))
 def _(i):
     """For independent models without bias w_{i} ∝ 1 / E d_i*², with E d_i*² = σ_i² d/(n_i - d - 1)
 
     These are inverse variances. The nearer a model is, the larger its weight.
+
+    Source: {PROXIMAL}
+    Domain: d={D}; n_s=24, 32, 48; σ_s=.3, .6, .6; sources of the target's task
     """
     counts = np.array([s.count(D) for s in NEAR.sources])
     noise = np.array([s.sigma for s in NEAR.sources])
@@ -210,19 +208,15 @@ def _(i):
 PAIRS = Several((Samples(1.5, 0.3, 0.0),) * 2 + (Samples(1.5, 0.9, 0.0),) * 2)
 
 
-@claims.claim(
-    "sail",
-    "T3-uniform/ours",
-    PROXIMAL,
-    f"d={D}; n_s=24; σ_s=.3, .3, .9, .9: κ=9",
-    "<=",
-    attack=sources_domains.UNIFORM,
-)
+@claims.claim("sail", "T3-uniform/ours", "<=", attack=sources_domains.UNIFORM)
 def _(kappa=9.0):
     """For independent models without bias equal weights have at most (κ+1)²/4κ times the error of
     the best weights, κ = max E d_i*² / min E d_i*²
 
     This is Kantorovich's inequality. It is attained with half of the models of each kind.
+
+    Source: {PROXIMAL}
+    Domain: d={D}; n_s=24; σ_s=.3, .3, .9, .9: κ=9
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -262,9 +256,13 @@ EXACT = (
 )
 
 
-@claims.claim(PAPER, "two-covariances-exact-{side}/ours", OTHER, "{where}", each=EXACT)
+@claims.claim(PAPER, "two-covariances-exact-{side}/ours", each=EXACT)
 def _(side, source, where, text):
-    """{text}"""
+    """{text}
+
+    Source: {OTHER}
+    Domain: {where}
+    """
     problem = Several((source,), inputs=DECAY)
     beta_t, inputs, _ = target(problem)
     to_target, _ = sources.expected_distances(moments(problem, D), beta_t, inputs)
@@ -328,18 +326,14 @@ for _effect, *_case in (
     ),
 ):
 
-    @claims.claim(
-        PAPER,
-        "two-covariances-{name}/ours",
-        OTHER,
-        f"{BOTH}; {{place}}; {SIZES}",
-        effect=_effect,
-        each=(tuple(_case),),
-    )
+    @claims.claim(PAPER, "two-covariances-{name}/ours", effect=_effect, each=(tuple(_case),))
     def _(name, problem, draws, place, text):
         """{text}
 
         The test detects 5 %, or .05 of the fit of least norm.
+
+        Source: {OTHER}
+        Domain: {BOTH}; {place}; {SIZES}
         """
         return _after(problem), _limit(problem, draws)
 
@@ -368,9 +362,6 @@ def _pair(key: Array, quick: bool) -> list[Estimate]:
 @claims.claim(
     PAPER,
     "two-covariances-weight-{when}/ours",
-    OTHER,
-    "sources: eigenvalues 1, 1, .1, .1 and .1, .1, 1, 1, n_s=.625 d; target: 1, 1/2, 1/4, 1/8, "
-    f"n=.5 d; {SIZES}",
     effect=0.05,
     draws=f"{PAPER}/two-covariances-weight",
     each=(("before", "before fine-tuning, Q = Σ"), ("after", "after it, Q ∝ Σ(Σ+κ)⁻²")),
@@ -380,6 +371,10 @@ def _(when, text):
 
     The weights are .53 and .41. For anisotropic inputs the best weight before fine-tuning is not
     the best one after it. The test detects .05.
+
+    Source: {OTHER}
+    Domain: sources: eigenvalues 1, 1, .1, .1 and .1, .1, 1, 1, n_s=.625 d; target: 1, 1/2, 1/4,
+      1/8, n=.5 d; {SIZES}
     """
     beta_t, inputs, n = target(PAIR)
     metric = inputs if when == "before" else sources.tuned_metric(inputs, n)

@@ -107,57 +107,61 @@ def _constrained(k: int, dim: int) -> tuple[float, float]:
     return float(formula), float(search)
 
 
-@claim("T3a/reading", "Theorem 3, eq. (11) (p. 6)", TASKS)
+@claim("T3a/reading")
 def _():
     """w₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if w₁, w₂ ≥ 0, with distances of parameters
 
     By Lemma 2 the printed D_TV is proportional to these.
+
+    Source: Theorem 3, eq. (11) (p. 6)
+    Domain: {TASKS}
     """
     return _lda_weight(), measured(lambda: _nearest(*_parameters()))
 
 
-@claim(
-    "T3a-appendix/printed",
-    "Theorem 3, restated in Appendix E (p. 28)",
-    TASKS,
-)
+@claim("T3a-appendix/printed")
 def _():
     """w₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if w₁, w₂ ≥ 0
 
     The proof below it ends with eq. (11).
+
+    Source: Theorem 3, restated in Appendix E (p. 28)
+    Domain: {TASKS}
     """
     return _lda_weight(swap=True), measured(lambda: _nearest(*_parameters()))
 
 
-@claim(
-    "T3a-appendix/corrected",
-    "Theorem 3, restated in Appendix E (p. 28)",
-    TASKS,
-)
+@claim("T3a-appendix/corrected")
 def _():
-    """w₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²"""
+    """w₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²
+
+    Source: Theorem 3, restated in Appendix E (p. 28)
+    Domain: {TASKS}
+    """
     return _lda_weight(swap=True), measured(lambda: 1 - _nearest(*_parameters()))
 
 
-@claim(
-    "T3a-clipped/ours",
-    "Theorem 3, eq. (11) (p. 6), beyond its proviso w₁, w₂ ≥ 0",
-    f"{SETS} pairs in 4 dimensions; mean of w₁",
-)
+@claim("T3a-clipped/ours")
 def _():
     """Under w_i ≥ 0 the optimum for two models is (11), clipped to [0, 1]
 
     The tolerance is 1e-8, as the sum is 1 to that.
+
+    Source: Theorem 3, eq. (11) (p. 6), beyond its proviso w₁, w₂ ≥ 0
+    Domain: {SETS} pairs in 4 dimensions; mean of w₁
     """
     predicted, found = _constrained(2, 4)
     return predicted, measured(lambda: found, 1e-6)
 
 
-@claim("T3a-TV/printed", "Theorem 3, eq. (11) (p. 6)", TASKS)
+@claim("T3a-TV/printed")
 def _printed_variation():
     """w₁ = (D_TV(D₂,D*)² + D_TV(D₁,D₂)² - D_TV(D₁,D*)²) / 2D_TV(D₁,D₂)²
 
     Total variation is not proportional to the distance of parameters.
+
+    Source: Theorem 3, eq. (11) (p. 6)
+    Domain: {TASKS}
     """
     return pair_weight(*_variations()), measured(lambda: _nearest(*_parameters()), 1e-10)
 
@@ -171,92 +175,88 @@ def _():
     return pair_weight(*(float(gaussian_separation(tv)) for tv in _variations()))
 
 
-@claim(
-    "T3a-TV-bias/ours",
-    "Theorem 3, eq. (11) (p. 6), quantified",
-    "d₁*={first}, d₂*={second}, d₁₂={between}",
-)
+@claim("T3a-TV-bias/ours")
 def _(first=0.02, second=0.05, between=0.04):
     """For near tasks TV² has the bias (d₂*² - d₁*²)(d₁₂² - d₁*² - d₂*²) / 24d₁₂²
 
     The tolerance is 1e-3 of it, the squared separation.
+
+    Source: Theorem 3, eq. (11) (p. 6), quantified
+    Domain: d₁*={first}, d₂*={second}, d₁₂={between}
     """
     a, b, c = first**2, second**2, between**2
     predicted = (b - a) * (c - a - b) / (24 * c)
     return predicted, measured(lambda: tv_bias(first, second, between), 1e-3 * abs(predicted))
 
 
-@claim(
-    "T3b/reading",
-    "Theorem 3, eqs. (12), (13) (p. 6)",
-    "4 models in 6 dimensions, w₁",
-)
+@claim("T3b/reading")
 def _():
     """w = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters
 
     It is the optimum with weights of sum 1 and either sign.
+
+    Source: Theorem 3, eqs. (12), (13) (p. 6)
+    Domain: 4 models in 6 dimensions, w₁
     """
     return _weights(*_one(4, 6))[0], measured(lambda: _nearest(*_one(4, 6)))
 
 
-@claim(
-    "T3b-sign/reading",
-    "Theorem 3, eqs. (10), (12) (p. 6)",
-    f"{SETS} sets of 3 models in 5 dimensions; mean of w₁ over those of positive weights",
-)
+@claim("T3b-sign/reading")
 def _():
     """Where all weights (12) are positive they are the optimum under w_i ≥ 0
 
     Positivity holds or fails; it cannot be imposed.
+
+    Source: Theorem 3, eqs. (10), (12) (p. 6)
+    Domain: {SETS} sets of 3 models in 5 dimensions; mean of w₁ over those of positive weights
     """
     predicted, found = _constrained(3, 5)
     return predicted, measured(lambda: found, 1e-6)
 
 
-@claim(
-    "T3b-singular/ours",
-    "Theorem 3, eq. (12) (p. 6), which needs H to be invertible (Appendix E, p. 31)",
-    "{k} models in {dim} dimensions",
-)
+@claim("T3b-singular/ours")
 def _(k=4, dim=3):
-    """With more models than dimensions (12) is void, since the rank of H is the dimension"""
+    """With more models than dimensions (12) is void, since the rank of H is the dimension
+
+    Source: Theorem 3, eq. (12) (p. 6), which needs H to be invertible (Appendix E, p. 31)
+    Domain: {k} models in {dim} dimensions
+    """
     H = gram_from_distances(*_distances(*_one(k, dim)))
     return dim, measured(lambda: np.linalg.matrix_rank(H, tol=1e-9))
 
 
-@claim(
-    "T3b-singular-weights/ours",
-    "Theorem 3, eq. (12) (p. 6), where H is singular",
-    "{k} models in {dim} dimensions, w₁",
-)
+@claim("T3b-singular-weights/ours")
 def _(k=4, dim=3):
-    """The optimum is unique up to dim + 1 models, with θ*'s barycentric coordinates"""
+    """The optimum is unique up to dim + 1 models, with θ*'s barycentric coordinates
+
+    Source: Theorem 3, eq. (12) (p. 6), where H is singular
+    Domain: {k} models in {dim} dimensions, w₁
+    """
     points, target = _one(k, dim)
     rows = np.vstack([points.T, np.ones(k)])
     barycentric = np.linalg.solve(rows, np.append(target, 1.0))
     return barycentric[0], measured(lambda: _nearest(points, target))
 
 
-@claim(
-    "T3-order/printed",
-    "Theorem 3, closing remark (p. 6)",
-    f"{SETS} sets of 4 models in 6 dimensions: share of those of positive weights",
-)
+@claim("T3-order/printed")
 def _():
     """For all sets a smaller D_TV(D_i, D*), or distance, gives a larger w_i
 
     A model's place among the others counts too.
+
+    Source: Theorem 3, closing remark (p. 6)
+    Domain: {SETS} sets of 4 models in 6 dimensions: share of those of positive weights
     """
     return 1.0, measured(lambda: _agreement(4))
 
 
-@claim(
-    "T3-order/corrected",
-    "Theorem 3, closing remark (p. 6)",
-    f"{SETS} sets of 2 models in 6 dimensions: share of those of positive weights",
-)
+@claim("T3-order/corrected")
 def _():
-    """For all pairs a smaller distance gives a larger w_i"""
+    """For all pairs a smaller distance gives a larger w_i
+
+    Source: Theorem 3, closing remark (p. 6)
+    Domain: {SETS} sets of 2 models in 6 dimensions: share of those of positive weights
+    """
     return 1.0, measured(lambda: _agreement(2))
 
 
@@ -277,11 +277,14 @@ def _embedded() -> tuple[float, ...]:
     return tuple(K[i, i] + K[j, j] - 2 * K[i, j] for i, j in ((0, 2), (1, 2), (0, 1)))
 
 
-@claim("S4.4-MMD/reading", "Section 4.4 (p. 9)", THIRDS)
+@claim("S4.4-MMD/reading")
 def _():
     """w₂ = (D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² is D₂'s weight in the mixture nearest D_t
 
     The tolerance covers a search for a flat minimum.
+
+    Source: Section 4.4 (p. 9)
+    Domain: {THIRDS}
     """
     K = _inner()
 
@@ -295,16 +298,12 @@ def _():
     return predicted, measured(lambda: found.x, 1e-6)
 
 
-@claim(
-    "S4.4-sign/ours",
-    "Section 4.4 (p. 9)",
-    THIRDS,
-    ">=",
-    attack=domains.WEIGHT,
-    overlooks="tightened",
-)
+@claim("S4.4-sign/ours", ">=", attack=domains.WEIGHT, overlooks="tightened")
 def _():
     """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as in this split. By
     eq. (11) the printed -.1244 is D₁'s weight
+
+    Source: Section 4.4 (p. 9)
+    Domain: {THIRDS}
     """
     return 0.5, measured(lambda: pair_weight(*_embedded(), squared=True, model=2))

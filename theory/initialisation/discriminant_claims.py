@@ -64,13 +64,16 @@ def _variation(covariance: np.ndarray | float = 1.0) -> float:
     return float(lda_total_variation(PAIR, GOAL, covariance))
 
 
-@claim(
-    "E-lda/exact",
-    "Appendix E (p. 28)",
-    f"d=3, correlated features, P(1)={{prior}}, x = {TARGET.tolist()}",
-)
+POINT = TARGET.tolist()
+
+
+@claim("E-lda/exact")
 def _(prior=0.3):
-    """log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))"""
+    """log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))
+
+    Source: Appendix E (p. 28)
+    Domain: d=3, correlated features, P(1)={prior}, x = {POINT}
+    """
     theta, b = lda_parameters(MEANS, SPREAD, prior)
     first, second = (TARGET - mean for mean in MEANS)
     # By the exponents of both densities.
@@ -79,38 +82,41 @@ def _(prior=0.3):
     return theta @ TARGET + b, measured(lambda: odds)
 
 
-@claim(
-    "L2-TV/printed",
-    "Lemma 2 (p. 29), proof",
-    f"{LDA}, covariance I; μ = 2m",
-)
+@claim("L2-TV/printed")
 def _printed_variation():
-    """D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}
+    """D_TV(D_i, D*) = ½|μ_i - μ*|_{{Σ⁻¹}}
 
     The value exceeds 1. Half of the Mahalanobis length is Pinsker's bound.
+
+    Source: Lemma 2 (p. 29), proof
+    Domain: {LDA}, covariance I; μ = 2m
     """
     return np.linalg.norm(GAPS[0]), _by_events(PAIR, GOAL)
 
 
 @_printed_variation.beside("corrected")
 def _():
-    """D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{Σ⁻¹}, averaged over classes"""
+    """D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{{Σ⁻¹}}, averaged over classes"""
     return _variation()
 
 
-@claim(
-    "L2-unit/ours",
-    "Lemma 2 (p. 29), proof",
-    "classes ±m, m* = m + e₁",
-)
+@claim("L2-unit/ours")
 def _():
-    """D_TV of Gaussians one standard deviation apart is .38292, not .5"""
+    """D_TV of Gaussians one standard deviation apart is .38292, not .5
+
+    Source: Lemma 2 (p. 29), proof
+    Domain: classes ±m, m* = m + e₁
+    """
     return total_variation_gaussian(ALONG), _by_events(PAIR, PAIR + np.stack([ALONG, -ALONG]))
 
 
-@claim("L2/printed", "Lemma 2 (p. 29)", f"{CORRELATED}; D_TV true")
+@claim("L2/printed")
 def _printed_lemma():
-    """|θ_i - θ*| = C D_TV(D_i, D*)"""
+    """|θ_i - θ*| = C D_TV(D_i, D*)
+
+    Source: Lemma 2 (p. 29)
+    Domain: {CORRELATED}; D_TV true
+    """
     predicted = float(lda_constant(GAPS[0], SPREAD)) * _variation(SPREAD)
     return predicted, measured(lambda: _theta_distance(SPREAD), 1e-10)
 
@@ -121,26 +127,25 @@ def _():
     return lda_distance(_variation(SPREAD), lda_constant(GAPS[0], SPREAD))
 
 
-@claim(
-    "L2-isotropic/ours",
-    "Lemma 2 (p. 29), corrected",
-    f"{LDA}, s=1.5",
-)
+@claim("L2-isotropic/ours")
 def _():
-    """For Σ = s²I, |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)"""
+    """For Σ = s²I, |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)
+
+    Source: Lemma 2 (p. 29), corrected
+    Domain: {LDA}, s=1.5
+    """
     predicted = lda_distance(_variation(1.5**2), 2 / 1.5)
     return predicted, measured(lambda: _theta_distance(1.5**2), 1e-10)
 
 
-@claim(
-    "L2-constant/printed",
-    "Theorem 3's proof, step 3 (Appendix E, p. 30), by Lemma 2",
-    f"{CORRELATED}: C of one model over C of another",
-)
+@claim("L2-constant/printed")
 def _printed_constant():
     """One constant C serves all pairs of tasks
 
     The lemma itself has a C for each difference of means.
+
+    Source: Theorem 3's proof, step 3 (Appendix E, p. 30), by Lemma 2
+    Domain: {CORRELATED}: C of one model over C of another
     """
     return 1.0, measured(lambda: _constants_ratio(*GAPS))
 
@@ -151,29 +156,27 @@ def _():
     return lda_constant(GAPS[0], SPREAD) / lda_constant(GAPS[1], SPREAD)
 
 
-@claim(
-    "L2-constant-range/ours",
-    "Lemma 2 (p. 29), quantified",
-    f"{CORRELATED}: C along the ends of the spectrum",
-)
+@claim("L2-constant-range/ours")
 def _():
     """C is between 2/√λ_max and 2/√λ_min, with an attained ratio of √(λ_max/λ_min)
 
     C is constant iff Σ = s²I.
+
+    Source: Lemma 2 (p. 29), quantified
+    Domain: {CORRELATED}: C along the ends of the spectrum
     """
     ends = np.linalg.eigh(SPREAD)[1].T[[0, -1]]
     return sqrt(np.linalg.cond(SPREAD)), measured(lambda: _constants_ratio(*ends))
 
 
-@claim(
-    "L2-shift/printed",
-    "Lemma 2 (p. 29)",
-    "both classes moved by e₁",
-)
+@claim("L2-shift/printed")
 def _printed_shift():
     """Equal θ mean equal laws, as D_TV = |θ_i - θ*| / C = 0
 
     θ depends only on the difference of class means.
+
+    Source: Lemma 2 (p. 29)
+    Domain: both classes moved by e₁
     """
     return 0.0, _by_events(PAIR, PAIR + ALONG)
 

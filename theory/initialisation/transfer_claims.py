@@ -105,13 +105,13 @@ def _sampled_variation(in_cells: bool) -> Simulate:
     return simulate
 
 
-@claim(
-    "D2-thresholds/ours",
-    "Definition 2 (p. 26), solved",
-    THRESHOLDS,
-)
+@claim("D2-thresholds/ours")
 def _():
-    """R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample"""
+    """R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample
+
+    Source: Definition 2 (p. 26), solved
+    Domain: {THRESHOLDS}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Computes E sup_t of the signed mean of thresholds' losses, on one sample."""
@@ -124,29 +124,23 @@ def _():
     return COMPLEXITY, simulate
 
 
-@claim(
-    "L1/exact",
-    "Lemma 1 (p. 26)",
-    f"{THRESHOLDS}, δ={DELTA}",
-    "<=",
-    attack=transfer_domains.LEMMA,
-    overlooks="tightened",
-)
+@claim("L1/exact", "<=", attack=transfer_domains.LEMMA, overlooks="tightened")
 def _():
-    """P(some J > Ĵ + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ"""
+    """P(some J > Ĵ + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ
+
+    Source: Lemma 1 (p. 26)
+    Domain: {THRESHOLDS}, δ={DELTA}
+    """
     return DELTA, _violated(SOURCE, transfer.rademacher_bound(0.0, COMPLEXITY, N, DELTA))
 
 
-@claim(
-    "L1-mean/ours",
-    "Lemma 1 (p. 26), by symmetrisation",
-    THRESHOLDS,
-    "<=",
-    attack=transfer_domains.LEMMA_MEAN,
-    overlooks="tightened",
-)
+@claim("L1-mean/ours", "<=", attack=transfer_domains.LEMMA_MEAN, overlooks="tightened")
 def _():
-    """E sup (J - Ĵ) ≤ 2 E R̂(ℓ∘H)"""
+    """E sup (J - Ĵ) ≤ 2 E R̂(ℓ∘H)
+
+    Source: Lemma 1 (p. 26), by symmetrisation
+    Domain: {THRESHOLDS}
+    """
     return 2 * COMPLEXITY, _worst(SOURCE)
 
 
@@ -164,37 +158,36 @@ def _event(largest: float) -> Simulate:
     return simulate
 
 
-@claim(
-    "T4-step1/exact",
-    "Theorem 4, step 1 (p. 27)",
-    "C={largest:g}, classes moved by {apart}; loss C where the target is likelier",
-    "<=",
-    attack=transfer_domains.CHANGE,
-    overlooks="tightened",
-)
+@claim("T4-step1/exact", "<=", attack=transfer_domains.CHANGE, overlooks="tightened")
 def _(largest=2.0, apart=APART):
     """|J* - J_i| ≤ 2C D_TV(D_i, D*)
 
     The printed bound is twice as large as needed.
+
+    Source: Theorem 4, step 1 (p. 27)
+    Domain: C={largest:g}, classes moved by {apart}; loss C where the target is likelier
     """
     return 2 * largest * _variation(), _event(largest)
 
 
-@claim(
-    "T4-step1-sharp/ours",
-    "Theorem 4, step 1 (p. 27), sharpened",
-    "C={largest:g}, classes moved by {apart}; loss C where the target is likelier",
-)
+@claim("T4-step1-sharp/ours")
 def _(largest=2.0, apart=APART):
-    """|J* - J_i| ≤ C D_TV(D_i, D*), attained"""
+    """|J* - J_i| ≤ C D_TV(D_i, D*), attained
+
+    Source: Theorem 4, step 1 (p. 27), sharpened
+    Domain: C={largest:g}, classes moved by {apart}; loss C where the target is likelier
+    """
     return largest * _variation(), _event(largest)
 
 
-@claim("T4-empirical/printed", "Theorem 4, step 2 (p. 27)", SHIFTED)
+@claim("T4-empirical/printed")
 def _printed_samples():
     """D_TV(D̂_i, D̂*) ≈ D_TV(D_i, D*)
 
     Samples of continuous laws are disjoint, so the printed bound is ≥ 2C and vacuous.
+
+    Source: Theorem 4, step 2 (p. 27)
+    Domain: {SHIFTED}
     """
     return _variation(), _sampled_variation(in_cells=False)
 
@@ -205,30 +198,27 @@ def _():
     return 1.0
 
 
-@claim(
-    "T4-empirical-cells/ours",
-    "Theorem 4, step 2 (p. 27), for discrete laws",
-    f"{SHIFTED}, in {CELLS} cells",
-)
+@claim("T4-empirical-cells/ours")
 def _():
-    """E D_TV(D̂_i, D̂*) = ½ Σ E|B(n,p)/n - B(n,q)/n| ≥ D_TV"""
+    """E D_TV(D̂_i, D̂*) = ½ Σ E|B(n,p)/n - B(n,q)/n| ≥ D_TV
+
+    Source: Theorem 4, step 2 (p. 27), for discrete laws
+    Domain: {SHIFTED}, in {CELLS} cells
+    """
     # Cells with equal shares of the source's class y = 1.
     edges = SOURCE[0] + ndtri(np.arange(CELLS + 1) / CELLS)
     cells = (np.diff(ndtr(edges - m)) for m in (SOURCE[0], TARGET[0]))
     return empirical_total_variation(*cells, N, N), _sampled_variation(in_cells=True)
 
 
-@claim(
-    "T4-contraction/printed",
-    "Theorem 4 (p. 26) and its step 5 (p. 28)",
-    "predictors of values 0 and {scale}, loss L|φ - y|, L=4, 6 points",
-    "<=",
-    attack=transfer_domains.contraction(False),
-)
+@claim("T4-contraction/printed", "<=", attack=transfer_domains.contraction(False))
 def _printed_contraction(scale=0.25):
     """R̂(ℓ∘H) ≤ R̂(H), the term in the statement
 
     The constant L of step 5 is lost in the statement.
+
+    Source: Theorem 4 (p. 26) and its step 5 (p. 28)
+    Domain: predictors of values 0 and {scale}, loss L|φ - y|, L=4, 6 points
     """
     predictors, losses = _predictors(scale)
     return _six_points(predictors), measured(lambda: _six_points(losses))
@@ -243,52 +233,41 @@ def _(scale):
     return _six_points(_predictors(scale)[0]) / scale
 
 
-@claim(
-    "T4-informative/ours",
-    "Theorem 4 (p. 26), repaired",
-    "n={n}, δ={delta}, classes moved by {apart}; thresholds, no empirical risk, C=1",
-    "<=",
-    attack=transfer_domains.INFORMATIVE,
-    overlooks="tightened",
-)
+@claim("T4-informative/ours", "<=", attack=transfer_domains.INFORMATIVE, overlooks="tightened")
 def _(n=400, delta=DELTA, apart=APART):
     """For large samples the right side falls below C, which bounds all risks
 
     With the printed 2C D_TV of continuous samples, which is 2C, it never does.
+
+    Source: Theorem 4 (p. 26), repaired
+    Domain: n={n}, δ={delta}, classes moved by {apart}; thresholds, no empirical risk, C=1
     """
     complexity = transfer.threshold_complexity(n)
     right = transfer.transfer_bound(0.0, _variation(), complexity, n, delta)
     return 1.0, measured(lambda: right)
 
 
-@claim(
-    "T4/corrected",
-    "Theorem 4 (p. 26), repaired",
-    f"{MOVED}, δ={DELTA}",
-    "<=",
-    attack=transfer_domains.THEOREM,
-    overlooks="tightened",
-)
+@claim("T4/corrected", "<=", attack=transfer_domains.THEOREM, overlooks="tightened")
 def _():
     """P(some J* > Ĵ_i + C D_TV + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ
 
     It has C in place of 2C, laws in place of samples, and losses in place of predictors, without λ
     and δ/2. It is not sharp; the search comes within 1.64 x, with 8 points.
+
+    Source: Theorem 4 (p. 26), repaired
+    Domain: {MOVED}, δ={DELTA}
     """
     bound = compiled(transfer.transfer_bound, 0.0, _variation(), COMPLEXITY, N, DELTA)
     return DELTA, _violated(TARGET, bound)
 
 
-@claim(
-    "T4-mean/ours",
-    "Theorem 4 (p. 26), in the mean",
-    MOVED,
-    "<=",
-    attack=transfer_domains.THEOREM_MEAN,
-    overlooks="tightened",
-)
+@claim("T4-mean/ours", "<=", attack=transfer_domains.THEOREM_MEAN, overlooks="tightened")
 def _():
-    """E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)"""
+    """E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)
+
+    Source: Theorem 4 (p. 26), in the mean
+    Domain: {MOVED}
+    """
     return _variation() + 2 * COMPLEXITY, _worst(TARGET)
 
 
@@ -320,29 +299,26 @@ def _slopes(side: int) -> tuple[float, Simulate]:
     return formula, measured(lambda: jax.jit(jax.grad(moved))(0.0), 1e-9)
 
 
-@claim(
-    "F1-gradient-{name}/corrected",
-    "Appendix F.1 (pp. 32-33)",
-    "4x3 to 6x5; the slope in a drawn direction",
-    each=(("in", "G c_out θᵀ"), ("out", "Gᵀ c_in θ")),
-)
+@claim("F1-gradient-{name}/corrected", each=(("in", "G c_out θᵀ"), ("out", "Gᵀ c_in θ")))
 def _(name, gradient):
     """∂L/∂c_{name} = {gradient}, G = ∂L/∂(c_in θ c_outᵀ)
 
     The print has G·θc_outᵀ and G·(c_in θ)ᵀ, with shapes that do not conform.
+
+    Source: Appendix F.1 (pp. 32-33)
+    Domain: 4x3 to 6x5; the slope in a drawn direction
     """
     return _slopes(("in", "out").index(name))
 
 
-@claim(
-    "F1-svd/corrected",
-    "Appendix F.1 (pp. 32-33)",
-    "4x3 to 6x5; the first entry",
-)
+@claim("F1-svd/corrected")
 def _():
     """With c_in = W_in Ũᵀ and c_out = W_out Ṽᵀ, c_in θ c_outᵀ = W_in Σ̃ W_outᵀ
 
     Ũ is printed with d'_in rows and Ṽ with d'_out, and these shapes do not conform.
+
+    Source: Appendix F.1 (pp. 32-33)
+    Domain: 4x3 to 6x5; the first entry
     """
     net = {"w": THETA}
     layout = spec(net, {"w": "h* o"}, spaces={"{h,o}": "outer"})
@@ -354,23 +330,23 @@ def _():
     return (W_in * S @ W_out.T)[0, 0], measured(lambda: grown[0, 0])
 
 
-@claim(
-    "F2-softmax/exact",
-    "Appendix F.2 (p. 34)",
-    "2 of 3 layers; the larger sum",
-)
+@claim("F2-softmax/exact")
 def _():
-    """For d = softmax(z), Σ_i d_ki = 1"""
+    """For d = softmax(z), Σ_i d_ki = 1
+
+    Source: Appendix F.2 (p. 34)
+    Domain: 2 of 3 layers; the larger sum
+    """
     return 1.0, measured(lambda: jnp.asarray(mix_layers(_normal(2, 3)).write).sum(1).max())
 
 
-@claim(
-    "F2-gradient/ours",
-    "Appendix F.2 (p. 34), in closed form",
-    "2 of 3 layers of 4 parameters",
-)
+@claim("F2-gradient/ours")
 def _():
-    """∂L/∂z_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩"""
+    """∂L/∂z_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩
+
+    Source: Appendix F.2 (p. 34), in closed form
+    Domain: 2 of 3 layers of 4 parameters
+    """
     layers, logits = _normal(3, 4), _normal(2, 3)
     d = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     mixed = d @ layers

@@ -97,29 +97,26 @@ for _case in (
     ),
 ):
 
-    @claim(
-        "{name}/ours",
-        "eq. ({name[2]}), Sec. 4.3: the error of its ≈",
-        f"two-layer linear {SHALLOW}, λ={STEP}, experts' task vectors",
-        each=(_case,),
-    )
+    @claim("{name}/ours", each=(_case,))
     def _(name, statement, edit, derivative, power):
-        """{statement}"""
+        """{statement}
+
+        Source: eq. ({name[2]}), Sec. 4.3: the error of its ≈
+        Domain: two-layer linear {SHALLOW}, λ={STEP}, experts' task vectors
+        """
         del name, statement, power
         # This is the sum over data and outputs.
         found = measured(lambda: gap(network, *edit(network, SHALLOW, STEP), inputs()).sum())
         return derivative(), found
 
-    @claim(
-        "{name}-order/ours",
-        "eq. ({name[2]}), Sec. 4.3: the error of its ≈",
-        f"tanh {TANH}, experts' task vectors",
-        each=(_case,),
-    )
+    @claim("{name}-order/ours", each=(_case,))
     def _(name, statement, edit, derivative, power, note=ORDER):
         """{statement} + order {power:.0f} in λ
 
         {note}
+
+        Source: eq. ({name[2]}), Sec. 4.3: the error of its ≈
+        Domain: tanh {TANH}, experts' task vectors
         """
         del name, statement, derivative, note
         start = partial(pretrained, tanh_network, TANH)

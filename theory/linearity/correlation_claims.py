@@ -55,8 +55,6 @@ def _fits(key: Array, quick: bool) -> np.ndarray:
 
 @claim(
     "B.2-{name}/ours",
-    "App. B.2, for independent factors",
-    SETTING,
     effect=0.015,
     draws=BATCHES,
     each=(
@@ -70,21 +68,22 @@ def _(name, statement, of):
     """{statement}, from three coefficients of variation
 
     Batches of 1000 have a bias of O(1e-3). The test detects .015, as R² is of order 1.
+
+    Source: App. B.2, for independent factors
+    Domain: {SETTING}
     """
     del name, statement
     predicted = correlation.r_squared(CURVATURE, DISTANCE, correlation.direction_cv2(H, I))
     return of(predicted), lambda key, quick: Estimate.mean(of(_fits(key, quick)))
 
 
-@claim(
-    "B.2-gap/ours",
-    "App. B.2, for independent factors",
-    SETTING,
-    draws=BATCHES,
-)
+@claim("B.2-gap/ours", draws=BATCHES)
 def _():
     """R² = 1 on α(1-α)|ΔW₂ΔW₁x|, which is an identity
 
     R² on the bound is lower, since the bound ignores directions.
+
+    Source: App. B.2, for independent factors
+    Domain: {SETTING}
     """
     return 1.0, lambda key, quick: Estimate(_fits(key, quick)[3].min(), tolerance=ROUNDING)

@@ -86,51 +86,50 @@ def _lipschitz_bound(members: bool = True, lipschitz: bool = True) -> float:
     return float(bounds.loss_bound(kept, WEIGHTS, rest, sqrt(2) if lipschitz else 0.0))
 
 
-@claim(
-    "L1/exact",
-    LEMMA_1,
-    f"{LINEAR} of loss {LEVEL:g}; the largest of 100 pairs, α = .05, .1, ..., .95",
-    "<=",
-    attack=domains.EQUAL_LOSSES,
-)
+@claim("L1/exact", "<=", attack=domains.EQUAL_LOSSES)
 def _():
     """If f(θ_α) = αf(θ_i) + (1-α)f(θ_j), with a convex loss and L(θ_i) = L(θ_j), then L(θ_α) ≤
     L(θ_i)
+
+    Source: {LEMMA_1}
+    Domain: {LINEAR} of loss {LEVEL:g}; the largest of 100 pairs, α = .05, .1, ..., .95
     """
     return LEVEL, measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max())
 
 
-@claim(
-    "L1-proportional/ours",
-    f"Definition 2 and {LEMMA_1}",
-    "f = w₂w₁, models (1,1) and (2,½), α=½, y=1",
-)
+@claim("L1-proportional/ours")
 def _():
     """LLFC up to a factor (Definition 2) is not enough for Lemma 1: L(θ_i) = 0 < L(θ_α)
 
     With one output all features are proportional, here by 9/8.
+
+    Source: Definition 2 and {LEMMA_1}
+    Domain: f = w₂w₁, models (1,1) and (2,½), α=½, y=1
     """
     first, second = np.mean([(1.0, 1.0), (2.0, 0.5)], 0)  # both of loss 0
     return (9 / 8 - 1) ** 2, measured(lambda: (first * second - 1) ** 2)
 
 
-@claim(
-    "L1-LMC/ours",
-    f"Definition 1 and {LEMMA_1}",
-    f"{LINEAR}, α=½",
-)
+@claim("L1-LMC/ours")
 def _():
-    """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|², so Lemma 1's ≤ holds, and Definition 1's ≈ does not"""
+    """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|², so Lemma 1's ≤ holds, and Definition 1's ≈ does not
+
+    Source: Definition 1 and {LEMMA_1}
+    Domain: {LINEAR}, α=½
+    """
     x, y, pairs = _readouts()
     predicted = squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
     return predicted, measured(lambda: _merged_readout_loss(np.array([0.5]))[0, 0])
 
 
-@claim("L1-squared/ours", LEMMA_1, f"{TRAINED}, gap measured")
+@claim("L1-squared/ours")
 def _():
     """L(θ̄) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|² + 2 gap·(f̄ - y) + |gap|²
 
     It holds without exact CTL and without equal losses.
+
+    Source: {LEMMA_1}
+    Domain: {TRAINED}, gap measured
     """
     thetas, x = tanh_experts(), inputs()
     rest = gap(tanh_network, thetas, WEIGHTS, x)
@@ -140,8 +139,6 @@ def _():
 
 @claim(
     "L1-approximate/ours",
-    LEMMA_1,
-    f"{TRAINED}, two classes",
     "<=",
     without={
         "Σ aᵢLᵢ": partial(_lipschitz_bound, members=False),
@@ -151,7 +148,11 @@ def _():
     overlooks="tightened; without Σ aᵢLᵢ; without √2 mean|gap|",
 )
 def _():
-    """L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy"""
+    """L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy
+
+    Source: {LEMMA_1}
+    Domain: {TRAINED}, two classes
+    """
     merged = mean(tanh_experts(), WEIGHTS)
     return _lipschitz_bound(), measured(lambda: _cross_entropy(tanh_network(merged, inputs())))
 
@@ -187,77 +188,83 @@ def _at_simplex(f: Callable[[np.ndarray], float], k: int) -> float:
 
 @claim(
     "eq1-linear-L{depth}/ours",
-    "eq. (1), Sec. 4.2",
-    "linear {sizes}, {experts}; |gap| on data",
     each=(
         (2, SHALLOW, "gap of W₂W₁ = -½ Σ aᵢaⱼ ΔW₂ΔW₁"),
         (3, DEEP, "gap of W_L…W₁ = - Σ over ≥ 2 deviations in the product"),
     ),
 )
 def _(depth, sizes, statement, experts=EXPERTS):
-    """{statement}"""
+    """{statement}
+
+    Source: eq. (1), Sec. 4.2
+    Domain: linear {sizes}, {experts}; |gap| on data
+    """
     del depth, statement, experts
     terms = product_gap(fine_tuned(network, sizes), WEIGHTS)
     predicted = size(inputs() @ terms.sum(0).T)
     return predicted, measured(lambda: _gap_size(fine_tuned(network, sizes)))
 
 
-@claim("eq1-order/ours", "eq. (1), Sec. 4.2", TRAINED)
+@claim("eq1-order/ours")
 def _(power=3.0, note=ORDER):
     """gap = -½ Σ aᵢ D²f(θ̄)[dᵢ,dᵢ] + third order
 
     {note}
+
+    Source: eq. (1), Sec. 4.2
+    Domain: {TRAINED}
     """
     del note
     return power, order(shrunk(WEIGHTS))
 
 
-@claim(
-    "L2/printed",
-    LEMMA_2,
-    "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments; gap at the centroid",
-)
+@claim("L2/printed")
 def _():
     """f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ implies f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k
     models
 
     The proof needs running means in Θ, that is a convex Θ, where exact CTL makes f affine.
+
+    Source: {LEMMA_2}
+    Domain: f = w₃w₂w₁, Θ = {{e₁, e₂, e₃}}: f = 0 on all segments; gap at the centroid
     """
     return 0.0, measured(lambda: _at_simplex(np.prod, 3))
 
 
-@claim("L2/corrected", LEMMA_2, f"{TRAINED}; Huffman's tree")
+@claim("L2/corrected")
 def _():
-    """gap of k models = Σ_v s_v × gap of the pair merged at v, for any f and any tree"""
+    """gap of k models = Σ_v s_v × gap of the pair merged at v, for any f and any tree
+
+    Source: {LEMMA_2}
+    Domain: {TRAINED}; Huffman's tree
+    """
     telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
     return size(telescope.total), measured(lambda: _gap_size(tanh_experts(), np.tanh))
 
 
-@claim(
-    "L2-growth/ours",
-    LEMMA_2,
-    f"{TRAINED}; Huffman's tree, growth {trees.growth(WEIGHTS):.2f}",
-    "<=",
-    attack=domains.GROWTH,
-    overlooks="tightened",
-)
+GROWTH = trees.growth(WEIGHTS)
+
+
+@claim("L2-growth/ours", "<=", attack=domains.GROWTH, overlooks="tightened")
 def _():
     """|gap of k models| ≤ growth × largest |gap| of a pair merged on the way
 
     For uniform weights the growth is log2 k at powers of two, and (k + 1)/2 - 1/k one by one.
+
+    Source: {LEMMA_2}
+    Domain: {TRAINED}; Huffman's tree, growth {GROWTH:.2f}
     """
     telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
     largest = trees.growth(WEIGHTS) * max(map(size, telescope.gaps))
     return largest, measured(lambda: _gap_size(tanh_experts(), np.tanh))
 
 
-@claim(
-    "L2-quadratic/ours",
-    LEMMA_2,
-    "k={k}, f=|θ|²/2, vertices of a simplex",
-)
+@claim("L2-quadratic/ours")
 def _(k=5):
     """For k equidistant models and quadratic f the gap is 2 (k-1)/k times a pair's, which is -1/4
     here for all k
+
+    Source: {LEMMA_2}
+    Domain: k={k}, f=|θ|²/2, vertices of a simplex
     """
     return 2 * (k - 1) / k * -1 / 4, measured(lambda: _at_simplex(lambda x: float(x @ x) / 2, k))

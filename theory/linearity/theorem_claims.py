@@ -91,11 +91,14 @@ THEOREM = "Theorem 1, Sec. 5, and its proof, App. A.3"
 TRAINED = f"loss of tanh {TANH}, two experts, α={PAIR[0]}"
 
 
-@claim("T1/limit", THEOREM, f"{TRAINED}, θ₀ the checkpoint")
+@claim("T1/limit")
 def _(power=3.0, note=ORDER):
     """δ = ½α(1-α)|D²f(θ₀)[Δ,Δ]| + O(max of the cubed distances from θ₀)
 
     {note}
+
+    Source: {THEOREM}
+    Domain: {TRAINED}, θ₀ the checkpoint
     """
     del note
 
@@ -109,16 +112,13 @@ def _(power=3.0, note=ORDER):
     return power, measured(lambda: log2(left(0.02) / left(0.01)), SLOPE)
 
 
-@claim(
-    "T1/ours",
-    f"{THEOREM}: ℰ with its constant",
-    "three tanh units; of 2000 random models, θ₀, α and x those nearest to the bound",
-    "<=",
-    attack=domains.TAYLOR,
-    overlooks="tightened",
-)
+@claim("T1/ours", "<=", attack=domains.TAYLOR, overlooks="tightened")
 def _():
-    """δ ≤ ½α(1-α)‖∇²f(θ₀)‖|Δ|² + (M/6)(|θ_α-θ₀|³ + Σ aᵢ|θᵢ-θ₀|³), M ≥ sup|D³f|"""
+    """δ ≤ ½α(1-α)‖∇²f(θ₀)‖|Δ|² + (M/6)(|θ_α-θ₀|³ + Σ aᵢ|θᵢ-θ₀|³), M ≥ sup|D³f|
+
+    Source: {THEOREM}: ℰ with its constant
+    Domain: three tanh units; of 2000 random models, θ₀, α and x those nearest to the bound
+    """
     bound, (first, second), alpha, x = _worst_case()
 
     def units(theta: np.ndarray) -> float:
@@ -127,50 +127,46 @@ def _():
     return bound, measured(lambda: _delta(units, first, second, alpha))
 
 
-@claim(
-    "T1-supremum-cube/ours",
-    THEOREM,
-    "f = t³, θ₀=0, models 0 and 1, α=½",
-    "<=",
-    attack=domains.SUPREMUM_CUBE,
-    overlooks="tightened",
-)
+@claim("T1-supremum-cube/ours", "<=", attack=domains.SUPREMUM_CUBE, overlooks="tightened")
 def _():
-    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ, where ∇²f(θ₀) = 0"""
+    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ, where ∇²f(θ₀) = 0
+
+    Source: {THEOREM}
+    Domain: f = t³, θ₀=0, models 0 and 1, α=½
+    """
     bound = supremum_bound(lambda t: t[0] ** 3, jnp.stack(_ends(1)), HALVES)
     return bound, measured(lambda: _delta(lambda t: t[0] ** 3, *_ends(1)))
 
 
-@claim(
-    "T1-supremum/ours",
-    THEOREM,
-    TRAINED,
-    "<=",
-    attack=domains.SUPREMUM,
-    overlooks="tightened",
-)
+@claim("T1-supremum/ours", "<=", attack=domains.SUPREMUM, overlooks="tightened")
 def _():
-    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ"""
+    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ
+
+    Source: {THEOREM}
+    Domain: {TRAINED}
+    """
     return supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR), measured(_loss_gap)
 
 
-@claim("T1-integral/ours", THEOREM, TRAINED)
+@claim("T1-integral/ours")
 def _():
     """gap = -Σ aᵢ ∫ (1-t) D²f(θ̄+t dᵢ)[dᵢ,dᵢ] dt
 
     It has 16 nodes.
+
+    Source: {THEOREM}
+    Domain: {TRAINED}
     """
     return abs(integral_gap(tanh_loss, first_two(tanh_experts()), PAIR)), measured(_loss_gap)
 
 
-@claim(
-    "T1-eigenvalue/reading",
-    f"{THEOREM}, and App. B.2",
-    "f = (t₁² - 3t₂²)/2, models 0 and e₂, α=½",
-)
+@claim("T1-eigenvalue/reading")
 def _():
     """If λ_max (the largest eigenvalue of ∇²f(θ₀) in App. B.2) is largest in absolute value, δ =
     ½α(1-α)λ_max|Δ|² is attained
+
+    Source: {THEOREM}, and App. B.2
+    Domain: f = (t₁² - 3t₂²)/2, models 0 and e₂, α=½
     """
 
     def saddle(theta):
@@ -180,17 +176,14 @@ def _():
     return bound, measured(lambda: _delta(saddle, *_ends(2)))
 
 
-@claim(
-    "T1-proof/printed",
-    "App. A.3, second display",
-    "f = (t₁² - t₂²)/2: ‖∇²f‖ = λ_min = λ_max = 1; θ - θ₀ = e₂",
-    ">=",
-    attack=domains.FORM_PRINTED,
-)
+@claim("T1-proof/printed", ">=", attack=domains.FORM_PRINTED)
 def _printed_form():
     """½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ ½λ_min|θ-θ₀|² with λ_min ≤ ‖∇²f(θ₀)‖ ≤ λ_max
 
     A norm bounds only from one side. The step is not used.
+
+    Source: App. A.3, second display
+    Domain: f = (t₁² - t₂²)/2: ‖∇²f‖ = λ_min = λ_max = 1; θ - θ₀ = e₂
     """
     offset, hessian = np.array([0.0, 1.0]), np.diag([1.0, -1.0])
     return 0.5, measured(lambda: offset @ hessian @ offset / 2)
@@ -205,15 +198,14 @@ def _():
     return -0.5
 
 
-@claim(
-    "T1-kink/ours",
-    f"{THEOREM}, without derivatives",
-    "f = relu(t), models ±s, α=½, s={step}",
-)
+@claim("T1-kink/ours")
 def _(step=0.02):
     """Across a ReLU's kink the gap is of first order in the distance, δ = s/2
 
     The theorem needs derivatives, so the networks of Section 4.1 are outside of it.
+
+    Source: {THEOREM}, without derivatives
+    Domain: f = relu(t), models ±s, α=½, s={step}
     """
     ends = np.array([step]), np.array([-step])
     return step / 2, measured(lambda: _delta(lambda t: max(t[0], 0.0), *ends))

@@ -93,15 +93,14 @@ def _adam_run() -> np.ndarray:
     return np.stack(path)
 
 
-@claim(
-    "replay/exact",
-    "merging as decay, wᵢ = Σ_{j≥i} cⱼ",
-    f"Adam on a quartic, p={STEPS}, n={CHECKPOINTS}, cosine; the sum of coordinates",
-)
+@claim("replay/exact")
 def _():
-    """Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁) with dᵢ = Σ_{j≥i} cⱼ, the past updates scaled by a decay
+    """Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁) with dᵢ = Σ_{{j≥i}} cⱼ, the past updates scaled by a decay
 
     It holds for any optimiser, as long as the updates stay the same.
+
+    Source: merging as decay, wᵢ = Σ_{{j≥i}} cⱼ
+    Domain: Adam on a quartic, p={STEPS}, n={CHECKPOINTS}, cosine; the sum of coordinates
     """
     path, (weights, decay) = _adam_run(), _cosine(CHECKPOINTS)
 
@@ -143,16 +142,14 @@ for _field, _simulated, _effect, _texts in (
     ),
 ):
 
-    @claim(
-        "annealing-{field}/printed",
-        "merging as decay, read as an equality",
-        f"{SETTING}, {FAR}, stationary",
-        each=((_field, _simulated, *_texts),),
-    )
+    @claim("annealing-{field}/printed", each=((_field, _simulated, *_texts),))
     def _printed_annealing(field, simulated, of_average, of_decay, why, seen):
         """The average of a constant rate's checkpoints has the {field} of annealing
 
         Annealing computes its gradients elsewhere. {why}
+
+        Source: merging as decay, read as an equality
+        Domain: {SETTING}, {FAR}, stationary
         """
         predicted = _moment(decayed, _far, UNIFORM, field)
         return predicted, simulated(_far, UNIFORM, "averaged")
@@ -162,17 +159,14 @@ for _field, _simulated, _effect, _texts in (
         """{of_average}"""
         return _moment(averaged, _far, UNIFORM, field)
 
-    @claim(
-        "decay-{field}/ours",
-        "merging as decay, read as an equality",
-        f"{SETTING}, {FAR}, stationary",
-        effect=_effect,
-        each=((_field, _simulated, *_texts),),
-    )
+    @claim("decay-{field}/ours", effect=_effect, each=((_field, _simulated, *_texts),))
     def _(field, simulated, of_average, of_decay, why, seen):
         """{of_decay}
 
         {seen}
+
+        Source: merging as decay, read as an equality
+        Domain: {SETTING}, {FAR}, stationary
         """
         predicted = _moment(decayed, _far, UNIFORM, field)
         return predicted, simulated(_far, UNIFORM, "decayed")
@@ -197,70 +191,62 @@ def _followed_break_even(time: float, pace: float) -> float:
     return float(np.sqrt(square / stationary))
 
 
-@claim(
-    "old-bias/ours",
-    "average or decay, on a quadratic",
-    f"h=1, η=.05, p=4, n=4, {FAR}, stationary",
-    ">=",
-    attack=averaging_domains.SHARE,
-)
+@claim("old-bias/ours", ">=", attack=averaging_domains.SHARE)
 def _():
     """Σcⱼρʲ ≥ Πᵢ(1-ηdᵢh)^p for 0 ≤ dᵢ ≤ 1 and ηh ≤ 1, so an average keeps more of its start
 
     The proof uses (1-ud)^p ≤ 1 - d(1-ρ) and then 1 - Π(1-dᵢw) ≥ wΣdᵢ(1-w)^(i-1).
+
+    Source: average or decay, on a quadratic
+    Domain: h=1, η=.05, p=4, n=4, {FAR}, stationary
     """
     brief = partial(NoisyQuadratic, 1.0, 0.05, 1.0, 4, 3.0)
     return _moment(decayed, brief, FOUR, "bias"), _mean(brief, FOUR, "averaged")
 
 
-@claim(
-    "noise/open",
-    "average or decay, on a quadratic",
-    "h=1, η=.1, σ=1, p=1, n=6, stationary",
-    "<=",
-    attack=averaging_domains.NOISE,
-)
+@claim("noise/open", "<=", attack=averaging_domains.NOISE)
 def _():
     """For p=1 and ηh ≤ 1 the average of all iterates has at most linear decay's variance
 
     With checkpoints far apart the average has more (see far-apart).
+
+    Source: average or decay, on a quadratic
+    Domain: h=1, η=.1, σ=1, p=1, n=6, stationary
     """
     every, six = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 1), np.full(6, 1 / 6)
     bound = _moment(decayed, every, six, "variance")
     return bound, _variance(every, six, "averaged", 4 * RUNS)
 
 
-@claim(
-    "far-apart/ours",
-    "average or decay, on a quadratic, checkpoints far apart",
-    SPARSE,
-)
+@claim("far-apart/ours")
 def _():
-    """As ρ → 0, V Σcⱼxⱼ = v/n for a uniform average"""
+    """As ρ → 0, V Σcⱼxⱼ = v/n for a uniform average
+
+    Source: average or decay, on a quadratic, checkpoints far apart
+    Domain: {SPARSE}
+    """
     return 1 / 3 / 4, _variance(_sparse, FOUR, "averaged")
 
 
-@claim(
-    "far-apart-decay/ours",
-    "average or decay, on a quadratic, checkpoints far apart",
-    SPARSE,
-)
+@claim("far-apart-decay/ours")
 def _():
-    """As ρ → 0, linear decay ends with v(2-ηh)/(2n-ηh), less than v/n"""
+    """As ρ → 0, linear decay ends with v(2-ηh)/(2n-ηh), less than v/n
+
+    Source: average or decay, on a quadratic, checkpoints far apart
+    Domain: {SPARSE}
+    """
     return 1 / 3 * (2 - 0.5) / (2 * 4 - 0.5), _variance(_sparse, FOUR, "decayed")
 
 
-@claim(
-    "break-even/ours",
-    "average or decay, on a quadratic",
-    f"{SETTING}, start at the break-even; the average's loss minus the decay's",
-    effect=0.05 * LOSS,
-)
+@claim("break-even/ours", effect=0.05 * LOSS)
 def _(seen=LOSS):
     """The average wins iff μ₀² + v₀ < (N_decay - N_average)/((Σcⱼρʲ)² - Πᵢ(1-ηdᵢh)^2p)
 
     N is the noise since x₀. The test detects 5 % of the loss there, {seen}. For p, n or ηh it is a
     root.
+
+    Source: average or decay, on a quadratic
+    Domain: {SETTING}, start at the break-even; the average's loss minus the decay's
     """
     even = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 7, float(break_even(_far(), UNIFORM)))
 
@@ -272,29 +258,25 @@ def _(seen=LOSS):
     return 0.0, simulate
 
 
-@claim(
-    "break-even-dense/limit",
-    "average or decay, on a quadratic, ηh → 0, every iterate averaged",
-    "T=ηhk={time:g}, ηh={pace}",
-)
+@claim("break-even-dense/limit")
 def _(time=2.0, pace=1e-3):
     """μ₀²/v = [√(π/T)erf(√T)/2 - 2(T-1+e^-T)/T²] / [((1-e^-T)/T)² - e^-T]
 
     The distance is its root. The tolerance is 2ηh.
+
+    Source: average or decay, on a quadratic, ηh → 0, every iterate averaged
+    Domain: T=ηhk={time:g}, ηh={pace}
     """
     return dense_break_even(time), measured(lambda: _followed_break_even(time, pace), 2 * pace)
 
 
-@claim(
-    "break-even-least/open",
-    "average or decay, on a quadratic, ηh → 0, every iterate averaged",
-    "T={time}, ηh={pace}",
-    ">=",
-    attack=averaging_domains.LEAST_DISTANCE,
-)
+@claim("break-even-least/open", ">=", attack=averaging_domains.LEAST_DISTANCE)
 def _(time=0.05, pace=1e-4):
     """For μ₀² < v/5 the average wins at any window
 
     Short windows attain it. The tolerance is 4ηh.
+
+    Source: average or decay, on a quadratic, ηh → 0, every iterate averaged
+    Domain: T={time}, ηh={pace}
     """
     return LEAST, measured(lambda: _followed_break_even(time, pace) ** 2, 4 * pace)

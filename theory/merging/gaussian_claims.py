@@ -148,19 +148,16 @@ for _bed, _method, _density in (
     ("common", "ties", 0.1),
 ):
 
-    @claim(
-        "merge-{bed}-{method}/ours",
-        SOURCE,
-        "{numbers}; {words}; density {density:g}, scale 1",
-        draws=f"unified-merging/merge-{_bed}",
-        each=(
+    @claim("merge-{bed}-{method}/ours", draws=f"unified-merging/merge-{_bed}", each=(
             (_bed, _method, _density, NAMES[_method], _numbers(BEDS[_bed]), WORDS[_bed]),
-        ),
-    )  # fmt: skip
+        ))  # fmt: skip
     def _(bed, method, density, name, numbers, words):
         """The excess of {name} is (E h m² - 2 E h c m + E h c*²)/2, by truncated normal moments
 
         TIES is a sum over the counts of agreeing tasks. The number of entries is infinite.
+
+        Source: {SOURCE}
+        Domain: {numbers}; {words}; density {density:g}, scale 1
         """
         tasks = BEDS[bed]
         return merge_moments(tasks, method, density).excess(1.0), _excess(tasks, method, density)
@@ -170,13 +167,15 @@ for _bed, _method, _density in (("dense", "ties", 0.2), ("own", "ties", 0.2)):
 
     @claim(
         "merge-scale-{bed}/ours",
-        SOURCE,
-        "{numbers}; {words}; density {density:g}",
         draws=f"unified-merging/merge-{_bed}",
         each=((_bed, _method, _density, _numbers(BEDS[_bed]), WORDS[_bed]),),
     )
     def _(bed, method, density, numbers, words):
-        """The best scale of TIES is E h c m / E h m²"""
+        """The best scale of TIES is E h c m / E h m²
+
+        Source: {SOURCE}
+        Domain: {numbers}; {words}; density {density:g}
+        """
         tasks = BEDS[bed]
         return merge_moments(tasks, method, density).scale, _scale(tasks, method, density)
 
@@ -185,13 +184,15 @@ for _bed, _method in (("own", "ties"), ("common", "trim")):
 
     @claim(
         "merge-best-{bed}/ours",
-        SOURCE,
-        "{numbers}; {words}; densities from {least:g} to 1",
         draws=f"unified-merging/merge-{_bed}",
         each=((_bed, _method, NAMES[_method], _numbers(BEDS[_bed]), WORDS[_bed], SPARSEST),),
     )
     def _(bed, method, name, numbers, words, least):
-        """The least excess of {name} is taken over all densities and scales"""
+        """The least excess of {name} is taken over all densities and scales
+
+        Source: {SOURCE}
+        Domain: {numbers}; {words}; densities from {least:g} to 1
+        """
         tasks = BEDS[bed]
         return best_merge(tasks, method).excess, _least(tasks, method)
 
@@ -220,19 +221,20 @@ def _learned(key: Array, quick: bool) -> Estimate:
     return _mean(rest.excess(matrix[half:] @ fit))
 
 
-@claim(
-    "merge-bayes/ours",
-    "Corollary 1 and eq. (9) (Section IV-B), beyond: the least excess",
-    f"{_numbers(DENSE)}; {WORDS['dense']}; 12 features, fitted to half of the entries",
-    ">=",
-    draws="unified-merging/merge-dense",
-    attack=domains.ENTRYWISE,
+DENSELY, SPARSELY = (
+    f"{_numbers(testbed)}; {WORDS[name]}" for testbed, name in ((DENSE, "dense"), (OWN, "own"))
 )
+
+
+@claim("merge-bayes/ours", ">=", draws="unified-merging/merge-dense", attack=domains.ENTRYWISE)
 def _():
     """For normal task vectors that use all entries no merge has less excess than the average at its
     best scale
 
     E[c̄ | τ₁, ..., τ_N] is a multiple of the mean.
+
+    Source: Corollary 1 and eq. (9) (Section IV-B), beyond: the least excess
+    Domain: {DENSELY}; 12 features, fitted to half of the entries
     """
     return best_merge(DENSE, "average").excess, _learned
 
@@ -240,17 +242,14 @@ def _():
 # --- what papers claim ---------------------------------------------------------------------------
 
 
-@claim(
-    "tasks-sparsified/printed",
-    "Section V-B5 and Corollary 1, on the need to sparsify for many tasks",
-    f"{_numbers(DENSE)}; {WORDS['dense']}; density .2, scale 1",
-    "<=",
-    draws="unified-merging/merge-dense",
-)
+@claim("tasks-sparsified/printed", "<=", draws="unified-merging/merge-dense")
 def _printed_need():
     """TIES scales to more tasks than the average, as its excess is smaller with N = 4
 
     Both are at their published settings. TIES is worse at its best, too (merge-bayes).
+
+    Source: Section V-B5 and Corollary 1, on the need to sparsify for many tasks
+    Domain: {DENSELY}; density .2, scale 1
     """
     return merge_moments(DENSE, "average").excess(1.0), _excess(DENSE, "ties", 0.2)
 
@@ -263,29 +262,28 @@ def _():
 
 @STUDY(
     "gains-dense/reading",
-    "the finding that task arithmetic alone gains reliably, on quadratics",
-    f"{_numbers(DENSE)}; {WORDS['dense']}; density .2, scale 1",
     ">=",
     draws="unified-merging/merge-dense",
     overlooks="tightened",
     attack="a finding at one setting; at others, of little noise, TIES ends below the base",
 )
 def _():
-    """If all entries are used, TIES at its published settings has more excess than the base"""
+    """If all entries are used, TIES at its published settings has more excess than the base
+
+    Source: the finding that task arithmetic alone gains reliably, on quadratics
+    Domain: {DENSELY}; density .2, scale 1
+    """
     return merge_moments(DENSE, "average").excess(0.0), _excess(DENSE, "ties", 0.2)
 
 
-@STUDY(
-    "gains-sparse/printed",
-    "the finding that task arithmetic alone gains reliably, on quadratics",
-    f"{_numbers(OWN)}; {WORDS['own']}; density .2, both at their best scale",
-    ">=",
-    draws="unified-merging/merge-own",
-)
+@STUDY("gains-sparse/printed", ">=", draws="unified-merging/merge-own")
 def _printed_gains():
     """As a general statement, task arithmetic at its best scale has the least excess
 
     TIES is made for tasks with few entries and little noise.
+
+    Source: the finding that task arithmetic alone gains reliably, on quadratics
+    Domain: {SPARSELY}; density .2, both at their best scale
     """
     return best_merge(OWN, "average").excess, _excess(OWN, "ties", 0.2, None)
 

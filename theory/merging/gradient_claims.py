@@ -30,8 +30,6 @@ for _number, _place, _coefficient in (
 
     @claim(
         "{name}/printed",
-        _place,
-        EDGE,
         "<=",
         attack=gradient_domains.surrogate_printed(_coefficient, restricted=False),
         each=((_number, _coefficient),),
@@ -41,28 +39,31 @@ for _number, _place, _coefficient in (
         {coefficient:g}NL²ζ²A₃/K̄
 
         There is no condition on ηL. The cited result is about the best of all rounds.
+
+        Source: {_place}
+        Domain: {EDGE}
         """
         predicted = bound(edge, "surrogate", coefficient=coefficient)
         return predicted, drawn(edge, "surrogate_gradient")
 
     @claim(
         "{name}/corrected",
-        _place,
-        f"{MIXED}; quadratics, ηL ≤ 1",
         "<=",
         attack=gradient_domains.SURROGATE,
         each=((_number,),),
         overlooks="tightened",
     )
     def _(name):
-        """E|∇f̃(x_avg)|² ≤ (1-η/2C)^{{2 min K}}(2L gap + Σλζ²) + ηLΣλ²σ²/b"""
+        """E|∇f̃(x_avg)|² ≤ (1-η/2C)^{{2 min K}}(2L gap + Σλζ²) + ηLΣλ²σ²/b
+
+        Source: {_place}
+        Domain: {MIXED}; quadratics, ηL ≤ 1
+        """
         predicted = bound(mixed, "surrogate", "corrected")
         return predicted, drawn(mixed, "surrogate_gradient", RUNS)
 
     @claim(
         "{name}-admissible/reading",
-        f"{_place}, with the step size of Lemma 3",
-        BOTH,
         "<=",
         attack=gradient_domains.surrogate_printed(_coefficient, restricted=True),
         each=((_number, _coefficient),),
@@ -73,23 +74,22 @@ for _number, _place, _coefficient in (
         {coefficient:g}NL²ζ²A₃/K̄
 
         The search finds that the terms in σ² and ζ² never matter.
+
+        Source: {_place}, with the step size of Lemma 3
+        Domain: {BOTH}
         """
         predicted = bound(admissible, "surrogate", coefficient=coefficient)
         return predicted, drawn(admissible, "surrogate_gradient")
 
 
-@claim(
-    "T2-vacuous/ours",
-    "Theorem 2, eq. (6) (Section IV-A), with the step size of Lemma 3",
-    BOTH,
-    "<=",
-    attack=gradient_domains.VACUOUS_SURROGATE,
-    overlooks="tightened",
-)
+@claim("T2-vacuous/ours", "<=", attack=gradient_domains.VACUOUS_SURROGATE, overlooks="tightened")
 def _():
     """16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold, which is weaker than no training
 
     E|∇f̃(x₀)|² and ε_sgd/16 are compared. Its terms in σ² and ζ² never matter.
+
+    Source: Theorem 2, eq. (6) (Section IV-A), with the step size of Lemma 3
+    Domain: {BOTH}
     """
 
     def untrained() -> QuadraticTasks:
@@ -99,13 +99,13 @@ def _():
     return bound(admissible, "surrogate") / 16, drawn(untrained, "surrogate_gradient")
 
 
-@claim(
-    "surrogate-gradient/ours",
-    "Theorem 2, exact for quadratics",
-    MIXED,
-)
+@claim("surrogate-gradient/ours")
 def _():
-    """E|∇f̃(x_avg)|² = Σ_h h²[E(Σλᵢρᵢ(x₀-z̄ᵢ))² + Σλᵢ²νᵢ]"""
+    """E|∇f̃(x_avg)|² = Σ_h h²[E(Σλᵢρᵢ(x₀-z̄ᵢ))² + Σλᵢ²νᵢ]
+
+    Source: Theorem 2, exact for quadratics
+    Domain: {MIXED}
+    """
     predicted = expected(mixed, "surrogate_gradient")
     return predicted, drawn(mixed, "surrogate_gradient", RUNS)
 
@@ -150,11 +150,14 @@ def _closest(left: np.ndarray, right: np.ndarray) -> tuple[float, Simulate]:
     return float(right[worst]), measured(lambda: left[worst])
 
 
-@claim("chi-square/printed", SQUARED, "λ={weights}: Σ(1/N)²/λ - 1")
+@claim("chi-square/printed")
 def _printed_divergence(weights=(0.9, 0.1)):
     """Σ(1/N-λ)²/λ² is the chi-square divergence of λ and p = 1/N
 
     The bounds still hold, as it is larger.
+
+    Source: {SQUARED}
+    Domain: λ={weights}: Σ(1/N)²/λ - 1
     """
     found = measured(lambda: sum(1 / 4 / w for w in weights) - 1)
     return chi_square(weights, form="printed"), found
@@ -166,58 +169,51 @@ def _(weights):
     return chi_square(weights)
 
 
-@claim(
-    "eq7/exact",
-    SQUARED,
-    CLOSEST,
-    "<=",
-    attack=inequality_domains.EQ_7,
-    overlooks="tightened",
-)
+@claim("eq7/exact", "<=", attack=inequality_domains.EQ_7, overlooks="tightened")
 def _():
     """|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²
 
     The search finds that 2χ²|∇f̃|² never matters.
+
+    Source: {SQUARED}
+    Domain: {CLOSEST}
     """
     s = _squares()
     return _closest(s.plain, 2 * (s.printed + 1) * s.weighted + 2 * s.printed * s.zeta2)
 
 
-@claim(
-    "eq7-tight/ours",
-    "eq. (7) (Section IV-A), sharpened",
-    CLOSEST,
-    "<=",
-    attack=inequality_domains.EQ_7_TIGHT,
-    overlooks="tightened",
-)
+@claim("eq7-tight/ours", "<=", attack=inequality_domains.EQ_7_TIGHT, overlooks="tightened")
 def _():
-    """|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence"""
+    """|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence
+
+    Source: eq. (7) (Section IV-A), sharpened
+    Domain: {CLOSEST}
+    """
     s = _squares()
     return _closest(s.plain, 2 * s.weighted + 2 * s.divergence * s.zeta2)
 
 
-@claim(
-    "L4/exact",
-    "Lemma 4 and eq. (18) (Appendix A-A)",
-    CLOSEST,
-    "<=",
-    attack=inequality_domains.LEMMA_4,
-)
+@claim("L4/exact", "<=", attack=inequality_domains.LEMMA_4)
 def _():
     """Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²
 
     Assumption 6's κ² = Σλζ² ≤ 1 does not follow from it.
+
+    Source: Lemma 4 and eq. (18) (Appendix A-A)
+    Domain: {CLOSEST}
     """
     s = _squares()
     return _closest(s.each, s.weighted + s.zeta2)
 
 
-@claim("eq17/exact", "eqs. (15)-(17) (Appendix A-A)", CLOSEST)
+@claim("eq17/exact")
 def _():
     """Σλ|∇fᵢ|² = |Σλ∇fᵢ|² + Σλ|∇fᵢ - Σλ∇fᵢ|²
 
     The proof writes f for Σλfᵢ, but in Assumption 3 f is (1/N)Σfᵢ.
+
+    Source: eqs. (15)-(17) (Appendix A-A)
+    Domain: {CLOSEST}
     """
     s = _squares()
     return _closest(s.each, s.weighted + s.dispersion)
@@ -239,84 +235,69 @@ def _best_gamma() -> tuple[float, float]:
     return float(np.exp(optimum.x)), float(np.exp(optimum.fun))
 
 
-@claim(
-    "T3-gamma/exact",
-    "eq. (23) and after it (Appendix A-A, step 4)",
-    MIXED,
-)
+@claim("T3-gamma/exact")
 def _():
     """γ* = √(B/8η²S) minimises 8(L+γ)η²S + (1/γ+2C)B
 
     The tolerance is 1e-5, for a search of a flat minimum.
+
+    Source: eq. (23) and after it (Appendix A-A, step 4)
+    Domain: {MIXED}
     """
     return bounds(mixed).gamma, measured(lambda: _best_gamma()[0], 1e-5)
 
 
-@claim(
-    "T3-least/exact",
-    "eq. (23) and after it (Appendix A-A, step 4)",
-    MIXED,
-)
+@claim("T3-least/exact")
 def _():
     """The least of eq. (23) over γ is 8Lη²S + 2CB + 4√2 η√(SB)
 
     The tolerance is 1e-5, for a search.
+
+    Source: eq. (23) and after it (Appendix A-A, step 4)
+    Domain: {MIXED}
     """
     return bounds(mixed).least, measured(lambda: _best_gamma()[1], 1e-5)
 
 
-@claim(
-    "T3-relaxed/exact",
-    "eq. (24) (Appendix A-A, step 4)",
-    MIXED,
-    "<=",
-    attack=inequality_domains.RELAXED,
-    overlooks="tightened",
-)
+@claim("T3-relaxed/exact", "<=", attack=inequality_domains.RELAXED, overlooks="tightened")
 def _():
     """The least of eq. (23) over γ is at most 8(L+1)η²S + (2C+1)B
 
     This is eq. (23) at γ = 1. Theorem 3 does not use γ*.
+
+    Source: eq. (24) (Appendix A-A, step 4)
+    Domain: {MIXED}
     """
     return bounds(mixed).excess, measured(lambda: _best_gamma()[1], 1e-5)
 
 
-@claim(
-    "T3/printed",
-    "Theorem 3 (Section IV-A)",
-    EDGE,
-    "<=",
-    attack=gradient_domains.excess_printed(restricted=False),
-)
+@claim("T3/printed", "<=", attack=gradient_domains.excess_printed(restricted=False))
 def _():
     """At η=√(N/K̄), excess ≤ 8(L+1)η²S + (2C+1)B with S = ΣλK(σ²+3bζ²)/n and B = χ²Σλζ² +
     (χ²+1)ε_sgd
 
     It has the conditions of Theorems 1 and 2, which state no other one on η.
+
+    Source: Theorem 3 (Section IV-A)
+    Domain: {EDGE}
     """
     return bound(edge, "excess"), drawn(edge, "excess")
 
 
-@claim(
-    "T3/corrected",
-    "Theorem 3 (Section IV-A)",
-    f"{MIXED}; quadratics, ηL ≤ 1",
-    "<=",
-    attack=gradient_domains.EXCESS,
-    overlooks="tightened",
-)
+@claim("T3/corrected", "<=", attack=gradient_domains.EXCESS, overlooks="tightened")
 def _():
     """excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB with corrected S and B
 
     The search finds that (L/2)S never matters.
+
+    Source: Theorem 3 (Section IV-A)
+    Domain: {MIXED}; quadratics, ηL ≤ 1
     """
     return bound(mixed, "least", "corrected"), drawn(mixed, "excess", RUNS)
 
 
 @claim(
     "T3-admissible/reading",
-    "Theorem 3 (Section IV-A), with the step size of Lemma 3",
-    BOTH,
     "<=",
     attack=gradient_domains.excess_printed(restricted=True),
     overlooks="tightened",
@@ -325,21 +306,20 @@ def _():
     """excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd
 
     The search finds that 8(L+1)η²S never matters.
+
+    Source: Theorem 3 (Section IV-A), with the step size of Lemma 3
+    Domain: {BOTH}
     """
     return bound(admissible, "excess"), drawn(admissible, "excess")
 
 
-@claim(
-    "T3-vacuous/ours",
-    "Theorem 3 (Section IV-A), with the step size of Lemma 3",
-    BOTH,
-    "<=",
-    attack=gradient_domains.VACUOUS_EXCESS,
-    overlooks="tightened",
-)
+@claim("T3-vacuous/ours", "<=", attack=gradient_domains.VACUOUS_EXCESS, overlooks="tightened")
 def _():
     """At that step size Theorem 3's bound is at least 32 (f̃(x₀) - inf f̃)
 
     f̃(x₀) - inf f̃ and 1/32 of the bound are compared. 8(L+1)η²S never matters.
+
+    Source: Theorem 3 (Section IV-A), with the step size of Lemma 3
+    Domain: {BOTH}
     """
     return float(bounds(admissible).excess) / 32, drawn(admissible, "gap")

@@ -34,13 +34,13 @@ def _few(samples: int = 10, batch: float = 1, steps: int = 20, rate: float = 0.0
 # --- step sizes, and effective steps and weights --------------------------------------------------
 
 
-@claim(
-    "step-sizes/ours",
-    "Theorem 2 (Section IV-A) with Lemma 3 (Appendix A-A)",
-    "N={tasks}, K={steps}",
-)
+@claim("step-sizes/ours")
 def _(tasks=2, steps=10):
-    """η=√(N/K̄) satisfies η ≤ 1/(8KL) iff L√(NK) ≤ 1/8. The largest L is compared"""
+    """η=√(N/K̄) satisfies η ≤ 1/(8KL) iff L√(NK) ≤ 1/8. The largest L is compared
+
+    Source: Theorem 2 (Section IV-A) with Lemma 3 (Appendix A-A)
+    Domain: N={tasks}, K={steps}
+    """
 
     def gap(smoothness: float) -> float:
         return (tasks / steps) ** 0.5 - 1 / (8 * steps * smoothness)
@@ -49,15 +49,14 @@ def _(tasks=2, steps=10):
     return 1 / (8 * (tasks * steps) ** 0.5), measured(lambda: found)
 
 
-@claim(
-    "eq14-proximal/printed",
-    "after eq. (20), by eq. (14) (Appendix A-A)",
-    "α={proximal}, K={steps}, constant gradients, i=1",
-)
+@claim("eq14-proximal/printed")
 def _printed_proximal(proximal=0.1, steps=LOCAL_STEPS, rate=0.5):
     """λᵢ = (1 - (1-α)^Kᵢ/N) / (Σ[1 - (1-α)^Kᵢ]/N)
 
     They do not sum to one.
+
+    Source: after eq. (20), by eq. (14) (Appendix A-A)
+    Domain: α={proximal}, K={steps}, constant gradients, i=1
     """
 
     def share() -> float:
@@ -94,16 +93,15 @@ def _orthogonal(i: int) -> np.ndarray:
     return SIZES[i] * np.array([1.0, (-1.0) ** i])
 
 
-@claim(
-    "eq14-adam/printed",
-    "Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)",
-    f"K={LOCAL_STEPS[0]}, constant gradient {CONSTANT}, rate {RATE}, ε={EPS}",
-)
+@claim("eq14-adam/printed")
 def _printed_adam():
     """aᵢ has one entry per step, so Adam's movement stays in the gradients' span
 
     The share of its square outside is compared. Adam moves along g/(|g| + ε), coordinate by
     coordinate.
+
+    Source: Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)
+    Domain: K={LOCAL_STEPS[0]}, constant gradient {CONSTANT}, rate {RATE}, ε={EPS}
     """
 
     def outside() -> float:
@@ -127,25 +125,25 @@ def _():
     return 1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT))
 
 
-@claim(
-    "eq14-adam-steps/ours",
-    "Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)",
-    f"K={LOCAL_STEPS[1]}, gradients normal about {CONSTANT}, the sum of coordinates",
-)
+@claim("eq14-adam-steps/ours")
 def _():
-    """x_K - x₀ = -ηΣₜ aₜ⊙gₜ, aₜ = Σ_{s≥t} (1-β₁)β₁^(s-t)/((1-β₁^(s+1))(√v̂ₛ + ε))"""
+    """x_K - x₀ = -ηΣₜ aₜ⊙gₜ, aₜ = Σ_{{s≥t}} (1-β₁)β₁^(s-t)/((1-β₁^(s+1))(√v̂ₛ + ε))
+
+    Source: Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)
+    Domain: K={LOCAL_STEPS[1]}, gradients normal about {CONSTANT}, the sum of coordinates
+    """
     gradients = np.random.default_rng(0).normal(CONSTANT, 1.0, (LOCAL_STEPS[1], CONSTANT.size))
     moved = -RATE * float(np.sum(np.asarray(adam_steps(gradients, eps=EPS)) * gradients))
     return moved, measured(lambda: _adams_movement(gradients).sum())
 
 
-@claim(
-    "eq14-adam-weights/ours",
-    "eq. (14) (Appendix A-A), for Adam",
-    f"K={LOCAL_STEPS}, constant orthogonal gradients of sizes {SIZES}, i=1",
-)
+@claim("eq14-adam-weights/ours")
 def _():
-    """λᵢ = [Kᵢ/(|gᵢ| + ε)] / Σⱼ[Kⱼ/(|gⱼ| + ε)], so tasks with small gradients count more"""
+    """λᵢ = [Kᵢ/(|gᵢ| + ε)] / Σⱼ[Kⱼ/(|gⱼ| + ε)], so tasks with small gradients count more
+
+    Source: eq. (14) (Appendix A-A), for Adam
+    Domain: K={LOCAL_STEPS}, constant orthogonal gradients of sizes {SIZES}, i=1
+    """
     gradients = [np.tile(_orthogonal(i), (steps, 1)) for i, steps in enumerate(LOCAL_STEPS)]
 
     def weight() -> float:
@@ -159,28 +157,25 @@ def _():
     return steps.weights[0, 0], measured(weight)
 
 
-@claim(
-    "law-samples/ours",
-    "Section V-B4, which has n in the stability term alone",
-    "N=2, n=10, K=20, η=.05, all samples in every batch",
-)
+@claim("law-samples/ours")
 def _():
-    """E_O falls with n, too, as ½Σ_h h{(mean)² + Σᵢ((1-ρᵢ)λᵢ-1/N)² s²/nᵢ + Σλᵢ²νᵢ}"""
+    """E_O falls with n, too, as ½Σ_h h{{(mean)² + Σᵢ((1-ρᵢ)λᵢ-1/N)² s²/nᵢ + Σλᵢ²νᵢ}}
+
+    Source: Section V-B4, which has n in the stability term alone
+    Domain: N=2, n=10, K=20, η=.05, all samples in every batch
+    """
     full = partial(_few, batch=ALL)
     return expected(full, "optimisation"), drawn(full, "optimisation", 80_000)
 
 
-@claim(
-    "law-batch/printed",
-    "Section V-B2 and Appendix A-A1, item 2",
-    "N=2, n=10, K=20, η=.05; all samples in every batch, against b=1",
-    ">=",
-    attack=stability_domains.SMALL_BATCHES,
-)
+@claim("law-batch/printed", ">=", attack=stability_domains.SMALL_BATCHES)
 def _printed_batch():
     """A large b makes the algorithm more sensitive to data perturbations
 
     The bound rises with b, by 3bζ²/n. The bounded quantity does not.
+
+    Source: Section V-B2 and Appendix A-A1, item 2
+    Domain: N=2, n=10, K=20, η=.05; all samples in every batch, against b=1
     """
     return expected(_few, "stability"), drawn(partial(_few, batch=ALL), "stability", 20_000)
 
@@ -200,15 +195,13 @@ def _tied(steps: float) -> tuple[Constants, Training]:
 TIED = f"η=√(N/K), N={TASKS}, L=σ²=ζ²=gap=1, n={SIZE}, b={WIDE}, K={LONG}"
 
 
-@claim(
-    "law-steps-optimisation/printed",
-    "Section V-B1 and Appendix A-A1, item 1",
-    f"{TIED}, against K={FEW}",
-    "<=",
-    attack=inequality_domains.MORE_STEPS,
-)
+@claim("law-steps-optimisation/printed", "<=", attack=inequality_domains.MORE_STEPS)
 def _printed_optimisation():
-    """ε_sgd decreases with K̄, typically as 1/√K̄ or 1/K̄"""
+    """ε_sgd decreases with K̄, typically as 1/√K̄ or 1/K̄
+
+    Source: Section V-B1 and Appendix A-A1, item 1
+    Domain: {TIED}, against K={FEW}
+    """
     few, long = (surrogate_gradient(*_tied(steps), coefficient=12.0) for steps in (FEW, LONG))
     return few, measured(lambda: long, 10.0)
 
@@ -222,15 +215,14 @@ def _():
     return 12.0 * TASKS * (LONG - 1)
 
 
-@claim(
-    "law-steps-stability/printed",
-    "Section V-B1 and Appendix A-A1, item 1",
-    TIED,
-)
+@claim("law-steps-stability/printed")
 def _printed_component(long=LONG, few=FEW):
     """The stability component grows linearly with K, to 100 times its value at K={few}
 
     This is with Theorem 3's η, which falls with K.
+
+    Source: Section V-B1 and Appendix A-A1, item 1
+    Domain: {TIED}
     """
     early, late = (float(excess_risk_bound(*_tied(steps)).stability) for steps in (few, long))
     return long / few * early, measured(lambda: late)
@@ -242,42 +234,38 @@ def _():
     return 16 * TASKS * (1 + 3 * WIDE) / SIZE
 
 
-@claim(
-    "law-rate-small/ours",
-    "Section V-B3 and Appendix A-A1, item 4, of the bound",
-    "N=2, n={n}, K={steps}, b=1, η={rate:g}",
-)
+@claim("law-rate-small/ours")
 def _(n=10, steps=20, rate=2e-4):
-    """Stability grows as η² while ηhK is small, as (1/N)Σλ²2s²(ηh)²[K²/n² + K(1-1/n)/n]"""
+    """Stability grows as η² while ηhK is small, as (1/N)Σλ²2s²(ηh)²[K²/n² + K(1-1/n)/n]
+
+    Source: Section V-B3 and Appendix A-A1, item 4, of the bound
+    Domain: N=2, n={n}, K={steps}, b=1, η={rate:g}
+    """
     predicted = (rate / n) ** 2 / 2 * (steps**2 + steps * (n - 1))
     return predicted, drawn(partial(_few, n, 1, steps, rate), "stability", 80_000)
 
 
-@claim(
-    "law-rate/ours",
-    "Section V-B3 and Appendix A-A1, item 4, of the bound",
-    "N=2, n={n}, K={steps}, b=1, η={rate}",
-)
+@claim("law-rate/ours")
 def _(n=10, steps=20, rate=0.5):
     """Stability saturates for large ηhK, as (1-ρ)² ≤ 1 and (ηh)²a ≤ ηh/(2-ηh)
 
     Converged experts forget their start.
+
+    Source: Section V-B3 and Appendix A-A1, item 4, of the bound
+    Domain: N=2, n={n}, K={steps}, b=1, η={rate}
     """
     bed = partial(_few, n, 1, steps, rate)
     return expected(bed, "stability"), drawn(bed, "stability", 200_000)
 
 
-@claim(
-    "law-tasks/printed",
-    "Section V-B5 and Appendix A-A1, item 5",
-    "centres normal, s=1, n={n}, h=1, equal weights, N={many}, against {some}",
-    ">=",
-    attack=inequality_domains.MORE_TASKS,
-)
+@claim("law-tasks/printed", ">=", attack=inequality_domains.MORE_TASKS)
 def _printed_heterogeneity(n=10, many=32, some=8):
     """Σλζ² accumulates at least linearly with N, to 4 times its value at N={some}
 
     It is a mean, at most max ζ². The terms in A₂ and A₃ are linear in N.
+
+    Source: Section V-B5 and Appendix A-A1, item 5
+    Domain: centres normal, s=1, n={n}, h=1, equal weights, N={many}, against {some}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

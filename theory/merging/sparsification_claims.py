@@ -91,15 +91,16 @@ def _dropped(rescale: bool) -> Simulate:
     return run
 
 
-@claim(
-    "C1-trim/printed",
-    "Corollary 1 and its proof (Section IV-B)",
-    f"Δ = {', '.join(map(str, CLOSE.tolist()))}; top half",
-    "<=",
-    attack=domains.TRIMMED,
-)
+ROWS = CLOSE.tolist()
+
+
+@claim("C1-trim/printed", "<=", attack=domains.TRIMMED)
 def _printed_trim():
-    """V = Σλ|Δᵢ-Δ̄|² falls if updates below a threshold are set to 0"""
+    """V = Σλ|Δᵢ-Δ̄|² falls if updates below a threshold are set to 0
+
+    Source: Corollary 1 and its proof (Section IV-B)
+    Domain: Δ = {ROWS[0]}, {ROWS[1]}; top half
+    """
     equal = np.full(2, 0.5)
     kept = updates(trim(0.5)(_vectors(jnp.asarray(CLOSE, np.float32))))["a"]
     return _dispersion(CLOSE, equal), measured(lambda: _dispersion(np.asarray(kept), equal), 1e-7)
@@ -114,17 +115,14 @@ def _():
     return 1.0 - 0.5
 
 
-@claim(
-    "C1-ties/printed",
-    "Corollary 1 and its proof (Section IV-B)",
-    f"{NORMAL}, plus {SHARED:g} times a shared one; top {KEPT:.0%}",
-    "<=",
-    attack=domains.TIES,
-)
+@claim("C1-ties/printed", "<=", attack=domains.TIES)
 def _():
     """TIES reduces V, here from D(1 - Σλ²) in the mean
 
     The shared part of experts is trimmed from some of them.
+
+    Source: Corollary 1 and its proof (Section IV-B)
+    Domain: {NORMAL}, plus {SHARED:g} times a shared one; top {KEPT:.0%}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -134,73 +132,59 @@ def _():
     return D * (1 - sum(w**2 for w in WEIGHTS)), simulate
 
 
-@claim(
-    "C1-ties/corrected",
-    "Corollary 1 and its proof (Section IV-B)",
-    f"{WORST}, top {KEPT:.0%}",
-    "<=",
-    attack=domains.TIES_ELECTED,
-)
+@claim("C1-ties/corrected", "<=", attack=domains.TIES_ELECTED)
 def _():
-    """The election in TIES does not raise V of trimmed updates"""
+    """The election in TIES does not raise V of trimmed updates
+
+    Source: Corollary 1 and its proof (Section IV-B)
+    Domain: {WORST}, top {KEPT:.0%}
+    """
     return _closest(TRIMMED, TIES)
 
 
-@claim(
-    "C1-elect/exact",
-    "Corollary 1 and its proof (Section IV-B)",
-    WORST,
-    "<=",
-    attack=domains.ELECTED,
-    overlooks="tightened",
-)
+@claim("C1-elect/exact", "<=", attack=domains.ELECTED, overlooks="tightened")
 def _():
     """Sign consensus reduces V, as the entrywise Δ → max(±Δ, 0) is a contraction
 
     V is equal where all signs agree, so δᵢ > 0 is not general.
+
+    Source: Corollary 1 and its proof (Section IV-B)
+    Domain: {WORST}
     """
     return _closest(ORIGINAL, ELECTED)
 
 
-@claim(
-    "eq10/printed",
-    "eq. (10) and before it (Section IV-B)",
-    f"{CONFLICTING}; the last",
-    "<=",
-    attack=domains.CONFLICTING,
-)
+@claim("eq10/printed", "<=", attack=domains.CONFLICTING)
 def _():
     """An entry of conflicting sign comes closer to the mean, as (0-Δ̄')² < (Δᵢ-Δ̄)²
 
     The mean moves away.
+
+    Source: eq. (10) and before it (Section IV-B)
+    Domain: {CONFLICTING}; the last
     """
     before, after = _squares()
     return before[-1], measured(lambda: after[-1])
 
 
-@claim(
-    "eq10/corrected",
-    "eq. (10) (Section IV-B)",
-    CONFLICTING,
-    "<=",
-    attack=domains.IN_THE_MEAN,
-    overlooks="tightened",
-)
+@claim("eq10/corrected", "<=", attack=domains.IN_THE_MEAN, overlooks="tightened")
 def _():
-    """On average over tasks it comes closer, as V' ≤ V"""
+    """On average over tasks it comes closer, as V' ≤ V
+
+    Source: eq. (10) (Section IV-B)
+    Domain: {CONFLICTING}
+    """
     before, after = _squares()
     return before.mean(), measured(after.mean)
 
 
-@claim(
-    "C1-dare/printed",
-    "Corollary 1 and its proof (Section IV-B), with Remark 4",
-    f"{NORMAL}, p={RATE}",
-    "<=",
-    attack=domains.DROPPED,
-)
+@claim("C1-dare/printed", "<=", attack=domains.DROPPED)
 def _printed_dare():
-    """DARE reduces V"""
+    """DARE reduces V
+
+    Source: Corollary 1 and its proof (Section IV-B), with Remark 4
+    Domain: {NORMAL}, p={RATE}
+    """
     return _dispersion(np.asarray(_fixed()), np.array(WEIGHTS)), _dropped(rescale=True)
 
 
@@ -210,24 +194,24 @@ def _():
     return compiled(dare_heterogeneity, _fixed(), np.array(WEIGHTS), RATE)
 
 
-@claim(
-    "C1-dare-unscaled/ours",
-    "Corollary 1 and its proof (Section IV-B), beyond",
-    f"{NORMAL}, p={RATE}",
-)
+@claim("C1-dare-unscaled/ours")
 def _():
-    """Without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²"""
+    """Without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²
+
+    Source: Corollary 1 and its proof (Section IV-B), beyond
+    Domain: {NORMAL}, p={RATE}
+    """
     predicted = dare_heterogeneity(_fixed(), WEIGHTS, RATE, rescale=False)
     return predicted, _dropped(rescale=False)
 
 
-@claim(
-    "eq9/ours",
-    "eq. (9) (Section IV-B), which says of a bound that it falls",
-    f"DARE p={RATE}, 3 converged experts, H=I",
-)
+@claim("eq9/ours")
 def _():
-    """DARE raises the excess itself by ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H"""
+    """DARE raises the excess itself by ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H
+
+    Source: eq. (9) (Section IV-B), which says of a bound that it falls
+    Domain: DARE p={RATE}, 3 converged experts, H=I
+    """
     # Experts are at their centres, after one full step without noise.
     centres = np.random.default_rng(7).normal(size=(3, 2))
     tasks = QuadraticTasks([1.0, 1.0], centres, 0.0, 1, 1, 1, 1.0, (0.5, 0.3, 0.2))

@@ -46,8 +46,6 @@ for _numbers, _place, _own in (
 
     @claim(
         "{name}-minimisers/printed",
-        _place,
-        "empirical minimisers of N={tasks} tasks, n={samples}; best γ",
         "<=",
         attack=_attacked("gradient", minimisers=True),
         each=((*_numbers, _sharp.format(1.42)),),
@@ -56,6 +54,9 @@ for _numbers, _place, _own in (
         """{left} ≤ (L+γ)/2 stability + |∇f|²/2γ{rest}, γ > 0
 
         (1/N)Σ∇ℓ(x;z̃ᵢ) differs from ∇f(x), which is 0 here.
+
+        Source: {_place}
+        Domain: empirical minimisers of N={tasks} tasks, n={samples}; best γ
         """
         bed = partial(minimiser, tasks, samples)
         return lemma_1(bed, "gradient", own), drawn(bed, field, MANY)
@@ -72,8 +73,6 @@ for _numbers, _place, _own in (
 
     @claim(
         "{name}-mixed/corrected",
-        _place,
-        f"{MIXED}; best γ",
         "<=",
         attack=_attacked("sample_gradient"),
         each=((*_numbers, _sharp.format(1.4)),),
@@ -83,6 +82,9 @@ for _numbers, _place, _own in (
         """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
 
         The search finds that (L/2) stability never matters{sharp}.
+
+        Source: {_place}
+        Domain: {MIXED}; best γ
         """
         simulate = drawn(mixed, field, FEW if own else MANY)
         return lemma_1(mixed, "sample_gradient", own), simulate
@@ -90,8 +92,6 @@ for _numbers, _place, _own in (
 
 @claim(
     "{field}/ours",
-    "eq. (3), exact for quadratics",
-    MIXED,
     effect=0.05 * EXCESS,
     each=(
         ("generalisation", "E_G = (1/N)Σᵢ Σ_h h λᵢ(1-ρᵢ) s²/nᵢ"),
@@ -103,6 +103,9 @@ def _(field, statement, excess=EXCESS):
     """{statement}
 
     The test detects 5 % of the excess, {excess}.
+
+    Source: eq. (3), exact for quadratics
+    Domain: {MIXED}
     """
     return expected(mixed, field), drawn(mixed, field, FEW)
 
@@ -141,17 +144,14 @@ def _local(bed: Bed, form: Form) -> float:
     return float(np.mean(local_stability(constants(tasks), tasks.training, form=form)))
 
 
-@claim(
-    "L3-bernoulli/printed",
-    "proof of Lemma 3 (Appendix A-A, step 1)",
-    "K={steps}, ηL=1/(8K)",
-    "<=",
-    attack=inequality_domains.bernoulli(False),
-)
+@claim("L3-bernoulli/printed", "<=", attack=inequality_domains.bernoulli(False))
 def _bernoulli(steps=1000, product=0.5):
     """For η ≤ 1/(8KL), (1 + 4ηL)^K - 1 ≤ 4ηLK
 
     Bernoulli's inequality is the reverse.
+
+    Source: proof of Lemma 3 (Appendix A-A, step 1)
+    Domain: K={steps}, ηL=1/(8K)
     """
     return product, measured(lambda: (1 + product / steps) ** steps - 1)
 
@@ -162,36 +162,35 @@ def _(product):
     return 2 * (exp(0.5) - 1) * product
 
 
-@claim(
-    "L3-case1/printed",
-    "proof of Lemma 3 (Appendix A-A, step 1)",
-    "{step}",
-)
+@claim("L3-case1/printed")
 def _(step=STEP):
     """For b/n ≤ ½, (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
 
     The left side is 4η²(σ²/b + 3bζ²/n).
+
+    Source: proof of Lemma 3 (Appendix A-A, step 1)
+    Domain: {step}
     """
     return step.combined(), measured(lambda: step.cases(apart=True))
 
 
-@claim(
-    "L3-case1/corrected",
-    "proof of Lemma 3 (Appendix A-A, step 1)",
-    "{step}; both runs see the same places",
-)
+@claim("L3-case1/corrected")
 def _(step=STEP):
-    """(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)"""
+    """(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
+
+    Source: proof of Lemma 3 (Appendix A-A, step 1)
+    Domain: {step}; both runs see the same places
+    """
     return step.combined(), measured(lambda: step.cases(apart=False))
 
 
-@claim(
-    "L3-case1-coupled/ours",
-    "proof of Lemma 3 (Appendix A-A, step 1)",
-    "quadratic, one step from one point, n={n}, b={b}; largest of 1000 draws",
-)
+@claim("L3-case1-coupled/ours")
 def _(n=20, b=4):
-    """A batch at the same places without the other sample moves both runs alike, so |x - x̃|² = 0"""
+    """A batch at the same places without the other sample moves both runs alike, so |x - x̃|² = 0
+
+    Source: proof of Lemma 3 (Appendix A-A, step 1)
+    Domain: quadratic, one step from one point, n={n}, b={b}; largest of 1000 draws
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng = generator(key)
@@ -205,15 +204,14 @@ def _(n=20, b=4):
     return 0.0, simulate
 
 
-@claim(
-    "L3-cross/printed",
-    "proof of Lemma 3 (Appendix A-A, step 1), (i)",
-    MIXED,
-)
+@claim("L3-cross/printed")
 def _printed_cross():
     """E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0
 
     x̃ depends on z̃.
+
+    Source: proof of Lemma 3 (Appendix A-A, step 1), (i)
+    Domain: {MIXED}
     """
     return 0.0, drawn(mixed, "cross", MANY)
 
@@ -224,17 +222,14 @@ def _():
     return expected(mixed, "cross")
 
 
-@claim(
-    "L3-eq11/printed",
-    "Lemma 3, eq. (11) (Appendix A-A, step 1)",
-    "N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}",
-    "<=",
-    attack=stability_domains.STABILITY_PRINTED,
-)
+@claim("L3-eq11/printed", "<=", attack=stability_domains.STABILITY_PRINTED)
 def _printed_stability(steps=1000):
     """For η=Θ(1/KL), E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)
 
     It is violated from K ≈ 8n on, by a factor of K/8n.
+
+    Source: Lemma 3, eq. (11) (Appendix A-A, step 1)
+    Domain: N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}
     """
     bed = partial(long, 2, steps)
     return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
@@ -253,17 +248,15 @@ def _(steps):
 
 
 @claim(
-    "L3-eq11-few-steps/ours",
-    "Lemma 3, eq. (11) (Appendix A-A, step 1), restricted",
-    "N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}",
-    "<=",
-    attack=stability_domains.STABILITY_FEW,
-    overlooks="tightened",
+    "L3-eq11-few-steps/ours", "<=", attack=stability_domains.STABILITY_FEW, overlooks="tightened"
 )
 def _(steps=20):
     """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)
 
     n=2, K=8n=16, b=1 break it by a factor of 1.2. 3bζ²/n never matters.
+
+    Source: Lemma 3, eq. (11) (Appendix A-A, step 1), restricted
+    Domain: N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}
     """
     bed = partial(long, 2, steps)
     return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
@@ -304,17 +297,14 @@ class _Tasks(NamedTuple):
 TASKS = _Tasks()
 
 
-@claim(
-    "T1/printed",
-    "Theorem 1 (Section IV-A)",
-    "N=2, one centre, η=1/(8KL), n=10, K={steps}, b=1",
-    "<=",
-    attack=stability_domains.MERGED_PRINTED,
-)
+@claim("T1/printed", "<=", attack=stability_domains.MERGED_PRINTED)
 def _printed_merged(steps=2000):
     """E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
 
     Elsewhere it is loose by N², since only one task is perturbed, with weight λᵢ².
+
+    Source: Theorem 1 (Section IV-A)
+    Domain: N=2, one centre, η=1/(8KL), n=10, K={steps}, b=1
     """
     bed = partial(long, 2, steps)
     return bound(bed, "stability"), drawn(bed, "stability", SOME)
@@ -326,41 +316,34 @@ def _(steps):
     return bound(partial(long, 2, steps), "stability", "corrected")
 
 
-@claim(
-    "T1-mixed/corrected",
-    "Theorem 1 (Section IV-A)",
-    MIXED,
-    "<=",
-    attack=stability_domains.MERGED,
-    overlooks="tightened",
-)
+@claim("T1-mixed/corrected", "<=", attack=stability_domains.MERGED, overlooks="tightened")
 def _():
-    """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"""
+    """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]
+
+    Source: Theorem 1 (Section IV-A)
+    Domain: {MIXED}
+    """
     return bound(mixed, "stability", "corrected"), drawn(mixed, "stability", SOME)
 
 
-@claim(
-    "T1/ours",
-    "Definition 2, eq. (4), exact for quadratics",
-    MIXED,
-)
+@claim("T1/ours")
 def _():
-    """E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²"""
+    """E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²
+
+    Source: Definition 2, eq. (4), exact for quadratics
+    Domain: {MIXED}
+    """
     return expected(mixed, "stability"), drawn(mixed, "stability", MOST)
 
 
-@claim(
-    "T1-mixture/exact",
-    "eq. (13) and before it (Appendix A-A, step 2)",
-    "{tasks}",
-    "<=",
-    attack=inequality_domains.MIXTURE,
-    overlooks="tightened",
-)
+@claim("T1-mixture/exact", "<=", attack=inequality_domains.MIXTURE, overlooks="tightened")
 def _mixture(tasks=TASKS):
     """The mixture over the perturbed task is ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
 
     Both sides are divided by 16η².
+
+    Source: eq. (13) and before it (Appendix A-A, step 2)
+    Domain: {tasks}
     """
     return tasks.size(together=False), measured(tasks.mixture)
 

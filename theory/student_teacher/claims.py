@@ -63,15 +63,17 @@ def _activations(rng: np.random.Generator, quick: bool) -> tuple[np.ndarray, np.
 
 @claim(
     "eq153-{name}",
-    "eqs. (152), (153), p. 27, {which}",
-    "|w|={length:g}, |v|=1, {degrees:.0f}°",
     each=(
         ("unit/exact", "", "for the unit vectors of Sec. 4, p. 11", 1.0),
         ("lengths/ours", "|w||v| ", "for any lengths", 2.5),
     ),
 )
 def _(name, factor, which, length, degrees=60.0):
-    """E σ(w·x) σ(v·x) = {factor}[√(1-u²) + u(π - arccos u)]/2π, where u is the cosine"""
+    """E σ(w·x) σ(v·x) = {factor}[√(1-u²) + u(π - arccos u)]/2π, where u is the cosine
+
+    Source: eqs. (152), (153), p. 27, {which}
+    Domain: |w|={length:g}, |v|=1, {degrees:.0f}°
+    """
     other = [cos(pi / 3), sin(pi / 3)]
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -82,20 +84,26 @@ def _(name, factor, which, length, degrees=60.0):
     return gram[0, 0], simulate
 
 
-@claim("eq157/reading", "eq. (157), p. 27", MODE)
+@claim("eq157/reading")
 def _():
     """Mercer eigenfunctions ψ = Σ_i z_i σ(w_i·x)/√(mλ²) have E ψ² = 1
 
     The printed sum runs over l instead of i.
+
+    Source: eq. (157), p. 27
+    Domain: {MODE}
     """
     return 1.0, lambda key, quick: Estimate.mean(_activations(generator(key), quick)[1] ** 2)
 
 
-@claim("eq150/printed", "eq. (150), p. 26", MODE)
+@claim("eq150/printed")
 def _printed_quotient():
     """T ψ = λ ψ, with λ² the eigenvalue of K. ⟨ψ, T ψ⟩ is compared
 
     Equations (151) and (157) have λ² instead.
+
+    Source: eq. (150), p. 26
+    Domain: {MODE}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -116,13 +124,13 @@ def _():
     return _top_mode()[0]
 
 
-@claim(
-    "eq151/exact",
-    "eqs. (148), (151), p. 26",
-    f"{AT}, f of {{points}} points",
-)
+@claim("eq151/exact")
 def _(points=4):
-    """|f|²_k = Σ_l c_l²/λ_l², with λ_l² the eigenvalue, is (148), α·k(z, z)α"""
+    """|f|²_k = Σ_l c_l²/λ_l², with λ_l² the eigenvalue, is (148), α·k(z, z)α
+
+    Source: eqs. (148), (151), p. 26
+    Domain: {AT}, f of {points} points
+    """
     # f = sum_j alpha_j k(., z_j)
     alpha, z = np.array([1.0, -0.5, 0.3, 0.8]), jax.random.normal(jax.random.key(3), (points, D))
     w = _space()[0]
@@ -297,15 +305,23 @@ def _second_moments() -> tuple[Array, Array, Array]:
     return arc_cosine.gram(w, w) / len(w) ** 2, overlap / len(w), networks.inner(target, target)
 
 
-@claim("eq158/exact", "eq. (158), p. 27", f"{AT}, m*={TEACHER}")
+@claim("eq158/exact")
 def _():
-    """|P f|² = c*ᵀK̃ᵀK⁻¹K̃c*/m*"""
+    """|P f|² = c*ᵀK̃ᵀK⁻¹K̃c*/m*
+
+    Source: eq. (158), p. 27
+    Domain: {AT}, m*={TEACHER}
+    """
     return projection.project(*_space()).inside, _energy(inside=True)
 
 
-@claim("eq159/exact", "eq. (159), p. 27", f"{AT}, m*={TEACHER}")
+@claim("eq159/exact")
 def _():
-    """|P⊥ f|² = c*ᵀK*c*/m* - c*ᵀK̃ᵀK⁻¹K̃c*/m*"""
+    """|P⊥ f|² = c*ᵀK*c*/m* - c*ᵀK̃ᵀK⁻¹K̃c*/m*
+
+    Source: eq. (159), p. 27
+    Domain: {AT}, m*={TEACHER}
+    """
     return _outside(), _energy(inside=False)
 
 
@@ -314,76 +330,58 @@ def _outside() -> Array:
 
 
 @claim(
-    "S4-recovery/reading",
-    "Sec. 4, p. 12",
-    PRETRAINING,
-    "<=",
-    effect=0.5,
-    draws=STUDENTS,
-    attack=MEASURED,
-    overlooks="tightened",
+    "S4-recovery/reading", "<=", effect=0.5, draws=STUDENTS, attack=MEASURED, overlooks="tightened"
 )
 def _():
     """A wide network learns the source function, as E(f - f_s)² falls as 1/t or faster
 
     The value is log10 of the fall over a decade of time. The test detects .5 of it,
     from few tasks.
+
+    Source: Sec. 4, p. 12
+    Domain: {PRETRAINING}
     """
     return -1.0, _fall(_error)
 
 
-@claim(
-    "F4ab-plain/ours",
-    "Sec. 4 and Fig. 4(a, b), pp. 11-12",
-    PRETRAINING,
-    ">=",
-    effect=0.1,
-    draws=STUDENTS,
-    attack=MEASURED,
-    overlooks="tightened",
-)
+@claim("F4ab-plain/ours", ">=", effect=0.1, draws=STUDENTS, attack=MEASURED, overlooks="tightened")
 def _():
     """The distance of Σ σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel does not halve
 
     The value is log10 of the fall over a decade of time. The fall stalls, since neurons of small or
     negative c keep other directions. The test detects .1.
+
+    Source: Sec. 4 and Fig. 4(a, b), pp. 11-12
+    Domain: {PRETRAINING}
     """
     return -log10(2), _fall(_plain_error)
 
 
 @claim(
-    "F4ab-weighted/ours",
-    "Sec. 4 and Fig. 4(a, b), pp. 11-12",
-    PRETRAINING,
-    "<=",
-    effect=0.6,
-    draws=STUDENTS,
-    attack=MEASURED,
-    overlooks="tightened",
+    "F4ab-weighted/ours", "<=", effect=0.6, draws=STUDENTS, attack=MEASURED, overlooks="tightened"
 )
 def _():
     """The distance of Σ c_i σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel halves
 
     The value is log10 of the fall over a decade of time. Features count by their output weight. The
     test detects .6 of it, from few tasks.
+
+    Source: Sec. 4 and Fig. 4(a, b), pp. 11-12
+    Domain: {PRETRAINING}
     """
     return -log10(2), _fall(_weighted_error)
 
 
 @claim(
-    "F4ab-gain/reading",
-    "Sec. 4 and Fig. 4(a, b), pp. 11-12",
-    f"d={D}, m={M}, m*={TEACHER}, μ={MU}, {POINTS} inputs, time {LONG}, several tasks",
-    "<=",
-    effect=0.2,
-    draws=STUDENTS,
-    attack=MEASURED,
-    overlooks="tightened",
+    "F4ab-gain/reading", "<=", effect=0.2, draws=STUDENTS, attack=MEASURED, overlooks="tightened"
 )
 def _():
     """Pretraining brings the kernel to at most half of its initial distance from the source
 
     The test detects .2, from few tasks.
+
+    Source: Sec. 4 and Fig. 4(a, b), pp. 11-12
+    Domain: d={D}, m={M}, m*={TEACHER}, μ={MU}, {POINTS} inputs, time {LONG}, several tasks
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -396,18 +394,15 @@ def _():
     return 0.5, simulate
 
 
-@claim(
-    "F4d-ideal/reading",
-    "Sec. 4, p. 12, and Fig. 4(d), p. 11",
-    f"d={D}, m*={TEACHER}, μ=0, 0.2, ..., 0.8, nested sources, an inequality for all draws",
-    ">=",
-    attack=domains.NESTED,
-)
+@claim("F4d-ideal/reading", ">=", attack=domains.NESTED)
 def _():
     """|P⊥ f_t|²/|f_t|² increases with μ for features of the source teacher. The least increment is
     compared
 
     The tolerance covers rounding.
+
+    Source: Sec. 4, p. 12, and Fig. 4(d), p. 11
+    Domain: d={D}, m*={TEACHER}, μ=0, 0.2, ..., 0.8, nested sources, an inequality for all draws
     """
 
     @jax.jit
@@ -424,17 +419,13 @@ def _():
     return 0.0, simulate
 
 
-@claim(
-    "F4d-trained/reading",
-    "Sec. 4, p. 12, and Fig. 4(d), p. 11",
-    f"d={D}, m={M}, m*={TEACHER}, μ in {MUS}, time {LONG}, several tasks",
-    ">=",
-    draws=STUDENTS,
-    attack=MEASURED,
-)
+@claim("F4d-trained/reading", ">=", draws=STUDENTS, attack=MEASURED)
 def _():
     """|P⊥ f_t|²/|f_t|² increases with μ for pretrained features. The mean least increment is
     compared
+
+    Source: Sec. 4, p. 12, and Fig. 4(d), p. 11
+    Domain: d={D}, m={M}, m*={TEACHER}, μ in {MUS}, time {LONG}, several tasks
     """
 
     @jax.jit
@@ -457,17 +448,14 @@ def _():
     return 0.0, simulate
 
 
-@claim(
-    "eq21-floor/reading",
-    "eq. (21), p. 12",
-    f"{AT}, m*={TEACHER}, n={{n}}",
-    ">=",
-    attack=domains.FLOOR,
-)
+@claim("eq21-floor/reading", ">=", attack=domains.FLOOR)
 def _(n=12):
     """|P⊥ f_t|² is irreducible, as R_lt ≥ |P⊥ f_t|² for every sample, here the least of 2000
 
     The tolerance covers rounding.
+
+    Source: eq. (21), p. 12
+    Domain: {AT}, m*={TEACHER}, n={n}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -476,18 +464,16 @@ def _(n=12):
     return _outside(), simulate
 
 
-@claim(
-    "eq21-order/ours",
-    "eq. (21), p. 12",
-    f"{AT}, m*={TEACHER}, n={{few}} and {{rows}}",
-    effect=0.12,
-)
+@claim("eq21-order/ours", effect=0.12)
 def _(few=300, rows=1200):
     """E R_lt = |P⊥ f_t|² + C(n) with C(n) ~ 1/n, as for linear networks. The order of C in n is
     compared
 
     The next term of C, of relative size m/n, shifts the order by less than 0.01. The test detects
     .12, which separates 1/n from 1/√n.
+
+    Source: eq. (21), p. 12
+    Domain: {AT}, m*={TEACHER}, n={few} and {rows}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -159,34 +159,28 @@ def _failures(batch: int) -> Simulate:
     return simulate
 
 
-@claim(
-    "A.13/printed",
-    "Lemmas A.12 and A.14, Assumption A.13 (Appendix A.3.2)",
-    f"{SETTING}: m={PRINTED}, at least Lemma A.12's d + log(1/δ)",
-    "<=",
-    attack=step_domains.batch_size(False),
-)
+@claim("A.13/printed", "<=", attack=step_domains.batch_size(False))
 def _():
     """For m ≥ C_1²(d - log(10Kδ))/ε², P(max_k |Σ_k - I| > ε) ≤ δ
 
     The union bound over K steps enters with the wrong sign.
+
+    Source: Lemmas A.12 and A.14, Assumption A.13 (Appendix A.3.2)
+    Domain: {SETTING}: m={PRINTED}, at least Lemma A.12's d + log(1/δ)
     """
     return FAILURE, _failures(PRINTED)
 
 
 @claim(
-    "A.13/corrected",
-    "Lemmas A.12 and A.14, Assumption A.13 (Appendix A.3.2)",
-    f"{SETTING}: m={CORRECTED}",
-    "<=",
-    effect=0.04,
-    attack=step_domains.batch_size(True),
-    overlooks="tightened",
+    "A.13/corrected", "<=", effect=0.04, attack=step_domains.batch_size(True), overlooks="tightened"
 )
 def _():
     """For m ≥ C_1²(d + log(2K/δ))/ε², P(max_k |Σ_k - I| > ε) ≤ δ
 
     The test detects .04, failures of 9 % in place of 5 %. The search finds that it is not sharp.
+
+    Source: Lemmas A.12 and A.14, Assumption A.13 (Appendix A.3.2)
+    Domain: {SETTING}: m={CORRECTED}
     """
     return FAILURE, _failures(CORRECTED)
 
@@ -194,16 +188,13 @@ def _():
 # --- one step -------------------------------------------------------------------------------------
 
 
-@claim(
-    "A.15/exact",
-    "Lemma A.15 (Appendix A.3.2)",
-    f"d={D}, |W|=2√Γ, Γ=η=1, batches of {SAMPLES}; the worst of {GENERAL} drawn networks",
-    "<=",
-    attack=step_domains.batch_step(32),
-    overlooks="tightened",
-)
+@claim("A.15/exact", "<=", attack=step_domains.batch_step(32), overlooks="tightened")
 def _step():
-    """One step with a batch deviates by ≤ 32ηεΓ^(3/2)"""
+    """One step with a batch deviates by ≤ 32ηεΓ^(3/2)
+
+    Source: Lemma A.15 (Appendix A.3.2)
+    Domain: d={D}, |W|=2√Γ, Γ=η=1, batches of {SAMPLES}; the worst of {GENERAL} drawn networks
+    """
     return 32 * _worst_step()[0], deterministic(lambda: _worst_step()[1])
 
 
@@ -218,18 +209,14 @@ for _lemma, _printed in (
     (("A.18", "A.3.3", 32, "1+ϵ+λ", 3.0, 0.045, "No constant holds for every λ."), 32),
 ):
 
-    @claim(
-        "{lemma}/printed",
-        "Lemma {lemma} (Appendix {place})",
-        "d=1, W=±(2,-2)√Γ, ε_k={near}, A_target=Γ=1, Σ_k=1, λ={anchor:g}, η={rate}",
-        "<=",
-        attack=step_domains.growth(_printed),
-        each=(_lemma,),
-    )
+    @claim("{lemma}/printed", "<=", attack=step_domains.growth(_printed), each=(_lemma,))
     def _printed_growth(lemma, place, constant, sharp, anchor, rate, why, near=1e-3):
         """For |W_i| ≤ 2√Γ, ε_{{k+1}} ≤ (1+{constant}ηΓ) ε_k
 
         {why}
+
+        Source: Lemma {lemma} (Appendix {place})
+        Domain: d=1, W=±(2,-2)√Γ, ε_k={near}, A_target=Γ=1, Σ_k=1, λ={anchor:g}, η={rate}
         """
 
         def one_step() -> float:
@@ -255,18 +242,14 @@ for _lemma, _printed in (
 # --- many steps -----------------------------------------------------------------------------------
 
 
-@claim(
-    "A.17/open",
-    "Lemma A.17 (Appendix A.3.2)",
-    NOISY,
-    "<=",
-    attack=batch_domains.batches(False),
-    overlooks="tightened",
-)
+@claim("A.17/open", "<=", attack=batch_domains.batches(False), overlooks="tightened")
 def _noisy_path():
     """For ϵ < 1/(4(1+16ηΓ)^K), |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ
 
     It holds here, but its proof rests on Lemma A.16, which is wrong.
+
+    Source: Lemma A.17 (Appendix A.3.2)
+    Domain: {NOISY}
     """
     return _batch_bound(), deterministic(
         lambda: _distance(_sgd(ideal(task(), D), _batches()), _infinite_batch())
@@ -282,18 +265,14 @@ def _():
     return _batch_bound(corrected=True)
 
 
-@claim(
-    "A.19/open",
-    "Lemma A.19 (Appendix A.3.3)",
-    f"{NOISY}, starts {APART:g} apart by entry, each anchored to itself",
-    "<=",
-    attack=batch_domains.starts(False),
-    overlooks="tightened",
-)
+@claim("A.19/open", "<=", attack=batch_domains.starts(False), overlooks="tightened")
 def _apart():
     """|W(k) - W̄(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ), where e^(-Cτ) is the distance of the starts
 
     It holds here, but its proof rests on Lemma A.18, which is wrong, and on equal anchors.
+
+    Source: Lemma A.19 (Appendix A.3.3)
+    Domain: {NOISY}, starts {APART:g} apart by entry, each anchored to itself
     """
     return _start_bound(), deterministic(
         lambda: _distance(_sgd(ideal(task(), D), _batches()), _sgd(_other(), _batches()))
@@ -311,8 +290,6 @@ def _():
 
 @claim(
     "A.20/open",
-    "Lemma A.20 (Appendix A.3.4)",
-    f"{NOISY}, starts {APART:g} apart by entry",
     "<=",
     without={"e^(-Cτ)": _batch_bound, "ϵ": _start_bound},
     attack=batch_domains.both(False),
@@ -322,6 +299,9 @@ def _both():
     """|W(k) - Ŵ(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ) + 2(1+16ηΓ)^k ϵ√Γ
 
     It holds here, but its proof rests on Lemmas A.16 and A.18, which are wrong.
+
+    Source: Lemma A.20 (Appendix A.3.4)
+    Domain: {NOISY}, starts {APART:g} apart by entry
     """
     return _start_bound() + _batch_bound(), deterministic(
         lambda: _distance(_sgd(_other(), _batches()), _infinite_batch())
@@ -342,18 +322,14 @@ def _():
     return _start_bound(corrected=True) + _batch_bound(corrected=True)
 
 
-@claim(
-    "A.22-bound/open",
-    "Lemma A.22 and Assumption A.21 (Appendix A.3.4)",
-    f"{TRAINED}, λ_0={RELAXED}, K as in item 3, ϵ .9 of its largest, |Σ_k - I| = ϵ/(1+32ηΓ)^K",
-    "<=",
-    attack=batch_domains.PRODUCT,
-    overlooks="tightened",
-)
+@claim("A.22-bound/open", "<=", attack=batch_domains.PRODUCT, overlooks="tightened")
 def _():
     """|θⁿ(k) - θ̂ⁿ(k)|_F ≤ min|σ_pre-σ_ft|²/(1000(λ_0+1)²Γ)
 
     It holds here, but its proof rests on Lemma A.20, which is wrong.
+
+    Source: Lemma A.22 and Assumption A.21 (Appendix A.3.4)
+    Domain: {TRAINED}, λ_0={RELAXED}, K as in item 3, ϵ .9 of its largest, |Σ_k - I| = ϵ/(1+32ηΓ)^K
     """
 
     def real_product() -> float:
@@ -372,17 +348,15 @@ def _():
     return _near() / 1000, deterministic(real_product)
 
 
-@claim(
-    "A.22/ours",
-    "Lemmas A.20 and A.22 (Appendix A.3.4), sharpened",
-    f"{TRAINED}, K={SGD['steps']}, batch {BATCH}, against {SMALLER}",
-    effect=0.4,
-)
+@claim("A.22/ours", effect=0.4)
 def _():
     """θ of stochastic gradient descent tends to the infinite batch as m^(-1/2). The order is
     compared
 
     The test detects .4, which separates m^(-1/2) from m^(-1/4) and m^(-1).
+
+    Source: Lemmas A.20 and A.22 (Appendix A.3.4), sharpened
+    Domain: {TRAINED}, K={SGD[steps]}, batch {BATCH}, against {SMALLER}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -55,17 +55,14 @@ def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int =
     return simulate
 
 
-@claim(
-    "D4.2-power-{decay}/ours",
-    SOURCE,
-    f"d={D}, σ_i={SCALE:g} i^-{{decay}}, noise γ={GAMMA}",
-    effect=1.0,
-    each=((0.6,), (1.0,), (2.0,)),
-)
+@claim("D4.2-power-{decay}/ours", effect=1.0, each=((0.6,), (1.0,), (2.0,)))
 def _(decay):
     """For σ_i = s i^-α, r = ⌈(s/(2dγ²))^(1/α)⌉ - 1 falls with α (noise γ)
 
     The test detects a change of one index.
+
+    Source: {SOURCE}
+    Domain: d={D}, σ_i={SCALE:g} i^-{decay}, noise γ={GAMMA}
     """
     predicted = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     return predicted, lambda key, quick: Estimate(
@@ -73,32 +70,27 @@ def _(decay):
     )
 
 
-@claim(
-    "D4.2-smaller-any/ours",
-    SOURCE,
-    f"d={D}, σ_i={SCALE:g} i^-{{decay}} and σ'_i={SCALE:g} i^-{{quicker}}, noise γ={GAMMA}",
-    "<=",
-    attack=inflection_domains.SMALLER,
-    overlooks="tightened",
-)
+@claim("D4.2-smaller-any/ours", "<=", attack=inflection_domains.SMALLER, overlooks="tightened")
 def _(decay=0.6, quicker=1.0):
-    """If σ'_i ≤ σ_i for all i, then r' ≤ r, as for a quicker decay from the same σ_1"""
+    """If σ'_i ≤ σ_i for all i, then r' ≤ r, as for a quicker decay from the same σ_1
+
+    Source: {SOURCE}
+    Domain: d={D}, σ_i={SCALE:g} i^-{decay} and σ'_i={SCALE:g} i^-{quicker}, noise γ={GAMMA}
+    """
     predicted = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
     return predicted, lambda key, quick: Estimate(
         _index(key, _spectrum(quicker), GAMMA), tolerance=0.25
     )
 
 
-@claim(
-    "D4.2-equal-norm/ours",
-    SOURCE,
-    f"d={D}, σ={FLAT} and {STEEP}, |A|_F²=2.56, noise γ={STRONG}",
-    effect=1.0,
-)
+@claim("D4.2-equal-norm/ours", effect=1.0)
 def _():
     """At equal |A|_F a quicker decay can raise r. The rise is compared
 
     The leading modes grow as the others fall. The test detects a change of one index.
+
+    Source: {SOURCE}
+    Domain: d={D}, σ={FLAT} and {STEEP}, |A|_F²=2.56, noise γ={STRONG}
     """
     after, before = (
         perturbation.inflection_index(sigma, D, STRONG, first=0) for sigma in (STEEP, FLAT)
@@ -114,25 +106,24 @@ def _():
 TAU, SHARP, BLUNT = 6.0, 1.0, 0.7  # start, and two decays with r = 2
 
 
-@claim(
-    "D4.2-time/ours",
-    SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={TAU:g}, noise γ={GAMMA}",
-)
+@claim("D4.2-time/ours")
 def _(decay=BLUNT):
-    """The best time t* solves Σ_i y_i (σ_i - y_i) (y_i - σ_i + dγ²) = 0, at finite τ and noise γ"""
+    """The best time t* solves Σ_i y_i (σ_i - y_i) (y_i - σ_i + dγ²) = 0, at finite τ and noise γ
+
+    Source: {SOURCE}
+    Domain: d={D}, U = V, σ_i={SCALE:g} i^-{decay:g}, τ={TAU:g}, noise γ={GAMMA}
+    """
     sigma = _spectrum(decay)
     return best_time.best_time(sigma, D, GAMMA, TAU), _best(sigma, GAMMA, TAU, 8_000)
 
 
-@claim(
-    "D4.2-time/limit",
-    SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-{{decay:g}}, τ={{tau:g}}, noise γ={GAMMA}",
-)
+@claim("D4.2-time/limit")
 def _(decay=0.8, tau=12.0):
     """As τ → ∞ with distinct σ, t* → log((σ_r e^(2τ) - 1)(σ_r/(dγ²) - 1))/(4σ_r), with r modes
     above 2dγ²
+
+    Source: {SOURCE}
+    Domain: d={D}, U = V, σ_i={SCALE:g} i^-{decay:g}, τ={tau:g}, noise γ={GAMMA}
     """
     sigma = _spectrum(decay)
     r = best_time.power_law_index(D, scale=SCALE, decay=decay, gamma=GAMMA)
@@ -140,16 +131,15 @@ def _(decay=0.8, tau=12.0):
     return turns[r - 1], _best(sigma, GAMMA, tau, 8_000)
 
 
-@claim(
-    "D4.2-later/ours",
-    SOURCE,
-    f"d={D}, U = V, σ_i={SCALE:g} i^-α, α={BLUNT} and {SHARP:g}, τ={TAU:g}, noise γ={GAMMA}",
-)
+@claim("D4.2-later/ours")
 def _():
     """Features that decay more quickly can move t* to a later time. The shift is compared
 
     The printed sentence holds for the number of modes. While r stays, σ_r falls and t* ~ τ/(2σ_r)
     grows.
+
+    Source: {SOURCE}
+    Domain: d={D}, U = V, σ_i={SCALE:g} i^-α, α={BLUNT} and {SHARP:g}, τ={TAU:g}, noise γ={GAMMA}
     """
     late, early = (_spectrum(decay) for decay in (SHARP, BLUNT))
     predicted = best_time.best_time(late, D, GAMMA, TAU) - best_time.best_time(early, D, GAMMA, TAU)
@@ -162,13 +152,13 @@ def _():
     return predicted, moved
 
 
-@claim(
-    "D4.2-dense/limit",
-    SOURCE,
-    f"d={WIDE}, U = V, σ_i={SCALE:g} i^-{SLOW}, τ={TAU:g}, 2dγ²={DENSE}",
-)
+@claim("D4.2-dense/limit")
 def _():
-    """With many modes learned at once, t* → log(2dγ²e^(2τ) - 1)/(8dγ²) for any decay"""
+    """With many modes learned at once, t* → log(2dγ²e^(2τ) - 1)/(8dγ²) for any decay
+
+    Source: {SOURCE}
+    Domain: d={WIDE}, U = V, σ_i={SCALE:g} i^-{SLOW}, τ={TAU:g}, 2dγ²={DENSE}
+    """
     gamma = sqrt(DENSE / (2 * WIDE))
     return best_time.noise_time(WIDE, gamma, TAU), _best(_spectrum(SLOW, WIDE), gamma, TAU, 48, 120)
 
@@ -193,34 +183,39 @@ LAST, QUIET, EARLY = 1.2, 0.25, 2.0  # last time by tau; noise; a start that is 
 TURNED = f"d={D}, U ≠ V, σ={PRE}"
 
 
-@claim("D4.2-turned/ours", SOURCE, f"{TURNED}, start e^(-τ)I, τ={EARLY:g}, noise γ={QUIET}")
+@claim("D4.2-turned/ours")
 def _():
-    """For U ≠ V at finite τ the Riccati flow and the mean loss under noise give the best time"""
+    """For U ≠ V at finite τ the Riccati flow and the mean loss under noise give the best time
+
+    Source: {SOURCE}
+    Domain: {TURNED}, start e^(-τ)I, τ={EARLY:g}, noise γ={QUIET}
+    """
     start, target = identity_start(D, EARLY), task()
     found = best_time.best_time_of(start, target, QUIET, LAST * EARLY)
     return found, _turned(QUIET, EARLY, 8_000)
 
 
-@claim("D4.2-turned/limit", SOURCE, f"{TURNED}, start e^(-τ)I, τ={{tau:g}}, noise γ={QUIET}")
+@claim("D4.2-turned/limit")
 def _(tau=8.0):
     """For U ≠ V and τ → ∞ the best time is as for U = V with τ_i = τ - log(p_i)/2 for mode i. p_i
     is the squared part of (u_i + v_i)/2 outside of the span of larger modes
+
+    Source: {SOURCE}
+    Domain: {TURNED}, start e^(-τ)I, τ={tau:g}, noise γ={QUIET}
     """
     taus = best_time.mode_taus(task(), tau)
     return best_time.best_time(PRE, D, QUIET, taus), _turned(QUIET, tau, 8_000)
 
 
-@claim(
-    "A.1-late-{mode}/limit",
-    "Theorem A.1 (Appendix A.1), times for U ≠ V",
-    f"{TURNED}, start e^(-τ)I, τ={{tau:g}}",
-    each=((1,), (3,)),
-)
+@claim("A.1-late-{mode}/limit", each=((1,), (3,)))
 def _(mode, tau=8.0):
     """For U ≠ V and τ → ∞ mode {mode} is half learned at log(σe^(2τ)/p - 1)/(4σ), later by
     log(1/p)/(4σ). Its share at this time is compared
 
     The tolerance covers the next order in e^-τ.
+
+    Source: Theorem A.1 (Appendix A.1), times for U ≠ V
+    Domain: {TURNED}, start e^(-τ)I, τ={tau:g}
     """
     sigma, late = PRE[mode - 1], best_time.mode_taus(task(), tau)[mode - 1]
     time = float(np.log(sigma * np.exp(2 * late) - 1) / (4 * sigma))

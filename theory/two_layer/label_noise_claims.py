@@ -56,17 +56,15 @@ def _after(schedule: str) -> np.ndarray:
     return label_noise.drift(IMBALANCE, SIGMA, NOISE, _rates(schedule))[-1]
 
 
-@claim(
-    "LN-imbalance-{schedule}/limit",
-    SOURCE,
-    f"{SETTING}, η={RATE}, {{schedule}}",
-    each=(("constant",), ("linear",)),
-)
+@claim("LN-imbalance-{schedule}/limit", each=(("constant",), ("linear",)))
 def _(schedule):
     """Label noise lowers log(a²-b²) of each mode by about 4dν² Ση². The fall of the first mode is
     compared
 
     This is the limit of small rates. The prediction has the next order, too.
+
+    Source: {SOURCE}
+    Domain: {SETTING}, η={RATE}, {schedule}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -77,13 +75,14 @@ def _(schedule):
     return np.log(IMBALANCE[0] / _after(schedule)[0]), simulate
 
 
-@claim(
-    "LN-schedule/limit",
-    SOURCE,
-    f"{SETTING}, η={RATE}: linear decay to 0 against a constant rate, {CALM} calm steps after both",
-)
+@claim("LN-schedule/limit")
 def _():
-    """A decay ends the drift. The rise of the trace of the Hessian after it is compared"""
+    """A decay ends the drift. The rise of the trace of the Hessian after it is compared
+
+    Source: {SOURCE}
+    Domain: {SETTING}, η={RATE}: linear decay to 0 against a constant rate, {CALM} calm steps after
+      both
+    """
 
     def trace(schedule: str) -> float:
         return 2 * D * float(np.sum(np.hypot(_after(schedule), 2 * SIGMA)))
@@ -95,16 +94,15 @@ def _():
     return trace("linear") - trace("constant"), simulate
 
 
-@claim(
-    "LN-anneal/limit",
-    SOURCE,
-    "d=1, σ={sigma:g}, a=b, ν={noise:g}, η={rate}",
-)
+@claim("LN-anneal/limit")
 def _(rate=0.02, noise=1.0, sigma=1.0):
     """Once a mode is balanced, a decay raises a² + b² by ην²/(1-ηS) (8σ²-2D²)/S² with D = a²-b² and
     S² = D² + 4σ²
 
     The noise holds ab below σ as long as the rate is high.
+
+    Source: {SOURCE}
+    Domain: d=1, σ={sigma:g}, a=b, ν={noise:g}, η={rate}
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:

@@ -32,6 +32,7 @@ from theory.two_layer.tasks import (
 )
 
 SOURCE = "Theorem 4.6 (Section 4.3), for a low-rank adapter"
+ADAPTED = f"{BOTH}, adapter on W_1"
 SCALE = 1.5
 STEPS = 2000  # of Runge-Kutta: errors below 1e-11 at the times used
 EXACT = 1e-10
@@ -75,8 +76,6 @@ def _on_layer(n: int, rank: int, sigma_ft: tuple[float, ...] = TARGET) -> float:
 
 @claim(
     "LoRA-mode-{name}/ours",
-    SOURCE,
-    f"{BOTH}, adapter on W_1, s={SCALE}, n=3, r=2, B={{b}}, A={{a}} in its modes, t={{time}}",
     each=(("balanced", 0.05, 0.05), ("zero", 0.0, 0.1), ("against", -0.08, 0.1)),
 )
 def _(name, b, a, time=0.5):
@@ -84,6 +83,9 @@ def _(name, b, a, time=0.5):
     s√y, ρ = σ_ft - y, and at the start P = g(b+a)²/4 and K = g|b²-a²|/4
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: {SOURCE}
+    Domain: {ADAPTED}, s={SCALE}, n=3, r=2, B={b}, A={a} in its modes, t={time}
     """
     del name
     first, y = jnp.arange(D) < 2, jnp.array(PRE) * (jnp.arange(D) < 3)
@@ -95,16 +97,15 @@ def _(name, b, a, time=0.5):
     return predicted, deterministic(lambda: _raised(frozen, start, task(TARGET), time), EXACT)
 
 
-@claim(
-    "LoRA-real/ours",
-    SOURCE,
-    f"{BOTH}, U = V, start e^-3 I, pre-training until {{pre}}, adapter on W_1, s={SCALE}, r=2, "
-    "B=0, A=.1, t={time}",
-)
+@claim("LoRA-real/ours")
 def _(pre=1.5, time=0.5):
     """After unfinished pre-training Δ(t) has y = y(t_pre) in the same formula
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: {SOURCE}
+    Domain: {BOTH}, U = V, start e^-3 I, pre-training until {pre}, adapter on W_1, s={SCALE}, r=2,
+      B=0, A=.1, t={time}
     """
     y = modes.mode(pre, np.exp(-6.0), np.array(PRE))
     first = jnp.arange(D) < 2
@@ -122,16 +123,14 @@ def _(pre=1.5, time=0.5):
     return predicted, deterministic(simulate, EXACT)
 
 
-@claim(
-    "LoRA-flow-{name}/ours",
-    SOURCE,
-    f"d={D}, σ_pre={PRE}, any A_ft, adapter on the map, s={SCALE}, r=2, {{what}}, t={{time}}",
-    each=(("balanced", "BᵀB = AAᵀ"), ("zero", "B = 0, AAᵀ = .04 I")),
-)
+@claim("LoRA-flow-{name}/ours", each=(("balanced", "BᵀB = AAᵀ"), ("zero", "B = 0, AAᵀ = .04 I")))
 def _(name, what, time=0.6):
     """√s B and √s A follow the exact flow of a two-layer network towards A_ft - θ. Δ(t) is compared
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: {SOURCE}
+    Domain: d={D}, σ_pre={PRE}, any A_ft, adapter on the map, s={SCALE}, r=2, {what}, t={time}
     """
     del what
     target = jnp.asarray(fixed(3, D, D))
@@ -145,30 +144,28 @@ def _(name, what, time=0.6):
     return predicted, deterministic(lambda: _raised(frozen, start, target, time), EXACT)
 
 
-@claim(
-    "LoRA-end/ours",
-    SOURCE,
-    f"{BOTH}, adapter on W_1, small random B and A, n=3, r=2, t → ∞",
-)
+@claim("LoRA-end/ours")
 def _():
     """Δ(n, r) is the sum of the r largest (σ_ft-σ_pre)² with i ≤ n
 
     The tolerance covers what remains at the end of training.
+
+    Source: {SOURCE}
+    Domain: {ADAPTED}, small random B and A, n=3, r=2, t → ∞
     """
     predicted = low_rank.losses(PRE, TARGET, 2)[0][3]
     return predicted, deterministic(lambda: _on_layer(3, 2), ENOUGH)
 
 
-@claim(
-    "LoRA-threshold/ours",
-    "Theorem 4.7 (Section 4.3) and Lemma A.26, for a low-rank adapter",
-    f"d={D}, σ_pre={PRE}, r=1, σ_ft,1={TARGET[0]} and σ_ft,2 at the threshold, t → ∞",
-)
+@claim("LoRA-threshold/ours")
 def _():
     """Mode n > r is learned at no cost to the pre-training loss at σ_ft/σ_pre = 1 + √(1 +
     ρ²/σ_pre²), where ρ is the r-th largest |σ_ft-σ_pre| before it. Full fine-tuning has 2
 
     The tolerance covers what remains at the end of training.
+
+    Source: Theorem 4.7 (Section 4.3) and Lemma A.26, for a low-rank adapter
+    Domain: d={D}, σ_pre={PRE}, r=1, σ_ft,1={TARGET[0]} and σ_ft,2 at the threshold, t → ∞
     """
     ratio = low_rank.harm_thresholds(PRE, TARGET, 1)[1]
     at_threshold = (TARGET[0], float(ratio) * PRE[1], *TARGET[2:])
@@ -177,30 +174,27 @@ def _():
     return before, deterministic(lambda: _on_layer(2, 1, at_threshold) + rest, ENOUGH)
 
 
-@claim(
-    "LoRA-less/ours",
-    SOURCE,
-    f"d={D}, σ_pre={PRE}, σ_ft={CLOSE}, adapter on W_1, n=2, r=1, t → ∞",
-    "<=",
-    attack=domains.LESS,
-)
+@claim("LoRA-less/ours", "<=", attack=domains.LESS)
 def _():
-    """For aligned tasks Δ(n, r) ≤ Δ_pre(n) of full fine-tuning"""
+    """For aligned tasks Δ(n, r) ≤ Δ_pre(n) of full fine-tuning
+
+    Source: {SOURCE}
+    Domain: d={D}, σ_pre={PRE}, σ_ft={CLOSE}, adapter on W_1, n=2, r=1, t → ∞
+    """
     full = fine_tuning.degradations(jnp.array(PRE), jnp.array(CLOSE))[2]
     return full, deterministic(lambda: _on_layer(2, 1, CLOSE), ENOUGH)
 
 
-@claim(
-    "LoRA-unaligned/ours",
-    SOURCE,
-    f"d={D}, σ_pre={PRE}, σ_ft={{sigma}}, right vectors 1, 2 turned by {{degrees}}°, n=1, r=1",
-)
+@claim("LoRA-unaligned/ours")
 def _(sigma=(1.0, 2.0, 0.6, 0.3), degrees=60):
     """With other singular vectors an adapter on W_1 ends at the best approximation of rank r of
     (A_ft - θ)P, where P projects on the rows of θ. It may do more harm than full fine-tuning. Δ(n,
     r) - Δ_pre(n) is compared
 
     The tolerance covers what remains at the end of training.
+
+    Source: {SOURCE}
+    Domain: d={D}, σ_pre={PRE}, σ_ft={sigma}, right vectors 1, 2 turned by {degrees}°, n=1, r=1
     """
     u, v = rotations()
     c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
@@ -219,16 +213,13 @@ def _(sigma=(1.0, 2.0, 0.6, 0.3), degrees=60):
     return distance2(theta(frozen) + moved, task()) - full, deterministic(simulate, ENOUGH)
 
 
-@claim(
-    "LoRA-rate/ours",
-    SOURCE,
-    "one mode, σ_ft={f}, y=σ_ft/3, adapter on W_1, s={s}, from 1e-12",
-    "<=",
-    attack=domains.RATE,
-)
+@claim("LoRA-rate/ours", "<=", attack=domains.RATE)
 def _(f=2.2, s=SCALE):
     """An adapter on W_1 grows in a mode y < σ_ft at a rate of at most 8s(σ_ft/3)^{{3/2}}, attained
     at y = σ_ft/3. More pre-training slows it down. Full fine-tuning has 4σ_ft at every y
+
+    Source: {SOURCE}
+    Domain: one mode, σ_ft={f}, y=σ_ft/3, adapter on W_1, s={s}, from 1e-12
     """
 
     def simulate() -> float:
@@ -241,16 +232,15 @@ def _(f=2.2, s=SCALE):
     return low_rank.fastest_rate(f, s), deterministic(simulate)
 
 
-@claim(
-    "LoRA-search/ours",
-    SOURCE,
-    f"one mode, σ_ft={{f}}, y={SLOW} and {QUICK}, adapter on the map, s={SCALE}, b=a={{small}}",
-)
+@claim("LoRA-search/ours")
 def _(f=2.2, small=0.05):
     """On the map half of the way takes log(ρ/z_0 - 1)/(4sρ) with ρ = σ_ft - y. More pre-training
     delays the adapter, while full fine-tuning gets faster
 
     The tolerance covers the error of the interpolation.
+
+    Source: {SOURCE}
+    Domain: one mode, σ_ft={f}, y={SLOW} and {QUICK}, adapter on the map, s={SCALE}, b=a={small}
     """
     z0 = SCALE * small**2
 
@@ -270,15 +260,13 @@ def _(f=2.2, small=0.05):
     return predicted, deterministic(lambda: found(QUICK) - found(SLOW), 1e-6)
 
 
-@claim(
-    "LoRA-halved/ours",
-    SOURCE,
-    "one mode, ρ={rho}, s={s}, a={a}, t={time}",
-    "<=",
-    attack=domains.HALVED,
-)
+@claim("LoRA-halved/ours", "<=", attack=domains.HALVED)
 def _(rho=0.3, s=SCALE, a=0.2, time=0.005):
-    """The start B = 0, A = a moves a mode like the balanced start a/2, a/2, up to sa²/4"""
+    """The start B = 0, A = a moves a mode like the balanced start a/2, a/2, up to sa²/4
+
+    Source: {SOURCE}
+    Domain: one mode, ρ={rho}, s={s}, a={a}, t={time}
+    """
 
     def simulate() -> float:
         one, found = jnp.ones((1, 1)), []
@@ -292,14 +280,14 @@ def _(rho=0.3, s=SCALE, a=0.2, time=0.005):
     return s * a**2 / 4, deterministic(simulate)
 
 
-@claim(
-    "LoRA-SGD/ours",
-    SOURCE,
-    f"{BOTH}, adapter on W_1, s={SCALE}, n=3, r=2, B=0, A=.1, t={{time}}; batches of 16, steps "
-    "{few} and twice as many, extrapolated",
-)
+@claim("LoRA-SGD/ours")
 def _(time=0.5, few=200):
-    """E Δ(n, r, t) by SGD on x ~ N(0, I) as the learning rate → 0"""
+    """E Δ(n, r, t) by SGD on x ~ N(0, I) as the learning rate → 0
+
+    Source: {SOURCE}
+    Domain: {ADAPTED}, s={SCALE}, n=3, r=2, B=0, A=.1, t={time}; batches of 16, steps
+      {few} and twice as many, extrapolated
+    """
     first, y = jnp.arange(D) < 2, jnp.array(PRE) * (jnp.arange(D) < 3)
     predicted = jax.jit(low_rank.degradation)(
         time, y, PRE, TARGET, SCALE * jnp.sqrt(y), b=0.0, a=0.1 * first

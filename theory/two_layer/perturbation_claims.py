@@ -96,45 +96,46 @@ def _rise(n: int) -> float:
     return (2 * D * GAMMA**2 - PRE[n - 1]) * PRE[n - 1]
 
 
-@claim(
-    "P4.3/exact",
-    "Prop 4.3, eq. (2) (Section 4.2), and Lemma A.4, eq. (14) (Appendix A.2)",
-    SECOND,
-    ">=",
-    attack=domains.INCREMENT,
-)
+@claim("P4.3/exact", ">=", attack=domains.INCREMENT)
 def _():
-    """L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n, n > 1"""
+    """L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n, n > 1
+
+    Source: Prop 4.3, eq. (2) (Section 4.2), and Lemma A.4, eq. (14) (Appendix A.2)
+    Domain: {SECOND}
+    """
     return _rise(2), _increment(2, GAMMA)
 
 
-@claim(
-    "P4.3-equality/exact",
-    "proof of Lemma A.4, after Lemma A.5 (Appendix A.2)",
-    SECOND,
-)
+@claim("P4.3-equality/exact")
 def _():
-    """L̃(n) - L̃(n-1) = 2dγ²σ_n - σ_n²"""
+    """L̃(n) - L̃(n-1) = 2dγ²σ_n - σ_n²
+
+    Source: proof of Lemma A.4, after Lemma A.5 (Appendix A.2)
+    Domain: {SECOND}
+    """
     return _rise(2), _increment(2, GAMMA)
 
 
-@claim(
-    "A.4-first/ours",
-    "Lemma A.4 (Appendix A.2), extended",
-    f"{SIZES}, ideal start, noise γ={GAMMA}",
-)
+@claim("A.4-first/ours")
 def _():
-    """L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1, so the lemma holds for n = 1 too"""
+    """L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1, so the lemma holds for n = 1 too
+
+    Source: Lemma A.4 (Appendix A.2), extended
+    Domain: {SIZES}, ideal start, noise γ={GAMMA}
+    """
     return _rise(1), _increment(1, GAMMA)
 
 
-@claim(
-    "P4.3-anytime/ours",
-    "Prop 4.3 (Section 4.2), extended",
-    f"{SIZES}, U ≠ V, τ=3, t={TIMES[-1]:g}, noise γ={ANYTIME}",
-)
+LAST = TIMES[-1]
+
+
+@claim("P4.3-anytime/ours")
 def _():
-    """L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time"""
+    """L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time
+
+    Source: Prop 4.3 (Section 4.2), extended
+    Domain: {SIZES}, U ≠ V, τ=3, t={LAST:g}, noise γ={ANYTIME}
+    """
     start = identity_start(D, 3.0)
     exact = riccati.flow(start, task(), TIMES, steps=SUBSTEPS)
 
@@ -145,16 +146,14 @@ def _():
     return perturbation.perturbed_loss(*at(exact, -1), task(), ANYTIME), simulate
 
 
-@claim(
-    "D4.2/printed",
-    "after Prop 4.3 (Section 4.2), by Definition 4.2",
-    f"{SIZES}, noise γ={GAMMA}",
-    effect=1.0,
-)
+@claim("D4.2/printed", effect=1.0)
 def _printed_inflection():
     """The inflection point is the smallest n with 2dγ² > σ_n
 
     This is off by one, as L̃(n-1) < L̃(n) makes n - 1 the inflection point.
+
+    Source: after Prop 4.3 (Section 4.2), by Definition 4.2
+    Domain: {SIZES}, noise γ={GAMMA}
     """
     return next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2), _inflection()
 
@@ -168,24 +167,20 @@ def _():
     return next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2) - 1
 
 
-@claim(
-    "D4.2-first/exact",
-    "Definition 4.2 (Section 4.1): t_1, ..., t_d",
-    f"{SIZES}, noise γ={{strong}}: 2dγ² > σ_1",
-    effect=1.0,
-)
+@claim("D4.2-first/exact", effect=1.0)
 def _(strong=0.6):
     """The inflection point is at least 1, even where the first mode already hurts
 
     The test detects a change of one index.
+
+    Source: Definition 4.2 (Section 4.1): t_1, ..., t_d
+    Domain: {SIZES}, noise γ={strong}: 2dγ² > σ_1
     """
     return _index(gamma=strong), _inflection(gamma=strong)
 
 
 @claim(
     "D4.2-{name}/exact",
-    "after Prop 4.3 (Section 4.2)",
-    f"{SIZES} and {{sigma}}, noise γ={GAMMA}",
     effect=1.0,
     each=(
         ("smaller", "smaller", (1.1, 0.825, 0.33, 0.165)),  # .55 `PRE`
@@ -197,6 +192,9 @@ def _(name, which, sigma):
     """{which} features have a smaller inflection point. Its change is compared
 
     The test detects a change of one index.
+
+    Source: after Prop 4.3 (Section 4.2)
+    Domain: {SIZES} and {sigma}, noise γ={GAMMA}
     """
     del name, which
 
@@ -207,17 +205,14 @@ def _(name, which, sigma):
     return _index(sigma) - _index(), moves
 
 
-@claim(
-    "T4.4/exact",
-    "Theorem 4.4 (Section 4.2) and Theorem A.3 (Appendix A.2)",
-    f"{SIZES}, ideal start, n=d, γ² = 1.02 σ_d/d",
-    ">=",
-    attack=domains.HARMFUL,
-)
+@claim("T4.4/exact", ">=", attack=domains.HARMFUL)
 def _():
     """For γ² > σ_d/d, L̃(n) ≥ L̃(n-1) at the end of training
 
     It is sufficient. Half of it is enough.
+
+    Source: Theorem 4.4 (Section 4.2) and Theorem A.3 (Appendix A.2)
+    Domain: {SIZES}, ideal start, n=d, γ² = 1.02 σ_d/d
     """
     plateaus = jax.jit(perturbation.plateau_losses)(np.array(PRE), SUFFICIENT)
 
@@ -227,13 +222,13 @@ def _():
     return plateaus[D - 1], simulate
 
 
-@claim(
-    "T4.4-sharp/ours",
-    "Theorems 4.4 and A.3, sharpened",
-    f"{SIZES}, ideal start",
-)
+@claim("T4.4-sharp/ours")
 def _():
-    """The sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)"""
+    """The sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)
+
+    Source: Theorems 4.4 and A.3, sharpened
+    Domain: {SIZES}, ideal start
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Computes the threshold. Learning the last mode changes the loss by -sigma_d^2 without
@@ -246,13 +241,13 @@ def _():
     return PRE[-1] / (2 * D), simulate
 
 
-@claim(
-    "T4.4-continuous/ours",
-    "Theorem 4.4, in continuous time",
-    f"{SIZES}, U = V, τ=6, last mode, noise γ={LATE}",
-)
+@claim("T4.4-continuous/ours")
 def _():
-    """Each mode's share falls until y = σ - dγ², then rises by (dγ²)²"""
+    """Each mode's share falls until y = σ - dγ², then rises by (dγ²)²
+
+    Source: Theorem 4.4, in continuous time
+    Domain: {SIZES}, U = V, τ=6, last mode, noise γ={LATE}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Computes the paired rise of the noisy loss from the turning time of the last mode (found
@@ -268,13 +263,13 @@ def _():
     return (D * LATE**2) ** 2, simulate
 
 
-@claim(
-    "A.5/exact",
-    "Lemma A.5 and its proof (Appendix A.2)",
-    f"{SIZES}, M = A, noise γ={{gamma}}",
-)
+@claim("A.5/exact")
 def _product(gamma=0.7):
-    """E|αM|_F² = dγ²|M|_F²"""
+    """E|αM|_F² = dγ²|M|_F²
+
+    Source: Lemma A.5 and its proof (Appendix A.2)
+    Domain: {SIZES}, M = A, noise γ={gamma}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         alpha = gamma * normals(key, quick)[0]
@@ -292,36 +287,29 @@ def _(gamma):
     return D**2 * (gamma**2 * sum(s**2 for s in PRE))
 
 
-@claim(
-    "A.6/printed",
-    "Assumption A.2 and Lemma A.6 (Appendix A.2)",
-    EDGE,
-    "<=",
-    attack=domains.real_starts(False),
-)
+@claim("A.6/printed", "<=", attack=domains.real_starts(False))
 def _():
-    """If |W_i - W̄_i| ≤ min{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}, then |L̃(real) - L̃(ideal)| ≤
+    """If |W_i - W̄_i| ≤ min{{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}}, then |L̃(real) - L̃(ideal)| ≤
     σ_d²/2
 
     The proof uses |W|_F ≤ σ_1, but |W|_F² = Σσ_i.
+
+    Source: Assumption A.2 and Lemma A.6 (Appendix A.2)
+    Domain: {EDGE}
     """
     first, last = SMALL[0], SMALL[-1]
     radius = min(first / 2, 0.25, last**2 / (16 * D * first * (2 * first + LOUD**2)))
     return last**2 / 2, deterministic(lambda: _real_gap(radius))
 
 
-@claim(
-    "A.6/corrected",
-    "Assumption A.2 and Lemma A.6 (Appendix A.2), corrected",
-    EDGE,
-    "<=",
-    attack=domains.real_starts(True),
-    overlooks="tightened",
-)
+@claim("A.6/corrected", "<=", attack=domains.real_starts(True), overlooks="tightened")
 def _():
-    """It holds within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, with S = Σσ_i and T² = Σσ_i²
+    """It holds within min{{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}}, with S = Σσ_i and T² = Σσ_i²
 
     The search finds that it is not sharp but 1.5 times too large.
+
+    Source: Assumption A.2 and Lemma A.6 (Appendix A.2), corrected
+    Domain: {EDGE}
     """
     size, norm = sqrt(sum(SMALL)), math.hypot(*SMALL)
     bound = SMALL[-1] ** 2 / (size * (18 * norm + 12 * D * LOUD**2))
@@ -344,13 +332,13 @@ def _hessian_at(time: float) -> np.ndarray:
     return np.asarray(networks.hessian(at(path, -1), target))
 
 
-@claim(
-    "D.1/exact",
-    "Proposition D.1 (Appendix D)",
-    f"d={D}, λ={QUADRATIC}",
-)
+@claim("D.1/exact")
 def _quadratic_rise():
-    """For a quadratic loss E[L(θ+λε) - L(θ)] = ½ λ² tr(H)"""
+    """For a quadratic loss E[L(θ+λε) - L(θ)] = ½ λ² tr(H)
+
+    Source: Proposition D.1 (Appendix D)
+    Domain: d={D}, λ={QUADRATIC}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         H, x = _random_hessian(), np.full(D, 0.2)
@@ -369,13 +357,13 @@ def _():
     return -(QUADRATIC**2) / 2 * np.trace(_random_hessian())
 
 
-@claim(
-    "D.1-network/ours",
-    "Appendix D, quantified",
-    f"{SIZES}, three modes learned, noise γ={{gamma}}",
-)
+@claim("D.1-network/ours")
 def _(gamma=0.5):
-    """For the network the quadratic prediction is too low by d³γ⁴, everywhere"""
+    """For the network the quadratic prediction is too low by d³γ⁴, everywhere
+
+    Source: Appendix D, quantified
+    Domain: {SIZES}, three modes learned, noise γ={gamma}
+    """
     target = task()
     layers = ideal(target, 3)
     trace = np.trace(np.asarray(networks.hessian(layers, target)))
@@ -387,32 +375,27 @@ def _(gamma=0.5):
     return D**3 * gamma**4, simulate
 
 
-@claim(
-    "D.1-sharpness/ours",
-    "Appendix D, solved",
-    f"{SIZES}, U = V, τ=2, t=1",
-)
+@claim("D.1-sharpness/ours")
 def _():
     """The modes give the top Hessian eigenvalue along training
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: Appendix D, solved
+    Domain: {SIZES}, U = V, τ=2, t=1
     """
     predicted = jax.jit(sharpness.mode_sharpness)(mode_path([1.0])[0], jnp.array(PRE))
     return predicted, deterministic(lambda: np.linalg.eigvalsh(_hessian_at(1.0))[-1], 1e-8)
 
 
-@claim(
-    "D.1-sharpening/ours",
-    "Appendix D, progressive sharpening",
-    f"{SIZES}, U = V, τ=2, from t=.5 to 1",
-    ">=",
-    attack=domains.SHARPENING,
-    overlooks="tightened",
-)
+@claim("D.1-sharpening/ours", ">=", attack=domains.SHARPENING, overlooks="tightened")
 def _():
     """For U = V and σ_d ≥ e^(-2τ), tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training
 
     For U ≠ V it may fall, at first where tr A < d e^(-2τ), and later, too.
+
+    Source: Appendix D, progressive sharpening
+    Domain: {SIZES}, U = V, τ=2, from t=.5 to 1
     """
     before = 4 * D * float(mode_path([0.5])[0].sum())
     return before, deterministic(lambda: np.trace(_hessian_at(1.0)), 1e-8)

@@ -59,38 +59,39 @@ def _from_plateau(of: Callable[[Layers], Array]) -> Callable[[float], float]:
     return distance
 
 
-@claim("A.1-plateau/printed", "Theorem A.1 (Appendix A.1)", PLATEAU)
+@claim("A.1-plateau/printed")
 def _():
     """For W_i(0)=e^(-τ)I, |W_1(t_i) - U(Σ^i)^½|_F ≤ e^(-Cτ) for some C > 0. The decay in τ is
     compared
 
     W_1 tends to U(Σ^i)^½ R with a rotation R. The prediction is the product's C.
+
+    Source: Theorem A.1 (Appendix A.1)
+    Domain: {PLATEAU}
     """
     return RATE, _rate(_from_plateau(lambda layers: layers.w1), 8.0, 12.0)
 
 
-@claim(
-    "A.1-plateau/corrected",
-    "Theorem 4.1 (Section 4.1) and Theorem A.1 (Appendix A.1)",
-    PLATEAU,
-)
+@claim("A.1-plateau/corrected")
 def _():
-    """|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ) with t_i = τ/(σ_i+σ_{i+1}) and C = 2(σ_i-σ_{i+1}) t_i/τ
+    """|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ) with t_i = τ/(σ_i+σ_{{i+1}}) and C = 2(σ_i-σ_{{i+1}}) t_i/τ
 
     It is about the product, not the layers. The tolerance covers the next order in e^(-Cτ).
+
+    Source: Theorem 4.1 (Section 4.1) and Theorem A.1 (Appendix A.1)
+    Domain: {PLATEAU}
     """
     return RATE, _rate(_from_plateau(theta), 8.0, 12.0)
 
 
-@claim(
-    "A.1-rank/corrected",
-    "Theorem A.1 (Appendix A.1), R < d",
-    f"d={D}, σ={{sigma}}, U ≠ V, τ={{early:g}} and {{late:g}}",
-)
+@claim("A.1-rank/corrected")
 def _(sigma=(*PRE[:2], 0, 0), early=5.0, late=7.0):
     """For A of rank R < d, |θ(t_R) - A|_F ~ e^(-Cτ) with t_R = τ/σ_R and C = 2
 
     It is about the product, not the layers. The tolerance covers the next order in e^(-τ).
+
+    Source: Theorem A.1 (Appendix A.1), R < d
+    Domain: d={D}, σ={sigma}, U ≠ V, τ={early:g} and {late:g}
     """
     target = task(sigma)
 
@@ -122,29 +123,30 @@ def _last_entry(exact: bool) -> float:
     return float(theta(layers)[0, 0])
 
 
-@claim(
-    "A.1-flow/ours",
-    "eqs. (5), (6), (9) (Appendix A.1), solved",
-    f"d={D}, W_1ᵀW_1 - W_2W_2ᵀ = {IMBALANCE} I, three targets one after the other,"
-    f" λ = {', '.join(f'{anchor:g}' for _, anchor in LEGS)}",
-)
+ANCHORS = ", ".join(f"{anchor:g}" for _, anchor in LEGS)
+
+
+@claim("A.1-flow/ours")
 def _():
     """The square-root Riccati flow gives θ_11 at the end
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: eqs. (5), (6), (9) (Appendix A.1), solved
+    Domain: d={D}, W_1ᵀW_1 - W_2W_2ᵀ = {IMBALANCE} I, three targets one after the other,
+      λ = {ANCHORS}
     """
     return _last_entry(exact=True), deterministic(lambda: _last_entry(exact=False), 1e-8)
 
 
-@claim(
-    "A.1-sigmoid/ours",
-    "eqs. (5), (6) (Appendix A.1), solved",
-    f"{SIZES}, τ=2, i=2, t=1",
-)
+@claim("A.1-sigmoid/ours")
 def _():
     """For U = V, θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t))
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: eqs. (5), (6) (Appendix A.1), solved
+    Domain: {SIZES}, τ=2, i=2, t=1
     """
 
     def mode() -> float:
@@ -155,15 +157,14 @@ def _():
     return mode_path([1.0])[0, 1], deterministic(mode, 1e-8)
 
 
-@claim(
-    "A.1-saddle/printed",
-    "Theorem A.1 (Appendix A.1)",
-    f"{SIZES}, det A < 0, τ={{tau:g}}, t = 2τ/σ_d",
-)
+@claim("A.1-saddle/printed")
 def _printed_saddle(tau=4.0):
     """For W_i(0)=e^(-τ)I and A of rank d, θ(t_d) → A with τ. The loss is compared
 
     det θ keeps its initial sign, at every time and for every τ.
+
+    Source: Theorem A.1 (Appendix A.1)
+    Domain: {SIZES}, det A < 0, τ={tau:g}, t = 2τ/σ_d
     """
     u, v = rotations()
     target = jnp.asarray((u * PRE) @ (v * [-1, 1, 1, 1]).T)

@@ -55,55 +55,51 @@ def _predicted(time: float, bits: float) -> float:
     return float(noisy - calm)
 
 
-@claim(
-    "P4.3-dither-{bits}/ours",
-    SOURCE,
-    f"{SETTING}, U ≠ V, t={MIDWAY:g}, {{bits}} bits",
-    each=((3,), (5,)),
-)
+@claim("P4.3-dither-{bits}/ours", each=((3,), (5,)))
 def _(bits):
     """With a random shift of each weight's grid, rounding raises the loss exactly as noise of
     variance step²/12 does, at every time
+
+    Source: {SOURCE}
+    Domain: {SETTING}, U ≠ V, t={MIDWAY:g}, {bits} bits
     """
     return _predicted(MIDWAY, bits), _rise(MIDWAY, bits, dither=True)
 
 
-@claim(
-    "P4.3-nearest-{bits}/limit",
-    SOURCE,
-    f"{SETTING}, U ≠ V, t={LATE:g}, {{bits}} bits",
-    each=((4,), (6,)),
-)
+@claim("P4.3-nearest-{bits}/limit", each=((4,), (6,)))
 def _(bits):
     """Rounding to nearest does the same at the end of training, as entries spread over many steps
 
     Midway, with few modes learned, it raises the loss by a third more at 4 bits.
+
+    Source: {SOURCE}
+    Domain: {SETTING}, U ≠ V, t={LATE:g}, {bits} bits
     """
     return _predicted(LATE, bits), _rise(LATE, bits, dither=False)
 
 
 @claim(
-    "P4.3-mirrored-dither/ours",
-    SOURCE,
-    f"{SETTING}, U = V, t={{time:g}}, {{bits}} bits, one grid for a weight and its mirror image",
-    without={"2dγ² tr(θ-A)": lambda: _mirrored(MIDWAY, 3, shift=False)},
+    "P4.3-mirrored-dither/ours", without={"2dγ² tr(θ-A)": lambda: _mirrored(MIDWAY, 3, shift=False)}
 )
 def _(time=MIDWAY, bits=3):
     """For W_2 = W_1ᵀ rounding raises the loss by 2(d+1)γ²|W|² + 2dγ² tr(θ-A) + γ⁴(2d³-d²/5) with γ²
     = step²/12
 
     Both layers have the same errors. Their square moves the map by dγ² I.
+
+    Source: {SOURCE}
+    Domain: {SETTING}, U = V, t={time:g}, {bits} bits, one grid for a weight and its mirror image
     """
     return _mirrored(time, bits), _rise(time, bits, dither=True, mirrored=True)
 
 
-@claim(
-    "P4.3-mirrored-nearest/limit",
-    SOURCE,
-    f"{SETTING}, U = V, t={LATE:g}, {{bits}} bits",
-)
+@claim("P4.3-mirrored-nearest/limit")
 def _(bits=5):
-    """Rounding to nearest does the same at the end of training"""
+    """Rounding to nearest does the same at the end of training
+
+    Source: {SOURCE}
+    Domain: {SETTING}, U = V, t={LATE:g}, {bits} bits
+    """
     return _mirrored(LATE, bits), _rise(LATE, bits, dither=False, mirrored=True)
 
 
@@ -115,16 +111,14 @@ def _mirrored(time: float, bits: float, shift: bool = True) -> float:
     return float(noisy - calm - (0 if shift else 2 * D * gamma**2 * (y - SIGMA).sum()))
 
 
-@claim(
-    "T4.4-bits/ours",
-    "Theorem 4.4 (Section 4.2), with rounding",
-    f"{SETTING}, U ≠ V, ideal start",
-    effect=0.1,
-)
+@claim("T4.4-bits/ours", effect=0.1)
 def _(bits=3, n=2):
     """Below log_2(d range²/(6σ_n))/2 bits mode {n} is not worth learning
 
     The test detects a tenth of a bit.
+
+    Source: Theorem 4.4 (Section 4.2), with rounding
+    Domain: {SETTING}, U ≠ V, ideal start
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -144,14 +138,13 @@ def _(bits=3, n=2):
     return quantised.worthwhile_bits(SIGMA[n - 1], D, SPAN), simulate
 
 
-@claim(
-    "D4.2-bits-{bits}/ours",
-    "after Prop 4.3 (Section 4.2), with rounding",
-    f"{SETTING}, U ≠ V, {{bits}} bits, grids shifted at random, t ≤ {{end:g}}",
-    each=((2, 4.0), (3, 8.0)),
-)
+@claim("D4.2-bits-{bits}/ours", each=((2, 4.0), (3, 8.0)))
 def _(bits, end):
-    """The best time to stop pre-training before rounding to b bits is the one for γ² = step²/12"""
+    """The best time to stop pre-training before rounding to b bits is the one for γ² = step²/12
+
+    Source: after Prop 4.3 (Section 4.2), with rounding
+    Domain: {SETTING}, U ≠ V, {bits} bits, grids shifted at random, t ≤ {end:g}
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run, draws = _run(end=end), 1_000 if quick else 3_000

@@ -96,17 +96,24 @@ def _contracted(rate: float) -> float:
     return (1 - rate) ** EVERY * abs(sqrt(PRE[MODE]) - sqrt(_limit(1.0)))
 
 
-@claim("eq10/exact", "eqs. (10), (11) (Appendix A.1)", CORNER)
+@claim("eq10/exact")
 def _():
-    """∂L/∂W_1 = 2 (θ - A) Σ_k W_2ᵀ"""
+    """∂L/∂W_1 = 2 (θ - A) Σ_k W_2ᵀ
+
+    Source: eqs. (10), (11) (Appendix A.1)
+    Domain: {CORNER}
+    """
     return _formula(1), deterministic(lambda: _gradient(1))
 
 
-@claim("eq11/printed", "eqs. (10), (11) (Appendix A.1)", CORNER)
+@claim("eq11/printed")
 def _printed_gradient():
     """∂L/∂W_2 = 2 W_1ᵀ Σ_k (θ - A)
 
     Σ_k is on the wrong side.
+
+    Source: eqs. (10), (11) (Appendix A.1)
+    Domain: {CORNER}
     """
     return _formula(2, printed=True), deterministic(lambda: _gradient(2))
 
@@ -117,40 +124,38 @@ def _():
     return _formula(2)
 
 
-@claim(
-    "eq16/printed",
-    "eqs. (16), (17) and Lemma A.7 (Appendix A.3)",
-    f"{AT_ONE}, n=2, τ={{tau:g}}, mode 2",
-)
+@claim("eq16/printed")
 def _(tau=6.0):
     """Anchored to the real θⁿ(0), the ideal modes follow f
 
     Lemma A.7 needs the ideal anchor.
+
+    Source: eqs. (16), (17) and Lemma A.7 (Appendix A.3)
+    Domain: {AT_ONE}, n=2, τ={tau:g}, mode 2
     """
     times = tau / (PRE[1] + PRE[2]) * np.arange(1, 5) / 4
     real = theta(at(trained(identity_start(D, tau), task(), list(times)), -1))
     return _iterates()[MODE], deterministic(lambda: _anchored(real))
 
 
-@claim(
-    "eq16/corrected",
-    "eqs. (16), (17) and Lemma A.7 (Appendix A.3)",
-    f"{AT_ONE}, n=2, mode 2",
-)
+@claim("eq16/corrected")
 def _():
-    """Anchored to the ideal θ̄ⁿ(0), the ideal modes follow f"""
+    """Anchored to the ideal θ̄ⁿ(0), the ideal modes follow f
+
+    Source: eqs. (16), (17) and Lemma A.7 (Appendix A.3)
+    Domain: {AT_ONE}, n=2, mode 2
+    """
     return _iterates()[MODE], deterministic(_anchored)
 
 
-@claim(
-    "eq18/printed",
-    "eq. (18) (Appendix A.3.1)",
-    f"{AT_ONE}, mode 2",
-)
+@claim("eq18/printed")
 def _printed_map():
     """The layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλ(σ_0²-x²)
 
     An x is missing. Appendix A.6 restores it.
+
+    Source: eq. (18) (Appendix A.3.1)
+    Domain: {AT_ONE}, mode 2
     """
     return _iterates(printed=True)[MODE], deterministic(lambda: _layer_mode(1.0, 0))
 
@@ -161,24 +166,27 @@ def _():
     return _iterates()[MODE]
 
 
-@claim("A.7/exact", "Lemma A.7 (Appendix A.3.1)", f"{AT_ONE}, n=3")
+@claim("A.7/exact")
 def _():
-    """UᵀθⁿV is diagonal with (f^(k))² for i ≤ n and 0 for i > n. Σ_ij |UᵀθⁿV|_ij is compared"""
+    """UᵀθⁿV is diagonal with (f^(k))² for i ≤ n and 0 for i > n. Σ_ij |UᵀθⁿV|_ij is compared
+
+    Source: Lemma A.7 (Appendix A.3.1)
+    Domain: {AT_ONE}, n=3
+    """
     u, v = rotations()
     return (_iterates()[:3] ** 2).sum(), deterministic(
         lambda: np.abs(u.T @ np.asarray(theta(at(tuned(3, anchor=1.0), 0))) @ v).sum()
     )
 
 
-@claim(
-    "A.7-flow/ours",
-    "Lemma A.7, in continuous time",
-    f"{BOTH}, λ={HALF}, T=.2, mode 2",
-)
+@claim("A.7-flow/ours")
 def _():
     """y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)) with s = (σ_ft+λy(0))/(1+λ)
 
     The tolerance covers the error of the Runge-Kutta scheme.
+
+    Source: Lemma A.7, in continuous time
+    Domain: {BOTH}, λ={HALF}, T=.2, mode 2
     """
     times = [0.1, 0.2, 0.4, 0.8]
     predicted = fine_tuning.mode(times[1], PRE[MODE], TARGET[MODE], HALF)
@@ -187,16 +195,13 @@ def _():
     )
 
 
-@claim(
-    "A.9/exact",
-    "Assumption A.8 and Lemma A.9 (Appendix A.3.1)",
-    f"d={D}, σ_pre={PRE}, σ_ft={{steep}}, λ=1, η={RATE}; the largest norm of the path",
-    "<=",
-    attack=domains.NORMS,
-    overlooks="tightened",
-)
+@claim("A.9/exact", "<=", attack=domains.NORMS, overlooks="tightened")
 def _(steep=(5.0, 4.0, 2.5, 1.5)):
-    """For 4η(λ+2)Γ < 1, |Ŵ|_op ≤ √Γ"""
+    """For 4η(λ+2)Γ < 1, |Ŵ|_op ≤ √Γ
+
+    Source: Assumption A.8 and Lemma A.9 (Appendix A.3.1)
+    Domain: d={D}, σ_pre={PRE}, σ_ft={steep}, λ=1, η={RATE}; the largest norm of the path
+    """
 
     def largest() -> float:
         path = tuned(D, steep, 1.0)
@@ -205,11 +210,14 @@ def _(steep=(5.0, 4.0, 2.5, 1.5)):
     return sqrt(max(*PRE, *steep)), deterministic(largest)
 
 
-@claim("A.28-limit/printed", "Lemma A.28 (Appendix A.6)", AT_HALF)
+@claim("A.28-limit/printed")
 def _printed_limit():
     """f^(k)(σ_0) → σ* = √((σ_0² + λσ²)/(1+λ)), small η
 
     The weights are swapped.
+
+    Source: Lemma A.28 (Appendix A.6)
+    Domain: {AT_HALF}
     """
     return sqrt(_limit(HALF, swapped=True)), deterministic(lambda: _layer_mode(HALF, -1))
 
@@ -220,13 +228,13 @@ def _():
     return sqrt(_limit(HALF))
 
 
-@claim(
-    "A.28-factor/printed",
-    "proof of Lemma A.28 (Appendix A.6)",
-    f"{AT_HALF}, x={{x}}, with the true σ*",
-)
+@claim("A.28-factor/printed")
 def _printed_factor(x=1.3):
-    """g(x) = x(x-σ*)(x+(λ+1)σ*)"""
+    """g(x) = x(x-σ*)(x+(λ+1)σ*)
+
+    Source: proof of Lemma A.28 (Appendix A.6)
+    Domain: {AT_HALF}, x={x}, with the true σ*
+    """
 
     def half_gradient() -> float:
         """Differentiates with respect to the layer-mode, by autodiff."""
@@ -246,18 +254,14 @@ def _(x):
     return (1 + HALF) * x * (x - root) * (x + root)
 
 
-@claim(
-    "A.28-rate/corrected",
-    "Lemma A.28 (Appendix A.6)",
-    f"{AT_ONE}, mode 2",
-    "<=",
-    attack=domains.contraction(False),
-    overlooks="tightened",
-)
+@claim("A.28-rate/corrected", "<=", attack=domains.contraction(False), overlooks="tightened")
 def _rate():
-    """|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*
+    """|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{{σ²,σ_0²}})^k |σ_0 - σ*|, with the true σ*
 
     This is the printed rate. The search finds that it is not sharp, at most half of the true one.
+
+    Source: Lemma A.28 (Appendix A.6)
+    Domain: {AT_ONE}, mode 2
     """
     left = _contracted(2 * RATE * min(PRE[MODE], TARGET[MODE]))
     return left, deterministic(lambda: abs(_layer_mode(1.0, 0) - sqrt(_limit(1.0))))
@@ -265,7 +269,7 @@ def _rate():
 
 @_rate.beside("ours", attack=domains.contraction(True), overlooks="tightened")
 def _():
-    """|f^(k)(σ_0) - σ*| ≤ (1 - 4η(1+λ) min{σ²,σ_0²})^k |σ_0 - σ*|"""
+    """|f^(k)(σ_0) - σ*| ≤ (1 - 4η(1+λ) min{{σ²,σ_0²}})^k |σ_0 - σ*|"""
     return _contracted(8 * RATE * min(PRE[MODE], TARGET[MODE]))
 
 
@@ -300,15 +304,14 @@ def _enough(rate: float) -> float:
     return log(100 * GAMMA / PRECISION) / (rate * min(PRE[LEARNED - 1], TARGET[LEARNED - 1]))
 
 
-@claim(
-    "A.11/printed",
-    "Lemma A.11 (Appendix A.3.1)",
-    f"{BOTH}, λ={HALF}, mode 2",
-)
+@claim("A.11/printed")
 def _printed_weights():
     """For 4η(λ+2)Γ < 1 and large K, |(Uᵀθ̂ⁿ(K)V)_ii - (σ_pre + λσ_ft)/(1+λ)| ≤ ε for i ≤ n
 
     The weights are swapped. Lemma A.23 has them right.
+
+    Source: Lemma A.11 (Appendix A.3.1)
+    Domain: {BOTH}, λ={HALF}, mode 2
     """
     return _limit(HALF, swapped=True), deterministic(lambda: _layer_mode(HALF, -1) ** 2)
 
@@ -319,66 +322,51 @@ def _():
     return _limit(HALF)
 
 
-@claim(
-    "A.10/corrected",
-    "Assumption A.10 and Lemma A.11 (Appendix A.3.1)",
-    f"{FREE}, η={FAST}",
-    "<=",
-    attack=domains.PRECISE,
-    overlooks="tightened",
-)
+@claim("A.10/corrected", "<=", attack=domains.PRECISE, overlooks="tightened")
 def _():
-    """K ≥ log(100Γ/ε)/(η min{σ_pre,σ_ft}) steps leave an error ≤ ε, with the true limit
+    """K ≥ log(100Γ/ε)/(η min{{σ_pre,σ_ft}}) steps leave an error ≤ ε, with the true limit
 
     The search finds that it is not sharp. A quarter of the steps is enough, see A.21-steps.
+
+    Source: Assumption A.10 and Lemma A.11 (Appendix A.3.1)
+    Domain: {FREE}, η={FAST}
     """
     return PRECISION, deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(FAST)))
 
 
-@claim(
-    "A.21-steps/printed",
-    "Assumption A.21, item 3, and Lemma A.23 (Appendix A.3.4)",
-    f"{FREE}, η={RATE}, infinite batch",
-    "<=",
-    attack=domains.STEPS_PRINTED,
-)
+@claim("A.21-steps/printed", "<=", attack=domains.STEPS_PRINTED)
 def _():
-    """For K ≥ log(100Γ/ε)/min{σ_pre,σ_ft}, the error is ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
+    """For K ≥ log(100Γ/ε)/min{{σ_pre,σ_ft}}, the error is ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
 
     1/η is missing.
+
+    Source: Assumption A.21, item 3, and Lemma A.23 (Appendix A.3.4)
+    Domain: {FREE}, η={RATE}, infinite batch
     """
     left = deterministic(lambda: _distance(LEARNED, 0.0, RATE, _enough(1.0)))
     return _precision(LEARNED, BOUND), left
 
 
-@claim(
-    "A.21-steps/corrected",
-    "Assumption A.21, item 3, and Lemma A.23 (Appendix A.3.4)",
-    f"{FREE}, η={FAST}, infinite batch",
-    "<=",
-    attack=domains.STEPS,
-    overlooks="tightened",
-)
+@claim("A.21-steps/corrected", "<=", attack=domains.STEPS, overlooks="tightened")
 def _():
-    """For K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}) the same bound holds
+    """For K ≥ log(100Γ/ε)/(4η(1+λ) min{{σ_pre,σ_ft}}) the same bound holds
 
     The search finds that it is not sharp. The error is at most 1/280 of the bound.
+
+    Source: Assumption A.21, item 3, and Lemma A.23 (Appendix A.3.4)
+    Domain: {FREE}, η={FAST}, infinite batch
     """
     left = deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(4 * FAST)))
     return _precision(LEARNED, BOUND), left
 
 
-@claim(
-    "A.23/exact",
-    "Lemma A.23 (Appendix A.3.4)",
-    f"{BOTH}, λ={HALF}, λ_0=.6, n=d, ideal start, infinite batch",
-    "<=",
-    attack=domains.CONVERGED,
-    overlooks="tightened",
-)
+@claim("A.23/exact", "<=", attack=domains.CONVERGED, overlooks="tightened")
 def _():
     """|UᵀθⁿV - (Σ_ft+λΣ_pre)/(1+λ)|_F ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)
 
     The lemma's batch size grows like (1+32ηΓ)^(2K).
+
+    Source: Lemma A.23 (Appendix A.3.4)
+    Domain: {BOTH}, λ={HALF}, λ_0=.6, n=d, ideal start, infinite batch
     """
     return _precision(D, 0.6), deterministic(lambda: _distance(D, HALF))

@@ -60,21 +60,27 @@ def _sharpness(time: float, rho: float) -> float:
     return sum(loss(flat + s) + loss(flat - s) - 2 * loss(flat) for s in steps)
 
 
-@claim("SAM-trace/ours", SOURCE, f"{UNBALANCED}, ρ={RHO}, t={{time:g}}")
+@claim("SAM-trace/ours")
 def _(time=20.0):
     """The trace of the Hessian is 2d Σ(a² + b²). Each mode has two equations, da/dt = -2r'b' and
     db/dt = -2r'a' at a' = a + 2ρrb, b' = b + 2ρra
+
+    Source: {SOURCE}
+    Domain: {UNBALANCED}, ρ={RHO}, t={time:g}
     """
     a, b = sharpness_aware.flow(*_unbalanced(), SIGMA, RHO, [0.0, time])
     predicted = 2 * D * np.sum(a[-1] ** 2 + b[-1] ** 2)
     return predicted, deterministic(lambda: _sharpness(time, RHO), INTEGRATED)
 
 
-@claim("SAM-imbalance/limit", SOURCE, f"{UNBALANCED}, ρ={{rho}}, mode {{mode}}, t={{time:g}}")
+@claim("SAM-imbalance/limit")
 def _(rho=1e-4, mode=1, time=20.0):
     """SAM lowers log|a²-b²| by 4ρ∫(σ-y)/√((a²-b²)²+4y²) dy until a mode is learned, as ρ → 0
 
     Gradient flow conserves it. The tolerance covers the next order in ρ.
+
+    Source: {SOURCE}
+    Domain: {UNBALANCED}, ρ={rho}, mode {mode}, t={time:g}
     """
     start, size = _imbalances(_whole(*_unbalanced())), IMBALANCE[mode - 1]
 
@@ -93,29 +99,30 @@ def _balanced(time: float, rho: float) -> np.ndarray:
     return np.einsum("oi,op,pi->i", u, pair[0] @ pair[1], v)
 
 
-@claim(
-    "SAM-time-{mode}/ours",
-    SOURCE,
-    f"{SETTING}, τ={TAU:g}, ρ={{rho}}",
-    each=((1, 0.06), (2, 0.15)),
-)
+@claim("SAM-time-{mode}/ours", each=((1, 0.06), (2, 0.15)))
 def _(mode, rho):
     """From a balanced start a mode reaches y after the time ∫dy/(4yk(σ-yk²)) with k = 1 + 2ρ(y-σ),
     here σ/2
 
     SAM slows large modes down, at first by the factor (1-2ρσ).
+
+    Source: {SOURCE}
+    Domain: {SETTING}, τ={TAU:g}, ρ={rho}
     """
     sigma = float(SIGMA[mode - 1])
     time = sharpness_aware.learning_time(sigma / 2, exp(-2 * TAU), sigma, rho)
     return sigma / 2, deterministic(lambda: float(_balanced(time, rho)[mode - 1]), INTEGRATED)
 
 
-@claim("SAM-trap/ours", SOURCE, f"{SETTING}, τ={TAU:g}, ρ={{rho}}, t={{time:g}}, loss")
+@claim("SAM-trap/ours")
 def _(rho=0.3, time=20.0):
     """Without normalisation an aligned mode with σ - e^(-2τ) > 1/(2ρ) is not learned. A loss of σ²
     remains
 
     Rounding leaves this saddle later, along hidden units that have learned another mode.
+
+    Source: {SOURCE}
+    Domain: {SETTING}, τ={TAU:g}, ρ={rho}, t={time:g}, loss
     """
     start = exp(-2 * TAU)
     times = [sharpness_aware.learning_time(s / 2, start, s, rho) for s in SIGMA.tolist()]
@@ -143,31 +150,28 @@ def _bounced(mode: int) -> Simulate:
     return deterministic(rate, 0.02 * 4 * LENGTH**2)
 
 
-@claim(
-    "SAM-sharpest/limit",
-    SOURCE,
-    BOUNCING,
-)
+@claim("SAM-sharpest/limit")
 def _():
     """Normalised SAM oscillates along the sharpest mode, and lowers its log|a²-b²| at the rate
     4ρ²(1 + 2η(a²+b²))
 
     The tolerance covers the next order in ρ.
+
+    Source: {SOURCE}
+    Domain: {BOUNCING}
     """
     size = float(np.hypot(IMBALANCE[0], 2 * SIGMA[0]))
     return sharpness_aware.sharpest_decay(LENGTH, RATE, size), _bounced(1)
 
 
-@claim(
-    "SAM-others/limit",
-    SOURCE,
-    f"{BOUNCING}, mode {{mode}}",
-    effect=0.05 * 4 * LENGTH**2,
-)
+@claim("SAM-others/limit", effect=0.05 * 4 * LENGTH**2)
 def _(mode=2):
     """Meanwhile the other modes keep their imbalance
 
     The test detects 5 % of the rate of the sharpest mode.
+
+    Source: {SOURCE}
+    Domain: {BOUNCING}, mode {mode}
     """
     return 0.0, _bounced(mode)
 
@@ -175,17 +179,18 @@ def _(mode=2):
 MIXED, SHORT, FINE, UNTIL = np.array([0.2, 3.0, -2.5, 0.1]), 0.05, 0.001, 6.0
 
 
-@claim(
-    "SAM-mixed-{mode}/limit",
-    SOURCE,
-    f"{SETTING}, a minimum, a²-b²={tuple(MIXED.tolist())}, ρ={SHORT}, η={FINE}, t={UNTIL:g}",
-    each=((2,), (3,)),
-)
+APART = tuple(MIXED.tolist())
+
+
+@claim("SAM-mixed-{mode}/limit", each=((2,), (3,)))
 def _(mode):
     """Normalised SAM lowers the largest a_i² + b_j², with d(a_i²-b_i²)/dt = -4ρ²a_i², and 4ρ²b_j²
     for mode j. The change of mode {mode} is compared
 
     The tolerance covers the next orders in ρ and η.
+
+    Source: {SOURCE}
+    Domain: {SETTING}, a minimum, a²-b²={APART}, ρ={SHORT}, η={FINE}, t={UNTIL:g}
     """
     predicted = sharpness_aware.bouncing_drift(MIXED, SIGMA, SHORT, UNTIL) - MIXED
 
