@@ -170,7 +170,6 @@ class Stated:
         status: str,
         relation: Relation | None = None,
         *,
-        source: str = "",
         effect: float | None = None,
         without: Mapping[str, Callable[[], float]] | None = None,
         attack: "Domain | str | None" = None,
@@ -178,12 +177,12 @@ class Stated:
     ) -> Callable[[Sides], "Stated"]:
         """Decorates a function that states the same in another form, such as corrected.
 
-        The claim has the source, the domain and the simulation of this one.
+        The claim has the simulation and the domain of this one, and its source unless the docstring
+        has another.
 
         Args:
           status: A key of `STATUSES`.
           relation: As for `Claim`. None takes the relation of this claim.
-          source: Text that is added to the source, such as ", corrected".
           effect: As for `Claim`. None takes the effect of this claim.
           without: As for `Claim`.
           attack: As for `Claim`.
@@ -197,14 +196,14 @@ class Stated:
         def decorate(predict: Sides) -> Stated:
             taken, made = inspect.signature(predict).parameters, []
             for first, numbers in zip(self.claims, self.problems, strict=True):
-                stem = first.id.rpartition("/")[0]
-                texts = _texts(f"{stem}/{status}", predict, numbers)
+                name = f"{first.id.rpartition('/')[0]}/{status}"
+                texts = _texts(name, predict, numbers)
                 predicted = _lazily(predict, {name: numbers[name] for name in taken})
                 changed = replace(
                     first,
-                    id=f"{stem}/{status}",
+                    id=name,
                     statement=texts.statement,
-                    source=first.source + source,
+                    source=texts.source or first.source,
                     predict=lambda predicted=predicted: float(predicted()),
                     relation=relation or first.relation,
                     note=texts.note,
@@ -271,12 +270,12 @@ def claim(
             if not (texts.source and texts.domain):
                 raise ValueError(
                     f"{full}: expected a docstring that ends with 'Source: ...' and"
-                    f" 'Domain: ...', got {_end(sides)!r}"
+                    f" 'Domain: ...', got {texts.source!r} and {texts.domain!r}"
                 )
             stated = Claim(
                 full,
                 texts.statement,
-                texts.source if paper in texts.source else f"{paper} {texts.source}",
+                texts.source,
                 texts.domain,
                 lambda found=found: float(found()[0]),
                 lambda key, quick, found=found: found()[1](key, quick),
@@ -317,11 +316,10 @@ def _texts(name: str, function: Sides, numbers: Mapping[str, Any]) -> _Texts:
         raise ValueError(f"{name}: expected a docstring that states the claim, got none")
     place = notes.pop() if notes and notes[-1].startswith("Source: ") else ""
     source, _, domain = " ".join(place.removeprefix("Source: ").split()).partition(" Domain: ")
+    paper = name.partition("/")[0]
+    if source and paper not in source:
+        source = f"{paper} {source}"
     return _Texts(" ".join(statement.split()), " ".join(" ".join(notes).split()), source, domain)
-
-
-def _end(function: Sides) -> str:
-    return (inspect.getdoc(function) or "").split("\n")[-1]
 
 
 def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:

@@ -470,12 +470,14 @@ for _depth in (2, 3):
         """
         return _printed_gain(at), _gain(at, depth)
 
-    @_printed_tuning.beside("corrected", source=", corrected", effect=0.05)
+    @_printed_tuning.beside("corrected", effect=0.05)
     def _(depth, at):
         """For load < 1, T_ft → (1-load) c (2cos θ - c) with c = N^(1-1/L), N² = load + load
         σ²/(1-load) + (1-load) c²
 
         The test detects a difference of .05. The risks are of order 1.
+
+        Source: Thm 3.9, eqs. (16), (17), p. 9, corrected
         """
         return risks.transferability_limit(
             "fine_tuning", load=at.load, theta=at.theta, sigma=at.sigma, depth=depth

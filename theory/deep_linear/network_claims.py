@@ -340,11 +340,12 @@ def _features_bound(start=Start(4, 0.5)):
     return bound, _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, start)
 
 
-@_features_bound.beside(
-    "ours", source=", sharpened", attack=domains.features(2.0), overlooks="tightened"
-)
+@_features_bound.beside("ours", attack=domains.features(2.0), overlooks="tightened")
 def _(start):
-    """λ_min(ΦᵀΦ) ≥ (L-1)! (α²λ)^(L-1), as σ_min(W_l)² ≥ σ_min(W_{{l+1}})² + α²λ"""
+    """λ_min(ΦᵀΦ) ≥ (L-1)! (α²λ)^(L-1), as σ_min(W_l)² ≥ σ_min(W_{{l+1}})² + α²λ
+
+    Source: eqs. (42)-(46), p. 17, sharpened
+    """
     return factorial(start.depth - 1) * start.alpha ** (2 * (start.depth - 1))
 
 
@@ -430,11 +431,13 @@ def _corrected_top():
     return THICK.alpha**2 * (1 - TOP[0]), found
 
 
-@_corrected_top.beside("ours", source=", sharpened", attack=domains.DIFFERENCE)
+@_corrected_top.beside("ours", attack=domains.DIFFERENCE)
 def _():
     """|W_l|²_op - |W_L|²_op ≥ (L-l) α²λ, here of the first layer
 
     The tolerance covers the rate. The bound is attained, as D̄_l is a multiple of I.
+
+    Source: {BOUND}, sharpened
     """
     return (THICK.depth - 1) * THICK.alpha**2
 
