@@ -272,6 +272,11 @@ def claim(
                     f"{full}: expected a docstring that ends with 'Source: ...' and"
                     f" 'Domain: ...', got {texts.source!r} and {texts.domain!r}"
                 )
+            if nested := [p for p in numbers if f"{{{p}" in texts.source + texts.domain]:
+                raise ValueError(
+                    f"{full}: {nested} in the value of a name is not replaced; write it in the"
+                    " docstring itself"
+                )
             stated = Claim(
                 full,
                 texts.statement,

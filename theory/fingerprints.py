@@ -8,7 +8,6 @@ outside `theory` does not, either.
 import ast
 import functools
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -27,13 +26,11 @@ class _Module:
     """A parsed module.
 
     Attributes:
-      lines: The lines of its file without comments and docstrings.
       body: The statements of its top level.
       bound: The positions in `body` of the statements that bind a name.
       imported: The full names of imported names, such as "theory.linearity.bounds.spread".
     """
 
-    lines: list[str]
     body: list[ast.stmt]
     bound: Mapping[str, list[int]]
     imported: Mapping[str, str]
@@ -42,13 +39,12 @@ class _Module:
 @functools.cache
 def _module(name: str) -> _Module | None:
     """Parses a module of `theory`; None for other names."""
-    first, *parts = name.split(".")
+    package, *parts = name.split(".")
     files = (ROOT.joinpath(*parts, "__init__.py"), ROOT.joinpath(*parts).with_suffix(".py"))
     file = next((file for file in files if file.is_file()), None)
-    if first != ROOT.name or file is None:
+    if package != ROOT.name or file is None:
         return None
-    text = file.read_text(encoding="utf-8")
-    tree, lines = ast.parse(text), text.split("\n")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     bound: dict[str, list[int]] = {}
     for position, statement in enumerate(tree.body):
         for local in _bindings(statement):
@@ -59,14 +55,7 @@ def _module(name: str) -> _Module | None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
-            first, last = node.body[0].lineno, node.body[0].end_lineno or 0
-            lines[first - 1 : last] = [""] * (last - first + 1)
-    lines = ["" if line.lstrip().startswith("#") else line for line in lines]
-    return _Module(lines, tree.body, bound, imported)
+    return _Module(tree.body, bound, imported)
 
 
 def _bindings(statement: ast.stmt) -> set[str]:
@@ -115,14 +104,26 @@ def _uses(place: Place) -> frozenset[Place]:
 
 
 @functools.cache
-def _text(place: Place) -> str:
-    """Returns the source of a statement without whitespace and commas before brackets."""
-    home, position = place
-    module = _module(home)
+def _hash(place: Place) -> str:
+    """Computes the hash of a statement."""
+    module = _module(place[0])
     assert module is not None
-    statement = module.body[position]
-    lines = module.lines[_first(statement) - 1 : statement.end_lineno]
-    return re.sub(r",(?=[)\]}])", "", "".join("".join(lines).split()))
+    return hashlib.sha256(_written(module.body[place[1]]).encode()).hexdigest()
+
+
+def _written(part: Any) -> str:
+    """Writes a tree of code without docstrings, the same in all versions of Python."""
+    if isinstance(part, list):
+        return f"[{','.join(map(_written, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    named = dict(ast.iter_fields(part))
+    if isinstance(part, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(part):
+        named["body"] = part.body[1:]
+    texts = (
+        f"{name}={_written(value)}" for name, value in named.items() if value not in (None, [])
+    )
+    return f"{type(part).__name__}({','.join(texts)})"
 
 
 def _statement(function: Any) -> Place | None:
@@ -162,7 +163,7 @@ def _parts(value: Any) -> Iterator[Place | str]:
 
 def forget() -> None:
     """Forgets the sources that were read, such as those of a package that has changed since."""
-    for cached in (_module, _uses, _text):
+    for cached in (_module, _uses, _hash):
         cached.cache_clear()
 
 
@@ -181,5 +182,5 @@ def fingerprint(value: Any) -> str:
         found |= open_
         open_ = {use for place in open_ for use in _uses(place)} - found
     data = [part for part in parts if isinstance(part, str)]
-    whole = "\n".join((*data, *sorted(map(_text, found))))
+    whole = "\n".join((*data, *sorted(map(_hash, found))))
     return hashlib.sha256(whole.encode()).hexdigest()[:16]

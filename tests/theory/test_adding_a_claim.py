@@ -77,3 +77,12 @@ def test_a_source_without_a_statement_is_named(add):
     (line,) = coverage.orphans(found[:1])
     name, source = "features-are-fate/T3.6-noiseless/ours", "features-are-fate as is well known"
     assert line == f"{name}: its source, '{source}', names no statement of theory/coverage.py"
+
+
+def test_a_parameter_inside_of_a_value_is_refused(add):
+    """It would stand in the ledger as it is."""
+    code = CODE.replace("Domain: n={n}", "Domain: {PLACE}").replace(
+        "@claim(", 'PLACE = "n={n}"\n\n\n@claim('
+    )
+    with pytest.raises(ValueError, match=r"noiseless/ours: \['n'\] in the value of a name is not"):
+        add(code)

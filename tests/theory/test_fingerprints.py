@@ -26,6 +26,8 @@ PARTS = """from {package}.deep import inner
 
 
 def scale(x):
+    if x:
+        x = x + 1
     return inner(2 * x)
 """
 DEEP = """def inner(x):
@@ -71,6 +73,7 @@ def printed(tmp_path, monkeypatch):
         ("+ offset", "- offset"),
         ("offset=2.0", "offset=1.9"),
         ("2 * x", "1.9 * x"),
+        ("        x = x + 1\n    return inner", "        x = x + 1\n        return inner"),
         ("x + 3", "x + 4"),
     ],
 )

@@ -303,7 +303,7 @@ def _(large=2e-2, small=1e-2):
 def _(alpha=1e-3):
     """Rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P). Its relative change is 0
 
-    This This This fixes the limit up to a rotation in O(k)...
+    This fixes the limit up to a rotation in O(k).
 
     Source: {BEYOND} Thm 3.9 for rank k (the limit itself is open)
     Domain: {_TUNED}, α={alpha}, step size extrapolated to 0

@@ -17,7 +17,7 @@ from theory.claims import Estimate, Simulate, generator, once
 from theory.deep_linear import covariance, penalised, regularised, risks, wishart
 from theory.deep_linear.penalised_claims import SMALL, TIMES
 from theory.deep_linear.regressions import PAPER, extrapolate, pseudoinverse
-from theory.deep_linear.source_domains import FILTERS
+from theory.deep_linear.sources_domains import FILTERS
 
 claim = partial(claims.claim, PAPER)
 BEYOND = "Thms 3.6-3.9, beyond: whoever regularises"
