@@ -7,6 +7,7 @@ import math
 import textwrap
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +159,8 @@ def _attack(config: "Config", budget: float | None, file: str | None, *, renew: 
     if file:
         disk.admit(Path(file), attacks.SCHEMA, "a list of attacks")
         disk.probe(Path(file).parent)
+    if renew:
+        disk.probe(attacks.FILE.parent)
     chosen = claims.select(config.claims)
     domains = {
         c.id: c.attack
@@ -179,7 +182,10 @@ def _attack(config: "Config", budget: float | None, file: str | None, *, renew: 
     show(text)
     if stopped:
         show(f"Interrupted after {len(found)} of {len(domains)} attacks.")
-    about = {**store.config_record(config), **provenance()}
+    about = {
+        **store.config_record(replace(config, claims="*") if renew else config),
+        **provenance(),
+    }
     if renew:
         disk.write_atomic(attacks.FILE, attacks.as_json(attacks.renewed(found), about))
     if file:

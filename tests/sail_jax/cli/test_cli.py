@@ -24,6 +24,7 @@ import xarray as xr
 from experiments.commands import bench
 from experiments.lab import registry, store
 from experiments.pages import quickstart, quickstart_panels
+from experiments.studies.ledger import attacks
 from experiments.studies.ledger.attacks import SCHEMA as ATTACKS
 from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
@@ -611,6 +612,23 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     kept = json.loads(file.read_text())
     assert kept["schema"] == ATTACKS
     assert [a["ratio"] for a in kept["attacks"]] == [found["p/wide/ours"].ratio, 1.2]
+
+
+def test_verify_renews_only_what_has_expired(call, tmp_path, monkeypatch):
+    made = [_attackable(f"p/{name}/ours", 0.9) for name in ("old", "new")]
+    (old, kept), (new, found) = made
+    monkeypatch.setattr(claims, "select", lambda globs: [old, new])
+    monkeypatch.setattr(claims, "all_claims", lambda: [old, new])
+    monkeypatch.setattr(attacks, "read", lambda: {old.id: kept})
+    monkeypatch.setattr(attacks, "current", lambda claim: claim is old)
+    monkeypatch.setattr(attacks, "FILE", tmp_path / "attacks.json")
+    asked = []
+    monkeypatch.setattr(adversary, "attack", lambda name, *_, **__: asked.append(name) or found)
+    code, _, _ = call("verify", "--attack", "--renew", "--claims", "p/*")
+    assert (code, asked) == (0, [new.id])
+    written = json.loads((tmp_path / "attacks.json").read_text())
+    assert [a["id"] for a in written["attacks"]] == [old.id, new.id]
+    assert written["claims"] == "*"
 
 
 def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
