@@ -69,6 +69,7 @@ REASONS = {
     "installs packages, as .ci/run and .ci/wheel do",
     "needs the files of this page, with which a test of its own runs",
     "takes hours",
+    "writes into the package",
 }
 
 

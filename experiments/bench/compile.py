@@ -22,7 +22,7 @@ Found = dict[str, float]
 
 
 def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
-    """Measures a method in its own process: CPU-seconds of the first and second result, and memory."""
+    """Measures a method in its own process: CPU-seconds of two results, and the memory."""
     # This process must not reuse programs that an earlier process compiled.
     fresh = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     return answers("_compile_process", [name, way, *map(str, leaves)], fresh)

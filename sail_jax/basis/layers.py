@@ -83,6 +83,13 @@ def _only(axis: Axis, role: str) -> bool:
 
 
 def module(path: str) -> str:
-    """Returns the path without its last key, which a kernel and its bias share."""
+    """Finds the module of a leaf.
+
+    Args:
+      path: The path of a leaf.
+
+    Returns:
+      The path without its last key, which a kernel and its bias share.
+    """
     cut = max(path.rfind("/"), path.rfind("."))
     return path[:cut]

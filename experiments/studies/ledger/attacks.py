@@ -125,15 +125,7 @@ def known(claim: claims.Claim) -> Attack | None:
 
 
 def sound(claim: claims.Claim, found: Attack | None) -> bool:
-    """Returns whether an outcome agrees with a claim.
-
-    Args:
-      claim: The claim.
-      found: The outcome of a search for it, if there was one.
-
-    Returns:
-      Whether both evaluations of the ratio agree, and do not break a bound that should hold.
-    """
+    """Returns whether an outcome agrees with a claim: its ratios agree, and break no true bound."""
     return found is None or (found.confirmed and not (claim.expected and found.broken))
 
 
@@ -175,14 +167,7 @@ def kind(claim: claims.Claim) -> str:
 
 
 def tally(kinds: Iterable[str]) -> str:
-    """Counts bounds by their sharpness.
-
-    Args:
-      kinds: The `kind` of each bound.
-
-    Returns:
-      The counts with their kinds.
-    """
+    """Counts bounds by the `kind` of each."""
     counts = Counter(kinds)
     return ", ".join(f"{counts[k]} {k}" for k in (*KINDS, "not attacked") if counts[k])
 

@@ -355,7 +355,14 @@ def recipe_of(
 
 
 def recipe_arm(name: str) -> Arm:
-    """Makes the arm of a given recipe; `WithRecipes` scores it."""
+    """Makes the arm of a given recipe; `WithRecipes` scores it.
+
+    Args:
+      name: The name of the recipe.
+
+    Returns:
+      The arm.
+    """
     return Arm(name, _of_recipe)
 
 
