@@ -19,6 +19,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from cells import slow, slow_unless, soak_unless
+from scipy.integrate import solve_ivp
 from scipy.optimize import brentq, minimize_scalar
 
 import theory
@@ -403,9 +404,49 @@ def unbalanced_limit(load, sigma, r):
     return unbalanced(load * (1 + sigma**2 / (1 - load)), load, r)
 
 
+def crosses(load, theta, sigma, r):
+    """Whether a neuron's last weight ends below 0: its flow by SciPy, for 40 kinds of directions.
+
+    The kinds are Gauss-Legendre's nodes of the Marchenko-Pastur law. Time is in units in which
+    every rate is at most of order 1.
+    """
+    start = float((r + mp.sqrt(r**2 + 4)) / 2) ** 0.5
+    load, theta, sigma, r = (float(v) for v in (load, theta, sigma, r))
+    if r >= 0 or np.cos(theta) >= 0.5 or start**4 >= load:
+        return False
+    at, weight = np.polynomial.legendre.leggauss(40)
+    at = (1 + at) * np.pi / 2
+    x = 1 + load + 2 * load**0.5 * np.cos(at)
+    mass = (load * weight * np.sin(at) ** 2 / x) ** 0.5
+    curved = np.r_[x, x]
+    pull = np.r_[x * np.cos(theta) * mass, np.hypot(x * np.sin(theta), sigma * x**0.5) * mass]
+    rate = 4 * load / start**2 + np.linalg.norm(pull)
+
+    def speed(_, at):
+        slope = (at[-1] * curved * at[:-1] - pull) / rate
+        return np.r_[-at[-1] * slope, -at[:-1] @ slope]
+
+    def below(_, at):  # the loss of 0
+        return at[-1] * (at[-1] * (curved @ at[:-1] ** 2) / 2 - pull @ at[:-1])
+
+    below.terminal = True
+    first = np.r_[mass / start, 0 * mass, start]
+    end = solve_ivp(speed, (0, 1e6), first, "LSODA", rtol=1e-9, atol=1e-9 * start, events=below)
+    return pull @ end.y[:-1, -1] < 0  # there the last weight is 0, or has the sign of this
+
+
 def unbalanced_risk(load, theta, sigma, r):
-    c = unbalanced_limit(load, sigma, r)
+    c = unbalanced_limit(load, sigma, r) * (-1 if crosses(load, theta, sigma, r) else 1)
     return (1 - load) * (1 - 2 * c * mp.cos(theta) + c**2) + load * sigma**2 / (1 - load)
+
+
+def crossing_angle(load, sigma, r):
+    """By bisection, in degrees."""
+    ends = [60.0, 180.0]
+    while ends[1] - ends[0] > 1e-4:
+        middle = sum(ends) / 2
+        ends[int(crosses(load, np.radians(middle), sigma, r))] = middle
+    return ends[1]
 
 
 def limit_scale(load, sigma, depth, size=1):
@@ -896,6 +937,15 @@ def test_borders_have_their_values(compute, value, dtype):
         assert float(compute()) == pytest.approx(value, 16 * float(np.finfo(dtype).eps), 0)
 
 
+@pytest.mark.parametrize(
+    ("load", "sigma", "r"), [(0.4, 0.3, -2.0), (0.98, 5.0, -6.0), (0.1, 1.0, -0.5)]
+)
+def test_a_neuron_crosses_where_its_flow_does(load, sigma, r):
+    """The steps of both flows err by some thousandths of a degree."""
+    found = np.degrees(scales.crossing_angle(load=load, sigma=sigma, imbalance=r))
+    assert found == pytest.approx(crossing_angle(load, sigma, r), abs=0.01)
+
+
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize("far", [{"start": 1e6}, {"start": -1e15}])
 def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far, dtype):
@@ -1226,6 +1276,15 @@ FEW: dict[str, list[Callable]] = {
         SPECTRUM,
         ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)),
     ),
+    **{
+        f"deep_linear.scales.{of.__name__}": over(
+            lambda load, sigma, r, of=of: of(load=load, sigma=sigma, imbalance=r),
+            (0.0, 1e-6, 0.4, 0.9, 1.0),
+            SIGMAS,
+            (-1e15, -30.0, -1.0, 0.0, 1e15),
+        )
+        for of in (scales.crossing_angle, scales.opposite_boundary)
+    },
     "deep_linear.scales.unbalanced_limit": [
         lambda r=r, data=data: scales.unbalanced_limit(
             *(make() for make in data), normal(3, data[0]().shape[1]), r

@@ -152,7 +152,8 @@ def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Arr
       Along "imbalance" r, as in `theory.deep_linear.scales`: the risks "fine-tuning", "frozen
       features" (the limit r -> inf) and "scratch". As numbers: "risk of balanced", the risk at r =
       0, and the angles in degrees up to which fine-tuning helps: "balanced" at r = 0, "rich" and
-      "lazy" at the ends of the line.
+      "lazy" at the ends of the line. "opposite" is the angle beyond which it helps again, at the
+      rich end.
     """
     imbalance = MOST * jnp.linspace(-1.0, 1.0, POINTS)
 
@@ -174,6 +175,7 @@ def layers(load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Arr
         "rich": most(-MOST),
         "balanced": most(0.0),
         "lazy": most(MOST),
+        "opposite": jnp.degrees(scales.opposite_boundary(load=load, sigma=sigma, imbalance=-MOST)),
     }
 
 
@@ -362,12 +364,16 @@ PANELS = (
             "rich": "Fine-tuning helps up to this angle at r = −6, degrees",
             "balanced": "Up to this angle at r = 0",
             "lazy": "Up to this angle at r = 6",
+            "opposite": "Fine-tuning helps again beyond this angle at r = −6, degrees",
         },
-        "Limits of large n and d, for fewer samples than dimensions.",
+        "Limits of large n and d, for fewer samples than dimensions. At r < 0 the network is one "
+        "neuron. Beyond 90° its output weight may change its sign, and the risk jumps there.",
         (
             ("fine-tuning", "features-are-fate/layers-risk-1.5/ours"),
             ("fine-tuning", "features-are-fate/layers-risk-0.5/ours"),
             ("fine-tuning", "features-are-fate/layers-boundary/ours"),
+            ("fine-tuning", "features-are-fate/layers-opposite-160/ours"),
+            ("fine-tuning", "features-are-fate/layers-opposite-170/ours"),
             ("frozen features", "features-are-fate/layers-between/ours"),
         ),
         (

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 
-from theory.deep_linear import diagonal, overlaps, scales
+from theory.deep_linear import diagonal, overlaps, risks, scales
 
 P, Q = np.array([0.02, 0.5, 0.9, 4.0]), np.array([0.9, 0.5, 0.3, 0.1])
 
@@ -27,6 +27,49 @@ def test_the_imbalance_of_two_layers_spans_all_depths(imbalance, depth, error):
     """At 0 it is depth 2 to rounding; the ends are reached as 1 / |imbalance|."""
     found = scales.unbalanced_scale(P, Q, imbalance)
     np.testing.assert_allclose(found, overlaps.null_scale(P, Q, depth), rtol=error)
+
+
+def followed(x, y, source, r):
+    """One neuron's predictor at the end of its flow, by SciPy."""
+    size = np.linalg.norm(source)
+    last = ((r + np.hypot(r, 2)) * size / 2) ** 0.5
+
+    def speed(_, at):
+        slope = x.T @ (x @ at[:-1] * at[-1] - y)
+        return -np.r_[at[-1] * slope, at[:-1] @ slope]
+
+    first = np.r_[source / last, last]
+    end = integrate.solve_ivp(speed, (0, 2000), first, "LSODA", rtol=1e-8, atol=1e-10).y[:, -1]
+    return end[:-1] * end[-1], end[-1] < 0
+
+
+def test_the_limit_is_the_end_of_the_flow_on_either_branch():
+    """Data whose singular values and labels differ; half of the neurons change their sign."""
+    rng, turned = np.random.default_rng(5), []
+    for r in (-6.0, -3.0, -2.0, -1.0, -0.3, 2.0) * 4:
+        n, d = rng.integers(1, 4), 5
+        x = np.linalg.qr(rng.standard_normal((d, n)))[0].T * rng.uniform(0.5, 2.0, (n, 1))
+        source, y = rng.standard_normal(d), x @ rng.standard_normal(d)
+        y = y if len(turned) % 2 else -x @ source + 0.3 * y
+        end, crossed = followed(x, y, source, r)
+        turned.append(crossed)
+        np.testing.assert_allclose(scales.unbalanced_limit(x, y, source, r), end, atol=1e-4)
+    assert 6 <= sum(turned) <= 18
+
+
+def test_the_opposite_task_helps_beyond_the_crossing_and_where_the_part_is_not_too_large():
+    """At each border the difference to training from scratch changes its sign."""
+    load, sigma = 0.4, np.array([[0.0], [0.3], [0.8]])
+    r = np.array([-6.0, -2.0, -0.5])
+    scratch = risks.scratch_limit(load=load, sigma=sigma)
+    for border, worse in ((scales.unbalanced_boundary, 1), (scales.opposite_boundary, -1)):
+        angle = np.asarray(border(load=load, sigma=sigma, imbalance=r))
+        for side in (-1, 1):
+            theta = np.minimum(angle + side * 1e-3, np.pi)
+            risk = scales.unbalanced_risk(load=load, theta=theta, sigma=sigma, imbalance=r)
+            assert (((risk > scratch) == (side == worse)) | (angle == np.pi)).all()
+    assert (angle[:, 2] == np.pi).all()
+    assert (angle[:, :2] < np.pi).any()
 
 
 def test_the_end_of_a_diagonal_network_is_the_nearest_interpolator():
