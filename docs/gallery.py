@@ -51,7 +51,8 @@ PICTURES: Mapping[str, Picture] = {
         "",
         "With 250 samples no ridge is best. With 10 samples and a large angle some ridge is "
         "best, and the exact optimum (star) finds it. The limit of the paper misses this: it is "
-        "lowest without a ridge.",
+        "lowest without a ridge. All points of a panel come from the same data sets, so they are "
+        "off the line together.",
     ),
     "regularised_transfer": Picture(
         "regularised",

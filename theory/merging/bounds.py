@@ -156,8 +156,8 @@ def local_stability(
     "corrected" holds for convex losses and rates <= 2 / L, with batches at the same places for both
     experts. In general it has a factor exp(2 rate L K). It has n (n - 1), since sigma^2 is about
     the mean of n samples, and two samples of a task differ by 2 sigma^2 n / (n - 1). Where
-    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1). It is violated from K of about 8
-    n on.
+    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1), for the sigma^2 within the n
+    samples. It is violated from K of about 8 n on.
 
     Args:
       constants: Constants of the losses.

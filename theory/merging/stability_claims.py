@@ -251,9 +251,12 @@ def _(steps):
     "L3-eq11-few-steps/ours", "<=", attack=stability_domains.STABILITY_FEW, overlooks="tightened"
 )
 def _(steps=20):
-    """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)
+    """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1), for the σ² of one sample within
+    the n samples
 
-    n=2, K=8n=16, b=1 break it by a factor of 1.2. 3bζ²/n never matters.
+    The σ² of the distribution behind the samples is n/(n - 1) times as large in the mean. With it
+    the bound holds while K ≤ 8n - (n - 1)/b, which is also below 8n. n=2, K=8n=16, b=1 break it by
+    a factor of 1.2. 3bζ²/n never matters.
 
     Source: Lemma 3, eq. (11) (Appendix A-A, step 1), restricted
     Domain: N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}

@@ -17,12 +17,13 @@ where z is the displacement of the mode. The gain g is s on the map. On a layer 
 since W_2 has the root of the mode. `displacement` solves this for any initial b and a.
 
 On the map B and A are a two-layer network with the residual as its target. So `flow` solves them
-for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and equally
-long. From a small start in general position they end at the best approximation of rank r. `losses`
-computes its losses.
+exactly for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and
+equally long. It integrates any other start, such as B = 0 with a random A. From a small start in
+general position they end at the best approximation of rank r. `losses` computes its losses.
 """
 
 from collections.abc import Sequence
+from math import ceil, log2
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,11 +31,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax import linalg
+from sail_jax.checks import concrete
 from theory import problems
-from theory.two_layer import riccati
-from theory.two_layer.layers import Layers, check_shapes, check_spectrum, theta
+from theory.two_layer import networks, riccati
+from theory.two_layer.layers import Layers, check_balanced, check_shapes, check_spectrum, theta
 
 Spectra = Sequence[float] | Float[ArrayLike, " d"]
+
+FINE = 64  # steps of an integration per unit of time and curvature
 
 
 @problems.defined
@@ -148,21 +152,26 @@ def flow(
 ) -> Layers:
     """Solves gradient flow of an adapter on the map, for any target.
 
-    sqrt(s) B and sqrt(s) A follow `riccati.flow` towards the residual, s times as fast.
+    sqrt(s) B and sqrt(s) A follow the flow of a two-layer network towards the residual, s times as
+    fast. If B^T B - A A^T = c I, it is solved exactly by `riccati.flow`. Such a start is balanced,
+    or has B = 0 and orthogonal rows of A of one length, or rank 1. Any other start, such as B = 0
+    with a random A, has no such solution and is integrated by `networks.gradient_flow`.
 
     Args:
-      start: B `(o, r)` and A `(r, i)` at the start, with B^T B - A A^T = c I. They are balanced, or
-        B = 0 and A has orthogonal rows of one length.
+      start: B `(o, r)` and A `(r, i)` at the start. While they are traced, they must satisfy B^T B
+        - A A^T = c I.
       residual: A_ft - theta of the frozen network, `(o, i)`.
       times: Ascending times `(times,)`, >= 0.
       scale: The scale s > 0.
-      steps: Largest number of substeps between neighbouring times, as for `riccati.flow`.
+      steps: Largest number of substeps between neighbouring times, as for `riccati.flow`, or number
+        of steps of the integration. None uses enough for an error of about 1e-10 of the residual.
 
     Returns:
       B and A with a leading axis `times`, up to a common rotation (B R, R^T A).
 
     Raises:
-      ValueError: If shapes do not conform, the start is not balanced, or a number is out of range.
+      ValueError: If shapes do not conform, a number is out of range, or `steps` is missing where it
+        must be given.
 
     >>> start = Layers(jnp.zeros((2, 1)), jnp.array([[0.1, 0.1]]))
     >>> path = flow(start, jnp.diag(jnp.array([2.0, 1.0])), [0.0, 20.0])
@@ -172,8 +181,38 @@ def flow(
     problems.check("scale", scale, lambda s: (s > 0) & (s < np.inf), "finite and > 0")
     root = jnp.sqrt(jnp.asarray(scale, float))
     own = Layers(root * start.w1, root * start.w2)
-    found = riccati.flow(own, residual, jnp.asarray(times, float) * scale, steps=steps)
+    times = jnp.asarray(times, float) * scale
+    check_shapes(own, residual)
+    if _is_balanced(own):
+        found = riccati.flow(own, residual, times, steps=steps)
+    else:
+        problems.check_times(times)
+        residual = jnp.asarray(residual, float)
+        steps = _steps(own, residual, times) if steps is None else steps
+        found = networks.gradient_flow(own, residual, times, steps)
     return Layers(found.w1 / root, found.w2 / root)
+
+
+def _is_balanced(layers: Layers) -> bool:
+    try:
+        check_balanced(layers)
+    except ValueError:
+        return False
+    return True
+
+
+def _steps(start: Layers, residual: Array, times: Array) -> int:
+    """Computes the number of Runge and Kutta's steps between times, a power of 2."""
+    known = concrete(residual), concrete(times)
+    if known[0] is None or known[1] is None:
+        raise ValueError("steps must be given when residual or times are traced")
+    w1, w2 = (np.asarray(w) for w in start)
+    # The loss never rises, so the map stays this small. The Hessian's norm is at most 2 (|W_1|^2 +
+    # |W_2|^2) plus 2 |map - residual|, and the conserved imbalance and the map bound the weights.
+    reach = np.linalg.norm(known[0]) + np.linalg.norm(w1 @ w2 - known[0])
+    curvature = 4 * np.hypot(np.linalg.norm(w1.T @ w1 - w2 @ w2.T), 2 * reach)
+    widest = float(np.diff(known[1], prepend=0.0).max())
+    return 2 ** ceil(log2(max(FINE * float(curvature) * widest, 1.0)))
 
 
 @problems.defined

@@ -123,11 +123,19 @@ def _(pre=1.5, time=0.5):
     return predicted, deterministic(simulate, EXACT)
 
 
-@claim("LoRA-flow-{name}/ours", each=(("balanced", "BᵀB = AAᵀ"), ("zero", "B = 0, AAᵀ = .04 I")))
+@claim(
+    "LoRA-flow-{name}/ours",
+    each=(
+        ("balanced", "BᵀB = AAᵀ"),
+        ("zero", "B = 0, AAᵀ = .04 I"),
+        ("random", "B = 0, A random"),
+    ),
+)
 def _(name, what, time=0.6):
-    """√s B and √s A follow the exact flow of a two-layer network towards A_ft - θ. Δ(t) is compared
+    """√s B and √s A follow the flow of a two-layer network towards A_ft - θ. Δ(t) is compared
 
-    The tolerance covers the error of the Runge-Kutta scheme.
+    It is solved exactly where BᵀB - AAᵀ = cI, and integrated for a random A. The tolerance covers
+    the error of the Runge-Kutta scheme.
 
     Source: {SOURCE}
     Domain: d={D}, σ_pre={PRE}, any A_ft, adapter on the map, s={SCALE}, r=2, {what}, t={time}
@@ -137,9 +145,11 @@ def _(name, what, time=0.6):
     q = np.linalg.qr(fixed(4, 2 * D, 2))[0]
     # B^T B and A A^T are both I if each half is orthonormal.
     left, right = (0.2 * np.linalg.qr(half)[0] for half in (q[:D], q[D:]))
+    right = 0.2 * fixed(5, D, 2) if name == "random" else right
     start = Layers(jnp.asarray(left * (name == "balanced")), jnp.asarray(right.T))
     frozen = Layers(task(), jnp.eye(D))
-    moved = theta(at(low_rank.flow(start, target - task(), [time], scale=SCALE, steps=32), -1))
+    steps = None if name == "random" else 32
+    moved = theta(at(low_rank.flow(start, target - task(), [time], scale=SCALE, steps=steps), -1))
     predicted = SCALE**2 * distance2(moved, np.zeros((D, D)))
     return predicted, deterministic(lambda: _raised(frozen, start, target, time), EXACT)
 

@@ -27,7 +27,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
             ms=3.5,
             lw=1,
             color=style.PALETTE[1],
-            label=f"simulated, {dataset.attrs['draws']} draws (± 1 s.e.)",
+            label=f"simulated, {dataset.attrs['draws']} draws shared along the line (± 1 s.e.)",
         )
         ax.plot(
             case.best_ridge,

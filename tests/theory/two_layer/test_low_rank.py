@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import integrate
 
 from theory import two_layer as tl
 from theory.two_layer import fine_tuning, low_rank, modes, networks
@@ -36,6 +37,25 @@ def test_the_flow_of_matrices_contains_that_of_modes():
     expected = low_rank.displacement(times[:, None], rho, 2.0, b=0.0, a=0.2)
     np.testing.assert_allclose(2.0 * np.diagonal(path, axis1=1, axis2=2), expected, rtol=1e-12)
     np.testing.assert_allclose(path[:, 0, 1], 0, atol=1e-15)
+
+
+def test_the_flow_from_b_zero_and_a_random_a_is_that_of_the_adapter():
+    """The usual start of LoRA has no closed form; SciPy integrates B and A themselves."""
+    rng = np.random.default_rng(3)
+    a, residual, scale = 0.3 * rng.standard_normal((2, 4)), rng.standard_normal((3, 4)), 1.7
+
+    def speed(_, flat):
+        b, a = flat[:6].reshape(3, 2), flat[6:].reshape(2, 4)
+        off = 2 * (residual - scale * b @ a)
+        return np.concatenate([(off @ a.T).ravel(), (b.T @ off).ravel()])
+
+    first = np.concatenate([np.zeros(6), a.ravel()])
+    end = integrate.solve_ivp(speed, (0, 3 * scale), first, "DOP853", rtol=1e-12, atol=1e-13)
+    times = jnp.array([0.4, 3.0])
+    path = low_rank.flow(tl.Layers(jnp.zeros((3, 2)), jnp.asarray(a)), residual, times, scale=scale)
+    flat = end.y[:, -1]
+    np.testing.assert_allclose(path.w1[-1], flat[:6].reshape(3, 2), atol=1e-9)
+    np.testing.assert_allclose(path.w2[-1], flat[6:].reshape(2, 4), atol=1e-9)
 
 
 def test_an_adapter_of_full_rank_ends_as_full_fine_tuning():
@@ -86,9 +106,9 @@ def test_adapted_networks():
         (lambda: low_rank.fastest_rate(-1.0), "sigma_ft must be finite and >= 0"),
         (
             lambda: low_rank.flow(
-                tl.Layers(jnp.zeros((2, 2)), jnp.diag(jnp.array([1.0, 2.0]))), jnp.eye(2), [1.0]
+                tl.Layers(jnp.zeros((2, 2)), jnp.diag(jnp.array([1.0, 2.0]))), jnp.eye(3), [1.0]
             ),
-            "the exact flow needs",
+            r"target \[o i\]; got",
         ),
     ],
 )
