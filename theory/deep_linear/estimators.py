@@ -91,7 +91,8 @@ def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2
 
     P projects on the row space of x, and c is `null_scale` in units of |beta_s|. The pretrained
     weights are rank one and balanced with predictor beta_s. Depth 1 is linear regression started at
-    beta_s, with c = 1.
+    beta_s, with c = 1. For d = 1 and more than one layer, a predictor of the wrong sign ends at the
+    saddle 0, which the flow cannot pass.
 
     Args:
       x: Inputs `(n, d)`.
@@ -117,7 +118,8 @@ def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2
     unseen = beta_s - projected
     size2 = beta_s @ beta_s
     c = null_scale(fitted @ fitted / size2, unseen @ unseen / size2, depth)
-    return fitted + c * unseen
+    stuck = (x.shape[1] == 1) & (jnp.asarray(depth) > 1) & (fitted @ beta_s < 0)
+    return jnp.where(stuck, 0.0, fitted + c * unseen)
 
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:

@@ -406,17 +406,15 @@ def _(name, r):
     return risk(np.asarray(fit)), measured(lambda: risk(_ended(name == "wide", r)), 1e-6)
 
 
-@claim(
-    "layers-crossed-{degrees}/ours",
-    LAYERS,
-    "n=3, d=6, θ={degrees}°, σ=0.3, one data set, r={r:g}, gradient flow",
-    each=((100, -6.0), (135, -3.0), (170, -2.0)),
-)
+@claim("layers-crossed-{degrees}/ours", each=((100, -6.0), (135, -3.0), (170, -2.0)))
 def _(degrees, r):
     """β = X⁺y - c(I-P)β_s for one neuron whose output weight changes its sign, with c of the rows
     above. The risk is compared
 
     The tolerance covers the error of the flow.
+
+    Source: {LAYERS}
+    Domain: n=3, d=6, θ={degrees}°, σ=0.3, one data set, r={r:g}, gradient flow
     """
     task = Setting(ONE.n, ONE.d, degrees * pi / 180, 0.3)
     x, y = one_sample(task)
@@ -557,19 +555,17 @@ def _(factor=1.5, printed=0.195):
     return 0.0, simulate
 
 
-@claim(
-    "layers-opposite-{degrees}/ours",
-    LAYERS,
-    f"load=0.625, θ={{degrees}}°, σ=0.3, d=16 and 48 extrapolated, {FACTORS}, gradient flow",
-    effect=0.08,
-    each=((160,), (170,)),
-)
+@claim("layers-opposite-{degrees}/ours", effect=0.08, each=((160,), (170,)))
 def _(degrees, factor=2.0):
     """Beyond an angle above 90°, a neuron of negative imbalance changes the sign of its output
     weight, and E R_ft tends to (1-load)(1 + 2c cos θ + c²) + load σ²/(1-load): the opposite task
     helps
 
     The test detects .08. The risk would be above 1.5 if the output weight kept its sign.
+
+    Source: {LAYERS}
+    Domain: load=0.625, θ={degrees}°, σ=0.3, d=16 and 48 extrapolated, W_1 times {factor:g}, w_2
+      divided by it, gradient flow
     """
     at = Rescaled(factor, 0.625, degrees * pi / 180, 0.3)
 

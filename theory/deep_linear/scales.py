@@ -133,7 +133,9 @@ def unbalanced_limit(
     c = unbalanced_scale(fitted @ fitted / size2, unseen @ unseen / size2, imbalance)
     modes = _modes_of_data(x, y / jnp.sqrt(size2), beta_s / jnp.sqrt(size2))
     turned = _changes_sign(modes, jnp.asarray(imbalance, dtype=float), DATA_STEPS)
-    return fitted + jnp.where(turned, -c, c) * unseen
+    # A line has no way around the saddle at 0, which balanced layers cannot pass.
+    stuck = (x.shape[1] == 1) & (jnp.asarray(imbalance) == 0) & (fitted @ beta_s < 0)
+    return jnp.where(stuck, 0.0, fitted + jnp.where(turned, -c, c) * unseen)
 
 
 class _Modes(NamedTuple):

@@ -55,8 +55,8 @@ def step(
 def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes an aligned mode during fine-tuning by gradient flow.
 
-    It follows the sigmoid `modes.mode` towards `mode_limit`, 1 + lambda times as fast. It takes
-    modes y, while `step` takes their roots.
+    It follows the sigmoid `modes.mode` towards (sigma_ft + lambda y(0)) / (1 + lambda), 1 + lambda
+    times as fast. It takes modes y, while `step` takes their roots.
 
     Args:
       time: Times >= 0, inf allowed.
@@ -70,7 +70,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
     Raises:
       ValueError: If an argument is out of range.
     """
-    limit = mode_limit(start, sigma_ft, anchor)
+    limit = _pulled(start, sigma_ft, anchor)
     return modes.mode((1 + jnp.asarray(anchor, float)) * jnp.asarray(time, float), start, limit)
 
 
@@ -78,9 +78,11 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes the limit (sigma_ft + lambda y(0)) / (1 + lambda) of an aligned mode with y(0) > 0.
 
+    Where this is negative the limit is 0, since a mode y = x^2 cannot become negative.
+
     Args:
       start: Initial modes y(0).
-      sigma_ft: Singular values of A_ft.
+      sigma_ft: Singular values of A_ft; negative for a mode of the opposite sign.
       anchor: Strength lambda of the anchor, finite and >= 0.
 
     Returns:
@@ -93,6 +95,11 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
       Springer et al., 2025 (arXiv 2503.19206), Lemma A.23. Lemma A.11 prints the two weights
       swapped.
     """
+    return jnp.maximum(_pulled(start, sigma_ft, anchor), 0.0)
+
+
+def _pulled(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike) -> Array:
+    """Where both terms of the objective together are least, of either sign."""
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
     # The weights are formed first, since `anchor * start` can overflow.

@@ -1,0 +1,51 @@
+"""Every law of an end or a course of training, at random points of its domain."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from theory import deep_linear as dl
+from theory import sweep
+from theory.deep_linear import scales
+
+NAMES = [law.name for law in sweep.LAWS]
+
+
+@pytest.mark.parametrize("points", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("law", sweep.LAWS, ids=NAMES)
+def test_a_law_is_its_simulation_wherever_its_checks_admit_it(law, points):
+    misses = [f"{miss.gap:.1e} at {miss.arguments}" for miss in sweep.sweep(law, points, points)]
+    assert not misses
+
+
+@pytest.mark.parametrize(("depth", "time"), [(2, 20.0), (3, 3e3)])
+def test_on_a_line_the_wrong_sign_ends_at_the_saddle(depth, time):
+    with jax.enable_x64(True):
+        x, y = jnp.array([[1.0], [2.0]]), jnp.array([3.0, 5.0])
+        for source, end in ((-0.5, 0.0), (0.5, 2.6)):
+            beta = jnp.array([source])
+            assert float(dl.fine_tuning_limit(x, y, beta, depth)[0]) == pytest.approx(end)
+            path = dl.fine_tuning_flow(x, y, beta, [time], depth)
+            assert float(path[-1, 0]) == pytest.approx(end, abs=1e-3)
+        assert float(scales.unbalanced_limit(x, y, jnp.array([-0.5]), 0.0)[0]) == 0
+
+
+@pytest.mark.slow
+def test_a_law_of_one_branch_fails_beyond_it():
+    """The limit whose sign does not change is right up to 90 degrees, and for r > 0."""
+
+    def one_branch(x, y, source, imbalance):
+        fit, seen = np.linalg.pinv(x) @ y, np.linalg.pinv(x) @ x @ source
+        size2, left = source @ source, source - seen
+        return (
+            fit + scales.unbalanced_scale(fit @ fit / size2, left @ left / size2, imbalance) * left
+        )
+
+    law = sweep.LAWS[NAMES.index("scales.unbalanced_limit")]._replace(law=one_branch)
+    misses = [*sweep.sweep(law, 0, 60)]
+    assert misses
+    for miss in misses:
+        x, y, source, imbalance = miss.arguments
+        assert imbalance < 0
+        assert 2 * y @ x @ source < np.sum((x @ source) ** 2)  # the loss is above that of 0

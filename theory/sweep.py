@@ -1,0 +1,411 @@
+"""Laws at random points of the whole domain that their checks admit, compared with simulators.
+
+A row of the ledger checks a law at a few points. A law may assume a sign, a branch or an order that
+holds at these points and nowhere says so. Here every law of the end or the course of training is
+computed where its checks admit it: layers of either imbalance, tasks at any angle, targets of
+either sign, shapes of any order. The simulators integrate the weights themselves. They share no
+formula with the laws, and every comparison is of one data set, to rounding of the integrator.
+
+Laws that are means over data sets are not here. The ledger simulates them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.integrate import solve_ivp
+
+from theory.deep_linear import diagonal, estimators, flow, scales
+from theory.two_layer import (
+    fine_tuning,
+    layers,
+    low_rank,
+    modes,
+    networks,
+    riccati,
+    sharpness,
+    sharpness_aware,
+)
+
+Generator = np.random.Generator
+Side = Callable[..., Any]
+
+TOLERANCE = 3e-4  # of the largest number of the simulation
+SETTLED = 1e-10  # speed at an end, relative to the first speed
+NEAR = 2e-5  # the same where the end may be a saddle, from which rounding of 1e-10 drives the flow
+LONGEST = 1e6
+
+
+class Law(NamedTuple):
+    """A law and its simulator, with a way to draw points of its domain.
+
+    Attributes:
+      name: The public function, or several.
+      domain: The domain, in words.
+      draw: Draws the arguments of both sides.
+      law: Computes the law.
+      simulate: Integrates the weights.
+      within: The largest difference allowed, relative to the simulation.
+    """
+
+    name: str
+    domain: str
+    draw: Callable[[Generator], tuple]
+    law: Side
+    simulate: Side
+    within: float = TOLERANCE
+
+
+class Miss(NamedTuple):
+    """A point at which a law differs from its simulator.
+
+    Attributes:
+      law: Name of the law.
+      point: The number of the point.
+      arguments: The arguments there.
+      gap: The largest difference, relative to the simulation.
+    """
+
+    law: str
+    point: int
+    arguments: tuple
+    gap: float
+
+
+def sweep(law: Law, seed: int, points: int) -> Iterator[Miss]:
+    """Compares a law with its simulator at random points.
+
+    Args:
+      law: The law.
+      seed: Seed of the points.
+      points: Number of points.
+
+    Yields:
+      The points at which they differ.
+    """
+    rng = np.random.default_rng(seed)
+    for i in range(points):
+        arguments = law.draw(rng)
+        with jax.enable_x64(True):
+            found = np.ravel(np.asarray(law.law(*arguments), float))
+        expected = np.ravel(np.asarray(law.simulate(*arguments), float))
+        gap = float(abs(found - expected).max() / max(abs(expected).max(), 1e-3))
+        if not gap <= law.within:
+            yield Miss(law.name, i, arguments, gap)
+
+
+# --- simulators -----------------------------------------------------------------------------------
+
+
+def _followed(
+    speed: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    time: float,
+    settled: float = SETTLED,
+) -> np.ndarray:
+    """Integrates an autonomous equation to a time; inf means until it first stands still.
+
+    Later, rounding may leave a saddle at which the exact flow stays.
+    """
+    first = np.linalg.norm(speed(start))
+
+    def moving(_: float, at: np.ndarray) -> float:
+        return np.linalg.norm(speed(at)) - settled * first
+
+    moving.terminal = True
+    found = solve_ivp(
+        lambda _, at: speed(at),
+        (0.0, min(time, LONGEST)),
+        start,
+        "LSODA",
+        rtol=1e-10,
+        atol=1e-12,
+        events=moving if time == np.inf and first else None,
+    )
+    return found.y[:, -1]
+
+
+def _chain(x, y, source, depth, last, time):
+    """Trains beta = u w^(depth - 1), from a last weight; u is the source divided by the rest."""
+    power = depth - 1
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        u, w = at[:-1], at[-1]
+        slope = x.T @ (x @ u * w**power - y) / len(y)
+        return -np.append(w**power * slope, w ** (power - 1) * (u @ slope) if power else 0.0)
+
+    at = _followed(speed, np.append(source / last**power, last), time)
+    return at[:-1] * at[-1] ** power
+
+
+def _neuron(x, y, source, imbalance):
+    """Trains beta = u w with w^2 - |u|^2 = imbalance |source|."""
+    size = np.linalg.norm(source)
+    last = np.sqrt((imbalance + np.hypot(imbalance, 2)) * size / 2)
+    return _chain(x, y, source, 2, last, np.inf)
+
+
+def _balanced(x, y, source, depth, time=np.inf):
+    """Trains `depth` layers of one norm. A single layer has no last weight."""
+    last = np.linalg.norm(source) ** (1 / depth) if depth > 1 else 1.0
+    return _chain(x, y, source, depth, last, time)
+
+
+def _entries(x, y, source, scale):
+    """Trains beta = u v entry by entry, with u^2 - v^2 = scale."""
+    u = np.sqrt((scale + np.hypot(scale, 2 * source)) / 2)
+    d = len(source)
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        slope = x.T @ (x @ (at[:d] * at[d:]) - y)
+        return -np.append(at[d:] * slope, at[:d] * slope)
+
+    at = _followed(speed, np.append(u, source / u), np.inf)
+    return at[:d] * at[d:]
+
+
+def _pair(b, a, target, time, scale=1.0, settled=SETTLED):
+    """Trains B and A on |scale B A - target|^2, and returns scale B A."""
+    shape, cut = (b.shape, a.shape), b.size
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        one, other = at[:cut].reshape(shape[0]), at[cut:].reshape(shape[1])
+        off = 2 * scale * (scale * one @ other - target)
+        return -np.append(off @ other.T, one.T @ off)
+
+    at = _followed(speed, np.append(b, a), time, settled)
+    return scale * at[:cut].reshape(shape[0]) @ at[cut:].reshape(shape[1])
+
+
+def _root(time, start, target, anchor=0.0):
+    """Trains modes y = x^2 on (y - target)^2 + anchor (y - start)^2, from x = sqrt(start)."""
+
+    def speed(x: np.ndarray) -> np.ndarray:
+        return -2 * x * ((x**2 - target) + anchor * (x**2 - start))
+
+    return _followed(speed, np.sqrt(start), time) ** 2
+
+
+def _stages(pre, ft, anchor):
+    """Fine-tunes from n = 0, ..., d modes, and returns both losses and the rise of the first."""
+    learned = [np.where(np.arange(len(pre)) < n, pre, 0.0) for n in range(len(pre) + 1)]
+    ends = [_root(np.inf, start, ft, anchor) for start in learned]
+    rows = [
+        (sum((y - pre) ** 2), sum((y - ft) ** 2), sum((y - pre) ** 2) - sum((at - pre) ** 2))
+        for y, at in zip(ends, learned, strict=True)
+    ]
+    return np.transpose(rows)
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+def _data(rng: Generator, least: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws inputs of condition up to 3, labels of a task at any angle to the source, and it."""
+    d, n = int(rng.integers(least, 5)), int(rng.integers(1, 5))
+    u, s, vt = np.linalg.svd(rng.standard_normal((n, d)), full_matrices=False)
+    x = u * (0.6 + rng.random(s.size)) @ vt * np.sqrt(n)
+    source = rng.standard_normal(d)
+    task = rng.choice([-1, 1]) * source + rng.choice([0.1, 1, 3]) * rng.standard_normal(d)
+    return x, x @ task + rng.choice([0, 0.3, 2]) * rng.standard_normal(n), source
+
+
+def _signed(rng: Generator, low: float, high: float) -> float:
+    return float(rng.choice([-1, 1]) * np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def _spectra(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    d = int(rng.integers(1, 5))
+    pre, ft = np.sort(rng.uniform(0.2, 3, d))[::-1], rng.uniform(-2, 3, d)
+    return pre, ft, float(rng.choice([0, 0.5, 3]))
+
+
+def _network(rng: Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Draws B and A with B^T B - A A^T = c I for c of either sign, a target, and a time."""
+    o, i = (int(k) for k in rng.integers(1, 4, 2))
+    h = int(rng.integers(1, min(o, i) + 1))
+    left, right = (np.linalg.qr(rng.standard_normal((k, h)))[0] for k in (o, i))
+    small, c = rng.uniform(0.1, 1, h), rng.choice([-1, 0, 1]) * rng.uniform(0, 2)
+    turn = np.linalg.qr(rng.standard_normal((h, h)))[0]
+    b = left * np.sqrt(small**2 + max(c, 0)) @ turn
+    a = turn.T * np.sqrt(small**2 + max(-c, 0)) @ right.T
+    return b, a, rng.standard_normal((o, i)), float(rng.uniform(0, 2))
+
+
+def _adapter(rng: Generator) -> tuple:
+    """Draws a start that is balanced, zero in B, or neither."""
+    b, a, target, time = _network(rng)
+    kind = rng.integers(3)
+    b, a = (0 * b, rng.standard_normal(a.shape)) if kind == 1 else (b, a)
+    b, a = (b + 0.3, a - 0.2) if kind == 2 else (b, a)
+    return b, a, target, time, float(rng.uniform(0.3, 2))
+
+
+def _matrices(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    o, i = (int(k) for k in rng.integers(1, 4, 2))
+    return rng.standard_normal((o, i)), rng.standard_normal((o, i)), float(rng.choice([0, 0.7]))
+
+
+def _whole(pre, ft, anchor):
+    """Fine-tunes both layers from the first n modes of A_pre, in balanced layers of width n."""
+    u, s, vt = np.linalg.svd(pre, full_matrices=False)
+    rows = []
+    for n in range(s.size + 1):
+        b, a = u[:, :n] * np.sqrt(s[:n]), np.sqrt(s[:n])[:, None] * vt[:n]
+        # The anchor's term only moves the target.
+        target = (ft + anchor * b @ a) / (1 + anchor)
+        end = _pair(b, a, target, np.inf, settled=NEAR) if n else 0 * pre
+        rows.append((np.sum((end - pre) ** 2), np.sum((end - ft) ** 2)))
+    return np.transpose(rows)
+
+
+def _hessian_top(y, sigma):
+    root = jnp.diag(jnp.sqrt(jnp.asarray(y)))
+    with jax.enable_x64(True):
+        found = networks.hessian(layers.Layers(root, root), jnp.diag(jnp.asarray(sigma)))
+        return np.linalg.eigvalsh(np.asarray(found, float))[-1]
+
+
+def _sam(a, b, sigma, rho, time):
+    """Follows SAM's gradient of the whole diagonal matrices, by automatic differentiation."""
+
+    def loss(pair):
+        return jnp.sum((pair[0] * pair[1] - sigma) ** 2)
+
+    slope = jax.jit(jax.grad(loss))
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            pair = jnp.asarray(at.reshape(2, -1))
+            return -np.asarray(slope(pair + rho * slope(pair))).ravel()
+
+    return _followed(speed, np.append(a, b), time)
+
+
+LAWS = (
+    Law(
+        "scales.unbalanced_limit",
+        "imbalance from -10 to 10, any angle, n and d from 1 to 4",
+        lambda rng: (*_data(rng), _signed(rng, 0.1, 10)),
+        scales.unbalanced_limit,
+        _neuron,
+    ),
+    Law(
+        "estimators.fine_tuning_limit",
+        "depth 1 to 4, any angle, d from 2 (on a line, rounding leaves the saddle at 0)",
+        lambda rng: (*_data(rng, 2), int(rng.integers(1, 5))),
+        estimators.fine_tuning_limit,
+        _balanced,
+    ),
+    Law(
+        "flow.fine_tuning_flow",
+        "depth 1 to 4, any angle and time",
+        lambda rng: (*_data(rng), int(rng.integers(1, 5)), rng.uniform(0, 3)),
+        lambda x, y, source, depth, time: flow.fine_tuning_flow(x, y, source, [time], depth)[0],
+        _balanced,
+        3e-3,  # its steps err by up to 8e-4 at depth 4
+    ),
+    Law(
+        "diagonal.diagonal_limit",
+        "any signs of the source, scales from .03 to 10",
+        lambda rng: (*_data(rng), abs(_signed(rng, 0.03, 10))),
+        diagonal.diagonal_limit,
+        _entries,
+    ),
+    Law(
+        "modes.mode",
+        "targets of either sign, starts on either side of them",
+        lambda rng: (rng.uniform(0, 3), rng.uniform(0.01, 3, 3), rng.uniform(-2, 3, 3)),
+        modes.mode,
+        _root,
+    ),
+    Law(
+        "fine_tuning.mode",
+        "targets of either sign, any anchor",
+        lambda rng: (rng.uniform(0, 3), rng.uniform(0.01, 3, 3), rng.uniform(-2, 3, 3), 0.7),
+        fine_tuning.mode,
+        _root,
+    ),
+    Law(
+        "fine_tuning.mode_limit",
+        "targets of either sign, any anchor",
+        lambda rng: (rng.uniform(0.01, 3, 3), rng.uniform(-2, 3, 3), rng.choice([0, 0.7, 5])),
+        fine_tuning.mode_limit,
+        lambda start, target, anchor: _root(np.inf, start, target, anchor),
+    ),
+    Law(
+        "fine_tuning.pretraining_losses, fine_tuning_losses, degradations",
+        "targets of either sign, any anchor",
+        _spectra,
+        lambda *given: [
+            of(*given)
+            for of in (
+                fine_tuning.pretraining_losses,
+                fine_tuning.fine_tuning_losses,
+                fine_tuning.degradations,
+            )
+        ],
+        _stages,
+    ),
+    Law(
+        "fine_tuning.unaligned_losses",
+        "targets of any shape up to 3 x 3 and of either determinant, any anchor",
+        _matrices,
+        lambda *given: jnp.stack(fine_tuning.unaligned_losses(*given)),
+        _whole,
+    ),
+    Law(
+        "low_rank.displacement",
+        "residuals and entries of either sign",
+        lambda rng: (rng.uniform(0, 2), *(_signed(rng, 0.1, 3) for _ in range(3)), 0.8),
+        lambda time, rho, b, a, gain: low_rank.displacement(time, rho, gain, b=b, a=a),
+        lambda time, rho, b, a, gain: _pair(
+            np.full((1, 1), b), np.full((1, 1), a), np.full((1, 1), rho), time, gain
+        ),
+    ),
+    Law(
+        "low_rank.flow",
+        "any start, rank 1 to 3",
+        _adapter,
+        lambda b, a, target, time, scale: (
+            scale
+            * layers.theta(
+                low_rank.flow(
+                    layers.Layers(jnp.asarray(b), jnp.asarray(a)), target, [time], scale=scale
+                )
+            )[0]
+        ),
+        _pair,
+    ),
+    Law(
+        "riccati.flow",
+        "imbalance of either sign, shapes up to 3 x 3",
+        _network,
+        lambda b, a, target, time: layers.theta(
+            riccati.flow(layers.Layers(jnp.asarray(b), jnp.asarray(a)), target, [time])
+        )[0],
+        _pair,
+    ),
+    Law(
+        "sharpness.mode_sharpness",
+        "modes below and above targets of either sign",
+        lambda rng: (rng.uniform(0, 3, 3), rng.uniform(-2, 3, 3)),
+        sharpness.mode_sharpness,
+        _hessian_top,
+    ),
+    Law(
+        "sharpness_aware.flow",
+        "weights and targets of either sign, rho up to .2",
+        lambda rng: (
+            *rng.uniform(-1.5, 1.5, (3, 2)),
+            float(rng.uniform(0, 0.2)),
+            float(rng.uniform(0, 2)),
+        ),
+        lambda a, b, sigma, rho, time: jnp.concatenate(
+            [jnp.asarray(w[0]) for w in sharpness_aware.flow(a, b, sigma, rho, [time])]
+        ),
+        _sam,
+    ),
+)
