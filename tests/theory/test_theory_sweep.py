@@ -77,7 +77,9 @@ LEDGERS = (
     "domains",
     "followed",  # what domains alone use
     "planes",
+    "certainty",  # what advice alone uses
     "coverage",
+    "sweep",
     "settings",
     "testbeds",
     "regressions",
@@ -1232,6 +1234,14 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.penalised.best_risk_of": over(
         # At the minimum the risk has no slope, so the penalty has half of its digits.
         lambda s, n, sigma: penalised.best_risk_of(jnp.array(s), jnp.ones(3), n=n, sigma=sigma)[1],
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
+        SIGMAS,
+    ),
+    "deep_linear.penalised.best_scaled_risk_of": over(
+        lambda s, n, sigma: penalised.best_scaled_risk_of(
+            jnp.array(s), jnp.array([1.0, 0.0, 1.0]), -jnp.ones(3), n=n, sigma=sigma
+        )[2],
         SPECTRUM,
         (1, 2, 3, 9, 10**6),
         SIGMAS,

@@ -5,15 +5,25 @@ features, and `advise_sample` only a sample of the target task. The risks come f
 `covariance`, `subspace` and `penalised`.
 
 Every method is compared at its best. Who can choose a penalty for transfer can also choose one from
-scratch. The candidates with a penalty are ridge transfer, ridge regression from scratch, and L2-SP,
-which pulls the weights towards the source. Each has the penalty of least expected risk, which
-depends on the noise and the angle. The paper compares transfer with scratch training without a
-penalty. `against="unregularised"` does so, too.
+scratch. The candidates with a penalty are
+
+    ridge from scratch
+    ridge transfer      linear transfer with a penalty on its coefficient
+    L2-SP               a pull towards the source
+    scaled L2-SP        a pull towards the best multiple of the source, also a negative one
+    free direction      ridge regression with no penalty along the source.
+
+Each has the penalty of least expected risk, which depends on the noise and the angle. Scaled L2-SP
+is never worse than ridge regression from scratch, the multiple 0, nor than L2-SP. The free
+direction is never worse than linear transfer, the infinite penalty. The paper compares transfer
+with scratch training without a penalty. `against="unregularised"` does so, too.
 """
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -23,7 +33,8 @@ from sail_jax import linalg
 from sail_jax.checks import one_of
 from sail_jax.deprecated import renamed
 from theory import problems
-from theory.deep_linear import covariance, penalised, risks, subspace
+from theory.deep_linear import certainty, covariance, penalised, regularised, risks, subspace
+from theory.deep_linear.certainty import EXACT, Known
 from theory.deep_linear.estimators import check_data
 
 Against = Literal["regularised", "unregularised"]
@@ -34,11 +45,14 @@ class Advice(NamedTuple):
 
     Attributes:
       method: Name of the best method: "scratch", "ridge from scratch", "linear transfer",
-        "ridge transfer", "fine-tuning" or "L2-SP".
+        "ridge transfer", "fine-tuning", "L2-SP", "scaled L2-SP" or "free direction".
       risk: Its expected risk.
       runner_up: Name of the second-best method.
       margin: The runner-up's risk minus the best risk.
       risks: Expected risk of each method.
+      known: How each risk is known, and its error. Empty if the risks are estimates from a sample.
+      undecided: Methods whose risks are within the errors of the best one.
+      settings: The best "penalty" and the "scale" of the source, of the methods that have them.
     """
 
     method: str
@@ -46,6 +60,9 @@ class Advice(NamedTuple):
     runner_up: str
     margin: float
     risks: dict[str, float]
+    known: dict[str, Known] = {}  # noqa: RUF012
+    undecided: tuple[str, ...] = ()
+    settings: dict[str, dict[str, float]] = {}  # noqa: RUF012
 
 
 @renamed("n", "d", "theta", "sigma", until="0.4")
@@ -64,8 +81,9 @@ def transfer_risks(
 
     "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
     d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf). "ridge from
-    scratch" and "L2-SP", at the best penalty, are deterministic equivalents (n and d large).
-    `penalised.best_penalty` and `optimal_ridge` have the penalties.
+    scratch", "L2-SP", "scaled L2-SP" and "free direction", at the best penalty, are deterministic
+    equivalents (n and d large). `penalised.best_penalty` and `optimal_ridge` have the penalties.
+    `advise` has the risks at finite n and d.
 
     Args:
       n: Number of target samples, >= 1.
@@ -74,8 +92,8 @@ def transfer_risks(
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed; it matters for fine-tuning only.
       size: |beta_s| / |beta_t|; it matters for fine-tuning and L2-SP only.
-      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
-        at its best penalty; "unregularised" leaves both out, as the paper does.
+      against: "regularised" has ridge regression and its relatives among the candidates, each at
+        its best penalty; "unregularised" leaves them out, as the paper does.
 
     Returns:
       The risk of each method in units of |beta_t|^2, with the broadcast shape of the arguments; inf
@@ -96,6 +114,8 @@ def transfer_risks(
     ridge transfer: 1.00
     fine-tuning: 3.97
     L2-SP: 0.28
+    scaled L2-SP: 0.19
+    free direction: 0.19
     """
     one_of("against", against, Against)
     scratch = risks.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
@@ -108,6 +128,8 @@ def transfer_risks(
             by_method,
             penalised.best_risk(n=n, d=d, distance=1.0, sigma=sigma),
             penalised.best_risk(n=n, d=d, distance=_distance(theta, size), sigma=sigma),
+            penalised.best_risk(n=n, d=d, distance=problems.cos_sin(theta)[1], sigma=sigma),
+            _free(n, d, theta, sigma, by_method["linear transfer"]),
         )
     shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
     return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
@@ -134,25 +156,73 @@ def advise(
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
       size: |beta_s| / |beta_t|.
-      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
-        at its best penalty; "unregularised" leaves both out, as the paper does.
+      against: "regularised" has ridge regression and its relatives among the candidates, each at
+        its best penalty; "unregularised" leaves them out, as the paper does.
 
     Returns:
-      The advice, with risks in units of |beta_t|^2.
+      The advice, with risks in units of |beta_t|^2. Risks are exact at this n and d, except that
+      the risk of fine-tuning at n < d is simulated, and that methods with a penalty have limits
+      where n and d are in the hundreds.
 
     Raises:
+      TypeError: If an argument is not a number.
       ValueError: If an argument is out of range.
 
     >>> advise(n=50, d=500, theta=0.3, sigma=0.2).method
-    'L2-SP'
-    >>> advise(n=98, d=100, theta=1.5, sigma=0.2).method
+    'scaled L2-SP'
+    >>> advise(n=98, d=100, theta=jnp.pi / 2, sigma=0.2).method
     'ridge from scratch'
     >>> advise(n=98, d=100, theta=1.5, sigma=0.2, against="unregularised").method
     'ridge transfer'
     """
-    return _advice(
-        transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size, against=against)
+    _check_numbers(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size)
+    return _isotropic(n, d, theta, sigma, depth, size, against)
+
+
+def _isotropic(
+    n: int,
+    d: int,
+    theta: float,
+    sigma: float,
+    depth: float,
+    size: float,
+    against: Against,
+    unit: float = 1.0,
+) -> Advice:
+    """Advises for isotropic inputs, with risks in units of `unit`."""
+    limits = transfer_risks(
+        n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size, against=against
     )
+    theta, sigma, size = float(theta), float(sigma), float(size)
+    found = certainty.isotropic(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size)
+    risks_now = {name: found[name][0] if name in found else v for name, v in limits.items()}
+    known = {name: found[name][1] if name in found else EXACT for name in limits}
+    return _advice(risks_now, unit, known, _settings(n, d, theta, sigma, size, limits.keys()))
+
+
+def _settings(
+    n: int, d: int, theta: float, sigma: float, size: float, names: Collection[str]
+) -> dict[str, dict[str, float]]:
+    """Computes the best penalties, exactly, and the scales of the source."""
+    cos, sin = (float(v) for v in problems.cos_sin(theta))
+    at = {
+        "ridge from scratch": (0.0, 1.0),
+        "L2-SP": (1.0, float(_distance(theta, size))),
+        "scaled L2-SP": (cos / size, sin),
+    }
+    found = {
+        name: {
+            "scale": scale,
+            "penalty": float(penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)),
+        }
+        for name, (scale, distance) in at.items()
+    }
+    ridge = float(risks.optimal_ridge(n=n, theta=theta, sigma=sigma))
+    found["ridge transfer"] = {"penalty": ridge}
+    if n > 2 and d > 1:
+        penalty = penalised.best_penalty(n=n - 1, d=d - 1, distance=sin, sigma=sigma)
+        found["free direction"] = {"penalty": float(penalty) * (n - 1) / n}
+    return {name: found[name] for name in names if name in found}
 
 
 @renamed("n", "sigma", until="0.4")
@@ -169,9 +239,9 @@ def advise_tasks(
 ) -> Advice:
     """Recommends how to use a source, given the weight vectors of both tasks.
 
-    With `inputs`, the risks of scratch training, of fine-tuning and of the methods of `penalised`
-    are deterministic equivalents (n and d large). The others are exact. Without `inputs`,
-    `transfer_risks` computes the risks.
+    With `inputs`, the risks of linear and ridge transfer are exact. The others are limits of large
+    n and d, whose error at this n and d is measured on data sets that are drawn now. Without
+    `inputs` the risks are those of `advise`.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -180,32 +250,26 @@ def advise_tasks(
       sigma: Standard deviation of the label noise, in the units of the labels.
       inputs: Covariance matrix of x, `(d, d)`; the identity if None.
       depth: Number of weight matrices, >= 1, inf allowed.
-      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
-        at its best penalty; "unregularised" leaves both out, as the paper does.
+      against: "regularised" has ridge regression and its relatives among the candidates, each at
+        its best penalty; "unregularised" leaves them out, as the paper does.
 
     Returns:
       The advice, with risks |beta - beta_t|^2, in the norm of Sigma if `inputs` is given.
 
     Raises:
+      TypeError: If an argument is not a number.
       ValueError: If an argument is out of range or shapes do not conform.
 
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), n=50, sigma=0.1).method
     'L2-SP'
     """
     one_of("against", against, Against)
+    _check_numbers(beta_s=beta_s, beta_t=beta_t, n=n, sigma=sigma, inputs=inputs, depth=depth)
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
-        by_method = transfer_risks(
-            n=n,
-            d=jnp.size(beta_t),
-            theta=theta,
-            sigma=jnp.asarray(sigma) / size,
-            depth=depth,
-            size=ratio,
-            against=against,
-        )
-        return _advice(by_method, float(size**2))
+        noise, d = jnp.asarray(sigma) / size, jnp.size(beta_t)
+        return _isotropic(n, d, theta, noise, depth, ratio, against, float(size**2))
     s, source, target = covariance.diagonalise(inputs, beta_s, beta_t)
     theta, size2 = covariance.sigma_angle(s, source, target)
     refits = _refits(n, theta, sigma / jnp.sqrt(size2))
@@ -216,13 +280,38 @@ def advise_tasks(
             s, source, target, n=n, sigma=sigma, depth=depth
         ),
     }
+    settings: dict[str, dict[str, float]] = {}
     if against == "regularised":
-        by_method = _with_penalised(
-            by_method,
-            penalised.best_risk_of(s, target, n=n, sigma=sigma)[1],
-            penalised.best_risk_of(s, target - source, n=n, sigma=sigma)[1],
+        scratch, towards = (
+            penalised.best_risk_of(s, offset, n=n, sigma=sigma)
+            for offset in (target, target - source)
         )
-    return _advice(by_method)
+        scaled = penalised.best_scaled_risk_of(s, source, target, n=n, sigma=sigma)
+        penalty, free = jnp.nan, by_method["linear transfer"]
+        if n > 2 and s.size > 1:
+            rest = regularised.across(s, source, target)
+            penalty, risk = penalised.best_risk_of(*rest, n=n - 1, sigma=sigma)
+            free = risks.refitted_risk(n=n, rest=risk, sigma=sigma)
+        by_method = _with_penalised(by_method, scratch[1], towards[1], scaled[2], free)
+        settings = {
+            "ridge from scratch": {"scale": 0.0, "penalty": float(scratch[0])},
+            "L2-SP": {"scale": 1.0, "penalty": float(towards[0])},
+            "scaled L2-SP": {"scale": float(scaled[1]), "penalty": float(scaled[0])},
+            "free direction": {"scale": 0.0, "penalty": float(penalty) * (n - 1) / n},
+        }
+    exact = {*refits} if n > 2 and s.size > 1 else {*refits, "free direction"}
+    limits = {name: float(v) for name, v in by_method.items() if name not in exact}
+    known = certainty.any_inputs(
+        np.asarray(s),
+        np.asarray(source),
+        np.asarray(target),
+        n=n,
+        sigma=float(sigma),
+        depth=depth,
+        limits=limits,
+        settings=settings,
+    )
+    return _advice(by_method, 1.0, {name: known.get(name, EXACT) for name in by_method}, settings)
 
 
 @renamed("n", "sigma", until="0.4")
@@ -249,8 +338,8 @@ def advise_features(
       target: Target map `(d, m)`.
       n: Number of target samples.
       sigma: Standard deviation of the label noise of each output.
-      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
-        at its best penalty; "unregularised" leaves both out, as the paper does.
+      against: "regularised" has ridge regression and its relatives among the candidates, each at
+        its best penalty; "unregularised" leaves them out, as the paper does.
 
     Returns:
       The advice, with risks |B_hat - B|_F^2.
@@ -287,7 +376,9 @@ def advise_features(
         d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
         scratch = penalised.best_risk(n=n, d=d, distance=jnp.linalg.norm(B), sigma=sigma_all)
         by_method = _with_penalised(by_method, scratch, _around(of, d, n, sigma_all))
-    return _advice(by_method)
+    exact = "scratch", "linear transfer"
+    known = {name: EXACT if name in exact else Known("limit", None) for name in by_method}
+    return _advice(by_method, 1.0, known)
 
 
 def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
@@ -355,8 +446,8 @@ def advise_sample(
       beta_s: Source task `(d,)`, nonzero.
       depth: Number of weight matrices, >= 1, inf allowed.
       blocks: Number of blocks of the jackknife, from 2 to n / 2.
-      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
-        at its best penalty; "unregularised" leaves both out, as the paper does.
+      against: "regularised" has ridge regression and its relatives among the candidates, each at
+        its best penalty; "unregularised" leaves them out, as the paper does.
 
     Returns:
       The advice and the estimates, with risks in the units of y^2.
@@ -459,10 +550,31 @@ def _distance(theta: ArrayLike, size: ArrayLike) -> Array:
     return jnp.sqrt((1 - size) ** 2 + 4 * size * half**2)
 
 
-def _with_penalised(by_method: dict[str, Array], ridge: Array, towards: Array) -> dict[str, Array]:
-    """Adds ridge regression from scratch and L2-SP to the methods that the paper compares."""
+def _with_penalised(
+    by_method: dict[str, Array], ridge: Array, towards: Array, *more: Array
+) -> dict[str, Array]:
+    """Adds ridge regression and its relatives to the methods that the paper compares."""
     scratch = by_method.pop("scratch")
-    return {"scratch": scratch, "ridge from scratch": ridge, **by_method, "L2-SP": towards}
+    relatives = dict(zip(("scaled L2-SP", "free direction"), more, strict=False))
+    return {
+        "scratch": scratch,
+        "ridge from scratch": ridge,
+        **by_method,
+        "L2-SP": towards,
+    } | relatives
+
+
+@problems.unchecked_in_float64
+def _free(
+    n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: ArrayLike, linear: ArrayLike
+) -> Array:
+    """Computes `regularised.direction_risk`; in one dimension, or for n <= 2, linear transfer's."""
+    n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
+    some = (n > 2) & (d > 1)
+    risk = regularised.direction_risk(
+        n=jnp.where(some, n, 3.0), d=jnp.where(some, d, 2.0), theta=theta, sigma=sigma
+    )
+    return jnp.where(some, risk, jnp.asarray(linear, dtype=float))
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
@@ -479,10 +591,36 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
     return {"linear transfer": plain, "ridge transfer": ridge}
 
 
-def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
+def _advice(
+    by_method: Mapping[str, ArrayLike],
+    unit: float = 1.0,
+    known: Mapping[str, Known] | None = None,
+    settings: dict[str, dict[str, float]] | None = None,
+) -> Advice:
     """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
     # `sorted` is stable, so the simpler one of equal methods comes first.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     margin = 0.0 if plain[second] == plain[first] else plain[second] - plain[first]  # both infinite
-    return Advice(first, plain[first], second, margin, plain)
+    how = {
+        name: at if at.error is None else at._replace(error=unit * at.error)
+        for name, at in (known or {}).items()
+    }
+
+    def near(name: str) -> bool:
+        errors = (how[name].error or 0.0) + (how[first].error or 0.0)
+        return plain[name] == plain[first] or plain[name] - plain[first] <= errors
+
+    undecided = tuple(name for name in plain if how and name != first and near(name))
+    return Advice(first, plain[first], second, margin, plain, how, undecided, settings or {})
+
+
+def _check_numbers(**given: object) -> None:
+    """Raises an error that names the type of an argument without numbers."""
+    for name, value in given.items():
+        if value is None or isinstance(value, jax.Array):
+            continue
+        kind = np.asarray(value).dtype.kind
+        if kind not in "biuf":
+            what = {"U": "a text", "S": "bytes", "c": "complex"}.get(kind, type(value).__name__)
+            raise TypeError(f"{name} must be a real number; got {value!r} ({what})")

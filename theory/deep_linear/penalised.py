@@ -15,6 +15,8 @@ equivalents, that is limits of large n and d. At finite n and d the mean is larg
 equivalents.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,10 +187,80 @@ def best_risk_of(
     (0.0408, 0.1902)
     """
     covariance.check_vectors(eigenvalues, offset=offset)
+    offset2 = jnp.asarray(offset, dtype=float) ** 2
+    still = jnp.sum(jnp.asarray(eigenvalues, dtype=float) * offset2)
+    return _search(eigenvalues, n, sigma, lambda at, sigma: at.risk(offset2, sigma), still)
+
+
+@problems.in_float64
+def best_scaled_risk_of(
+    eigenvalues: Spectrum,
+    beta_s: Spectrum,
+    beta_t: Spectrum,
+    *,
+    n: ArrayLike,
+    sigma: ArrayLike,
+) -> tuple[Array, Array, Array]:
+    """Finds the best penalty and the best multiple of the source for L2-SP, together.
+
+    At a given penalty the risk is a parabola in the multiple, so only the penalty is searched.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      beta_s: Source in the eigenbasis of Sigma, `(d,)`.
+      beta_t: Target in the same basis, `(d,)`.
+      n: Number of samples, > 0; one number.
+      sigma: Standard deviation of the label noise, >= 0; one number.
+
+    Returns:
+      The penalty, the multiple, and the limiting risk. It is at most `best_risk_of` at the offsets
+      beta_t and beta_t - beta_s.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+
+    >>> source, target = jnp.eye(9)[0], 3 * jnp.eye(9)[0]
+    >>> found = best_scaled_risk_of(jnp.ones(9), source, target, n=4, sigma=0.2)
+    >>> [round(float(v), 4) for v in found[1:]]
+    [3.0, 0.0]
+    """
+    covariance.check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    source, target = (jnp.asarray(v, dtype=float) for v in (beta_s, beta_t))
+
+    s = jnp.asarray(eigenvalues, dtype=float)
+
+    def scale(products: Array, squares: Array) -> Array:
+        return jnp.where(squares > 0, products / jnp.where(squares > 0, squares, 1.0), 0.0)
+
+    def at_penalty(at: covariance.Equivalent) -> Array:
+        # Without noise the risk is linear in the squares of the offset.
+        return scale(at.risk(source * target, 0.0), at.risk(source**2, 0.0))
+
+    def risk(at: covariance.Equivalent, sigma: Array) -> Array:
+        return at.risk((target - at_penalty(at)[..., None] * source) ** 2, sigma)
+
+    unlearned = scale((s * source * target).sum(), (s * source**2).sum())
+    still = (s * (target - unlearned * source) ** 2).sum()
+    penalty, found = _search(eigenvalues, n, sigma, risk, still)
+    finite = jnp.isfinite(penalty)
+    at = covariance.equivalent(eigenvalues, n, jnp.where(finite, penalty, 0.0))
+    return penalty, jnp.where(finite, at_penalty(at), unlearned), found
+
+
+def _search(
+    eigenvalues: Spectrum,
+    n: ArrayLike,
+    sigma: ArrayLike,
+    risk: Callable[[covariance.Equivalent, Array], Array],
+    still: Array,
+) -> tuple[Array, Array]:
+    """Finds the penalty of least risk, and that risk, on a grid that is refined.
+
+    `still` is the risk at an infinite penalty.
+    """
     problems.check_sigma(sigma)
     free = covariance.equivalent(eigenvalues, n)  # no penalty
-    s, n = free.eigenvalues, free.n
-    offset2 = jnp.asarray(offset, dtype=float) ** 2
+    s, n, sigma = free.eigenvalues, free.n, jnp.asarray(sigma, dtype=float)
     least = jnp.min(jnp.where(s > 0, s, jnp.inf))
     # Below the first end the risk equals the risk without a penalty to 1e-8, and above the second
     # end the risk with an infinite one.
@@ -201,14 +273,13 @@ def best_risk_of(
 
     def narrower(_, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         kappa = jnp.geomspace(*ends, POINTS)
-        i = jnp.argmin(at(kappa).risk(offset2, sigma))
+        i = jnp.argmin(risk(at(kappa), sigma))
         return kappa[jnp.maximum(i - 1, 0)], kappa[jnp.minimum(i + 1, POINTS - 1)]
 
     ends = jax.lax.fori_loop(0, ROUNDS, narrower, ends)
     found = at(jnp.sqrt(ends[0] * ends[1])[None])
     penalties = jnp.stack([jnp.zeros(()), jnp.asarray(jnp.inf), found.ridge[0]])
-    still = (s * offset2).sum()
-    values = jnp.stack([free.risk(offset2, sigma), still, found.risk(offset2, sigma)[0]])
+    values = jnp.stack([risk(free, sigma), still, risk(found, sigma)[0]])
     i = jnp.argmin(values)
     return penalties[i], values[i]
 

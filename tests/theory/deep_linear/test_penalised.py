@@ -153,39 +153,32 @@ def test_a_start_at_the_target_learns_nothing():
 # --- against minimisers ---------------------------------------------------------------------------
 
 
-def penalties_for(n, d, distance, sigma, theta):
-    """The penalty of each candidate that has one: none depends on the data."""
-    return {
-        "ridge from scratch": float(penalised.best_penalty(n=n, d=d, distance=1.0, sigma=sigma)),
-        "ridge transfer": float(dl.optimal_ridge(n=n, theta=theta, sigma=sigma)),
-        "L2-SP": float(penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)),
-    }
-
-
-def candidates(x, y, source, penalties):
-    """The predictor of each candidate on one data set."""
-    feature = (x @ source)[:, None]
-    own, ridge, towards = penalties.values()
-    return {
+def candidates(x, y, source, settings):
+    """The predictor of each candidate on one data set. The source is the first axis."""
+    feature, ridge = (x @ source)[:, None], settings["ridge transfer"]["penalty"]
+    fits = {
         "scratch": minimiser(x, y),
-        "ridge from scratch": minimiser(x, y, own),
         "linear transfer": minimiser(feature, y) * source,
         "ridge transfer": (minimiser(feature, y, ridge) if ridge < 1e9 else 0.0) * source,
         "fine-tuning": minimiser(x, y, start=source),  # of one layer: the nearest solution
-        "L2-SP": minimiser(x, y, towards, source),
+        "free direction": minimiser(x, y, settings["free direction"]["penalty"] * (source == 0)),
     }
+    for name in ("ridge from scratch", "L2-SP", "scaled L2-SP"):
+        at = settings[name]
+        fits[name] = minimiser(x, y, at["penalty"], at["scale"] * source)
+    return fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "theta", "sigma", "best"),
     [
-        (50, 0.6, 0.5, "L2-SP"),
+        (50, 0.6, 0.5, "scaled L2-SP"),
         (90, pi / 2, 0.2, "ridge from scratch"),
         (98, pi / 2, 0.2, "ridge from scratch"),
-        (150, 0.9, 1.0, "L2-SP"),
-        (40, 0.1, 0.2, "L2-SP"),
-        (30, 2.5, 0.4, "ridge transfer"),
+        (150, 0.9, 1.0, "scaled L2-SP"),
+        (40, 0.1, 0.2, "scaled L2-SP"),
+        (30, 2.5, 0.4, "scaled L2-SP"),
     ],
 )
 def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, best):
@@ -198,13 +191,12 @@ def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, be
     """
     d, draws = 100, 400
     theory = dl.transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=1)
-    assert advice.advise(n=n, d=d, theta=theta, sigma=sigma, depth=1).method == best
+    advised = advice.advise(n=n, d=d, theta=theta, sigma=sigma, depth=1)
+    assert advised.method == best
     expected = {name: float(value) for name, value in theory.items()}
-    for name, distance in (("ridge from scratch", 1.0), ("L2-SP", 2 * np.sin(theta / 2))):
-        penalty = penalised.best_penalty(n=n, d=d, distance=distance, sigma=sigma)
-        expected[name] = float(
-            wishart.ridge_risk(n=n, d=d, distance=distance, sigma=sigma, penalty=penalty)
-        )
+    exact = {name for name, known in advised.known.items() if known.how == "exact"}
+    assert exact >= expected.keys() - {"fine-tuning"}
+    expected |= {name: advised.risks[name] for name in exact}
     if abs(n - d) <= 3:
         del expected["scratch"], expected["fine-tuning"]
     found = {name: np.empty(draws) for name in expected}
@@ -212,10 +204,8 @@ def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, be
     samples = jax.vmap(lambda key: problems.draw(key, n, d, theta, sigma))(keys)
     inputs, labels, sources, targets = map(np.asarray, samples)
     source, target = sources[0], targets[0]  # of all data sets
-    distance = float(np.linalg.norm(target - source))
-    penalties = penalties_for(n, d, distance, sigma, theta)
     for i, (x, y) in enumerate(zip(inputs, labels, strict=True)):
-        fits = candidates(x, y, source, penalties)
+        fits = candidates(x, y, source, advised.settings)
         for name, values in found.items():
             values[i] = ((fits[name] - target) ** 2).sum()
 
@@ -300,7 +290,7 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
 def test_advice_does_not_recommend_an_orthogonal_source():
     found = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2)
     assert found.method == "ridge from scratch"
-    assert found.risk == pytest.approx(0.190, abs=5e-4)
+    assert found.risk == pytest.approx(0.192, abs=5e-4)  # in the limit .190
     paper = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2, against="unregularised")
     assert (paper.method, paper.risk) == ("ridge transfer", 1.0)
     assert list(paper.risks) == ["scratch", "linear transfer", "ridge transfer", "fine-tuning"]
@@ -318,6 +308,39 @@ def test_no_penalty_is_never_better_than_the_best():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("n", [5, 20, 60])
+def test_the_measured_error_of_a_limit_covers_the_mean(n):
+    """Over 400 other data sets than those that measured it, for inputs of three variances."""
+    d, sigma, draws, rng = 20, 0.7, 400, np.random.default_rng(1)
+    s = np.repeat([2.0, 1.0, 0.2], [4, 8, 8])
+    source = rng.normal(size=d)
+    target = 0.5 * rng.normal(size=d) - source
+    found = advice.advise_tasks(source, target, n=n, sigma=sigma, inputs=np.diag(s))
+    assert found.method == "scaled L2-SP"
+    assert found.settings["scaled L2-SP"]["scale"] < 0
+    risks = {name: [] for name in ("ridge from scratch", "L2-SP", "scaled L2-SP")}
+    for _ in range(draws):
+        x = rng.normal(size=(n, d)) * np.sqrt(s)
+        y = x @ target + sigma * rng.normal(size=n)
+        for name, values in risks.items():
+            at = found.settings[name]
+            fit = minimiser(x, y, at["penalty"], at["scale"] * source)
+            values.append(s @ (fit - target) ** 2)
+    for name, values in risks.items():
+        error = Z_MAX * np.std(values) / sqrt(draws)
+        assert abs(np.mean(values) - found.risks[name]) <= found.known[name].error + error
+
+
+def test_methods_within_the_error_are_undecided_and_texts_are_refused():
+    same = advice.advise(n=40, d=60, theta=0.0, sigma=0.3)
+    assert (same.risk, same.undecided) == (0.0, ("scaled L2-SP",))
+    with pytest.raises(TypeError, match=r"d must be a real number; got '60' \(a text\)"):
+        advice.advise(n=30, d="60", theta=0.4, sigma=0.1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"beta_s must be a real number; got \['1'\] \(a text\)"):
+        advice.advise_tasks(["1"], [1.0], n=3, sigma=0.1)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
 def test_every_way_of_asking_has_the_same_candidates():
     d, n, theta, sigma = 30, 29, 1.4, 0.3
     beta_s, beta_t = problems.tasks(d, theta)
@@ -325,10 +348,12 @@ def test_every_way_of_asking_has_the_same_candidates():
     for inputs in (None, np.eye(d)):
         found = advice.advise_tasks(2 * beta_s, 2 * beta_t, n=n, sigma=2 * sigma, inputs=inputs)
         assert list(found.risks) == list(plain.risks)
-        for name in ("ridge from scratch", "L2-SP"):
-            assert found.risks[name] == pytest.approx(4 * plain.risks[name], rel=1e-7)
+        for name, known in found.known.items():
+            if np.isfinite(plain.risks[name]):
+                gap = abs(found.risks[name] - 4 * plain.risks[name])
+                assert gap <= known.error + 1e-7 * found.risks[name]
     features = advice.advise_features(beta_s[:, None], beta_t[:, None], n=n, sigma=sigma)
-    expected = plain.risks["ridge from scratch"]
+    expected = float(dl.transfer_risks(n=n, d=d, theta=theta, sigma=sigma)["ridge from scratch"])
     assert features.risks["ridge from scratch"] == pytest.approx(expected, rel=1e-9)
     assert features.risks["L2-SP"] <= expected
     blind = advice.advise_features(beta_s[:, None], 0 * beta_t[:, None], n=n, sigma=sigma)
