@@ -35,6 +35,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear.estimators import check_data, scratch_fit
@@ -156,7 +157,7 @@ def _modes_of_data(x: Array, y: Array, source: Array) -> _Modes:
     """Computes the modes of a data set, in the unit in which the largest curvature is 1."""
     # A sign has no derivative, and an SVD has none where singular values coincide.
     x, y, source = (jax.lax.stop_gradient(v) for v in (x, y, source))
-    left, values, right = jnp.linalg.svd(x, full_matrices=False)
+    left, values, right = linalg.svd(x, full_matrices=False)
     unit = values / jnp.where(values[0] > 0, values[0], 1.0)
     return _Modes(unit**2, right @ source, unit * (y @ left) / jnp.maximum(values[0], 1e-30))
 
