@@ -112,7 +112,7 @@ def _followed(
     first = np.linalg.norm(speed(start))
 
     def moving(_: float, at: np.ndarray) -> float:
-        return np.linalg.norm(speed(at)) - settled * first
+        return float(np.linalg.norm(speed(at)) - settled * first)
 
     moving.terminal = True
     found = solve_ivp(

@@ -182,10 +182,10 @@ def advise(
 def _isotropic(
     n: int,
     d: int,
-    theta: float,
-    sigma: float,
+    theta: Array | float,
+    sigma: Array | float,
     depth: float,
-    size: float,
+    size: Array | float,
     against: Against,
     unit: float = 1.0,
 ) -> Advice:
@@ -345,10 +345,12 @@ def advise_features(
       The advice, with risks |B_hat - B|_F^2.
 
     Raises:
+      TypeError: If an argument is not a number.
       ValueError: If shapes do not conform, a value is not finite, the columns are linearly
         dependent, or a number is out of range.
     """
     one_of("against", against, Against)
+    _check_numbers(features=features, target=target, n=n, sigma=sigma)
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
@@ -453,10 +455,12 @@ def advise_sample(
       The advice and the estimates, with risks in the units of y^2.
 
     Raises:
+      TypeError: If an argument is not a number.
       ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
         sample shows no linear dependence of y on x.
     """
     one_of("against", against, Against)
+    _check_numbers(x=x, y=y, beta_s=beta_s, depth=depth, blocks=blocks)
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
     n, d = x.shape
@@ -592,7 +596,7 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
 
 
 def _advice(
-    by_method: Mapping[str, ArrayLike],
+    by_method: Mapping[str, Array | float],
     unit: float = 1.0,
     known: Mapping[str, Known] | None = None,
     settings: dict[str, dict[str, float]] | None = None,
