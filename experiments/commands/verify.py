@@ -162,11 +162,13 @@ def _attack(config: "Config", budget: float | None, file: str | None, *, renew: 
     if renew:
         disk.probe(attacks.FILE.parent)
     chosen = claims.select(config.claims)
-    domains = {
-        c.id: c.attack
-        for c in chosen
-        if isinstance(c.attack, adversary.Domain) and not (renew and attacks.current(c))
-    }
+    if renew:
+        bounds = [c for c in chosen if isinstance(c.attack, adversary.Domain)]
+        chosen = [c for c in bounds if not attacks.current(c)]
+        if not chosen:
+            show("All stored outcomes are of this code: there is nothing to renew.")
+            return 0
+    domains = {c.id: c.attack for c in chosen if isinstance(c.attack, adversary.Domain)}
     each = math.inf if budget is None else budget / max(len(domains), 1)
     stage, found, stopped = reporting(store.direct), [], False
     remember_kernels()

@@ -75,6 +75,7 @@ LEDGERS = (
     "adversary",
     "claims",
     "domains",
+    "fingerprints",
     "followed",  # what domains alone use
     "planes",
     "certainty",  # what advice alone uses
