@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         claims,
         coverage,
         deep_linear,
+        fingerprints,
         initialisation,
         linearity,
         merging,
         problems,
         student_teacher,
+        sweep,
         two_layer,
     )
 
@@ -28,11 +30,13 @@ __all__ = [
     "claims",
     "coverage",
     "deep_linear",
+    "fingerprints",
     "initialisation",
     "linearity",
     "merging",
     "problems",
     "student_teacher",
+    "sweep",
     "two_layer",
 ]
 
