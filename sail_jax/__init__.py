@@ -16,7 +16,6 @@ network still computes the same function. Names are imported on first use, which
 [1.0, 2.0]
 """
 
-from sail_jax.deprecated import former
 from sail_jax.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, which is imported only when needed
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from sail_jax.searching import search
     from sail_jax.tracing import Checked, Inferred, check_spec, spec_of, stack, unstack
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "": "align architectures checkpoint distances growth lora methods probe proximal trajectory "
@@ -78,13 +77,6 @@ _HOMES = {
 __getattr__, __dir__ = lazily(
     __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
 )
-__getattr__ = former(
-    __name__,
-    {"rules": "transforms", "counts": "reductions", "Rule": "Transform", "Count": "Reduction"},
-    until="0.3",
-    get=__getattr__,
-)
-
 __all__ = [
     "NONLINEARITIES",
     "Certificate",

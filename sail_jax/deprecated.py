@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-UNTIL: dict[str, str] = {"sail_jax.cli.commands.align(weigh)": "0.3"}
+UNTIL: dict[str, str] = {}
 """The release that removes each former name. A test fails as soon as this is that release."""
 
 

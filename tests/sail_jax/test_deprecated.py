@@ -9,6 +9,7 @@ import pytest
 
 import sail_jax
 from sail_jax.deprecated import UNTIL, former, renamed
+from theory import deep_linear
 
 
 def numbers(version):
@@ -28,15 +29,15 @@ def risk(mode, *, n, d=2):
 
 
 def test_a_former_name_of_a_package_is_the_new_one_and_warns_where_it_is_used():
-    told = r"^sail_jax.rules is now sail_jax.transforms; the old name goes in 0.3$"
-    with pytest.warns(DeprecationWarning, match=told) as seen:
-        assert sail_jax.rules is sail_jax.transforms  # pyright: ignore[reportAttributeAccessIssue]
+    told = "theory.deep_linear.fine_tune_risk is now theory.deep_linear.fine_tuning_risk; the old"
+    with pytest.warns(DeprecationWarning, match=f"^{told} name goes in 0.4$") as seen:
+        assert deep_linear.fine_tune_risk is deep_linear.fine_tuning_risk  # pyright: ignore[reportAttributeAccessIssue]
     assert seen[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match=r"^sail_jax.Count is now") as seen:
-        from sail_jax import Count  # pyright: ignore[reportAttributeAccessIssue]
-    assert Count is sail_jax.Reduction
+    with pytest.warns(DeprecationWarning, match=told) as seen:
+        from theory.deep_linear import fine_tune_risk  # pyright: ignore[reportAttributeAccessIssue]
+    assert fine_tune_risk is deep_linear.fine_tuning_risk
     assert {warning.filename for warning in seen} == {__file__}
-    assert "rules" not in dir(sail_jax)
+    assert "fine_tune_risk" not in dir(deep_linear)
 
 
 def test_a_former_keyword_is_taken_for_the_new_one_and_warns_where_it_is_used():
@@ -95,7 +96,7 @@ def test_no_former_name_outlives_its_release():
     """What is refused here goes: its line in the code, and this test passes again."""
     for module in pkgutil.iter_modules(sail_jax.__path__, "sail_jax."):
         importlib.import_module(module.name)
-    assert "sail_jax.rules" in UNTIL
+    assert "theory.deep_linear.fine_tune_risk" in UNTIL
     assert f"{__name__}.trim(ratio=)" in UNTIL
     passed = [
         name for name, until in UNTIL.items() if numbers(until) <= numbers(sail_jax.__version__)

@@ -3,7 +3,6 @@
 $ sail-jax align base tuned aligned
 """
 
-import argparse
 import contextlib
 import math
 import re
@@ -29,8 +28,7 @@ from sail_jax.cli.options import (
     on_inputs,
 )
 from sail_jax.cli.processes import in_parts
-from sail_jax.cli.progress import Meter, say, show
-from sail_jax.deprecated import UNTIL
+from sail_jax.cli.progress import Meter, show
 
 if TYPE_CHECKING:
     from sail_jax.architectures import Rules
@@ -114,7 +112,6 @@ def add_arguments(parser: Parser) -> None:
         help="the weight w_t of a tensor t in the objective, sum_t w_t |A_t - B_t|^2; default: "
         "1 / (|A_t| |B_t|); 0 leaves the tensor out",
     )
-    add("--weigh", action="append", type=weight, help=argparse.SUPPRESS)
     add(
         "--no-normalize",
         dest="normalize",
@@ -150,11 +147,8 @@ def run(args: Namespace) -> bool | None:
         return None
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax align A B OUT (or use --plan)")
-    if args.weigh:
-        until = UNTIL["sail_jax.cli.commands.align(weigh)"]
-        say(f"note: --weigh is now --weights; the old name goes in {until}")
-    given = arguments(args, "plan", "full", "weigh") | {"spec": spec, "config": config}
-    weights = dict([*(args.weigh or []), *(args.weights or [])])
+    given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
+    weights = dict(args.weights or [])
     given |= {"family": _families(args.family), "weights": weights}
 
     def operation(run: "RunOptions") -> "AlignedCheckpoint":

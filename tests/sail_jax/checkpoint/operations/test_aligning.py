@@ -287,10 +287,8 @@ def test_the_command_takes_tensors_without_axes(tmp_path, capsys):
     table = "axes: {in: hidden x*, out: y hidden*, scale: '', steps: ''}\n"
     (tmp_path / "t.yaml").write_text(table + "spaces: {x: outer, y: outer, hidden: relu}\n")
     command = ["align", a, b, tmp_path / "out", "--spec", tmp_path / "t.yaml", "--quiet"]
-    # the old spelling works, too, and says so
-    assert main([*map(str, command), "--no-normalize", "--weigh", "in=2"]) == 0
+    assert main([*map(str, command), "--no-normalize", "--weights", "in=2"]) == 0
     printed = capsys.readouterr()
-    assert "note: --weigh is now --weights; the old name goes in 0.3\n" in printed.err
     assert "sum_t |A_t - B_t|^2, except 1 tensor by --weights; 0 before the" in printed.out
     assert printed.out.splitlines()[-1].endswith("; exactness: not run")
     assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
