@@ -418,7 +418,7 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
     count = 1 + max(max(group) for group in groups.values())
     for key, group in groups.items():
         if missing := sorted(set(range(count)) - set(group)):
-            raise ValueError(f"{key!r} lacks layers {missing} of the {count} of {name!r}")
+            raise ValueError(f"{key!r}: layers {missing} of the {count} of {name!r} are missing")
         shapes = {jnp.shape(x) for x in group.values()}
         if len(shapes) > 1:
             raise ValueError(f"the layers of {key!r} differ in shape: {sorted(shapes)}")

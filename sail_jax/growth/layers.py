@@ -82,8 +82,8 @@ def deepened(
                 for source in paths:
                     if source not in flat:
                         raise ValueError(
-                            f"leaf {at(k)!r} is made from {source!r}, which the checkpoint lacks"
-                            f"{nearest(source, flat)}"
+                            f"leaf {at(k)!r} is made from {source!r}, which is missing in the "
+                            f"checkpoint{nearest(source, flat)}"
                         )
                 # The top layer uses its own leaf.
                 top = at(number + 1) if at(number + 1) in flat else path
@@ -122,7 +122,7 @@ def chained(
             mark, leaf = path[len(module(path))], path[len(module(path)) + 1 :]
             if (bias := f"{module(path)}{mark}bias") not in sources:
                 raise ValueError(
-                    f"the new layer of {path!r} lacks a bias, which determines its size"
+                    f"the new layer of {path!r} requires a bias, which determines its size"
                 )
             if leaf == "kernel":
                 out[path] = Source(sources[bias].paths, identity=True)

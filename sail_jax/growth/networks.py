@@ -167,7 +167,7 @@ def plan(
     for path, x in flat.items():
         if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
             raise ValueError(
-                f"leaf {path!r} is {x.dtype}, which lacks arithmetic: cast the network first, "
+                f"leaf {path!r} is {x.dtype}, which has no arithmetic: cast the network first, "
                 "with its scales"
             )
     rules = Rules.of(rules) if isinstance(rules, Spec) else rules

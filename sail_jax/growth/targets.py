@@ -107,7 +107,7 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
             have = f"{before}{min(numbers)}{after}"
             if numbers != indices and any(path_pattern(p).fullmatch(have) for p in alike):
                 lost = f"{before}{min(indices - numbers)}{after}"
-                raise ValueError(f"the checkpoint has {have!r}, but lacks {lost!r}")
+                raise ValueError(f"the checkpoint has {have!r}, but {lost!r} is missing")
         counts[key] = len(indices)
     return counts
 

@@ -58,7 +58,9 @@ def jax_function(
     for name, part in module.named_modules():
         # torchax 0.0.13 takes the channels of the groups in another order.
         if getattr(part, "transposed", False) and 1 < part.groups < part.in_channels:
-            raise ValueError(f"module {name!r}: torchax lacks grouped transposed convolutions")
+            raise ValueError(
+                f"module {name!r}: grouped transposed convolutions are missing in torchax"
+            )
     weights = _weights(module)
     known = {id(x) for x in weights.values()}
     buffers = {name: x for name, x in module.named_buffers() if id(x) not in known}

@@ -71,9 +71,7 @@ def spec_of_config(
                 f"{list(known[name])}"
             )
     if missing := sorted(known.keys() - shapes.keys()):
-        raise ValueError(
-            f"the checkpoint lacks the tensor {missing[0]!r}, which its configuration needs"
-        )
+        raise ValueError(f"the tensor {missing[0]!r} is missing, which the configuration requires")
     found = _traced(module, apply, params, stored)
     axes = dict(found.spec.leaves)
     leaves = tuple(Leaf(name, axes.get(name, ((),) * len(x.shape))) for name, x in shapes.items())
@@ -214,7 +212,9 @@ def module_of(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     made = getattr(transformers, name, None) if isinstance(name, str) else None
     base = transformers.PreTrainedModel
     if not (isinstance(made, type) and issubclass(made, base) and made.config_class):
-        raise ValueError(f"transformers {transformers.__version__} lacks the class {name!r}")
+        raise ValueError(
+            f"unknown class {name!r}: transformers {transformers.__version__} does not have it"
+        )
     for key in LAYER_KEYS:
         # Each layer has at least one tensor. With more layers, building would take hours.
         count = config.get(key)

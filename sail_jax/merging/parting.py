@@ -56,7 +56,7 @@ def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> 
     donor = each[-2] if rest == "last" else leaves
     for path in selected.rest:
         if path not in donor:
-            raise ValueError(f"rest: the last model lacks the leaf {path!r}")
+            raise ValueError(f"rest: the leaf {path!r} is missing in the last model")
 
     def whole(merged: Mapping[str, Any]) -> PyTree:
         out = [donor[path] if path in left_out else merged[path] for path in leaves]

@@ -248,7 +248,7 @@ def _leaves(
 def _ordered(node: object) -> list[object]:
     """Converts a dictionary with the keys "0", "1", ... to the list that it stands for."""
     if not isinstance(node, dict):
-        raise ValueError("a chunked array lacks its chunks or its shape")
+        raise ValueError("the chunks or the shape of a chunked array are missing")
     return [node[str(i)] for i in range(len(node))]
 
 

@@ -174,10 +174,11 @@ class Checkpoint:
         if names is not None:
             for name in names:
                 if name not in tensors:
-                    raise CheckpointError(f"{path} lacks '{name}', which the index places there")
+                    why = "is missing, which the index places there"
+                    raise CheckpointError(f"{path}: '{name}' {why}")
             # Other tensors are refused too: this could be another model's file of the same name.
             if unknown := tensors.keys() - set(names):
-                raise CheckpointError(f"{path} holds '{min(unknown)}', which the index lacks")
+                raise CheckpointError(f"{path}: '{min(unknown)}' is missing in the index")
         for name in tensors:
             if name in self.tensors:
                 raise CheckpointError(

@@ -232,7 +232,7 @@ def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
             wanted = range(low, high + 1, int(stride))
     for number in wanted:
         if number not in by_number:
-            raise CheckpointError(f"{path} lacks step {number}: it has {_counted(found)}")
+            raise CheckpointError(f"{path}: step {number} is missing: it has {_counted(found)}")
     if not wanted:
         raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' matches none")
     return tuple(by_number[number] for number in wanted)

@@ -88,7 +88,7 @@ def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
         case _:
-            raise CheckpointError(f"{path} is damaged: '{name}' lacks its dtype, shape or offsets")
+            raise CheckpointError(f"{path} is damaged: '{name}' without dtype, shape or offsets")
     # `type` instead of `isinstance`, as true counts as 1.
     if len(about) != 3 or type(start) is not int or type(stop) is not int:
         raise CheckpointError(f"{path} is damaged: '{name}' is described by {sorted(about)}")
@@ -119,7 +119,7 @@ def read_index(file: File) -> dict[str, list[str]]:
     weights = strict_json(file.bytes_at(0, file.size), path).get("weight_map")
     valid = isinstance(weights, dict) and all(isinstance(v, str) for v in weights.values())
     if not valid or not weights:
-        raise CheckpointError(f"{path} lacks a valid 'weight_map' (a file for each tensor)")
+        raise CheckpointError(f"{path}: 'weight_map' (a file for each tensor) is missing or wrong")
     shards: dict[str, list[str]] = {}
     for name, shard in weights.items():
         shards.setdefault(shard, []).append(name)

@@ -146,7 +146,7 @@ def _rebuild_tensor_v2(
 ) -> _Strided:
     """Stands for PyTorch's function of this name, for storages that have a type."""
     if not isinstance(storage, _Storage) or storage.dtype is None:
-        raise ValueError("a tensor lacks a storage of a supported type")
+        raise ValueError("the storage of a tensor is missing, or has an unsupported type")
     (first,), sizes, steps = _size([offset]), _size(shape), _size(strides)
     if len(sizes) != len(steps):
         raise ValueError("a tensor has an impossible offset, shape or stride")
@@ -157,7 +157,7 @@ def _rebuild_tensor_v3(storage: object, *about: object) -> _Strided:
     """Stands for PyTorch's function of this name, for untyped storages."""
     offset, shape, strides, _, _, dtype, *_ = about
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
-        raise ValueError("a tensor lacks its storage or its type")
+        raise ValueError("the storage or the type of a tensor is missing")
     return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
 
 

@@ -648,7 +648,7 @@ def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) ->
         raise ValueError(f"{argument('method')}: {method} needs data, which adapters do not have")
     for name in options:
         if name not in known:
-            raise ValueError(f"{method} does not have the option {name!r}{nearest(name, known)}")
+            raise ValueError(f"unknown option {name!r} of {method}{nearest(name, known)}")
     if "key" in known and "key" not in options:
         import jax
 

@@ -140,7 +140,7 @@ class UpcycleRequest(Request[Upcycling]):
         notes += unselected(base)
         config = config_of(base.extras)
         if not config:
-            raise CheckpointError(f"{base.path} lacks a config.json with its architecture")
+            raise CheckpointError(f"{base.path}: a config.json with its architecture is missing")
         for ref, model in models.items():
             _check_alike(config, config_of(model.extras), base.path, str(ref))
         places = {ref: k for k, ref in enumerate(refs)}

@@ -570,23 +570,23 @@ class _Planner:
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
-                notes.append(text := f"{model.ref} lacks it and is left out")
+                notes.append(text := f"it is missing in {model.ref}, which is left out")
                 self._loses(text, job.name)
                 continue
             if tensor is None and self.recipe.missing == "base" and base is not None:
-                notes.append(f"{model.ref} lacks it and counts as the base")
+                notes.append(f"it is missing in {model.ref}, which counts as the base")
                 tensor = base
             if tensor is None:
                 remedy = "missing: skip leaves it out, missing: base counts it as the base"
                 raise RecipeError(
                     source.where,
-                    f"{model.ref} lacks {name!r}{nearest(name, model.tensors)}; {remedy}",
+                    f"{name!r} is missing in {model.ref}{nearest(name, model.tensors)}; {remedy}",
                 )
             places.append(k)
             tensors.append(tensor)
         if job.base is not None and base is None:
             where = self.recipe.at("base_model")
-            raise RecipeError(where, f"the base {job.base[0].ref} lacks {job.base[1]!r}")
+            raise RecipeError(where, f"{job.base[1]!r} is missing in the base {job.base[0].ref}")
         if not tensors and base is None:
             return None
         if not tensors:
@@ -695,7 +695,7 @@ class _Planner:
         for ref, model in self.inputs.items():
             embedding = model.embedding()
             if embedding is None:
-                raise RecipeError(spec.where, f"{ref} lacks a token embedding")
+                raise RecipeError(spec.where, f"the token embedding is missing in {ref}")
             sizes[ref] = embedding.shape[0]
         vocabularies = {ref: self.vocabularies.read(m) for ref, m in self.inputs.items()}
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref

@@ -82,7 +82,7 @@ def chat_template(
         return {"chat_template.jinja": template.encode()}
     if "tokenizer_config.json" not in donor:
         where = recipe.at("chat_template")
-        raise RecipeError(where, "the output lacks a tokenizer_config.json for it")
+        raise RecipeError(where, "a tokenizer_config.json for it is missing in the output")
     config = config_of(donor, "tokenizer_config.json")
     return {"tokenizer_config.json": dump({**config, "chat_template": template})}
 

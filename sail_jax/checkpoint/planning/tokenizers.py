@@ -221,7 +221,7 @@ class OutputVocabulary(NamedTuple):
                 row = self.vocabularies[source.model].ids.get(source.token or text, -1)
             if not 0 <= row < sizes[source.model]:
                 name = repr(source.token or text) if source.token_id is None else f"id {row}"
-                raise RecipeError(token.where, f"{source.model} lacks a row for the token {name}")
+                raise RecipeError(token.where, f"{source.model}: the row of {name} is missing")
             chosen[i] = (k, row)
         return chosen, {self.ids[text] for text, token in tokens.items() if token.force}
 

@@ -195,7 +195,7 @@ class Declared(BaseModel):
                 remark(info, part.key, ignored)
             elif key not in keys:
                 hint = nearest(mistyped(key, keys) or key, keys)
-                raise RecipeError(part.key, f"{cls.what()} does not have the key {key!r}{hint}")
+                raise RecipeError(part.key, f"unknown key {key!r} in {cls.what()}{hint}")
             if part.value is None or ignored is not None:
                 del given[key]
         # Set for all declarations: one without this field ignores it.

@@ -201,7 +201,7 @@ def _settings(
         if parameter is None:
             known = [word for p in entry.parameters.values() for word in (p.name, p.theirs) if word]
             if near := mistyped(name, known):
-                message = f"{entry.name} does not have the parameter {name!r} (nearest: {near!r})"
+                message = f"unknown parameter {name!r} of {entry.name} (nearest: {near!r})"
                 raise RecipeError(node.key, message)
             here = f"under {entry.name}"
             remark(info, node.key, without_effect(name, here, of_method=True))

@@ -71,7 +71,9 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
         if group is not None:
             group = int(group) if group.isdecimal() else pattern.groupindex.get(group, -1)
             if not 0 <= group <= pattern.groups:
-                raise ValueError(f"{replacement!r}: {text!r} lacks a group for {escape[0]!r}")
+                raise ValueError(
+                    f"{replacement!r}: the group for {escape[0]!r} is missing in {text!r}"
+                )
         parts += [replacement[end : escape.start()], other if group is None else group]
         end = escape.end()
     parts.append(replacement[end:])

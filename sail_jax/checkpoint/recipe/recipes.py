@@ -231,9 +231,7 @@ def simple(
         if own is None:
             names = sorted(p.option or p.name for p in entry.parameters.values())
             hint = nearest(key, [*names, *_TOP])
-            raise RecipeError(
-                Where(key), f"{entry.name} does not have the hyperparameter {key!r}{hint}"
-            )
+            raise RecipeError(Where(key), f"unknown hyperparameter {key!r} of {entry.name}{hint}")
         if not isinstance(value, Sequence) or isinstance(value, str):
             given[own] = _node(value, key)
             continue
@@ -429,4 +427,4 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
                 continue
             who = f" for {source.model}" if parameter.per_model else ""
             where = source.where if parameter.per_model else recipe.at("merge_method")
-            raise RecipeError(where, f"{entry.name} lacks the parameter {parameter.name!r}{who}")
+            raise RecipeError(where, f"missing: {entry.name} requires {parameter.name!r}{who}")

@@ -129,7 +129,9 @@ def _read(adapter: Checkpoint, config: Config) -> _Factors:
             )
         for module, pair in pairs.items():
             if pair.keys() != {"A", "B"}:
-                raise CheckpointError(f"{adapter.path}: {module!r} lacks one of its two factors")
+                raise CheckpointError(
+                    f"{adapter.path}: one of the two factors of {module!r} is missing"
+                )
         if lost := [module for module in alphas if module not in pairs]:
             raise CheckpointError(f"{adapter.path}: {lost[0]!r} has an alpha, but no factors")
         if program == "MLX":
@@ -149,7 +151,7 @@ def _read(adapter: Checkpoint, config: Config) -> _Factors:
             f"{adapter.path}: adapters with {factor} are not read here: merge it into its base "
             "with the program that made it"
         )
-    raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
+    raise CheckpointError(f"{adapter.path} is not an adapter: adapter_config.json is missing")
 
 
 def _of_mlx(adapter: Checkpoint, config: Config, pairs: dict[str, dict[str, Tensor]]) -> _Factors:

@@ -229,7 +229,7 @@ def _check_pair(pair: Pair, config: AdapterConfig) -> None:
     source = next(iter(pair.parts.values())).source
     for side in "AB":
         if side not in pair.parts:
-            raise CheckpointError(f"{source}: {pair.module!r} lacks lora_{side}")
+            raise CheckpointError(f"{source}: lora_{side} of {pair.module!r} is missing")
     if bool(config.use_dora) != ("magnitude" in pair.parts):
         has = "a" if "magnitude" in pair.parts else "no"
         raise CheckpointError(

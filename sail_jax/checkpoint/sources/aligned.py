@@ -119,7 +119,7 @@ def spec_of(
     config = config or config_of(checkpoint.extras) or architectures.of_tree(shapes)
     if not config:
         raise CheckpointError(
-            f"{checkpoint.path} lacks a config.json: give its path with "
+            f"{checkpoint.path}: config.json is missing: give its path with "
             f"{argument('config', '...')}, or the spaces of the tensors with "
             f"{argument('spec', '...')}"
         )
@@ -325,8 +325,8 @@ def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
         for name in a.tensors:
             if name not in b.tensors:
                 raise CheckpointError(
-                    f"{b.path} lacks '{name}' of {a.path}: only networks of one architecture can "
-                    "be aligned"
+                    f"'{name}' of {a.path} is missing in {b.path}: only networks of one "
+                    "architecture can be aligned"
                 )
     for name, tensor in reference.tensors.items():
         if tensor.shape != (shape := other.tensors[name].shape):

@@ -110,7 +110,7 @@ def growth_view(
         own = architectures.of_tree(shapes) or {}
     if not own and rules is None:
         raise CheckpointError(
-            f"{checkpoint.path} lacks a config.json: give its path with "
+            f"{checkpoint.path}: config.json is missing: give its path with "
             f"{argument('config', '...')}, or the spaces of the tensors with "
             f"{argument('rules', '...')}"
         )

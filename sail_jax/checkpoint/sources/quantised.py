@@ -146,7 +146,8 @@ def _scheme(
         refused = f"'{other}' is not stored as float8_e4m3fn codes with plain scales"
     elif not entries:
         refused = (
-            "its config.json lacks a quantization_config, so readers would take codes for weights"
+            "quantization_config is missing in its config.json, so readers would take codes for "
+            "weights"
         )
     powers = about.get("scale_fmt") == "ue8m0"
     return Scheme(entries, layouts, frozenset(names) - layouts.keys(), refused, powers)

@@ -202,7 +202,7 @@ def _spec(
     if args.spec is not None:
         return f"as in {args.spec}", tables.read_table(args.spec).spec(shapes), [], ()
     if adapter := _adapter(checkpoint):
-        return adapter, None, ["an adapter lacks spaces of its own: inspect its base model"], ()
+        return adapter, None, ["an adapter has no spaces of its own: inspect its base model"], ()
     notes = []
     # Runs of MaxText and Tunix lack a config.json. Their trees identify them.
     if config := config or architectures.of_tree(shapes) or {}:

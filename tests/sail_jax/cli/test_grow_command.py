@@ -183,7 +183,7 @@ def test_other_refusals(models, tmp_path, capsys):
     message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", *told)
     assert "up_proj" in message
     message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", "--width", "2x")
-    assert "lacks a config.json" in message
+    assert "config.json is missing" in message
     bad = tensors(0)
     bad["model.norm.weight"][3] = np.nan
     save_checkpoint(tmp_path / "bad", bad)

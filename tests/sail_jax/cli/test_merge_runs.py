@@ -88,7 +88,11 @@ def test_an_optimiser_is_not_merged(run, merge):
 
 @pytest.mark.parametrize(
     ("choice", "message"),
-    [("@last:9", "got '@last:9'"), ("@700", "lacks step 700"), ("/x*", "no checkpoint matches")],
+    [
+        ("@last:9", "got '@last:9'"),
+        ("@700", "step 700 is missing"),
+        ("/x*", "no checkpoint matches"),
+    ],
 )
 def test_steps_that_are_not_there(run, merge, choice, message):
     code, printed, _ = merge(f"{run}{choice}", run)

@@ -290,7 +290,7 @@ ERRORS = [
     ),
     (
         lambda: growth.stack_layers({"l_0": np.ones(2), "l_2": np.ones(2)}, "l_{i}"),
-        r"lacks layers \[1\] of the 3",
+        r"layers \[1\] of the 3 .* are missing",
     ),
     (
         lambda: growth.unstack_layers(

@@ -773,17 +773,17 @@ def test_token_classification_reads_the_stream():
 
 def test_narrow_floats_are_refused():
     params = jax.tree.map(lambda x: x.astype("float8_e4m3fn"), models.model("llama").params)
-    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which lacks arith"):
+    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which has no arith"):
         plan(params, config("llama"), TWICE)
 
 
 def test_bad_checkpoints():
     params, c = models.model("llama").params, config("llama")
     lost = {k: v for k, v in params.items() if k != "model.layers.1.mlp.down_proj.weight"}
-    with pytest.raises(ValueError, match=r"but lacks 'model.layers.1.mlp.down_proj.weight'"):
+    with pytest.raises(ValueError, match=r"but 'model.layers.1.mlp.down_proj.weight' is missing"):
         plan(lost, c, TWICE)
     lost = {k: v for k, v in params.items() if k != "model.layers.1.input_layernorm.weight"}
-    with pytest.raises(ValueError, match=r"but lacks 'model.layers.1.input_layernorm.weight'"):
+    with pytest.raises(ValueError, match=r"but 'model.layers.1.input_layernorm.weight' is missing"):
         plan(lost, c, {"depth": 2}, "mix")
     with pytest.raises(TypeError, match="factors of width and depth, got int"):
         plan(params, c, 2)  # pyright: ignore[reportArgumentType]

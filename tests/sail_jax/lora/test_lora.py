@@ -400,7 +400,7 @@ BAD = {
         {f"{Q}.lora_B.bias": B[:, 0]}, {"lora_bias": True}, "no bias in the base to add it to"
     ),
     "bias of A": ({f"{Q}.lora_A.bias": A}, {}, "is not a factor A or B"),
-    "half": ({f"{Q}x.lora_A.weight": A}, {}, "'model.layers.0.qx' lacks lora_B"),
+    "half": ({f"{Q}x.lora_A.weight": A}, {}, "lora_B of 'model.layers.0.qx' is missing"),
     "stranger": (factors(module=f"{Q}x"), {}, "'model.layers.0.qx.weight' is not in the base.*q"),
     "two": (factors(infix=".other"), {}, "several adapters"),
     "convolution": (

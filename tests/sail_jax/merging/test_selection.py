@@ -68,7 +68,7 @@ def test_a_path_filter():
         out = methods.linear()(trees, select=select)
         assert (out["a"][0], out["b"]["c"][0]) == (3, 2)
     assert methods.linear()(trees)["a"][0] == 2
-    with pytest.raises(ValueError, match="the last model lacks the leaf 'a'"):
+    with pytest.raises(ValueError, match="the leaf 'a' is missing in the last model"):
         methods.linear()([trees[0], {"b": trees[1]["b"]}], select="b")
     with pytest.raises(ValueError, match="'extra'"):
         methods.linear()([trees[0], {**trees[1], "extra": LEAF}], select="b")

@@ -71,15 +71,15 @@ HEADERS = {
     "unknown key": (_raw({"a": _entry(x=1)}), "is described by"),
     "no offsets": (
         _raw({"a": {"dtype": "F32", "shape": [2]}}),
-        "lacks its dtype, shape or offsets",
+        "without dtype, shape or offsets",
     ),
-    "no description": (_raw({"a": 7}), "lacks its dtype, shape or offsets"),
+    "no description": (_raw({"a": 7}), "without dtype, shape or offsets"),
     "metadata of numbers": (_raw({"__metadata__": {"a": 1}, "a": _entry()}), "text by name"),
     "metadata with a surrogate": (
         _raw(b'{"__metadata__":{"x":"\\ud800"},"a":' + json.dumps(_entry()).encode() + b"}"),
         "damaged",
     ),
-    "a name of several lines": (_raw({"a\r\n\x1b[1m": 7}), r"'a\\r\\n\\x1b\[1m' lacks its dtype"),
+    "a name of several lines": (_raw({"a\r\n\x1b[1m": 7}), r"'a\\r\\n\\x1b\[1m' without dtype"),
     "metadata a text": (_raw({"__metadata__": "", "a": _entry()}), "text by name"),
     "metadata a list": (_raw({"__metadata__": [1], "a": _entry()}), "text by name"),
 }
@@ -127,10 +127,10 @@ def _weights(change):
 
 
 INDEXES = {
-    "no map": (lambda index: {}, "lacks a valid 'weight_map'"),
-    "an empty map": (_weights(lambda w: {}), "lacks a valid 'weight_map'"),
+    "no map": (lambda index: {}, "is missing or wrong"),
+    "an empty map": (_weights(lambda w: {}), "is missing or wrong"),
     "a list": (lambda index: [], "expected a JSON object"),
-    "numbers": (_weights(lambda w: {**w, "a": 7}), "lacks a valid 'weight_map'"),
+    "numbers": (_weights(lambda w: {**w, "a": 7}), "is missing or wrong"),
     "parent": (_weights(lambda w: {**w, "a": "../x.safetensors"}), "not a plain file name"),
     "absolute": (_weights(lambda w: {**w, "a": "/etc/passwd"}), "not a plain file name"),
     "below": (_weights(lambda w: {**w, "a": "x/y.safetensors"}), "not a plain file name"),
@@ -142,15 +142,15 @@ INDEXES = {
     "a pickle": (_weights(lambda w: {**w, "a": "x.bin"}), "x.bin|No such file"),
     "too many": (
         _weights(lambda w: {**w, "z": w["a"]}),
-        "-00001-of-00002.safetensors lacks 'z', which the index places there",
+        "-00001-of-00002.safetensors: 'z' is missing, which the index places there",
     ),
     "too few": (
         _weights(lambda w: {n: f for n, f in w.items() if n != "a"} | {"z": w["a"]}),
-        "lacks 'z', which the index places there",
+        "'z' is missing, which the index places there",
     ),
     "swapped": (
         _weights(lambda w: {**w, "a": w["b"], "b": w["a"]}),
-        "lacks 'a', which the index places there",
+        "'a' is missing, which the index places there",
     ),
 }
 
@@ -166,7 +166,7 @@ def test_shards_that_disagree_with_their_index(shards):
     first = shards / "model-00001-of-00002.safetensors"
     save_checkpoint(shards / "x.safetensors", {**ARRAYS})
     os.replace(shards / "x.safetensors", first)
-    not_opened(shards, r"00001-of-00002.* holds 'b', which the index lacks")
+    not_opened(shards, r"00001-of-00002.* 'b' is missing in the index")
     (shards / "model.safetensors.index.json").unlink()
     not_opened(shards, r"'b' is also in .*00001")
 

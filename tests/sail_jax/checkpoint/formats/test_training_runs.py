@@ -232,15 +232,15 @@ def test_a_text_names_steps(run, choice, numbers):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("@400", "lacks step 400: it has 3 checkpoints, steps 200 to 1000"),
-        ("@200:1000:100", "lacks step 400"),
+        ("@400", "step 400 is missing: it has 3 checkpoints, steps 200 to 1000"),
+        ("@200:1000:100", "step 400 is missing"),
         ("@last:4", "expected 1 to 3 of them, got '@last:4'"),
         ("@last:0", "got '@last:0'"),
         ("@200:1000:0", "a stride of 0"),
         ("@400:900", "matches none"),
         ("/nothing*", "no checkpoint matches"),
         ("/plots_7@last", "holds no numbered checkpoints"),
-        ("@0:999999999999999999:1", "lacks step 0"),
+        ("@0:999999999999999999:1", "step 0 is missing"),
     ],
 )
 def test_a_step_that_is_not_there_is_an_error(run, choice, message):

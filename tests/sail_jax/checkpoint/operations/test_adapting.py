@@ -380,7 +380,7 @@ REFUSED = {
     "a method": (["merge", "a", "b", "out", "--method", "tise"], "no merging method 'tise'"),
     "its option": (
         ["merge", "a", "b", "out", "--method", "ties", "--set", "dens=1"],
-        "ties does not have the option 'dens' .nearest: 'density'",
+        "unknown option 'dens' of ties .nearest: 'density'",
     ),
     "an option alone": (
         ["merge", "a", "b", "out", "--set", "x=1"],

@@ -149,10 +149,10 @@ def test_refusals(pair, tmp_path):
     fewer = {k: v for k, v in tensors.items() if k != "lm_head.weight"}
     wider = tensors | {"model.norm.weight": np.ones(9, np.float32)}
     cases = {
-        "lacks 'lm_head.weight' of ": save(tmp_path / "fewer", fewer, config),
+        "'lm_head.weight' of ": save(tmp_path / "fewer", fewer, config),
         r"norm.weight' has shape \[8\] in .* and \[9\] in": save(tmp_path / "wider", wider, config),
     }
-    cases["lacks a config.json: give its path"] = save(tmp_path / "bare", tensors)
+    cases["config.json is missing: give its path"] = save(tmp_path / "bare", tensors)
     for message, other in cases.items():
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, other, tmp_path / "out")

@@ -219,7 +219,7 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, models):
         given = text([folders[0], tmp_path / name], experts=(1,), more="experts_per_token: 1")
         with pytest.raises(ValueError, match=message):
             upcycle_checkpoint(given, tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"lacks a config\.json"):
+    with pytest.raises(CheckpointError, match=r"a config\.json with its architecture is missing"):
         upcycle_checkpoint(mixtures.copies(tmp_path / "bare", 2), tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"the token 20, but there are only 20 embeddings"):
         upcycle_checkpoint(text(folders).replace("[2]", "[20]"), tmp_path / "out")
@@ -266,7 +266,7 @@ FILES = {
     ),
     "a wrong word": (
         f"expert: 1\nexperts: [{E1}, {E2}]",
-        "does not have the key 'expert'",
+        "unknown key 'expert' in a mixture",
     ),
 }
 

@@ -295,7 +295,7 @@ REFUSED = {
     "e5m2": ({"codes": ml_dtypes.float8_e5m2}, "'q.weight' is not stored as float8_e4m3fn codes"),
     "modelopt": ({"quant_method": "modelopt"}, "modelopt needs scales of activations"),
     "zeros": ({"quant_method": "compressed-tensors"}, "with plain scales"),
-    "nothing stated": ({}, "its config.json lacks a quantization_config"),
+    "nothing stated": ({}, "quantization_config is missing in its config.json"),
 }
 
 

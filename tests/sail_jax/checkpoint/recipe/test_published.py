@@ -134,7 +134,7 @@ def test_a_key_is_read_or_noted_or_unknown(place):
     for key in set(OWN[place]) - {"model", "path"}:  # lost, doubled, wrong and swapped letters
         swapped = key[:-2] + key[:-3:-1]
         for typing_error in {key[:-1], key[0] + key, key[:-1] + "-", swapped, key.upper()} - every:
-            unknown = rf"r:\d+:\d+: .* does not have the key '{typing_error}' .*'{key}'"
+            unknown = rf"r:\d+:\d+: .* unknown key '{typing_error}' .*'{key}'"
             with pytest.raises(RecipeError, match=unknown):
                 parse(PLACES[place].replace("WORD", typing_error), "r")
 

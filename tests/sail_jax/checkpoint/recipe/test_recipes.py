@@ -106,12 +106,12 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "weight missing": (
         two(models="[{model: a, parameters: {weight: 1}}, {model: b}]"),
         "models[1]",
-        "lacks the parameter 'weight' for b",
+        "requires 'weight' for b",
     ),
     "not per model": (
         two("slerp", "[{model: a}, {model: b, parameters: {t: 1}}]", "base_model: a"),
         "merge_method",
-        "lacks the parameter 't'",
+        "requires 't'",
     ),
     "ours, not per model": (
         two("ties", "[{model: a, parameters: {weight: 1, tie: zero}}]", "base_model: b"),
@@ -131,9 +131,9 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "within what mergekit lacks": (
         two(models="[{model: a, align: {to: b, weight: 1}}]"),
         "models[0].align.weight",
-        "an alignment does not have the key",
+        "in an alignment",
     ),
-    "t missing": (two("slerp", more="base_model: a"), "merge_method", "lacks the parameter 't'"),
+    "t missing": (two("slerp", more="base_model: a"), "merge_method", "requires 't'"),
     "slerp of three": (
         two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
         "models",
@@ -180,11 +180,11 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "rename",
         "RE2",
     ),
-    "no such group": (two(models=LINEAR, more=r"rename: {'(a)': '\2'}"), "rename", "lacks a group"),
+    "no such group": (two(models=LINEAR, more=r"rename: {'(a)': '\2'}"), "rename", "is missing in"),
     "no such name": (
         two(models=LINEAR, more=r"rename: {'(a)': '\g<b>'}"),
         "rename",
-        "lacks a group",
+        "is missing in",
     ),
     "an escape": (two(models=LINEAR, more=r"rename: {'(a)': '\n'}"), "rename", "for '\\\\n'"),
     "python tag": (
@@ -335,7 +335,7 @@ def test_simple_makes_what_yaml_makes(name):
         ({"method": "tise"}, "nearest: 'ties'"),
         (
             {"densty": 0.5},
-            "densty: ties does not have the hyperparameter 'densty' (nearest: ",
+            "densty: unknown hyperparameter 'densty' of ties (nearest: ",
         ),
         ({"density": [0.1, 0.2, 0.3]}, "density: expected one number per model (2), got 3"),
         ({"weights": [1.0]}, "expected one number per model (2), got 1"),
