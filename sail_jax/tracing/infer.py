@@ -201,6 +201,7 @@ def spec_of(
         if isinstance(variable, Variable) and variable.size > 1
         and not any(atom.space in found for atom in atoms(label))
     }  # fmt: skip
+    idle = [path for path, axes in zip(paths, variables, strict=True) if path in unused and axes]
     if stored is not None:
         paths = leaf_paths(jax.eval_shape(stored, params))
         why = {where: text for where, text in why.items() if where[0] in paths}
@@ -209,7 +210,6 @@ def spec_of(
     spec = _stacked(spec, layers, names or {})
     ordered = {(paths[n], 0) for n in scanned}
     why = {where: text for where, text in why.items() if where not in ordered}
-    idle = [path for path, axes in zip(paths, variables, strict=True) if path in unused and axes]
     notes = _notes(idle, [name for name in sorted(first.unknown) if _RANDOM.match(name)])
     return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled, notes)
 

@@ -777,7 +777,11 @@ ROWS = [
     Row(training_time.linear_transfer_flow_risk, ("n", "theta", "sigma", "time"), linear_flow),
     Row(pretraining.source_limit, ("load", "theta", "sigma"), source_limit),
     Row(modes.mode, ("time", "nonnegative", "real"), mode),
-    Row(fine_tuning.mode_limit, ("nonnegative", "nonnegative", "nonnegative"), anchored),
+    Row(
+        fine_tuning.mode_limit,
+        ("nonnegative", "real", "nonnegative"),
+        lambda *x: max(anchored(*x), mp.mpf(0)),
+    ),
     Row(
         fine_tuning.mode,
         ("time", "nonnegative", "real", "nonnegative"),
