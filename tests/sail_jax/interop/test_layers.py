@@ -50,6 +50,13 @@ def test_numbers_of_layers_and_their_count_are_no_difference(monkeypatch):
     assert layers.compared(OLD, OLD, ORDER) == ""
 
 
+def test_a_factor_that_grows_with_the_layers_is_a_difference(monkeypatch):
+    """As in differential attention, whose formula contains the number of the layer."""
+    monkeypatch.setattr(layers, "_built", lambda _, n: [{"factor": 0.1 * i} for i in range(n)])
+    got = layers.compared(OLD, OLD, ORDER)
+    assert got == "'factor' of layer 2, made of layer 0, would be 0.2 for 0.0"
+
+
 def test_a_network_that_cannot_be_built_is_a_difference_only_if_the_old_one_can_be(monkeypatch):
     def fails(config, count):
         if count == config["num_hidden_layers"] == 5:
