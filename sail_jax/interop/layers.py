@@ -96,7 +96,7 @@ def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
     for key in sorted({key for layer in (*before, *after) for key in layer}):
         own, moved = ([layer.get(key) for layer in all_] for all_ in (before, after))
         wrong = [j for j, i in enumerate(layers) if own[i] != moved[j]]
-        if wrong and not _is_number(own, moved):
+        if wrong and not _is_number(own, moved, layers):
             j, i = wrong[0], layers[wrong[0]]
             entries = ", ".join(f"{k!r} {v!r}" for k, v in _that_state(old, key, own))
             what = f"{key!r} of layer {j}, made of layer {i}, would be {moved[j]!r} for {own[i]!r}"
@@ -104,12 +104,19 @@ def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
     return ""
 
 
-def _is_number(own: Sequence[Any], moved: Sequence[Any]) -> bool:
-    """Whether values are only the numbers of layers, in some form, or how many layers there are."""
-    if not all(type(x) is int for x in (*own, *moved)):
+def _is_number(own: Sequence[Any], moved: Sequence[Any], layers: Sequence[int]) -> bool:
+    """Whether values are only the numbers of layers, in some form, or how many layers there are.
+
+    Some kinds of layers may be without a number.
+    """
+    if {type(x) for x in (*own, *moved)} - {int, type(None)}:
         return False
-    counts = {*own} == {len(own)} and {*moved} == {len(moved)}
-    return counts or all(x < y for all_ in (own, moved) for x, y in itertools.pairwise(all_))
+    if any((own[i] is None) != (x is None) for i, x in zip(layers, moved, strict=True)):
+        return False
+    if {*own} == {len(own)} and {*moved} == {len(moved)}:
+        return True
+    numbers = ([x for x in values if x is not None] for values in (own, moved))
+    return all(x < y for values in numbers for x, y in itertools.pairwise(values))
 
 
 def _count(config: Config) -> int:

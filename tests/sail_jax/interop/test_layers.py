@@ -50,6 +50,20 @@ def test_numbers_of_layers_and_their_count_are_no_difference(monkeypatch):
     assert layers.compared(OLD, OLD, ORDER) == ""
 
 
+def test_kinds_of_layers_without_a_number_have_none_in_their_new_place(monkeypatch):
+    def mixed(config, n):
+        return [
+            {"place": i, "kind": 0} if config["kinds"][i % len(config["kinds"])] else {"kind": 1}
+            for i in range(n)
+        ]
+
+    monkeypatch.setattr(layers, "_built", mixed)
+    old = OLD | {"kinds": [True, False, True]}
+    assert layers.compared(old, OLD | {"kinds": [True, False, True, False, True]}, ORDER) == ""
+    got = layers.compared(old, OLD | {"kinds": [True, False, True, True, True]}, ORDER)
+    assert got.startswith("'kind' of layer 3, made of layer 1, would be 0 for 1")
+
+
 def test_a_factor_that_grows_with_the_layers_is_a_difference(monkeypatch):
     """As in differential attention, whose formula contains the number of the layer."""
     monkeypatch.setattr(layers, "_built", lambda _, n: [{"factor": 0.1 * i} for i in range(n)])
