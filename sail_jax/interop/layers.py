@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sail_jax.configurations import LAYER_KEYS, Config
+from sail_jax.configurations import LAYER_KEYS, Config, look_up
 
 SECONDS = 120
 """How long a comparison may take."""
@@ -86,7 +86,7 @@ def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
     Raises:
       ValueError: If transformers cannot build the network of `old`.
     """
-    before = _built(old, _count(old))
+    before = _built(old, next(filter(None, (look_up(old, key) for key in LAYER_KEYS)), 0))
     try:
         after = _built(new, len(layers))
     except ValueError as error:
@@ -117,11 +117,6 @@ def _is_number(own: Sequence[Any], moved: Sequence[Any], layers: Sequence[int]) 
         return True
     numbers = ([x for x in values if x is not None] for values in (own, moved))
     return all(x < y for values in numbers for x, y in itertools.pairwise(values))
-
-
-def _count(config: Config) -> int:
-    parts = (config, config.get("text_config") or {})
-    return next((part[key] for part in parts for key in LAYER_KEYS if key in part), 0)
 
 
 def _that_state(config: Config, key: str, own: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -88,7 +88,7 @@ def add(a: Counts, b: Counts) -> Counts:
     def both(a: Wide, b: Wide) -> Wide:
         return carry(a.hi + b.hi, a.lo + b.lo)
 
-    return jax.tree.map(both, a, b, is_leaf=lambda x: isinstance(x, Wide))
+    return jax.tree.map(both, a, b, is_leaf=_is_wide)
 
 
 @np.errstate(over="ignore")

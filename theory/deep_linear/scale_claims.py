@@ -17,7 +17,7 @@ from scipy import integrate, optimize
 
 from theory import claims
 from theory.adversary import Box, Domain, Problem
-from theory.claims import Estimate, generator, measured
+from theory.claims import Estimate, Simulate, generator, measured
 from theory.deep_linear import diagonal, scales
 from theory.deep_linear.regressions import AVERAGED, PAPER, Setting, extrapolate, one_sample
 
@@ -504,6 +504,19 @@ class Rescaled(NamedTuple):
         return np.stack([np.sum((fit - at.target()) ** 2, -1) for fit in fits])
 
 
+def _mean_risk(at: Rescaled) -> tuple[Array, Simulate]:
+    """Compares the limit of the mean risk with simulations at two sizes, extrapolated."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        rng, draws = generator(key), 80 if quick else 800
+        small, large = (Estimate.mean(at.gains(rng, d, draws)[0]) for d in (SMALL, TIMES * SMALL))
+        return extrapolate(small, large, times=TIMES)
+
+    return scales.unbalanced_risk(
+        load=at.load, theta=at.theta, sigma=at.sigma, imbalance=at.imbalance
+    ), simulate
+
+
 TURNED = pi / 2, 0.8  # angle and noise
 
 
@@ -518,16 +531,7 @@ def _(factor):
     Domain: load=0.375, θ=90°, σ=0.8, d=16 and 48 extrapolated, W_1 times {factor:g}, w_2
       divided by it, gradient flow
     """
-    at = Rescaled(factor, 0.375, *TURNED)
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        rng, draws = generator(key), 80 if quick else 800
-        small, large = (Estimate.mean(at.gains(rng, d, draws)[0]) for d in (SMALL, TIMES * SMALL))
-        return extrapolate(small, large, times=TIMES)
-
-    return scales.unbalanced_risk(
-        load=at.load, theta=at.theta, sigma=at.sigma, imbalance=at.imbalance
-    ), simulate
+    return _mean_risk(Rescaled(factor, 0.375, *TURNED))
 
 
 @claim("layers-boundary/ours", effect=0.08)
@@ -567,13 +571,4 @@ def _(degrees, factor=2.0):
     Domain: load=0.625, θ={degrees}°, σ=0.3, d=16 and 48 extrapolated, W_1 times {factor:g}, w_2
       divided by it, gradient flow
     """
-    at = Rescaled(factor, 0.625, degrees * pi / 180, 0.3)
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        rng, draws = generator(key), 80 if quick else 800
-        small, large = (Estimate.mean(at.gains(rng, d, draws)[0]) for d in (SMALL, TIMES * SMALL))
-        return extrapolate(small, large, times=TIMES)
-
-    return scales.unbalanced_risk(
-        load=at.load, theta=at.theta, sigma=at.sigma, imbalance=at.imbalance
-    ), simulate
+    return _mean_risk(Rescaled(factor, 0.625, degrees * pi / 180, 0.3))

@@ -157,7 +157,7 @@ def kind(claim: claims.Claim) -> str:
       claim: The claim.
 
     Returns:
-      One of `KINDS`, or "not attacked", or "" for a claim that is no bound.
+      One of `KINDS`, or "not attacked", or "" for a claim that is not a bound.
     """
     if found := known(claim):
         return found.kind

@@ -35,11 +35,10 @@ from sail_jax.checkpoint.executor import (
     summary,
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
-from sail_jax.checkpoint.formats.files import CheckpointError, sample
+from sail_jax.checkpoint.formats.files import CheckpointError, changed, sample
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import (
     Checkpoint,
-    changed,
     check_there,
     closed_on_error,
     open_checkpoint,

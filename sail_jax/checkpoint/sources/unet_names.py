@@ -33,7 +33,7 @@ def other_names(modules: Iterable[str]) -> dict[str, str]:
       modules: The modules of a base, in either program's names.
 
     Returns:
-      The modules by their other names; empty if the base is no such U-Net. Further words before
+      The modules by their other names; empty if the base is another network. Further words before
       the names ("model.diffusion_model.") are left out.
 
     >>> base = ["down_blocks.0.resnets.0.conv1", "down_blocks.0.resnets.1.conv1", "conv_in"]
