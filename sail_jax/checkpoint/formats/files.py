@@ -125,7 +125,14 @@ def reading(what: object) -> Iterator[None]:
 
 
 def changed(path: str | Path) -> CheckpointError:
-    """Makes the error for a file that was changed while it was read, for the caller to raise."""
+    """The error for a file that was changed while it was read, for the caller to raise.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The error.
+    """
     return CheckpointError(
         f"{path} was changed while it was read; run again when nothing writes to it"
     )
