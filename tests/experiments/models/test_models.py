@@ -167,7 +167,7 @@ DECODERS = {
     "llama, tied": Llama(**SMALL, heads=4, kv_heads=2, tied=True),
     "olmo": Llama(**SMALL, heads=2, norm="layernorm"),
 }
-SLOW = {"gpt, tied", "llama, tied"}  # what they add is a read-out, which the checkpoints test too
+SLOW = ("gpt, tied", "llama, tied")  # what they add is a read-out, which the checkpoints test too
 
 
 decoders = pytest.mark.parametrize("name", [soak_unless(n not in SLOW, n) for n in DECODERS])
