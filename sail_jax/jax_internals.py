@@ -5,7 +5,7 @@ of JAX. Each property of an `Operation` is one fact about a primitive, for JAX 0
 `LAYOUTS` lists the parameters that the properties read. A test compares it with the installed JAX.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -383,6 +383,26 @@ class Operation(NamedTuple):
     def called(self) -> Any:
         """The jaxpr that one of `CALLS` runs on its operands."""
         return self._read("jaxpr", "call_jaxpr")
+
+    def key(self, function: Callable[[Any], Hashable]) -> Hashable:
+        """The name and all parameters; `function` gives the key of a jaxpr among them."""
+
+        def of(value: Any) -> Hashable:
+            if hasattr(value, "eqns"):
+                return function(value)
+            if isinstance(value, dict):
+                return tuple((name, of(inner)) for name, inner in sorted(value.items()))
+            if isinstance(value, list | tuple):
+                return (type(value).__name__, *map(of, value))
+            try:
+                hash(value)
+            except TypeError:
+                # Arrays, for example. Another operation then counts as another value.
+                return id(value)
+            return value
+
+        # The layout of a scan may hold objects that are equal to no others.
+        return self.name, of(self.scan if self.name == "scan" else self.params)
 
     @property
     def inner_jaxprs(self) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,64 @@ def leaf_paths(tree: Any) -> list[str]:
             )
         seen.add(path)
     return paths
+
+
+def with_layers(tree: Any, before: str, order: Sequence[int]) -> Any:
+    """Repeats, removes or reorders the layers that a tree lists.
+
+    Args:
+      tree: Any pytree. The layers are the elements of a list or tuple, or entries of a mapping with
+        their number in the key.
+      before: The text before the number in the paths of the layers, such as "blocks/".
+      order: The number of the old layer for each new layer.
+
+    Returns:
+      The tree with these layers, numbered from 0. Other nodes do not change.
+
+    Raises:
+      ValueError: If a container of another type holds the layers.
+
+    >>> with_layers({"blocks": [{"w": 1}, {"w": 2}], "head": 3}, "blocks/", [0, 1, 1])
+    {'blocks': [{'w': 1}, {'w': 2}, {'w': 2}], 'head': 3}
+    """
+    number = re.compile(rf"{re.escape(before)}(\d+)(?=[/.]|$)")
+    return _with_layers(tree, "", before, number, order)
+
+
+def _with_layers(
+    node: Any, prefix: str, before: str, number: re.Pattern[str], order: Sequence[int]
+) -> Any:
+    keyed, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    children = {prefix + path_str(keys): child for keys, child in keyed}
+    found = {name: match for name in children if (match := number.match(name))}
+    if not found:
+        inner = [
+            _with_layers(child, f"{name}/", before, number, order)
+            if before.startswith(f"{name}/")
+            else child
+            for name, child in children.items()
+        ]
+        return jax.tree.unflatten(structure, inner)
+    if type(node) in (list, tuple):
+        elements = list(children.values())
+        return type(node)(elements[old] for old in order)
+    if not isinstance(node, Mapping):
+        raise ValueError(
+            f"the layers {before + '*'!r} are in a {type(node).__name__}, which holds no other "
+            "number of them: expected a list, tuple or mapping"
+        )
+    out = {}
+    for (keys, child), name in zip(keyed, children, strict=True):
+        key = keys[0].key
+        if name not in found:
+            out[key] = child
+            continue
+        start, stop = found[name].span(1)
+        for new, old in enumerate(order):
+            if old == int(found[name][1]):
+                text = f"{name[len(prefix) : start]}{new}{name[stop:]}"
+                out[new if isinstance(key, int) else text] = child
+    return type(node)(out)
 
 
 def some_paths(paths: Sequence[str], limit: int = 5) -> str:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ class Rules(NamedTuple):
       either: Two groups of patterns, such as separate experts and stacked experts. If the first
         pattern of the second group matches, the first group is ignored. Otherwise the second group
         is ignored.
-      inferred: Whether these are the rules of a spec. No table then tells how to untie a leaf, and
-        the word "residual" of a stack states that a layer with zero output is the identity.
+      given: The spec, if these are its rules. No table then tells how to untie a leaf, and only the
+        spec states that a layer with zero output is the identity.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -64,7 +65,7 @@ class Rules(NamedTuple):
     scales: Mapping[str, tuple[str, float]] = {}
     post_norm: bool = False
     either: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    inferred: bool = False
+    given: Spec | None = None
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
@@ -81,8 +82,14 @@ class Rules(NamedTuple):
             axes=tuple((leaf.path, format_axes(leaf.axes)) for leaf in spec.leaves),
             spaces={space.name: space.nonlinearity for space in spec.spaces if space.nonlinearity},
             sizes={space.name: space.size for space in spec.spaces},
-            inferred=True,
+            layers={name: start for name, start, _ in spec.layers},
+            given=spec,
         )
+
+    @property
+    def inferred(self) -> bool:
+        """Whether these are the rules of a spec."""
+        return self.given is not None
 
     def spec(self, params: PyTree) -> Spec:
         """Applies the rules to parameters.
@@ -113,7 +120,8 @@ class Rules(NamedTuple):
         spaces = {k: f"outer {v}" if k in unread else v for k, v in self.spaces.items()}
         spaces = {k: v for k, v in spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
-        return spec(params, present, spaces=spaces, sizes=sizes)
+        out = spec(params, present, spaces=spaces, sizes=sizes)
+        return out if self.given is None else replace(out, layers=self.given.layers)
 
     def loose(self) -> "Rules":
         """Returns the rules of the network untied."""

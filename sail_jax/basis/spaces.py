@@ -23,6 +23,7 @@ import numpy as np
 
 from sail_jax.basis.axes import Axis, Patterns, Role, blocks, format_axes, parse_axes
 from sail_jax.basis.families import NONLINEARITIES
+from sail_jax.basis.listed import Layers, layer_at, listed
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import escaped, nearest
 from sail_jax.trees import leaf_paths
@@ -84,10 +85,12 @@ class Spec:
     Attributes:
       leaves: The leaves of the tree, in its order, with the spaces of their axes.
       spaces: The spaces in them, with their sizes.
+      layers: The lists of layers in the tree.
     """
 
     leaves: tuple[Leaf, ...]
     spaces: tuple[Space, ...]
+    layers: tuple[Layers, ...] = ()
 
     @cached_property
     def _axes(self) -> dict[str, tuple[Axis, ...]]:
@@ -108,7 +111,7 @@ class Spec:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.leaves, self.spaces))
+        return hash((self.leaves, self.spaces, self.layers))
 
     def __hash__(self) -> int:
         return self._hash
@@ -128,6 +131,17 @@ class Spec:
         if path not in self._axes:
             raise ValueError(f"the spec has no leaf {path!r}{nearest(path, self._axes)}")
         return self._axes[path]
+
+    def layer(self, path: str) -> tuple[str, int] | None:
+        """Finds the layer of a leaf in `layers`.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The name of the list and the number of the layer; None for a leaf outside the lists.
+        """
+        return layer_at(self.layers, path)
 
     def space(self, name: str) -> Space:
         """Looks up a space.
@@ -265,6 +279,10 @@ class Spec:
         for name, size, nonlinearity in self.spaces:
             users = (_users(self._uses[name], role) for role in ("write", "read", "gain"))
             rows.append((name, str(size), nonlinearity or "unstated", *map(_some, users)))
+        for name, start, loss in self.layers:
+            found = {self.layer(leaf.path) for leaf in self.leaves} - {None}
+            count = sum(layer[0] == name for layer in found if layer)
+            rows.append((name, str(count), "stack" if loss else "stack residual", start, "-", "-"))
         return table(rows)
 
 
@@ -274,6 +292,7 @@ def spec(
     *,
     spaces: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
+    layers: str | Mapping[str, str] | None = None,
 ) -> Spec:
     """Assigns a feature space to every array axis of a parameter tree, and checks the result.
 
@@ -296,12 +315,14 @@ def spec(
         unstated space is assumed to commute with permutations only.
       sizes: The sizes of spaces that the shapes do not determine: factors of a product, or blocks
         of a fused axis, that never occur alone.
+      layers: The start of the paths of listed layers, with `*` for the number of the layer, such as
+        "blocks/*", or such starts by the name of their list.
 
     Returns:
       The spec, with the leaves in the order of the tree.
 
     Raises:
-      TypeError: If a rule is not a pair of texts.
+      TypeError: If a rule is not a pair of texts, or `layers` has an invalid type.
       ValueError: If one of the conditions above is violated, a pattern, an axes string or a word
         cannot be parsed, or two leaves have one path. The message gives the leaf and a correction.
 
@@ -322,7 +343,13 @@ def spec(
     given = _expand("sizes", sizes or {}, names)
     _check_nonlinearities(stated)
     solved = _sizes(arrays, leaves, given)
-    out = Spec(leaves, tuple(Space(n, solved[n], stated.get(n, "")) for n in names))
+    made = tuple(Space(n, solved[n], stated.get(n, "")) for n in names)
+    lists = listed({path: x.shape for path, x in arrays.items()}, layers or {})
+    if taken := {name for name, _, _ in lists} & {*names}:
+        raise ValueError(
+            f"layers: {min(taken)!r} is the name of a space: give the list another name"
+        )
+    out = Spec(leaves, made, lists)
     _check_sides(out, given)
     return out
 
@@ -530,6 +557,19 @@ def _check_sides(out: Spec, given: Container[str]) -> None:
                 f"if it is the network's input or output, write spaces={{{name!r}: 'outer'}}"
             )
     _raise(problems)
+
+
+def free_name(stem: str, taken: Container[str]) -> str:
+    """Returns a name that is not taken: the stem, or the stem with a number.
+
+    >>> free_name("layer", {"layer", "layer:2"})
+    'layer:3'
+    """
+    name, k = stem, 1
+    while name in taken:
+        k += 1
+        name = f"{stem}:{k}"
+    return name
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

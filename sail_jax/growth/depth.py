@@ -6,7 +6,6 @@ layers are then made to do nothing with `overwrite`. It zeroes the weights that 
 (LLaMA-Pro), or makes them identities (Net2DeeperNet).
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 from sail_jax import linalg
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
+from sail_jax.basis.listed import numbered
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import as_array, concrete, nearest, one_of
 from sail_jax.growth.basic import duplicate
@@ -401,7 +401,7 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
     >>> jax.tree.map(jnp.shape, stacked)
     {'layers': {'stack': {'w': (2, 2, 3)}}}
     """
-    pattern = _numbered(name)
+    pattern = numbered(name)
     flat = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     out: dict[str, Any] = {}
     groups: dict[str, dict[int, Any]] = {}
@@ -451,7 +451,7 @@ def unstack_layers(
     {'layers': [{'w': Array(0, dtype=int32)}, {'w': Array(1, dtype=int32)}]}
     """
     prefix = name.replace("{i}", STACK)
-    pattern = _numbered(name, STACK)
+    pattern = numbered(name, STACK)
     flat = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     stacks = {path: leaf for path, leaf in flat.items() if pattern.match(path)}
     if not stacks:
@@ -480,14 +480,6 @@ def unstack_layers(
             node = node[key]
         node[parents[-1]] = [node[parents[-1]][str(k)] for k in range(count)]
     return tree
-
-
-def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
-    """A pattern for the start of paths under `name`; its only group is the number of the layer."""
-    before, placeholder, after = name.partition("{i}")
-    if not placeholder or "{i}" in after:
-        raise ValueError(f"name must hold {{i}} once, such as 'layers/{{i}}', got {name!r}")
-    return re.compile(f"{re.escape(before)}({number}){re.escape(after)}(?=[/.]|$)")
 
 
 def _is_flat(params: PyTree) -> bool:

@@ -4,7 +4,9 @@
 leaf of the deep network is made from leaves of the old network.
 """
 
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from sail_jax.basis.axes import Axis
 from sail_jax.basis.certificate import SpaceReport
 from sail_jax.basis.layers import module, outputs
 from sail_jax.basis.maps import SpaceMap, measure
-from sail_jax.basis.spaces import Spec
+from sail_jax.basis.spaces import Leaf, Spec, free_name
 from sail_jax.checks import nearest
 from sail_jax.growth.depth import inserted
 from sail_jax.growth.named import Method, pair_units
@@ -145,6 +147,51 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
     return len(shapes) > 1 and shapes[0] != shapes[1]
 
 
+def relayered(
+    spec: Spec, sources: Mapping[str, Source], sizes: Mapping[str, int]
+) -> tuple[Spec, dict[str, int]]:
+    """Makes the spec of a network with another number of listed layers.
+
+    Every new layer gets its own copy of the spaces that only the old layer uses. If the name of a
+    space starts with the path of the layer, the new number replaces the old one.
+
+    Args:
+      spec: The spec of the old network.
+      sources: The source of each leaf of the new network, from `deepened`.
+      sizes: The new sizes of spaces of the old network.
+
+    Returns:
+      The spec of the new network before these sizes change, and the new sizes of its spaces.
+    """
+    owners = {s.name: {spec.layer(use.path) for use in spec.uses(s.name)} for s in spec.spaces}
+    shared = {name for name, layers in owners.items() if len(layers) > 1 or None in layers}
+    starts = {name: start for name, start, _ in spec.layers}
+    copied = {spec.layer(path): spec.layer(source.paths[0]) for path, source in sources.items()}
+    called = {(layer, name): name for layer in copied for name in shared}
+    taken = set(shared)
+    for layer, old in copied.items():
+        for name in owners if layer and old else ():
+            if name in shared or old not in owners[name]:
+                continue
+            before, after = (starts[of].replace("{i}", str(k)) for of, k in (old, layer))
+            moved = re.sub(f"^{re.escape(before)}(?![0-9])", after, name)
+            called[layer, name] = free_name(moved, taken)
+            taken.add(called[layer, name])
+    leaves = tuple(
+        Leaf(path, tuple(_renamed(axis, called, spec.layer(path)) for axis in spec.axes(old)))
+        for path, (old, *_) in ((path, source.paths) for path, source in sources.items())
+    )
+    spaces = {new: spec.space(old)._replace(name=new) for (_, old), new in called.items()}
+    sizes = {new: sizes[old] for (_, old), new in called.items() if old in sizes}
+    made = tuple(spaces[name] for name in sorted(spaces))
+    return replace(spec, leaves=leaves, spaces=made), sizes
+
+
+def _renamed(axis: Axis, called: Mapping[Any, str], layer: tuple[str, int] | None) -> Axis:
+    """The axis with the names of spaces in a layer."""
+    return tuple(f._replace(space=called[layer, f.space]) for f in axis)
+
+
 def _rows(m: SpaceMap) -> list[dict[int, float]]:
     """Finds the old layers of each new layer, and their weights."""
     if m.index is not None:
@@ -226,11 +273,13 @@ def added(
         written, read = writers[path]
         free = [n for n in read if spec.space(n).size > 1 and "outer" not in words(n)]
         known = all(words(name) - {"outer"} for name in written)
-        if deep.new == "pair" and free and known and chosen.ndim == 0:
+        # A spec does not show whether a norm lies between the outputs and their sum.
+        paired = deep.new == "pair" and chosen.ndim == 0 and not rules.inferred
+        if paired and free and known:
             out.pairs[free[0]] = pair_units(spec.space(free[0]).size)
             continue
         out.outputs[path] = jnp.where(chosen, scale, 1.0)
-        if deep.new == "pair" and len(axes) > 1 and chosen.ndim == 0:
+        if paired and len(axes) > 1:
             unpaired.append(path)
     return out._replace(unpaired=tuple(unpaired), streams=frozenset(streams))
 
@@ -285,6 +334,7 @@ def layer_row(
     measured = measure(m)
     reason = ""
     kind = next((s.nonlinearity.split() for s in spec.spaces if s.name == name), [])
+    lost = next((layers.loss for layers in spec.layers if layers.name == name), None)
     words = {word for stream in new.streams for word in _words(spec, rules, stream)}
     if m.new < m.old:
         reason = f"{m.old} layers become {m.new}, which does not preserve the function in general"
@@ -296,14 +346,16 @@ def layer_row(
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
         reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
+    elif lost:
+        reason = lost
     elif not chain and m.new > m.old and not new.streams and deep.new != "fresh":
         reason = "no space is known that the layers write, so new layers change the function"
-    elif rules.inferred and "residual" not in kind:
+    elif rules.inferred and lost is None and "residual" not in kind:
         reason = (
             "its spec does not state that a layer with zero output is the identity, as in h + f(h) "
             '(the word "residual", see spec_of)'
         )
-    elif "residual" in kind:
+    elif rules.inferred:
         reason = ""
     elif rules.post_norm or {"layernorm", "elementwise"} <= words:
         reason = "norms follow the sums, so a layer with zero output is not the identity"

@@ -26,7 +26,7 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest, one_key
 from sail_jax.configurations import LAYER_KEYS
 from sail_jax.growth.depth import _is_flat, _nested, deepen, interpolate
-from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
+from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first, relayered
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.pruning import prune_units, values_of
@@ -42,7 +42,7 @@ from sail_jax.growth.targets import (
     target,
 )
 from sail_jax.layer_entries import moved
-from sail_jax.trees import leaf_paths
+from sail_jax.trees import leaf_paths, with_layers
 
 
 def grow(
@@ -86,6 +86,10 @@ def grow(
     new = {path: growth.leaf(path, arrays) for path in growth.leaves}
     if new.keys() == arrays.keys():
         return jax.tree.unflatten(structure, [new[path] for path in arrays]), growth
+    if growth.spec.layers:
+        like = _relisted(params, growth)
+        ordered = [new[path] for path in leaf_paths(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), ordered), growth
     return (new if _is_flat(params) else _nested(new)), growth
 
 
@@ -213,6 +217,10 @@ def plan(
             fixed = int(name not in chains and own_first(flat, old_rules, name))
             layers[name] = _layers(deep, old, new, values, name, fixed, name in chains)
     sources = deepened(flat, old_rules, layers, wide.above)
+    if layers and isinstance(rules, Rules) and rules.given:
+        deep_spec, given = relayered(rules.given, sources, given)
+        rules = Rules.of(deep_spec)
+        make = rules_of(config, rules)
     deep_config = dict(config)
     for name, new in asked.items():
         if name in chains and name in layers:
@@ -321,7 +329,7 @@ def plan(
             "outer, and only if the spec states the nonlinearity of the stream"
         )
     if isinstance(rules, Rules) and not rules.settings:
-        _check_unstated(config, spec, maps)
+        _check_unstated({k: n for k, n in config.items() if k not in counts}, spec, maps)
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
     if wide.above:
         _check_alike(method, flat, sources, spec, grown)
@@ -359,6 +367,19 @@ def plan(
         new.fresh,
         values.get("std", 0.02),
     )
+
+
+def _relisted(params: PyTree, growth: Growth) -> PyTree:
+    """A tree with the structure of the grown network, which has other numbers of listed layers."""
+    for name, start, _ in growth.spec.layers:
+        order: dict[int, int] = {}
+        for path in growth.leaves:
+            new, old = map(growth.spec.layer, (path, growth.needs(path)[0]))
+            if new and old and new[0] == name:
+                order[new[1]] = old[1]
+        before = start.removesuffix("{i}")
+        params = with_layers(params, before, [order[k] for k in range(len(order))])
+    return params
 
 
 def _plain(value: Any) -> Any:
@@ -408,9 +429,11 @@ def _reader(shapes: PyTree, sources: Mapping[str, Source]) -> Callable[[str], np
 
 def _check_tied(method: str, spec: Spec, report: Report) -> None:
     """Raises a ValueError if a method that preserves functions cannot preserve a tied leaf."""
+    names = {space.name for space in spec.spaces}
     for row in report.spaces:
-        tied = [use.path for use in spec.uses(row.space) if use.tied]
-        if row.lost and tied:
+        uses = spec.uses(row.space) if row.lost and row.space in names else ()
+        tied = [use.path for use in uses if use.tied]
+        if tied:
             raise ValueError(
                 f"{method!r} cannot preserve the function while leaf {tied[0]!r} is tied. Space "
                 f"{row.space!r}: {row.lost}; give untie=False to grow it with this loss"

@@ -339,7 +339,8 @@ def _scaled(
         if not counts and not stacks:
             raise ValueError(
                 "no layers are known to deepen: the rules list none, and no space is a 'stack', as "
-                "spec_of finds it for jax.lax.scan over layers"
+                "spec_of finds it for jax.lax.scan over layers; name layers in a list by "
+                "spec_of(..., layers='blocks/*')"
             )
         for key, old in counts.items():
             new, listed = _multiple(key, old, to["depth"]), look(config, key)

@@ -31,7 +31,7 @@ again with this space fixed. The number of spaces is finite, so this ends.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,14 +49,15 @@ from sail_jax.basis.axes import (
 )
 from sail_jax.basis.families import Family
 from sail_jax.basis.layers import outputs
-from sail_jax.basis.spaces import Leaf, Space, Spec
+from sail_jax.basis.listed import Layers, listed
+from sail_jax.basis.spaces import Leaf, Space, Spec, free_name
 from sail_jax.checks import nearest
 from sail_jax.jax_internals import ClosedJaxpr
 from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.multiples import Multiples, multiples
 from sail_jax.tracing.pieces import in_pieces
 from sail_jax.tracing.roles import Found, Place, solve
-from sail_jax.tracing.scans import Stack, stacks
+from sail_jax.tracing.scans import Stack, change_of_layers, stacks
 from sail_jax.tracing.terms import (
     Atom,
     Fixed,
@@ -112,6 +113,7 @@ def spec_of(
     *inputs: PyTree,
     names: Mapping[str, str] | None = None,
     stored: Callable[[PyTree], PyTree] | None = None,
+    layers: str | Mapping[str, str] | None = None,
 ) -> Inferred:
     """Infers the feature space of every axis of every parameter from the forward pass.
 
@@ -121,6 +123,7 @@ def spec_of(
 
     If `jax.lax.scan` goes along parameters only, their first axis is a "stack" space of layers. It
     is also "residual" if the equations show that a layer with outputs of zero returns its input.
+    Layers in a list are named by `layers`. The network is then also traced with more of them.
 
     Args:
       apply: The network, called as `apply(params, *inputs)`. It may return any pytree of arrays.
@@ -131,13 +134,18 @@ def spec_of(
       stored: A function from parameters to their stored form, such as the tensors of a file with
         other names and shapes. The spec then describes this form. Experts or layers that share an
         axis but are stored separately get separate spaces.
+      layers: The start of the paths of listed layers, with `*` for the number of the layer, such as
+        "blocks/*", or such starts by the name of their list. A single list is called "layer". The
+        network must run with any number of these layers, so it loops over the list.
 
     Returns:
       The spec, and the reasons why axes are in no space.
 
     Raises:
+      TypeError: If `layers` is neither a text nor a mapping of texts.
       ValueError: If `names` has an unknown leaf, or two names for one space, or if this version of
-        JAX describes a primitive in an unknown way (`UnknownLayoutError`).
+        JAX describes a primitive in an unknown way (`UnknownLayoutError`). If `layers` matches no
+        leaf, its layers differ in leaves or shapes, or it is given together with `stored`.
 
     >>> import jax.numpy as jnp
     >>> def net(p, x):
@@ -150,10 +158,16 @@ def spec_of(
     space  size  nonlinearity  writers   readers  gains
     in     8     relu          bias, in  out      -
     """
+    if layers is not None and stored is not None:
+        raise ValueError(
+            "layers names leaves of params, so it cannot be given together with stored"
+        )
     paths = leaf_paths(params)
-    traced = jax.make_jaxpr(apply)(params, *inputs)
+    shape_of = {path: x.shape for path, x in zip(paths, jax.tree.leaves(params), strict=True)}
+    lists = listed(shape_of, layers or {})
+    traced = whole = jax.make_jaxpr(apply)(params, *inputs)
     scaled = multiples(traced, paths)
-    layers = [] if stored is not None else stacks(traced, len(paths))
+    scans = [] if stored is not None else stacks(traced, len(paths))
     _, used = alive(traced.jaxpr)
     unused = [p for p, v in zip(paths, traced.jaxpr.invars, strict=False) if v not in used]
     storing = None if stored is None else jax.make_jaxpr(stored)(params)
@@ -185,8 +199,8 @@ def spec_of(
         for space in late.values():
             space.bound = Fixed(space.size)
     # A scan fixes the order of its layers, but their number can grow.
-    layers = [stack for stack in layers if all(floating[n] for n in stack.parameters)]
-    scanned = {number for stack in layers for number in stack.parameters}
+    scans = [stack for stack in scans if all(floating[n] for n in stack.parameters)]
+    scanned = {number for stack in scans for number in stack.parameters}
     shapes = [size[1:] if n in scanned else size for n, size in enumerate(shapes)]
     found = {}
     for space, one in _solved(second, atomic, shapes).items():
@@ -205,9 +219,15 @@ def spec_of(
     if stored is not None:
         paths = leaf_paths(jax.eval_shape(stored, params))
         why = {where: text for where, text in why.items() if where[0] in paths}
-    called = _names(paths, kept, found, names or {})
-    spec = _spec(paths, kept, found, called)
-    spec = _stacked(spec, layers, names or {})
+    reserved = {of.name for of in lists}
+    called = _names(paths, kept, found, names or {}, reserved)
+    spec = replace(_spec(paths, kept, found, called), layers=lists)
+    spec = _stacked(spec, scans, names or {}, reserved)
+    judged = (
+        of._replace(loss=change_of_layers(apply, params, inputs, whole, of, _zeroed(spec, of)))
+        for of in lists
+    )
+    spec = replace(spec, layers=tuple(judged))
     ordered = {(paths[n], 0) for n in scanned}
     why = {where: text for where, text in why.items() if where not in ordered}
     notes = _notes(idle, [name for name in sorted(first.unknown) if _RANDOM.match(name)])
@@ -357,10 +377,13 @@ def _names(
     labels: list[tuple[Label, ...]],
     found: Mapping[Variable, Found],
     asked: Mapping[str, str],
+    reserved: Collection[str],
 ) -> dict[Variable, str]:
     """Names of spaces: as given, or by the first leaf that writes them."""
     called = _asked(paths, labels, asked)
-    taken = set(called.values())
+    if both := {*called.values()} & {*reserved}:
+        raise ValueError(f"names: {min(both)!r} is the name of a list of layers: give another name")
+    taken = {*called.values(), *reserved}
     leaf: dict[int, str] = {}
     for path, axes in zip(paths, labels, strict=True):
         for atom in (atom for label in axes for atom in atoms(label)):
@@ -370,7 +393,7 @@ def _names(
             continue
         users = [root for root in of.roles if root in leaf]
         writer = leaf[min(users, key=lambda root: of.roles[root] != "write")]
-        name = _free(_stem(writer), taken)
+        name = free_name(_stem(writer), taken)
         taken.add(name)
         called[space] = name
     return called
@@ -447,7 +470,7 @@ def _spec(
             role: Role = of.roles.get(term.slot, "write")
             return Factor(called[term.space], role, term.slot in of.tied)
         # The other parts of this axis are free.
-        name = _free(f"{stem}.order", spaces)
+        name = free_name(f"{stem}.order", spaces)
         spaces[name] = Space(name, int(term.size), "outer")
         return Factor(name, "write")
 
@@ -466,24 +489,26 @@ def _spec(
     return Spec(made, tuple(spaces[name] for name in sorted(used)))
 
 
-def _stacked(spec: Spec, stacks: Sequence[Stack], asked: Mapping[str, str]) -> Spec:
+def _stacked(
+    spec: Spec, stacks: Sequence[Stack], asked: Mapping[str, str], reserved: Collection[str]
+) -> Spec:
     """Adds the spaces of layers under scans, one for each scan along parameters."""
-    leaves, taken = list(spec.leaves), {space.name for space in spec.spaces}
+    leaves, taken = list(spec.leaves), {*(space.name for space in spec.spaces), *reserved}
     names: list[str] = []
     for stack in stacks:
         own = [leaves[number] for number in stack.parameters]
         given = [parse_axes(asked[leaf.path])[0] for leaf in own if leaf.path in asked]
-        name = _free(next((axis[0].space for axis in given if axis), "layer"), taken)
+        name = free_name(next((axis[0].space for axis in given if axis), "layer"), taken)
         names.append(name)
         taken.add(name)
         for number, leaf in zip(stack.parameters, own, strict=True):
             leaves[number] = leaf._replace(axes=((Factor(name, "write"),), *leaf.axes[1:]))
     layers = [Space(n, stack.scan.length, "stack") for n, stack in zip(names, stacks, strict=True)]
-    out = Spec(tuple(leaves), tuple(sorted((*spec.spaces, *layers))))
+    out = replace(spec, leaves=tuple(leaves), spaces=tuple(sorted((*spec.spaces, *layers))))
     residual = set()
     for name, stack in zip(names, stacks, strict=True):
         # Growth of several stacks together may keep biases that growth of one sets to zero.
-        both = [outputs(out, lambda _: None, grown).writers for grown in ({name}, set(names))]
+        both = [outputs(out, out.layer, grown).writers for grown in ({name}, set(names))]
         zero = [n for n in stack.parameters if all(leaves[n].path in found for found in both)]
         residual |= {name} if stack.residual(zero) else set()
     spaces = (
@@ -493,10 +518,18 @@ def _stacked(spec: Spec, stacks: Sequence[Stack], asked: Mapping[str, str]) -> S
     return replace(out, spaces=tuple(spaces))
 
 
-def _free(stem: str, taken: Container[str]) -> str:
-    """Returns a name that is not taken: the stem, or the stem with a number."""
-    name, k = stem, 1
-    while name in taken:
-        k += 1
-        name = f"{stem}:{k}"
-    return name
+def _zeroed(spec: Spec, layers: Layers) -> set[str]:
+    """The leaves that growth sets to zero in a new layer, whatever other layers grow with it.
+
+    Each has a leaf of the same name in all layers of the list, and all of these write outputs.
+    """
+    stacks = {space.name for space in spec.spaces if "stack" in space.nonlinearity.split()}
+    both = [outputs(spec, spec.layer, grown).writers for grown in (set[str](), stacks)]
+    own: dict[str, list[str]] = {}
+    for leaf in spec.leaves:
+        layer = spec.layer(leaf.path)
+        if layer and layer[0] == layers.name:
+            end = leaf.path[len(layers.start.replace("{i}", str(layer[1]))) :]
+            own.setdefault(end, []).append(leaf.path)
+    alike = (paths for paths in own.values() if all(p in found for p in paths for found in both))
+    return {path for paths in alike for path in paths}

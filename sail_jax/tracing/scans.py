@@ -1,29 +1,40 @@
-"""Stacked layers in a forward pass: parameters that `jax.lax.scan` takes layer by layer.
+"""Layers in a forward pass, under `jax.lax.scan` or in a list, and whether new ones do nothing.
 
-Growth adds layers whose outputs are zero. Such a layer does nothing only if its result is then the
-carried value itself, as in `h + f(h)`. `tanh(h + f(h))` and `norm(h + f(h))` still change it. A
-walk through the body of the scan shows which case it is. Every value is known to be zero, or known
-to be a carried value, or unknown:
+Growth adds layers whose outputs are zero. Such a layer does nothing only if its result is then its
+input, as in `h + f(h)`. `tanh(h + f(h))` and `norm(h + f(h))` still change it. A walk through the
+equations shows which case it is. Every value gets a number, and values with one number are equal:
 
     y = w * x, w @ x     zero if w or x is zero
     y = a + b            b if a is zero, and a if b is zero
     y = tanh(a), |a|     zero if a is zero
+    y = f(a, b)          the number of every other f(a, b)
 
-Operations that may be infinite at zero, and operations without a rule, end the walk. The layer is
-then treated as one that changes its input, which is always safe.
+A layer of a scan does nothing if its result has the number of the carried value. The equations of
+listed layers stand one after the other. The network is therefore traced again, with layers of zero
+outputs between and after its own. They do nothing if all outputs keep their numbers. This also
+finds code that depends on the number of a layer, or on how many there are.
+
+Operations that may be infinite at zero, and operations without a rule for zeros, end the walk. The
+layer is then treated as one that changes its input, which is always safe.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import PyTree
 
+from sail_jax.basis.listed import Layers, layer_at
 from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Scan, operation
 from sail_jax.tracing.values import opened
+from sail_jax.trees import leaf_paths, with_layers
 
-ZERO = -1
-"""A value that is zero. Numbers from 0 on stand for carried values, None for unknown values."""
+ZERO, CONSTANT_ZERO = -1, -2
+"""The numbers of values that are zero: in a new layer, and in every network."""
+_ZEROS = {ZERO, CONSTANT_ZERO}
 
 _LINEAR = {
     *("neg", "transpose", "reshape", "broadcast_in_dim", "squeeze", "slice", "rev", "copy"),
@@ -65,11 +76,12 @@ class Stack(NamedTuple):
         Returns:
           Whether the equations of the layer show it.
         """
-        carried = list(range(self.scan.carries))
-        layer = [ZERO if number in outputs else None for number in self.parameters]
+        walk = _Walk()
+        constants = [walk.number("constant", k) for k in range(self.scan.constants)]
+        carried = [walk.number("carried", k) for k in range(self.scan.carries)]
+        layer = [ZERO if n in outputs else walk.number("layer", n) for n in self.parameters]
         try:
-            outs = _run(self.scan.body, [*[None] * self.scan.constants, *carried, *layer])
-            return outs == carried
+            return walk.run(self.scan.body, [*constants, *carried, *layer]) == carried
         except _InfiniteError:
             return False
 
@@ -121,41 +133,135 @@ def _search(
     uses.update(read(v) for v in jaxpr.outvars if not isinstance(v, Literal))
 
 
-def _run(jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[int | None]) -> list[int | None]:
-    jaxpr, known, read = opened(jaxpr, values, _constant)
-    for eqn in jaxpr.eqns:
-        outs = _outcome(eqn, [read(v) for v in eqn.invars])
-        known |= zip(eqn.outvars, outs, strict=True)
-    return [read(v) for v in jaxpr.outvars]
+def change_of_layers(
+    apply: Callable[..., Any],
+    params: PyTree,
+    inputs: Sequence[PyTree],
+    traced: ClosedJaxpr,
+    layers: Layers,
+    outputs: Collection[str],
+) -> str:
+    """Checks whether new layers of a list do nothing if their outputs are zero.
+
+    Args:
+      apply: The network, called as `apply(params, *inputs)`.
+      params: The parameters, any pytree of arrays or ShapeDtypeStructs.
+      inputs: The inputs.
+      traced: The forward pass.
+      layers: The list.
+      outputs: The paths of the leaves that are zero in a new layer, for every layer of the list.
+
+    Returns:
+      Why new layers may change the function; "" if the equations show that they do nothing.
+    """
+    paths = leaf_paths(params)
+    old = 1 + max(layer[1] for path in paths if (layer := layer_at([layers], path)))
+    # Growth keeps the first layer in its place. The others move, and new layers follow each of
+    # them.
+    new = 2 * old + 2
+    before = layers.start.removesuffix("{i}")
+    deep = with_layers(params, before, [min(k // 2, old - 1) for k in range(new)])
+    try:
+        deeper = jax.make_jaxpr(apply)(deep, *inputs)
+    except Exception as error:  # any exception of the network's own code
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        return f"the forward pass fails with {new} layers instead of {old}: {line}"
+    walk = _Walk()
+    rest = [walk.number("input", k) for k in range(len(jax.tree.leaves(tuple(inputs))))]
+
+    def leaf(path: str) -> int:
+        """The number of a leaf of the deeper network."""
+        layer = layer_at([layers], path)
+        if layer is None:
+            return walk.number("leaf", path)
+        end = path[len(f"{before}{layer[1]}") :]
+        own = f"{before}{layer[1] // 2}{end}"
+        if layer[1] % 2 == 0 and layer[1] // 2 < old:
+            return walk.number("leaf", own)
+        return ZERO if f"{before}0{end}" in outputs else walk.number("new leaf", path)
+
+    try:
+        outs = walk.run(deeper, [*map(leaf, leaf_paths(deep)), *rest])
+    except _InfiniteError:
+        outs = []
+    if outs == walk.run(traced, [*(walk.number("leaf", path) for path in paths), *rest]):
+        return ""
+    return (
+        f"the equations with {new} layers do not show that a layer with zero output is the "
+        "identity, as in h + f(h)"
+    )
 
 
-def _constant(value: Any) -> int | None:
-    return None if np.any(value) else ZERO
+class _Walk:
+    """Numbers the values of forward passes. Values with one number are equal."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, *key: Hashable) -> int:
+        """The number of all values that this key determines."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def run(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[int]) -> list[int]:
+        """The numbers of the results, from the numbers of the arguments."""
+        jaxpr, known, read = opened(jaxpr, values, self._constant)
+        for eqn in jaxpr.eqns:
+            known |= zip(eqn.outvars, self._outcome(eqn, list(map(read, eqn.invars))), strict=True)
+        return [read(v) for v in jaxpr.outvars]
+
+    def _constant(self, value: Any) -> int:
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | complex | float | int):
+            return self.number("constant", id(value))
+        array = np.asarray(value)
+        if not np.any(array):
+            return CONSTANT_ZERO
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+        return self.number(array.dtype.name, array.shape, content)
+
+    def _function(self, jaxpr: Jaxpr | ClosedJaxpr) -> Hashable:
+        """A jaxpr among the parameters of an operation, by the numbers of its results."""
+        inner = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+        return tuple(
+            self.run(jaxpr, [self.number("argument", k) for k in range(len(inner.invars))])
+        )
+
+    def _outcome(self, eqn: JaxprEqn, ins: list[int]) -> list[int]:
+        of = operation(eqn)
+        if of.name in CALLS:
+            return self.run(of.called, ins)
+        known = _known(eqn, ins)
+        if known is not None:
+            return known
+        shapes = tuple((v.aval.shape, str(v.aval.dtype)) for v in eqn.invars)
+        key = (of.key(self._function), tuple(ins), shapes)
+        return [self.number(*key, k) for k in range(len(eqn.outvars))]
 
 
-def _outcome(eqn: JaxprEqn, ins: list[int | None]) -> list[int | None]:
-    """The known facts about the results of an operation."""
-    of, unknown = operation(eqn), list[int | None]([None] * len(eqn.outvars))
+def _known(eqn: JaxprEqn, ins: list[int]) -> list[int] | None:
+    """The numbers of results that are zero, or equal to an operand; None for other results."""
+    of = operation(eqn)
     name = of.name
-    if name in CALLS:
-        return _run(of.called, ins)
     if name in _UNCHANGED:
         return ins
-    if name in ("add", "add_any", "sub") and ins[1] == ZERO:
-        return ins[:1]
-    if name in ("add", "add_any") and ins[0] == ZERO:
-        return ins[1:]
-    if ZERO not in ins:
-        return unknown
+    if name in ("add", "add_any", "sub"):
+        # A number may be added to all entries of an array, and then has another shape.
+        same = [v.aval.shape == eqn.outvars[0].aval.shape for v in eqn.invars]
+        if ins[1] in _ZEROS and same[0]:
+            return ins[:1]
+        if name != "sub" and ins[0] in _ZEROS and same[1]:
+            return ins[1:]
+    if not _ZEROS & {*ins}:
+        return None
+    zero = ZERO if ZERO in ins else CONSTANT_ZERO
     # The other operands of these are indices, a predicate, or the size of a step.
     entries = ins[1:] if name == "select_n" else ins[:1] if name in ("gather", "split") else ins
-    zero = all(x == ZERO for x in entries)
-    if name in _PRODUCTS or name in _THROUGH_ZERO or (name in _LINEAR and zero):
-        return [ZERO]
-    if name == "div" and ins[0] == ZERO and ins[1] is None:
-        return [ZERO]
+    every = all(x in _ZEROS for x in entries)
+    if name in _PRODUCTS or name in _THROUGH_ZERO or (name in _LINEAR and every):
+        return [zero]
+    if name == "div" and ins[0] in _ZEROS and ins[1] not in _ZEROS:
+        return [zero]
     if name == "integer_pow" and of.exponent > 0:
-        return [ZERO]
-    if name in _LINEAR or name in _FINITE:
-        return unknown
+        return [zero]
+    if name in _LINEAR or name in _FINITE or zero == CONSTANT_ZERO:
+        return None
     raise _InfiniteError

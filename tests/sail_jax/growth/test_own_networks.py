@@ -1,16 +1,18 @@
 """Growth of networks without a table, from the spec that their forward pass gives."""
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import certificate, growth, spec_of
+from sail_jax import certificate, growth, spec, spec_of
 from sail_jax.growth import plan
 
 TOKENS = jnp.array([[1, 2, 3]])
+KEY = jax.random.key(5)
 X = jax.random.normal(jax.random.key(9), (2, 6, 7))
 
 
@@ -145,7 +147,7 @@ DEEP = drawn(enter=(7, 6), leave=(6, 2)) | {"layers": LAYERS}
 
 
 def layered(seed):
-    """A random layer, applied by a scan; parameters that it does not use are left out."""
+    """A random layer, and the network that scans it; parameters without a use are left out."""
     rng = np.random.default_rng(seed)
     before, act = BEFORE[rng.integers(len(BEFORE))], ACTS[rng.integers(len(ACTS))]
     branch = list(BRANCHES)[rng.integers(len(BRANCHES))]
@@ -159,12 +161,12 @@ def layered(seed):
 
     unused = {path.removeprefix("layers/") for path in spec_of(net, DEEP, X).unused}
     own = {name: w for name, w in LAYERS.items() if name not in unused}
-    return net, DEEP | {"layers": own}, (branch, total)
+    return net, DEEP | {"layers": own}, (branch, total), body
 
 
 def check_depth(seed):
     """What a report says of depth is what the networks compute."""
-    net, params, kind = layered(seed)
+    net, params, kind, _ = layered(seed)
     spec = spec_of(net, params, X).spec
     assert all(path.axes[0][0].space == "layer" for path in spec.leaves if "layers" in path.path)
     method = ("llama_pro", "identity", "pairs")[seed % 3]
@@ -191,12 +193,212 @@ def test_depth_of_many_random_networks():
 
 
 def test_a_stack_that_a_spec_only_declares_is_not_taken_for_residual():
-    net, params, _ = layered(0)
+    net, params, *_ = layered(0)
     spec = spec_of(net, params, X, names={"layers/in": "depth _ _"}).spec
     assert spec.space("depth").nonlinearity in ("stack", "stack residual")
     plain = [s._replace(nonlinearity=s.nonlinearity.removesuffix(" residual")) for s in spec.spaces]
     grown = plan(params, {}, {"depth": 6}, "llama_pro", rules=replace(spec, spaces=tuple(plain)))
     assert "does not state that a layer with zero output is the identity" in grown.report.lost
+
+
+# Depth: layers in a list.
+
+LOOPS = {
+    "plain": lambda h, f, k, n: f,
+    "count": lambda h, f, k, n: h + (f - h) / n**0.5,
+    "alternate": lambda h, f, k, n: jnp.tanh(f) if k % 2 else f,
+    "first": lambda h, f, k, n: f if k else jnp.tanh(f),
+    "last": lambda h, f, k, n: f if k < n - 1 else jnp.tanh(f),
+    "number": lambda h, f, k, n: h + (f - h) * 0.9**k,
+}
+
+
+def looped(seed):
+    """The layers of `layered` in a list, under a loop that may depend on their numbers."""
+    _, params, kind, body = layered(seed)
+    loop = list(LOOPS)[seed // 2 % len(LOOPS)] if seed % 2 else "plain"
+    params = params | {"layers": [{k: w[n] for k, w in params["layers"].items()} for n in range(2)]}
+
+    def net(p, x):
+        h = x @ p["enter"]
+        for k, w in enumerate(p["layers"]):
+            h = LOOPS[loop](h, body(h, w)[0], k, len(p["layers"]))
+        return h @ p["leave"]
+
+    return net, params, (*kind, loop)
+
+
+def blocks(**more):
+    """Two blocks of an MLP, in a list."""
+    shapes = {"up": (6, 5), "mid": (5,), "down": (5, 6)} | more
+    ends = drawn(enter=(7, 6), leave=(6, 2))
+    keys = jax.random.split(jax.random.key(1), 2)
+    return ends | {
+        "blocks": [{n: jax.random.normal(key, s) for n, s in shapes.items()} for key in keys]
+    }
+
+
+def residual(p, x):
+    h = x @ p["enter"]
+    for w in p["blocks"]:
+        h = h + jax.nn.gelu(_normed(h) @ w["up"] + w["mid"]) @ w["down"]
+    return h @ p["leave"]
+
+
+def check_list(seed):
+    """What a report says of listed layers is what the networks compute."""
+    net, params, kind = looped(seed)
+    spec = spec_of(net, params, X, layers="layers.*").spec
+    method, new = ("llama_pro", "identity", "pairs", "lemon")[seed % 4], 3 + seed % 5
+    large, grown = growth.grow(
+        params, {}, {"layer": new}, method, rules=spec, key=jax.random.key(seed)
+    )
+    assert len(large["layers"]) == new
+    if not grown.report.lost:
+        assert certificate(net, params, large, X).preserved, kind
+    return kind, grown.report.lost
+
+
+@pytest.mark.parametrize("seed", [0, 4, 5, 7])
+def test_listed_layers_without_a_loss_in_the_report_keep_the_outputs(seed):
+    check_list(seed)
+
+
+@pytest.mark.soak
+def test_listed_layers_of_many_random_networks():
+    found = [check_list(seed) for seed in range(300)]
+    exact = {kind for kind, lost in found if not lost}
+    plain = {branch for branch, total, loop in exact if (total, loop) == ("sum", "plain")}
+    assert plain >= {"plain", "biased", "gated", "scaled", "after"}
+    assert not {total for _, total, _ in exact} & {"norm", "layernorm", "tanh", "none", "half"}
+    # The first layer stays the first. What follows the last layer then follows a new one.
+    assert {loop for _, _, loop in exact} <= {"plain", "first", "last"}
+
+
+def test_a_longer_list_is_one_of_the_same_network_wider_and_grown_again():
+    params = blocks()
+    found = spec_of(residual, params, X, layers="blocks.*")
+    assert found.spec.layers == (("layer", "blocks/{i}", ""),)
+    assert "layer        2     stack residual  blocks/{i}" in str(found)
+    to = {"layer": 3, "blocks/1/up": 9, "enter": 12}
+    large, grown = growth.grow(params, {}, to, "lemon", rules=found.spec)
+    # The new layer repeats the last one, with its new size.
+    assert [w["mid"].shape for w in large["blocks"]] == [(5,), (9,), (9,)]
+    assert not large["blocks"][2]["down"].any()
+    assert not grown.report.lost
+    assert certificate(residual, params, large, X).preserved
+    rules = grown.spec.resized(grown.maps)
+    more, again = growth.grow(large, grown.config, {"depth": 2}, "identity", rules=rules, key=KEY)
+    assert len(more["blocks"]) == 6
+    assert not again.report.lost
+    assert certificate(residual, params, more, X).preserved
+    fewer, halved = growth.grow(more, {}, {"layer": 2}, "mean_depth", rules=again.spec)
+    assert "6 layers become 2" in halved.report.lost
+    # The first layer has another width, so it stays.
+    mean = sum(w["mid"] for w in more["blocks"][1:]) / 5
+    np.testing.assert_allclose(fewer["blocks"][1]["mid"], mean, rtol=1e-6)
+
+
+class Sum(NamedTuple):
+    enter: Any
+    blocks: tuple
+    leave: Any
+
+
+@pytest.mark.parametrize(
+    ("made", "back", "layers"),
+    [
+        (lambda p: p | {"blocks": tuple(p["blocks"])}, lambda p: p, "blocks/*"),
+        (lambda p: Sum(**p), lambda p: p._asdict(), "blocks/*"),
+        (
+            lambda p: (
+                {k: p[k] for k in ("enter", "leave")}
+                | {str(k): w for k, w in enumerate(p["blocks"])}
+            ),
+            lambda p: p | {"blocks": [p[str(k)] for k in range(len(p) - 2)]},
+            "*",
+        ),
+        (
+            lambda p: (
+                {k: p[k] for k in ("enter", "leave")}
+                | {f"net.b{k}.{n}": x for k, w in enumerate(p["blocks"]) for n, x in w.items()}
+            ),
+            lambda p: (
+                p
+                | {
+                    "blocks": [
+                        {n: p[f"net.b{k}.{n}"] for n in ("up", "mid", "down")}
+                        for k in range((len(p) - 2) // 3)
+                    ]
+                }
+            ),
+            "net/b*",
+        ),
+    ],
+)
+def test_layers_are_listed_in_any_tree(made, back, layers):
+    def net(p, x):
+        return residual(back(p), x)
+
+    params = made(blocks())
+    spec = spec_of(net, params, X, layers={"blocks": layers}).spec
+    large, grown = growth.grow(params, {}, {"blocks": 5}, "llama_pro", rules=spec)
+    assert type(large) is type(params)
+    assert not grown.report.lost
+    assert certificate(net, params, large, X).preserved
+    assert growth.plan(large, {}, {"depth": 2}, rules=grown.spec).config == {"blocks": 10}
+
+
+def test_what_is_not_known_of_listed_layers_is_a_loss():
+    params = blocks()
+    found = spec_of(residual, params, X)
+    words = {s.name: s.nonlinearity for s in found.spec.spaces}
+    own = spec(params, found.rules, spaces=words, layers="blocks/*")
+    grown = plan(params, {}, {"layer": 4}, "llama_pro", rules=own)
+    assert grown.report.lost.startswith("'layer': without the forward pass it is not known whether")
+
+    def two(p, x):
+        first, second = p["blocks"]
+        return residual(p | {"blocks": [second, first]}, x)
+
+    grown = plan(params, {}, {"depth": 2}, rules=spec_of(two, params, X, layers="blocks/*").spec)
+    assert "the forward pass fails with 6 layers instead of 2: too many values" in grown.report.lost
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("block/*", r"'block/\*' matches no leaf \(known: blocks/0/down"),
+        ("blocks", r"'blocks' must end with \*"),
+        ({"depth": "blocks/*"}, "'depth' is a factor in growth"),
+        ({"a": "blocks/*", "b": "blocks/*"}, "leaf 'blocks/0/down' is in two lists, 'a' and 'b'"),
+        ({"blocks/0/up": "blocks/*"}, "'blocks/0/up' is the name of a space"),
+    ],
+)
+def test_wrong_names_of_lists_are_refused(layers, message):
+    params = blocks()
+    with pytest.raises(ValueError, match=message):
+        spec(params, spec_of(residual, params, X).rules, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"mid": jnp.zeros(4)},
+            r"'blocks/0/mid' has shape \(5,\) and 'blocks/1/mid' has shape \(4,",
+        ),
+        ({"bias": jnp.zeros(6)}, "'blocks/0/bias' is missing and 'blocks/1/bias' has shape"),
+    ],
+)
+def test_layers_of_one_list_are_alike(change, message):
+    params = blocks()
+    params["blocks"][1] |= change
+    with pytest.raises(ValueError, match=message):
+        spec_of(residual, params, X, layers="blocks/*")
+    named = {"b0": jnp.zeros(3), "b2": jnp.zeros(3)}
+    with pytest.raises(ValueError, match="'b2' exists, but not 'b1'"):
+        spec_of(lambda p, x: x, named, X, layers="b*")
 
 
 def test_a_network_without_layers_cannot_be_deepened():
