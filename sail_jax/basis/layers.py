@@ -63,7 +63,7 @@ def outputs(spec: Spec, layer_of: Callable[[str], Any], stacks: Container[str]) 
         if written and group(path) is not None and len(spec.axes(path)) - stacked > 1:
             out.writers[path] = written, read
             out.streams.update(written)
-    modules = {module(path) for path in out.writers}
+    modules = {name for path in out.writers for name in _modules(path)}
     normed = {"layernorm", "rmsnorm"} & {
         word for name in out.streams for word in spec.space(name).nonlinearity.split()
     }
@@ -72,7 +72,7 @@ def outputs(spec: Spec, layer_of: Callable[[str], Any], stacks: Container[str]) 
         # A bias belongs to a layer's output if its module also has such a leaf. The bias of a
         # LayerNorm also writes the stream's space, but is not an output. Without such norms, every
         # leaf that writes the stream is added to it (for instance the bias of a BatchNorm).
-        if bias and (module(path) in modules or not normed):
+        if bias and (modules & _modules(path) or not normed):
             out.writers[path] = [axes[0][0].space], []
     return out
 
@@ -80,6 +80,11 @@ def outputs(spec: Spec, layer_of: Callable[[str], Any], stacks: Container[str]) 
 def _only(axis: Axis, role: str) -> bool:
     """Whether all factors of an axis have this role and are not tied."""
     return all(f.role == role and not f.tied for f in axis)
+
+
+def _modules(path: str) -> set[str]:
+    """The module of a leaf. In NNX, parameters may have a "value" below their name."""
+    return {module(path), module(path.removesuffix("/value"))}
 
 
 def module(path: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 
 from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, JaxprEqn, Var, operation
-from sail_jax.tracing.values import is_floating, opened, shape
+from sail_jax.tracing.values import is_floating, is_key, opened, shape
 
 # These return their operand in another form.
 _SAME = {
@@ -161,6 +161,8 @@ class _Walk:
 
 
 def _constant(value: ArrayLike) -> _Seen:
+    if is_key(value):
+        return _NOTHING
     array = np.asarray(value)
     plain = array.size == 1 and (
         array.dtype.kind in "iu" or np.issubdtype(array.dtype, np.floating)

@@ -29,7 +29,8 @@ from jaxtyping import PyTree
 
 from sail_jax.basis.listed import Layers, layer_at
 from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Scan, operation
-from sail_jax.tracing.values import opened
+from sail_jax.tracing.interpreter import alive
+from sail_jax.tracing.values import is_key, opened
 from sail_jax.trees import leaf_paths, with_layers
 
 ZERO, CONSTANT_ZERO = -1, -2
@@ -166,6 +167,15 @@ def change_of_layers(
     except Exception as error:  # any exception of the network's own code
         line = next(iter(str(error).splitlines()), type(error).__name__)
         return f"the forward pass fails with {new} layers instead of {old}: {line}"
+    _, used = alive(deeper.jaxpr)
+    last = f"{before}{new - 1}"
+    on_top = [
+        v
+        for v, path in zip(deeper.jaxpr.invars, leaf_paths(deep), strict=False)
+        if path.startswith(last)
+    ]
+    if not used & {*on_top}:
+        return f"the forward pass does not use {last!r} of {new} layers: it must loop over the list"
     walk = _Walk()
     rest = [walk.number("input", k) for k in range(len(jax.tree.leaves(tuple(inputs))))]
 
@@ -210,8 +220,8 @@ class _Walk:
         return [read(v) for v in jaxpr.outvars]
 
     def _constant(self, value: Any) -> int:
-        if not isinstance(value, jax.Array | np.ndarray | np.generic | complex | float | int):
-            return self.number("constant", id(value))
+        if is_key(value):
+            return self.number("key", id(value))
         array = np.asarray(value)
         if not np.any(array):
             return CONSTANT_ZERO

@@ -159,6 +159,11 @@ def is_floating(variable: Any) -> bool:
     return jax.numpy.issubdtype(dtype_of(variable), jax.numpy.inexact)
 
 
+def is_key(value: Any) -> bool:
+    """Checks whether a constant is a PRNG key, which NumPy cannot read."""
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.float64), jax.dtypes.extended)
+
+
 def constant(array: ArrayLike) -> Value:
     """Describes a constant.
 

@@ -1,6 +1,7 @@
 """Growth of networks without a table, from the spec that their forward pass gives."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -153,8 +154,8 @@ def layered(seed):
     branch = list(BRANCHES)[rng.integers(len(BRANCHES))]
     total = list(SUMS)[rng.integers(len(SUMS))] if rng.integers(2) else "sum"
 
-    def body(h, w):
-        return SUMS[total](h, BRANCHES[branch](before(h), w, act), w), None
+    def body(h, w, change=lambda f: f):
+        return SUMS[total](h, change(BRANCHES[branch](before(h), w, act)), w), None
 
     def net(p, x):
         return jax.lax.scan(body, x @ p["enter"], p["layers"])[0] @ p["leave"]
@@ -204,12 +205,12 @@ def test_a_stack_that_a_spec_only_declares_is_not_taken_for_residual():
 # Depth: layers in a list.
 
 LOOPS = {
-    "plain": lambda h, f, k, n: f,
-    "count": lambda h, f, k, n: h + (f - h) / n**0.5,
-    "alternate": lambda h, f, k, n: jnp.tanh(f) if k % 2 else f,
-    "first": lambda h, f, k, n: f if k else jnp.tanh(f),
-    "last": lambda h, f, k, n: f if k < n - 1 else jnp.tanh(f),
-    "number": lambda h, f, k, n: h + (f - h) * 0.9**k,
+    "plain": lambda f, k, n: f,
+    "count": lambda f, k, n: f / n**0.5,
+    "alternate": lambda f, k, n: jnp.tanh(f) if k % 2 else f,
+    "first": lambda f, k, n: f if k else jnp.tanh(f),
+    "last": lambda f, k, n: f if k < n - 1 else jnp.tanh(f),
+    "number": lambda f, k, n: 0.9**k * f,
 }
 
 
@@ -222,15 +223,15 @@ def looped(seed):
     def net(p, x):
         h = x @ p["enter"]
         for k, w in enumerate(p["layers"]):
-            h = LOOPS[loop](h, body(h, w)[0], k, len(p["layers"]))
+            h, _ = body(h, w, partial(LOOPS[loop], k=k, n=len(p["layers"])))
         return h @ p["leave"]
 
     return net, params, (*kind, loop)
 
 
-def blocks(**more):
+def blocks():
     """Two blocks of an MLP, in a list."""
-    shapes = {"up": (6, 5), "mid": (5,), "down": (5, 6)} | more
+    shapes = {"up": (6, 5), "mid": (5,), "down": (5, 6), "bias": (6,)}
     ends = drawn(enter=(7, 6), leave=(6, 2))
     keys = jax.random.split(jax.random.key(1), 2)
     return ends | {
@@ -241,7 +242,7 @@ def blocks(**more):
 def residual(p, x):
     h = x @ p["enter"]
     for w in p["blocks"]:
-        h = h + jax.nn.gelu(_normed(h) @ w["up"] + w["mid"]) @ w["down"]
+        h = h + jax.nn.gelu(_normed(h) @ w["up"] + w["mid"]) @ w["down"] + w["bias"]
     return h @ p["leave"]
 
 
@@ -271,8 +272,7 @@ def test_listed_layers_of_many_random_networks():
     plain = {branch for branch, total, loop in exact if (total, loop) == ("sum", "plain")}
     assert plain >= {"plain", "biased", "gated", "scaled", "after"}
     assert not {total for _, total, _ in exact} & {"norm", "layernorm", "tanh", "none", "half"}
-    # The first layer stays the first. What follows the last layer then follows a new one.
-    assert {loop for _, _, loop in exact} <= {"plain", "first", "last"}
+    assert {loop for _, _, loop in exact} == {"plain", "first"}
 
 
 def test_a_longer_list_is_one_of_the_same_network_wider_and_grown_again():
@@ -299,10 +299,54 @@ def test_a_longer_list_is_one_of_the_same_network_wider_and_grown_again():
     np.testing.assert_allclose(fewer["blocks"][1]["mid"], mean, rtol=1e-6)
 
 
+@pytest.mark.parametrize("loop", list(LOOPS))
+def test_the_code_of_a_layer_may_depend_on_whether_it_is_the_first(loop):
+    def net(p, x):
+        h = x @ p["enter"]
+        for k, w in enumerate(p["blocks"]):
+            f = jax.nn.gelu(h @ w["up"] + w["mid"]) @ w["down"] + w["bias"]
+            h = h + LOOPS[loop](f, k, len(p["blocks"]))
+        return h @ p["leave"]
+
+    found = spec_of(net, blocks(), X, layers="blocks/*").spec
+    assert (not found.layers[0].loss) == (loop in ("plain", "first"))
+
+
 class Sum(NamedTuple):
+    """A tree with the blocks in a tuple."""
+
     enter: Any
     blocks: tuple
     leave: Any
+
+
+def named(p):
+    """Flat parameters with dotted names, as of torch."""
+    flat = {f"net.b{k}.{n}": x for k, w in enumerate(p["blocks"]) for n, x in w.items()}
+    return {"enter": p["enter"], "leave": p["leave"]} | flat
+
+
+def unnamed(p):
+    count = (len(p) - 2) // 4
+    names = ("up", "mid", "down", "bias")
+    return p | {"blocks": [{n: p[f"net.b{k}.{n}"] for n in names} for k in range(count)]}
+
+
+def with_values(p):
+    """The paths of NNX: numbers as keys, and a "value" below the name of a parameter."""
+
+    def block(w):
+        down = {"kernel": {"value": w["down"]}, "bias": {"value": w["bias"]}}
+        return {"up": w["up"], "mid": w["mid"], "down": down}
+
+    return p | {"blocks": dict(enumerate(map(block, p["blocks"])))}
+
+
+def without_values(p):
+    def block(w):
+        return w | {"down": w["down"]["kernel"]["value"], "bias": w["down"]["bias"]["value"]}
+
+    return p | {"blocks": [block(p["blocks"][k]) for k in range(len(p["blocks"]))]}
 
 
 @pytest.mark.parametrize(
@@ -310,30 +354,8 @@ class Sum(NamedTuple):
     [
         (lambda p: p | {"blocks": tuple(p["blocks"])}, lambda p: p, "blocks/*"),
         (lambda p: Sum(**p), lambda p: p._asdict(), "blocks/*"),
-        (
-            lambda p: (
-                {k: p[k] for k in ("enter", "leave")}
-                | {str(k): w for k, w in enumerate(p["blocks"])}
-            ),
-            lambda p: p | {"blocks": [p[str(k)] for k in range(len(p) - 2)]},
-            "*",
-        ),
-        (
-            lambda p: (
-                {k: p[k] for k in ("enter", "leave")}
-                | {f"net.b{k}.{n}": x for k, w in enumerate(p["blocks"]) for n, x in w.items()}
-            ),
-            lambda p: (
-                p
-                | {
-                    "blocks": [
-                        {n: p[f"net.b{k}.{n}"] for n in ("up", "mid", "down")}
-                        for k in range((len(p) - 2) // 3)
-                    ]
-                }
-            ),
-            "net/b*",
-        ),
+        (named, unnamed, "net/b*"),
+        (with_values, without_values, "blocks.*"),
     ],
 )
 def test_layers_are_listed_in_any_tree(made, back, layers):
@@ -364,14 +386,20 @@ def test_what_is_not_known_of_listed_layers_is_a_loss():
     grown = plan(params, {}, {"depth": 2}, rules=spec_of(two, params, X, layers="blocks/*").spec)
     assert "the forward pass fails with 6 layers instead of 2: too many values" in grown.report.lost
 
+    def first(p, x):
+        return residual(p | {"blocks": p["blocks"][:2]}, x)
+
+    found = spec_of(first, params, X, layers="blocks/*").spec
+    assert "does not use 'blocks/5' of 6 layers: it must loop" in found.layers[0].loss
+
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ("block/*", r"'block/\*' matches no leaf \(known: blocks/0/down"),
+        ("block/*", r"'block/\*' matches no leaf \(known: blocks/0/bias"),
         ("blocks", r"'blocks' must end with \*"),
         ({"depth": "blocks/*"}, "'depth' is a factor in growth"),
-        ({"a": "blocks/*", "b": "blocks/*"}, "leaf 'blocks/0/down' is in two lists, 'a' and 'b'"),
+        ({"a": "blocks/*", "b": "blocks/*"}, "leaf 'blocks/0/bias' is in two lists, 'a' and 'b'"),
         ({"blocks/0/up": "blocks/*"}, "'blocks/0/up' is the name of a space"),
     ],
 )
@@ -388,7 +416,7 @@ def test_wrong_names_of_lists_are_refused(layers, message):
             {"mid": jnp.zeros(4)},
             r"'blocks/0/mid' has shape \(5,\) and 'blocks/1/mid' has shape \(4,",
         ),
-        ({"bias": jnp.zeros(6)}, "'blocks/0/bias' is missing and 'blocks/1/bias' has shape"),
+        ({"gain": jnp.zeros(6)}, "'blocks/0/gain' is missing and 'blocks/1/gain' has shape"),
     ],
 )
 def test_layers_of_one_list_are_alike(change, message):

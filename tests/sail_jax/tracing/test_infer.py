@@ -344,6 +344,22 @@ def test_both_libraries_of_flax():
     assert [space.nonlinearity for space in found.spec.spaces] == ["relu"]
 
 
+def test_a_network_may_contain_a_key():
+    key = jax.random.key(0)
+
+    def net(p, x):
+        return jax.nn.relu(x @ p["in"]) @ p["out"] + jax.random.normal(key, (2,))
+
+    params = {"in": jnp.zeros((3, 8)), "out": jnp.zeros((8, 2))}
+    assert spec_of(net, params, X).rules == {"in": "_ in", "out": "in* _"}
+
+    def deep(p, x):
+        return net(p, x) + 0 * sum(p["b"])
+
+    layers = spec_of(deep, params | {"b": [jnp.zeros(())]}, X, layers="b/*").spec.layers
+    assert layers[0].start == "b/{i}"
+
+
 def test_a_module_in_training_mode_is_noticed_and_kept():
     """Running statistics are written and not read, and dropout has its own numbers per unit."""
 
