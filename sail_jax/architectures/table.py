@@ -121,7 +121,9 @@ class Rules(NamedTuple):
         spaces = {k: v for k, v in spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
         out = spec(params, present, spaces=spaces, sizes=sizes)
-        return out if self.given is None else replace(out, layers=self.given.layers)
+        if self.given is None:
+            return out
+        return replace(out, layers=self.given.layers, ties=self.given.ties)
 
     def loose(self) -> "Rules":
         """Returns the rules of the network untied."""

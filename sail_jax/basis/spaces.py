@@ -56,6 +56,21 @@ class Space(NamedTuple):
     nonlinearity: str
 
 
+class Tie(NamedTuple):
+    """A tied leaf whose products another leaf can scale.
+
+    Attributes:
+      path: The path of the tied leaf.
+      space: The space that it both writes and reads.
+      scales: Leaves that undo a factor on everything that it reads, if they are divided by the
+        factor, such as the gain and the bias of a norm, or a scale of the outputs.
+    """
+
+    path: str
+    space: str
+    scales: tuple[str, ...]
+
+
 class Use(NamedTuple):
     """An occurrence of a space.
 
@@ -86,11 +101,13 @@ class Spec:
       leaves: The leaves of the tree, in its order, with the spaces of their axes.
       spaces: The spaces in them, with their sizes.
       layers: The lists of layers in the tree.
+      ties: The tied leaves whose products other leaves can scale, if they are known.
     """
 
     leaves: tuple[Leaf, ...]
     spaces: tuple[Space, ...]
     layers: tuple[Layers, ...] = ()
+    ties: tuple[Tie, ...] = ()
 
     @cached_property
     def _axes(self) -> dict[str, tuple[Axis, ...]]:
@@ -111,7 +128,7 @@ class Spec:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.leaves, self.spaces, self.layers))
+        return hash((self.leaves, self.spaces, self.layers, self.ties))
 
     def __hash__(self) -> int:
         return self._hash

@@ -184,7 +184,9 @@ def relayered(
     spaces = {new: spec.space(old)._replace(name=new) for (_, old), new in called.items()}
     sizes = {new: sizes[old] for (_, old), new in called.items() if old in sizes}
     made = tuple(spaces[name] for name in sorted(spaces))
-    return replace(spec, leaves=leaves, spaces=made), sizes
+    # The other layers of a list would need leaves of their own.
+    ties = tuple(tie for tie in spec.ties if not any(map(spec.layer, (tie.path, *tie.scales))))
+    return replace(spec, leaves=leaves, spaces=made, ties=ties), sizes
 
 
 def _renamed(axis: Axis, called: Mapping[Any, str], layer: tuple[str, int] | None) -> Axis:

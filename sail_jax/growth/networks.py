@@ -30,7 +30,7 @@ from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, 
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.pruning import prune_units, values_of
-from sail_jax.growth.quantities import Fitted, fit, judge
+from sail_jax.growth.quantities import Fitted, fit, judge, undone, without_ties
 from sail_jax.growth.targets import (
     TIES,
     check_depth,
@@ -126,8 +126,8 @@ def plan(
         "identity" for a chain of unequal layers.
       untie: Whether a tied table gets a separate head. True by default if `to` states untied
         tables, or if the method is lossless and the maps would break the tie. A network that is
-        known by its spec has no place for the head. Such maps are then refused, unless `untie` is
-        False.
+        known by its spec has no place for the head. There a gain or a scale of the outputs is
+        divided, if `Spec.ties` names it. Other maps are refused, unless `untie` is False.
       require_lossless: Whether to refuse a growth with a loss in its report. An empty report is
         necessary but not sufficient, because neither network is run here. To check that the
         function is preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on
@@ -307,7 +307,18 @@ def plan(
         }
         fitted = fit(fitting, spec, deep_rules, goal)
         fitted = fitted._replace(maps=maps | fitted.maps)
-    rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
+    exact = wide.lossless and not wide.prunes
+    factors = undone(spec, fitted.maps) if exact else {}
+    judged = without_ties(spec, factors)
+    rows = judge(judged, maps, fitted, _loses(method, wide, values)).spaces
+    for name, of in factors.items():
+        for path, factor in of.items():
+            if factor == 1:
+                continue
+            sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
+            notes.append(
+                f"{path!r} times {factor:.6g}: the tied leaf reads {name!r} as it writes it"
+            )
     others = other_outputs(goal_rules, spec, sizes)
     # The loss from pruning depends on the values, not only on axes and maps.
     known = dropped | others
@@ -318,7 +329,7 @@ def plan(
         for n, m in layers.items()
     )
     report = Report(rows)
-    if old_rules.inferred and untie is None and wide.lossless and not wide.prunes:
+    if old_rules.inferred and untie is None and exact:
         _check_tied(method, spec, report)
     if require_lossless and report.lost:
         raise ValueError(f"lossless growth was asked for, but {report.lost}")
@@ -434,9 +445,12 @@ def _check_tied(method: str, spec: Spec, report: Report) -> None:
         uses = spec.uses(row.space) if row.lost and row.space in names else ()
         tied = [use.path for use in uses if use.tied]
         if tied:
+            known = tied[0] in {tie.path for tie in spec.ties}
             raise ValueError(
                 f"{method!r} cannot preserve the function while leaf {tied[0]!r} is tied. Space "
-                f"{row.space!r}: {row.lost}; give untie=False to grow it with this loss"
+                f"{row.space!r}: {row.lost}; "
+                + ("" if known else "multiply its products by a parameter that growth can divide, ")
+                + "use two leaves, or give untie=False to grow it with this loss"
             )
 
 

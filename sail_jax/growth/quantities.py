@@ -5,7 +5,8 @@ average over a width. Maps that are lossless for a linear reader must be fitted 
 `fit` does this, and `judge` reports the remaining loss, in the terms of `exactness`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.architectures.table import Config, Rules, look, put
-from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.axes import Axis, path_pattern
 from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, measure, select
-from sail_jax.basis.spaces import Spec
+from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import EPSILONS
 from sail_jax.growth.basic import lemon_gain
 
@@ -125,6 +126,47 @@ def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str =
             row = row._replace(lost=lossy)
         rows.append(row)
     return Report(tuple(rows))
+
+
+def undone(spec: Spec, maps: Mapping[str, SpaceMap]) -> dict[str, dict[str, float]]:
+    """Finds the leaves that undo the factors with which tied leaves read larger spaces.
+
+    A tied leaf that writes with W also reads with W. If W^T W = c I, its products become c times as
+    large. The leaves in `Tie.scales` are then multiplied by 1/c.
+
+    Args:
+      spec: The spec of the network.
+      maps: The maps, by space.
+
+    Returns:
+      The factor on each of these leaves, by space.
+    """
+    out = {}
+    for name, m in maps.items():
+        tied = {use.path for use in spec.uses(name) if use.tied}
+        ties = [tie for tie in spec.ties if tie.space == name]
+        if tied and tied == {tie.path for tie in ties} and (c := _reading(m)):
+            factors: dict[str, float] = {}
+            for path in (path for tie in ties for path in tie.scales):
+                factors[path] = factors.get(path, 1.0) / c
+            out[name] = factors
+    return out
+
+
+def _reading(m: SpaceMap) -> float:
+    """The factor c with `write == c * read.T`; 0 if there is none."""
+    write, read = (np.ones(m.new) if x is None else np.asarray(x, float) for x in m.entries)
+    c = float(np.abs(write).max() / max(np.abs(read).max(), np.finfo(float).tiny))
+    return c if np.allclose(write, c * read, rtol=1e-5, atol=1e-6 * np.abs(write).max()) else 0.0
+
+
+def without_ties(spec: Spec, names: Collection[str]) -> Spec:
+    """Removes the second use of tied leaves from some spaces."""
+
+    def axis(factors: Axis) -> Axis:
+        return tuple(f._replace(tied=f.tied and f.space not in names) for f in factors)
+
+    return replace(spec, leaves=tuple(Leaf(p, tuple(map(axis, axes))) for p, axes in spec.leaves))
 
 
 def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:

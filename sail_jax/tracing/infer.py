@@ -50,7 +50,7 @@ from sail_jax.basis.axes import (
 from sail_jax.basis.families import Family
 from sail_jax.basis.layers import outputs
 from sail_jax.basis.listed import Layers, listed
-from sail_jax.basis.spaces import Leaf, Space, Spec, free_name
+from sail_jax.basis.spaces import Leaf, Space, Spec, Tie, free_name
 from sail_jax.checks import nearest
 from sail_jax.jax_internals import ClosedJaxpr
 from sail_jax.tracing.interpreter import Interpreter, alive
@@ -70,6 +70,7 @@ from sail_jax.tracing.terms import (
     reason,
     resolve,
 )
+from sail_jax.tracing.ties import undoing
 from sail_jax.tracing.values import Value, is_floating, joined, settled, shape
 from sail_jax.trees import leaf_paths
 
@@ -228,6 +229,8 @@ def spec_of(
         for of in lists
     )
     spec = replace(spec, layers=tuple(judged))
+    if stored is None:
+        spec = replace(spec, ties=_ties(spec, whole))
     ordered = {(paths[n], 0) for n in scanned}
     why = {where: text for where, text in why.items() if where not in ordered}
     notes = _notes(idle, [name for name in sorted(first.unknown) if _RANDOM.match(name)])
@@ -516,6 +519,19 @@ def _stacked(
         for space in out.spaces
     )
     return replace(out, spaces=tuple(spaces))
+
+
+def _ties(spec: Spec, traced: ClosedJaxpr) -> tuple[Tie, ...]:
+    """The tied leaves whose products other leaves can scale."""
+    found = []
+    for number, (path, axes) in enumerate(spec.leaves):
+        for k, axis in enumerate(axes):
+            if len(axis) == 1 and axis[0].tied and axis[0].role == "write":
+                scales = undoing(traced, len(spec.leaves), number, k)
+                if scales:
+                    names = tuple(spec.leaves[n].path for n in scales)
+                    found.append(Tie(path, axis[0].space, names))
+    return tuple(found)
 
 
 def _zeroed(spec: Spec, layers: Layers) -> set[str]:

@@ -37,7 +37,7 @@ ZERO, CONSTANT_ZERO = -1, -2
 """The numbers of values that are zero: in a new layer, and in every network."""
 _ZEROS = {ZERO, CONSTANT_ZERO}
 
-_LINEAR = {
+LINEAR = {
     *("neg", "transpose", "reshape", "broadcast_in_dim", "squeeze", "slice", "rev", "copy"),
     *("reduce_sum", "reduce_max", "reduce_min", "cumsum", "concatenate", "convert_element_type"),
     *("pad", "select_n", "max", "min", "add", "add_any", "sub", "reduce_precision", "real", "imag"),
@@ -46,8 +46,8 @@ _THROUGH_ZERO = {
     *("abs", "sqrt", "cbrt", "sign", "sin", "tan", "tanh", "asin", "atan", "sinh", "asinh"),
     *("expm1", "log1p", "square", "erf", "floor", "ceil", "round"),
 }
-_PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
-_UNCHANGED = {"copy", "name", "sharding_constraint", "optimization_barrier"}
+PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
+UNCHANGED = {"copy", "name", "sharding_constraint", "optimization_barrier"}
 # Their results are finite at zero, whatever they are.
 _FINITE = {
     *("exp", "exp2", "cos", "cosh", "logistic", "erfc", "clamp", "stop_gradient", "is_finite"),
@@ -251,7 +251,7 @@ def _known(eqn: JaxprEqn, ins: list[int]) -> list[int] | None:
     """The numbers of results that are zero, or equal to an operand; None for other results."""
     of = operation(eqn)
     name = of.name
-    if name in _UNCHANGED:
+    if name in UNCHANGED:
         return ins
     if name in ("add", "add_any", "sub"):
         # A number may be added to all entries of an array, and then has another shape.
@@ -266,12 +266,12 @@ def _known(eqn: JaxprEqn, ins: list[int]) -> list[int] | None:
     # The other operands of these are indices, a predicate, or the size of a step.
     entries = ins[1:] if name == "select_n" else ins[:1] if name in ("gather", "split") else ins
     every = all(x in _ZEROS for x in entries)
-    if name in _PRODUCTS or name in _THROUGH_ZERO or (name in _LINEAR and every):
+    if name in PRODUCTS or name in _THROUGH_ZERO or (name in LINEAR and every):
         return [zero]
     if name == "div" and ins[0] in _ZEROS and ins[1] not in _ZEROS:
         return [zero]
     if name == "integer_pow" and of.exponent > 0:
         return [zero]
-    if name in _LINEAR or name in _FINITE or zero == CONSTANT_ZERO:
+    if name in LINEAR or name in _FINITE or zero == CONSTANT_ZERO:
         return None
     raise _InfiniteError

@@ -25,6 +25,14 @@ def drawn(**shapes):
     }
 
 
+def _normed(x):
+    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def _centred(x):
+    return _normed(x - x.mean(-1, keepdims=True))
+
+
 def language(p, tokens):
     """A tied table under a norm."""
     x = p["emb"][tokens]
@@ -75,16 +83,84 @@ def test_a_space_grows_whatever_the_other_spaces_are(net, params, inputs, space,
     assert certificate(net, params, small, inputs).preserved
 
 
+def tailed(tail):
+    """A language model with a tied table under this tail."""
+
+    def net(p, tokens):
+        x = p["emb"][tokens]
+        x = x + jax.nn.silu(_normed(x) * p["inner"] @ p["up"]) @ p["down"]
+        return tail(x, p["emb"].T, p)
+
+    params = LANGUAGE | drawn(inner=(8,), shift=(8,), bias=(11,), size=())
+    unused = spec_of(net, params, TOKENS).unused
+    return net, {name: w for name, w in params.items() if name not in unused}
+
+
+TAILS = {
+    "gain": lambda x, t, p: _normed(x) * p["gain"] @ t,
+    "gain and bias": lambda x, t, p: (_centred(x) * p["gain"] + p["shift"]) @ t + p["bias"],
+    "scale": lambda x, t, p: jax.nn.softmax(p["size"] * (_normed(x) @ t)),
+    "scale in front": lambda x, t, p: jnp.dot(_centred(x) / p["size"], t),
+    "masked": lambda x, t, p: jnp.where(jnp.arange(11) < 9, _normed(x) * p["gain"] @ t, -jnp.inf)[
+        ..., :9
+    ],
+    "one of two": lambda x, t, p: p["size"] * (_normed(x) * p["gain"] @ t),
+    "no norm": lambda x, t, p: x @ t * p["size"],
+    "none": lambda x, t, p: _normed(x) @ t,
+    "used before": lambda x, t, p: _normed(x) * p["inner"] @ t,
+    "not alone": lambda x, t, p: _normed(x) * p["gain"] @ t + p["size"] * x.mean(-1, keepdims=True),
+    "twice": lambda x, t, p: (_normed(x) * p["gain"]) @ t + _normed(x) @ t,
+    "squared": lambda x, t, p: p["size"] * (_normed(x) @ t @ t.T @ t),
+}
+SCALES = {
+    "gain": ("gain",),
+    "gain and bias": ("gain", "shift"),
+    "scale": ("size",),
+    "masked": ("gain",),
+    "one of two": ("size",),
+    "no norm": ("size",),
+    "not alone": ("gain",),
+}
+
+
+@pytest.mark.parametrize("tail", list(TAILS))
+def test_leaves_that_scale_what_a_tied_table_reads_are_divided(tail):
+    net, params = tailed(TAILS[tail])
+    spec = spec_of(net, params, TOKENS).spec
+    assert [tie.scales for tie in spec.ties] == ([SCALES[tail]] if tail in SCALES else [])
+    if tail not in SCALES:
+        with pytest.raises(ValueError, match="'emb' is tied"):
+            plan(params, {}, {"emb": 16}, "lemon", rules=spec)
+        return
+    large, grown = growth.grow(params, {}, {"emb": 16}, "lemon", rules=spec)
+    assert not grown.report.lost
+    assert certificate(net, params, large, TOKENS).preserved
+
+
+def test_a_tied_table_grows_twice():
+    spec = spec_of(language, LANGUAGE, TOKENS).spec
+    large, grown = growth.grow(LANGUAGE, {}, {"emb": 24}, "hypercloning", rules=spec)
+    assert grown.notes == ("'gain' times 0.333333: the tied leaf reads 'emb' as it writes it",)
+    rules = grown.spec.resized(grown.maps)
+    large, grown = growth.grow(large, {}, {"emb": 30, "up": 7}, "msg", rules=rules, key=KEY)
+    assert not grown.report.lost
+    assert certificate(language, LANGUAGE, large, TOKENS).preserved
+
+
 def test_a_tied_table_grows_exactly_or_the_reason_is_given():
     """A copy that is written by half and read by half would need another table for each use."""
-    spec = spec_of(language, LANGUAGE, TOKENS).spec
-    with pytest.raises(ValueError, match=r"'emb' is tied.*requires an orthogonal map.*untie=False"):
-        plan(LANGUAGE, {}, {"emb": 16}, "lemon", rules=spec)
+    net, params = tailed(TAILS["none"])
+    spec = spec_of(net, params, TOKENS).spec
+    reason = (
+        r"'emb' is tied.*an orthogonal map.*by a parameter that growth can divide, use two leaves"
+    )
+    with pytest.raises(ValueError, match=reason):
+        plan(params, {}, {"emb": 16}, "lemon", rules=spec)
     with pytest.raises(ValueError, match="the head of 'emb': give a network with a separate head"):
-        plan(LANGUAGE, {}, {"emb": 16}, "lemon", rules=spec, untie=True)
-    large, grown = growth.grow(LANGUAGE, {}, {"emb": 16}, "lemon", rules=spec, untie=False)
+        plan(params, {}, {"emb": 16}, "lemon", rules=spec, untie=True)
+    large, grown = growth.grow(params, {}, {"emb": 16}, "lemon", rules=spec, untie=False)
     assert "tied leaf 'emb'" in grown.report.lost
-    assert not certificate(language, LANGUAGE, large, TOKENS).preserved
+    assert not certificate(net, params, large, TOKENS).preserved
 
     spec = spec_of(autoencoder, AUTOENCODER, X).spec
     large, grown = growth.grow(AUTOENCODER, {}, {"w": 8}, "pad", rules=spec)
@@ -101,14 +177,6 @@ def test_a_set_that_no_leaf_reads_is_grown_with_its_loss():
 
 
 # Depth: layers under a scan.
-
-
-def _normed(x):
-    return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-
-
-def _centred(x):
-    return _normed(x - x.mean(-1, keepdims=True))
 
 
 def _unit(x):
