@@ -90,7 +90,8 @@ def _with_layers(
         return jax.tree.unflatten(structure, inner)
     if type(node) in (list, tuple):
         elements = list(children.values())
-        return type(node)(elements[old] for old in order)
+        repeated = [elements[old] for old in order]
+        return repeated if isinstance(node, list) else tuple(repeated)
     if not isinstance(node, Mapping):
         raise ValueError(
             f"the layers {before + '*'!r} are in a {type(node).__name__}, which holds no other "
@@ -107,7 +108,8 @@ def _with_layers(
             if old == int(found[name][1]):
                 text = f"{name[len(prefix) : start]}{new}{name[stop:]}"
                 out[new if isinstance(key, int) else text] = child
-    return type(node)(out)
+    make: Any = type(node)
+    return make(out)
 
 
 def some_paths(paths: Sequence[str], limit: int = 5) -> str:

@@ -170,10 +170,10 @@ def relayered(
     called = {(layer, name): name for layer in copied for name in shared}
     taken = set(shared)
     for layer, old in copied.items():
-        for name in owners if layer and old else ():
-            if name in shared or old not in owners[name]:
-                continue
-            before, after = (starts[of].replace("{i}", str(k)) for of, k in (old, layer))
+        if layer is None or old is None:
+            continue
+        before, after = (starts[of].replace("{i}", str(k)) for of, k in (old, layer))
+        for name in (name for name, layers in owners.items() if layers == {old}):
             moved = re.sub(f"^{re.escape(before)}(?![0-9])", after, name)
             called[layer, name] = free_name(moved, taken)
             taken.add(called[layer, name])

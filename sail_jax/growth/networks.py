@@ -134,7 +134,7 @@ def plan(
         disk with `grow_checkpoint(..., require_lossless=True)`, which runs both networks.
       rules: For an unknown architecture, its spec (see `sail_jax.spec_of`), its `Rules`, or a
         function from a configuration to `Rules`. With a spec, `config` may be empty, and the keys
-        of `to` are spaces.
+        of `to` are spaces and the names of lists of layers.
       scores: For a method that prunes, the scores of units by space, such as the mean squares of
         activations. They replace the method's scores.
       **options: The options of the method and the depth method; see `METHODS`.
@@ -308,17 +308,12 @@ def plan(
         fitted = fit(fitting, spec, deep_rules, goal)
         fitted = fitted._replace(maps=maps | fitted.maps)
     exact = wide.lossless and not wide.prunes
-    factors = undone(spec, fitted.maps) if exact else {}
-    judged = without_ties(spec, factors)
+    undoing = undone(spec, fitted.maps) if exact else {}
+    judged = without_ties(spec, undoing)
     rows = judge(judged, maps, fitted, _loses(method, wide, values)).spaces
-    for name, of in factors.items():
-        for path, factor in of.items():
-            if factor == 1:
-                continue
-            sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
-            notes.append(
-                f"{path!r} times {factor:.6g}: the tied leaf reads {name!r} as it writes it"
-            )
+    for name, factors in undoing.items():
+        sources, said = _multiplied(sources, factors)
+        notes += [f"{text}: the tied leaf reads {name!r} as it writes it" for text in said]
     others = other_outputs(goal_rules, spec, sizes)
     # The loss from pruning depends on the values, not only on axes and maps.
     known = dropped | others
@@ -353,11 +348,8 @@ def plan(
     if wide.lossless:
         growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
         growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
-        for path, factor in _scaled_by_size(deep_rules, spec, growths).items():
-            sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
-            notes.append(
-                f"{path!r} times {factor:.6g}, to compensate for a factor of the network that grows"
-            )
+        sources, said = _multiplied(sources, _scaled_by_size(deep_rules, spec, growths))
+        notes += [f"{text}, to compensate for a factor of the network that grows" for text in said]
     leaves = {}
     for path, x in _shapes(flat, sources).items():
         shape = tuple(n or m for n, m in zip(resized.shape(path), x.shape, strict=True))
@@ -592,6 +584,17 @@ def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> d
                     )
                 out[path] = out.get(path, 1.0) * factor
     return out
+
+
+def _multiplied(
+    sources: Mapping[str, Source], factors: Mapping[str, float]
+) -> tuple[dict[str, Source], list[str]]:
+    """Multiplies leaves by factors, and describes those that change."""
+    out = {
+        path: sources[path]._replace(scale=sources[path].scale * f) for path, f in factors.items()
+    }
+    said = [f"{path!r} times {factor:.6g}" for path, factor in factors.items() if factor != 1]
+    return {**sources, **out}, said
 
 
 def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from jaxtyping import PyTree
 from sail_jax.basis.listed import Layers, layer_at
 from sail_jax.jax_internals import CALLS, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Scan, operation
 from sail_jax.tracing.interpreter import alive
-from sail_jax.tracing.values import is_key, opened
+from sail_jax.tracing.values import dtype_of, is_key, opened, shape
 from sail_jax.trees import leaf_paths, with_layers
 
 ZERO, CONSTANT_ZERO = -1, -2
@@ -242,7 +242,7 @@ class _Walk:
         known = _known(eqn, ins)
         if known is not None:
             return known
-        shapes = tuple((v.aval.shape, str(v.aval.dtype)) for v in eqn.invars)
+        shapes = tuple((shape(v), str(dtype_of(v))) for v in eqn.invars)
         key = (of.key(self._function), tuple(ins), shapes)
         return [self.number(*key, k) for k in range(len(eqn.outvars))]
 
@@ -255,7 +255,7 @@ def _known(eqn: JaxprEqn, ins: list[int]) -> list[int] | None:
         return ins
     if name in ("add", "add_any", "sub"):
         # A number may be added to all entries of an array, and then has another shape.
-        same = [v.aval.shape == eqn.outvars[0].aval.shape for v in eqn.invars]
+        same = [shape(v) == shape(eqn.outvars[0]) for v in eqn.invars]
         if ins[1] in _ZEROS and same[0]:
             return ins[:1]
         if name != "sub" and ins[0] in _ZEROS and same[1]:

@@ -96,10 +96,10 @@ class _Walk:
 
     def all_equal(self, values: Sequence[_Known]) -> _Known:
         """Adds the equations that values have one power, and returns it."""
-        powers = [value for value in values if value is not None]
+        powers = [value for value in values if isinstance(value, _Power)]
+        if any(isinstance(value, _Table) for value in values):
+            raise _UnsolvedError
         for power in powers:
-            if isinstance(power, _Table):
-                raise _UnsolvedError
             difference = power.plus(powers[0], -1)
             if not self.solver.add(difference.leaves, -difference.more):
                 raise _UnsolvedError

@@ -161,7 +161,7 @@ def is_floating(variable: Any) -> bool:
 
 def is_key(value: Any) -> bool:
     """Checks whether a constant is a PRNG key, which NumPy cannot read."""
-    return jax.dtypes.issubdtype(getattr(value, "dtype", np.float64), jax.dtypes.extended)
+    return jax.numpy.issubdtype(getattr(value, "dtype", np.float64), jax.dtypes.extended)
 
 
 def constant(array: ArrayLike) -> Value:

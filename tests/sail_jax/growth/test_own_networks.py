@@ -137,6 +137,48 @@ def test_leaves_that_scale_what_a_tied_table_reads_are_divided(tail):
     assert certificate(net, params, large, TOKENS).preserved
 
 
+FRONT = [
+    lambda x, p: x,
+    lambda x, p: x * p["gain"],
+    lambda x, p: x * p["gain"] + p["shift"],
+    lambda x, p: x * p["inner"],
+    lambda x, p: x / p["size"],
+    lambda x, p: jax.nn.relu(x),
+]
+BEHIND = [
+    lambda y, p: y,
+    lambda y, p: y * p["size"],
+    lambda y, p: y + p["bias"],
+    lambda y, p: jnp.tanh(y) * p["size"],
+    lambda y, p: jax.nn.softmax(y / p["size"]),
+    lambda y, p: y[..., :4] - y.max(-1, keepdims=True),
+    lambda y, p: jax.nn.relu(y) * p["bias"],
+    lambda y, p: jax.lax.scan(lambda c, row: (c, row * p["size"]), 0, y)[1],
+]
+
+
+def check_tail(seed):
+    """Whether a random tied network grows; it then computes the same."""
+    rng = np.random.default_rng(seed)
+    norm = (lambda x: x, _normed, _centred)[rng.integers(3)]
+    front, behind = FRONT[rng.integers(len(FRONT))], BEHIND[rng.integers(len(BEHIND))]
+    net, params = tailed(lambda x, t, p: behind(front(norm(x), p) @ t, p))
+    spec = spec_of(net, params, TOKENS).spec
+    try:
+        large, grown = growth.grow(params, {}, {"emb": 16}, "hypercloning", rules=spec)
+    except ValueError as error:
+        return str(error)
+    if not grown.report.lost:
+        assert certificate(net, params, large, TOKENS).preserved, (seed, spec.ties)
+    return grown.report.lost
+
+
+@pytest.mark.slow
+def test_tied_tables_of_many_random_networks():
+    found = [check_tail(seed) for seed in range(100)]
+    assert 20 < found.count("") < 80
+
+
 def test_a_tied_table_grows_twice():
     spec = spec_of(language, LANGUAGE, TOKENS).spec
     large, grown = growth.grow(LANGUAGE, {}, {"emb": 24}, "hypercloning", rules=spec)
@@ -365,6 +407,19 @@ def test_a_longer_list_is_one_of_the_same_network_wider_and_grown_again():
     # The first layer has another width, so it stays.
     mean = sum(w["mid"] for w in more["blocks"][1:]) / 5
     np.testing.assert_allclose(fewer["blocks"][1]["mid"], mean, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", list(growth.METHODS))
+def test_every_method_takes_layers_in_a_list(method):
+    params, of = blocks(), growth.METHODS[method]
+    spec = spec_of(residual, params, X, layers="blocks/*").spec
+    to = {} if of.prunes else {"layer": 4}
+    to |= {"blocks/{i}/up": 4 if of.prunes else 10} if of.widens or of.prunes else {}
+    large, grown = growth.grow(params, {}, to, method, rules=spec, key=KEY)
+    assert len(large["blocks"]) == to.get("layer", 2)
+    same = certificate(residual, params, large, X).preserved
+    assert same == (not grown.report.lost)
 
 
 @pytest.mark.parametrize("loop", list(LOOPS))
