@@ -579,6 +579,13 @@ def _check_sides(out: Spec, given: Container[str]) -> None:
 def free_name(stem: str, taken: Container[str]) -> str:
     """Returns a name that is not taken: the stem, or the stem with a number.
 
+    Args:
+      stem: The wanted name.
+      taken: The names that are taken.
+
+    Returns:
+      The name.
+
     >>> free_name("layer", {"layer", "layer:2"})
     'layer:3'
     """
