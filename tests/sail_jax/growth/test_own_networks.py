@@ -494,6 +494,17 @@ def test_layers_are_listed_in_any_tree(made, back, layers):
     assert growth.plan(large, {}, {"depth": 2}, rules=grown.spec).config == {"blocks": 10}
 
 
+class Pair(NamedTuple):
+    b0: Any
+    b1: Any
+
+
+def test_a_container_of_fixed_size_is_no_list():
+    pair = Pair(jnp.ones(3), jnp.ones(3))
+    with pytest.raises(ValueError, match=r"'b\*' are in a Pair, which holds no other number"):
+        spec_of(lambda p, x: x[..., :3] * p.b0 + p.b1, pair, X, layers="b*")
+
+
 def test_what_is_not_known_of_listed_layers_is_a_loss():
     params = blocks()
     found = spec_of(residual, params, X)
