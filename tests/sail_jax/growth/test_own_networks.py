@@ -349,11 +349,14 @@ def blocks():
     }
 
 
-def residual(p, x):
-    h = x @ p["enter"]
-    for w in p["blocks"]:
+def through(layers, h):
+    for w in layers:
         h = h + jax.nn.gelu(_normed(h) @ w["up"] + w["mid"]) @ w["down"] + w["bias"]
-    return h @ p["leave"]
+    return h
+
+
+def residual(p, x):
+    return through(p["blocks"], x @ p["enter"]) @ p["leave"]
 
 
 def check_list(seed):
@@ -492,6 +495,39 @@ def test_layers_are_listed_in_any_tree(made, back, layers):
     assert not grown.report.lost
     assert certificate(net, params, large, X).preserved
     assert growth.plan(large, {}, {"depth": 2}, rules=grown.spec).config == {"blocks": 10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", [{"depth": 2}, {"encoder": 3}, {"layer": 3, "blocks": 4}])
+@pytest.mark.parametrize("method", ["llama_pro", "identity"])
+def test_lists_and_scans_grow_together(to, method):
+    """New layers keep no bias, whatever else grows with them."""
+    scanned = drawn(up=(2, 6, 3), down=(2, 3, 6), bias=(2, 6))
+    params = blocks() | {"encoder": blocks()["blocks"], "layer": scanned}
+
+    def body(h, w):
+        return h + jnp.tanh(_centred(h) @ w["up"]) @ w["down"] + w["bias"], None
+
+    def net(p, x):
+        h = through(p["blocks"], _centred(through(p["encoder"], x @ p["enter"])))
+        return jax.lax.scan(body, h, p["layer"])[0] @ p["leave"]
+
+    lists = {"encoder": "encoder/*", "blocks": "blocks/*"}
+    spec = spec_of(net, params, X, layers=lists).spec
+    large, grown = growth.grow(params, {}, to, method, rules=spec, key=KEY)
+    assert not grown.report.lost
+    assert certificate(net, params, large, X).preserved
+
+
+def test_a_result_of_each_layer_is_a_loss():
+    def net(p, x):
+        h, kept = x @ p["enter"], 0
+        for w in p["blocks"]:
+            h = h + jnp.tanh(h @ w["up"] + w["mid"]) @ w["down"] + w["bias"]
+            kept = kept + h
+        return kept @ p["leave"]
+
+    assert "do not show" in spec_of(net, blocks(), X, layers="blocks/*").spec.layers[0].loss
 
 
 class Pair(NamedTuple):
