@@ -361,7 +361,7 @@ def spec(
     _check_nonlinearities(stated)
     solved = _sizes(arrays, leaves, given)
     made = tuple(Space(n, solved[n], stated.get(n, "")) for n in names)
-    lists = listed({path: x.shape for path, x in arrays.items()}, layers or {})
+    lists = listed({path: x.shape for path, x in arrays.items()}, {} if layers is None else layers)
     if taken := {name for name, _, _ in lists} & {*names}:
         raise ValueError(
             f"layers: {min(taken)!r} is the name of a space: give the list another name"

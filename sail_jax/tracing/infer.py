@@ -165,7 +165,7 @@ def spec_of(
         )
     paths = leaf_paths(params)
     shape_of = {path: x.shape for path, x in zip(paths, jax.tree.leaves(params), strict=True)}
-    lists = listed(shape_of, layers or {})
+    lists = listed(shape_of, {} if layers is None else layers)
     traced = whole = jax.make_jaxpr(apply)(params, *inputs)
     scaled = multiples(traced, paths)
     scans = [] if stored is not None else stacks(traced, len(paths))

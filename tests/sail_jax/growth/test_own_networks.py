@@ -567,6 +567,7 @@ def test_what_is_not_known_of_listed_layers_is_a_loss():
     ("layers", "message"),
     [
         ("block/*", r"'block/\*' matches no leaf \(known: blocks/0/bias"),
+        ("", "'' must end with"),
         ("blocks", r"'blocks' must end with \*"),
         ({"depth": "blocks/*"}, "'depth' is a factor in growth"),
         ({"a": "blocks/*", "b": "blocks/*"}, "leaf 'blocks/0/bias' is in two lists, 'a' and 'b'"),
