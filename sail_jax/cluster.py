@@ -114,7 +114,7 @@ class _Cluster(Workers):
             for place, item in enumerate(items)
         }
         lost = [0] * len(items)
-        completed = as_completed(list(futures))
+        completed = as_completed(list(futures), loop=client.loop)
         try:
             for future in completed:
                 place = futures.pop(future)
