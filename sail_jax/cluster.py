@@ -6,7 +6,8 @@ of a Dask scheduler: of this machine, of a job array, of Kubernetes. The extra `
 Dask.
 
 A task may run twice: when a worker is lost, its tasks go to another one. So tasks are idempotent:
-they write where a second run finds and continues their work, and they name inputs by path.
+they write where a second run finds and continues their work, and they name inputs by path. Relative
+paths are those of the process that gives the tasks, so all workers must see its working directory.
 """
 
 import contextlib
@@ -14,7 +15,10 @@ import functools
 import ipaddress
 import json
 import logging
+import os
 import re
+import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client, Future, as_completed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,6 +38,10 @@ ATTEMPTS = 3
 """How many times the scheduler may give a task up, each time after it has lost several workers."""
 
 KINDS = "local:N, the address of a scheduler (tcp://HOST:PORT or tls://HOST:PORT), or its JSON file"
+
+
+ANSWER = 30.0
+"""The seconds that a scheduler has for its answer."""
 
 
 class ClusterError(ValueError):
@@ -88,10 +96,16 @@ class _Cluster(Workers):
     Args:
       client: The connection to the scheduler.
       around: Makes a context in which each task runs, such as settings of JAX. It is picklable.
+      patience: How many seconds the cluster may be without a worker.
     """
 
-    def __init__(self, client: "Client", around: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._client, self._around = client, around
+    def __init__(
+        self,
+        client: "Client",
+        around: Callable[[], AbstractContextManager[Any]],
+        patience: float,
+    ) -> None:
+        self._client, self._around, self._patience = client, around, patience
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -108,7 +122,8 @@ class _Cluster(Workers):
         client, topic = self._client, f"sail-jax/{uuid.uuid4()}"
         if heard is not None:
             client.subscribe_topic(topic, lambda event: heard(*event[1]["said"]))
-        run = functools.partial(_run, task, self._around, topic if heard else None)
+        where = os.getcwd()
+        run = functools.partial(_run, task, self._around, where, topic if heard else None)
         futures: dict[Future, int] = {
             client.submit(run, place, item, pure=False, retries=0): place
             for place, item in enumerate(items)
@@ -116,7 +131,8 @@ class _Cluster(Workers):
         lost = [0] * len(items)
         completed = as_completed(list(futures), loop=client.loop)
         try:
-            for future in completed:
+            while futures:
+                future = self._next(completed)
                 place = futures.pop(future)
                 try:
                     result = future.result()
@@ -143,6 +159,27 @@ class _Cluster(Workers):
                 if heard is not None:
                     client.unsubscribe_topic(topic)
 
+    def _next(self, completed: "as_completed") -> "Future":
+        """Waits for the next task; ClusterError if no worker is left."""
+        last = asked = time.monotonic()
+        while not completed.has_ready():
+            time.sleep(_LOOK)
+            now = time.monotonic()
+            if now - asked < _ASK:
+                continue
+            asked = now
+            if self._client.nthreads():
+                last = now
+            elif now - last > self._patience:
+                raise ClusterError(
+                    f"the cluster has had no worker for {self._patience:.0f} s, and tasks are left"
+                )
+        return next(completed)
+
+
+# Seconds between two looks at the results, and between two questions whether there is a worker.
+_LOOK, _ASK = 0.02, 2.0
+
 
 On: TypeAlias = "str | Client | Workers | None"
 """Where tasks run: here, on a cluster by its address, or on one that is connected."""
@@ -153,7 +190,7 @@ def connected(
     on: On,
     *,
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    patience: float = 60.0,
+    patience: float = 600.0,
 ) -> Iterator[Workers]:
     """Connects with a cluster, as a context manager.
 
@@ -163,7 +200,8 @@ def connected(
         the JSON file of a scheduler, connects with a running cluster; Dask's configuration has its
         certificates. A `Client` of Dask is used as it is. None, or `Workers`, need no connection.
       around: Makes a context in which each task runs. It must be picklable.
-      patience: How many seconds a scheduler may take to answer, and to have a worker.
+      patience: How many seconds the cluster may be without a worker, such as those that a queue of
+        jobs starts.
 
     Yields:
       The workers.
@@ -186,7 +224,7 @@ def connected(
             f"{_shown(on)} requires Dask: pip install 'sail-jax[cluster]'"
         ) from error
     if isinstance(on, distributed.Client):
-        yield _Cluster(on, around)
+        yield _Cluster(on, around, patience)
         return
     with contextlib.ExitStack() as stack:
         if match := re.fullmatch(r"local:([1-9]\d{0,3})", on):
@@ -199,7 +237,7 @@ def connected(
             raise ClusterError(
                 f"{_shown(on)}: no worker has come within {patience:.0f} s"
             ) from error
-        yield _Cluster(client, around)
+        yield _Cluster(client, around, patience)
 
 
 def listener() -> Callable[[Any], None] | None:
@@ -213,22 +251,9 @@ def listener() -> Callable[[Any], None] | None:
     return _listener.get()
 
 
-def is_address(text: str) -> str:
-    """Checks what names a cluster, without connecting.
-
-    Args:
-      text: As `on` of `connected`.
-
-    Returns:
-      The text.
-
-    Raises:
-      ClusterError: If it is none of the kinds.
-    """
-    known = re.fullmatch(r"local:[1-9]\d{0,3}", text) or text.endswith(".json")
-    if not known and not re.fullmatch(r"(tcp|tls|ucx|ws|wss)://.+:\d+", text):
-        raise ClusterError(f"expected {KINDS}; got '{text}'")
-    return text
+def is_address(text: str) -> bool:
+    """Checks whether a text can name a cluster, without connecting; see `connected`."""
+    return re.fullmatch(r"local:[1-9]\d{0,3}|(tcp|tls)://.+:\d+|.*\.json", text) is not None
 
 
 _listener: ContextVar[Callable[[Any], None] | None] = ContextVar("listener", default=None)
@@ -247,11 +272,12 @@ def _heard_by(hears: Callable[[Any], None] | None) -> Iterator[None]:
 def _run(
     task: Callable[[T], R],
     around: Callable[[], AbstractContextManager[Any]],
+    where: str,
     topic: str | None,
     place: int,
     item: T,
 ) -> R:
-    """Runs a task on a worker."""
+    """Runs a task on a worker, in the working directory `where`."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -260,19 +286,48 @@ def _run(
         assert topic is not None
         worker.log_event(topic, {"said": (place, message)})
 
-    with around(), _heard_by(pass_on if topic else None):
+    with _FOLDER.be(where), around(), _heard_by(pass_on if topic else None):
         return task(item)
+
+
+class _Folder:
+    """The working directory of a process, in which tasks of several threads may run."""
+
+    def __init__(self) -> None:
+        self._changed, self._users, self._before = threading.Condition(), 0, ""
+
+    @contextlib.contextmanager
+    def be(self, where: str) -> Iterator[None]:
+        """Makes `where` the working directory, once no task needs another one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users or os.getcwd() == where)
+            if not self._users:
+                self._before = os.getcwd()
+                try:
+                    os.chdir(where)
+                except OSError as error:
+                    raise ClusterError(f"a worker cannot enter {where} ({error})") from error
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if not self._users:
+                    os.chdir(self._before)
+                    self._changed.notify_all()
+
+
+_FOLDER = _Folder()
 
 
 @contextlib.contextmanager
 def _local(count: int) -> "Iterator[Client]":
     """Starts workers on this machine, each with one thread."""
-    import dask
     from distributed import Client, LocalCluster
 
     # The credentials exist in memory only: no other user of this machine can give tasks.
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 10}),
         LocalCluster(
             n_workers=count, threads_per_worker=1, host="127.0.0.1", protocol="tls://",
             security=True, dashboard_address="127.0.0.1:0", memory_limit=0,
@@ -288,7 +343,8 @@ def _remote(on: str, patience: float) -> "Iterator[Client]":
     """Connects with a running scheduler."""
     from distributed import Client
 
-    is_address(on)
+    if not is_address(on):
+        raise ClusterError(f"expected {KINDS}; got '{on}'")
     address = on
     if on.endswith(".json") and "://" not in on:
         try:
@@ -302,7 +358,7 @@ def _remote(on: str, patience: float) -> "Iterator[Client]":
             stacklevel=2,
         )
     try:
-        client = Client(address, timeout=patience, set_as_default=False)
+        client = Client(address, timeout=min(patience, ANSWER), set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise ClusterError(f"no scheduler answers at {address} ({error})") from error
     with client:

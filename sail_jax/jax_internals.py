@@ -587,14 +587,3 @@ def keep_programs(cache: ProgramCache) -> bool:
         return False
     compilation_cache.get_file_cache = lambda path: (cache, path)  # pyright: ignore
     return True
-
-
-def distributed() -> Any:
-    """Looks up the module with JAX's connections between processes.
-
-    Returns:
-      The module.
-    """
-    from jax._src import distributed as module
-
-    return module

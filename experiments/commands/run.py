@@ -53,8 +53,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     example = f"sail-jax run {name} --preset tiny"
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
-    from experiments.lab import running, store
-    from sail_jax.cli import processes
+    from experiments.lab import processes, running, store
 
     remember_kernels()
     if args.processes is not None:

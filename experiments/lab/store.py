@@ -27,13 +27,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments.lab import stages
+from experiments.lab import processes, stages
 from experiments.lab.config import AnyConfig, named
 from experiments.lab.progress import Stage
 from experiments.lab.registry import Study
 from experiments.lab.stages import direct as direct  # handed on: the stage without a store
 from sail_jax import disk
-from sail_jax.cli import processes
 from sail_jax.disk import RefusedError, StoreError, check_length
 from sail_jax.provenance import provenance
 

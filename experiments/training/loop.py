@@ -20,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments.lab import progress
+from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import Metrics, State, Step, examples, places, watched
 from sail_jax.checks import integer
-from sail_jax.cli import processes
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 
@@ -186,13 +185,9 @@ def train(
         last: Metrics = {}
         alone = processes.is_alone()
         # A single process may end at once until the first step, which compiles, is done: there is
-        # nothing to store yet. Several processes must agree on where they stop.
-        if not alone:
-            signals.handle()
+        # nothing to store yet. Several processes must stop at the same step: JAX handles SIGTERM.
         for t in range(start, steps):
-            # Several processes must stop at the same step. To agree they wait for one another, so
-            # they check only at every `log_every`-th step.
-            if (t % log_every == 0 or alone) and processes.any_of(signals.came):
+            if signals.came or processes.preempted(t - start + 1):
                 stop_before(t)
             if t > start and t % save_every == 0:
                 land_all()
@@ -218,7 +213,8 @@ def train(
             flying.append((t, last, fault))
             if t == start:
                 jax.block_until_ready(fault)
-                signals.handle()
+                if alone:
+                    signals.handle()
                 clock.start(examples(taken))
             # JAX returns before a step is computed. Without a limit the host would run far ahead,
             # and hold a batch for every step in flight.

@@ -2,11 +2,14 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sail_jax.cli.kernels import compiled_for
+from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
 
@@ -38,28 +41,43 @@ def carry_out(
     operation: "Callable[..., R]",
     told: "Callable[[R], None]" = tell,
     inputs: Iterable[str | Path] | None = None,
-) -> bool | None:
-    """Carries out an operation, and prints its result.
+) -> None:
+    """Carries out an operation here or on a cluster, and prints its result.
 
     Args:
       operation: Called with the options of the `run`.
       told: Prints the result. For a part of an output one line is printed instead.
       inputs: Checkpoints for which programs are compiled quickly if they are small; None to compile
         as usual.
-
-    Returns:
-      For a part, whether the output was finished before; otherwise None.
     """
-    compiled = contextlib.nullcontext()
+    from sail_jax import cluster  # imported here: `--help` needs none of it
+
+    compiled = contextlib.nullcontext
     if inputs is not None:
-        compiled = compiled_for(inputs, offline=args.offline)
-    with Meter(args.quiet) as meter, compiled:
-        done = operation(run=run_options(args, meter))
+        compiled = partial(compiled_for, [*inputs], offline=args.offline)
+    around = partial(_as_here, compiled)
+    # A local cluster inherits the environment, so it starts within the context.
+    with (
+        Meter(args.quiet) as meter,
+        compiled(),
+        cluster.connected(getattr(args, "on", None), around=around) as workers,
+    ):
+        chosen = run_options(args, meter)
+        if chosen.on is not None:
+            chosen = replace(chosen, on=workers)
+        done = operation(run=chosen)
     if getattr(args, "part", None) is not None:
         show(outcome(done, part=args.part))
-        return done.unchanged
-    told(done)
-    return None
+    else:
+        told(done)
+
+
+@contextlib.contextmanager
+def _as_here(compiled: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Compiles the programs of a task as the command does, so that its bytes are the same."""
+    remember_kernels()
+    with compiled():
+        yield
 
 
 def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:

@@ -17,7 +17,7 @@ from sail_jax.cli.finder import GROUPS, Command, commands
 from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
 from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import fitted, say, show
-from sail_jax.cli.stopping import stop_on_signals, taken_leave
+from sail_jax.cli.stopping import stop_on_signals
 from sail_jax.disk import NO_PATH, StoreError
 
 
@@ -131,7 +131,6 @@ def _interrupted(argv: Sequence[str]) -> None:
 def _leave(argv: Sequence[str]) -> None:
     """Ends the process at once, because XLA may still compute and a normal exit can then crash."""
     try:
-        taken_leave()
         _interrupted(argv)
     finally:  # it may interrupt a print
         os._exit(130)

@@ -458,9 +458,26 @@ part = reader(_part, lambda p: 1 <= p[0] <= p[1] < 1e6, "I/N, such as 1/4 for th
 seconds = reader(float, lambda x: 0 <= x < 1e9, "a number of seconds")
 
 
+def add_on(group: "Parser | argparse._ArgumentGroup", what: str) -> None:
+    """Adds --on, which gives independent work to a cluster.
+
+    Args:
+      what: What the workers do, for the help.
+    """
+    from sail_jax.cluster import KINDS, is_address
+
+    group.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        type=reader(str, is_address, KINDS),
+        help=f"{what} on the workers of a Dask cluster: {KINDS}",
+    )
+
+
 def add_parts(parser: Parser) -> None:
-    """Adds the options for several processes that make one output together, such as --part."""
+    """Adds the options for an output that several processes make, such as --on and --part."""
     group = parser.add_argument_group("several processes, on a shared file system")
+    add_on(group, "make the parts of OUT")
     add = group.add_argument
     add(
         "--part",
@@ -477,12 +494,6 @@ def add_parts(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         help="how long a part that needs statistics of other parts waits for them without a sign "
         "of life; default: 600",
-    )
-    add(
-        "--processes",
-        metavar="HOW",
-        help="make one part in each of several processes, and join the parts: auto (SLURM, TPU "
-        "pods), or HOST:PORT,COUNT,RANK",
     )
 
 
@@ -537,5 +548,5 @@ def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
 
     from sail_jax.checkpoint import RunOptions
 
-    others = {*own, "quiet", "processes", *(field.name for field in fields(RunOptions))}
+    others = {*own, "quiet", *(field.name for field in fields(RunOptions))}
     return {k: v for k, v in vars(args).items() if v is not None and k not in others}

@@ -96,20 +96,6 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
     atexit.register(_handle, signal.SIG_IGN)
 
 
-_last: list[Callable[[], None]] = []
-
-
-def before_leaving(do: Callable[[], None]) -> None:
-    """Registers a function to call before an interrupted process ends. It must not raise."""
-    _last.append(do)
-
-
-def taken_leave() -> None:
-    """Calls the functions registered by `before_leaving`, once."""
-    while _last:
-        _last.pop()()
-
-
 def importing(frame: FrameType | None) -> bool:
     """Checks whether the main thread is importing a module.
 

@@ -77,6 +77,10 @@ def admit(
         admit(out / name, inputs, resume, force)
 
 
+class HeldError(CheckpointError):
+    """Raised if another process is writing an output."""
+
+
 def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
     """Makes the folder of unfinished work, if need be, and locks it for this process.
 
@@ -94,8 +98,8 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
       system does not support locks.
 
     Raises:
-      CheckpointError: If another process holds the lock, or the folder or something in it is a
-        link, or another user's.
+      HeldError: If another process holds the lock.
+      CheckpointError: If the folder or something in it is a link, or another user's.
       OSError: If the folder cannot be made or opened.
     """
     # The process that finishes removes the folder, so this lock may belong to a removed folder.
@@ -123,7 +127,7 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
                 raise _planted(what, partial)
             undo.pop_all()
             return fd
-    raise CheckpointError(f"{out} is being written by another process")
+    raise HeldError(f"{out} is being written by another process")
 
 
 def _planted(what: str, partial: Path) -> CheckpointError:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,16 @@ class AlignRequest(Request[Ready[AlignedCheckpoint]]):
     config: Mapping[str, Any] | None = None
     certify: Certify = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    found: "tuple[Aligned, tuple[Agreement, ...], tuple[str, ...]] | None" = None
+    """What an earlier plan has found: the maps, whether the function is preserved, and notes."""
 
     def plan(self, inputs: Inputs) -> Ready[AlignedCheckpoint]:
         """Finds the maps, which needs the values of both networks, and plans the moved one."""
         run, out = inputs.run, None if self.out is None else Path(self.out)
         inputs.look_up([self.a, self.b], out)
         reference, other = inputs(self.a), inputs(self.b)
-        aligned = align_maps(
-            reference, other, self.config, max_memory=run.max_memory, **self.options
-        )
-        agreed, failed = self._certified(aligned, other, run)
+        found = self.found or self._found(reference, other, run)
+        aligned, agreed, failed = found
         own_lines = unselected(other)
         of_a = [f"{hub.called(self.a)}: {x}" for x in reference.about() if x not in own_lines]
         notes = [*own_lines, *of_a, *aligned.notes, *failed]
@@ -100,10 +100,19 @@ class AlignRequest(Request[Ready[AlignedCheckpoint]]):
             out=out, run=run, works=works, fingerprint=mark, inputs=(reference, other),
             limits=_limits(() if out is None else works, run, HELD if codes else 0), view=view,
             codes=codes, notes=aligned.notes, files={"align.json": about.encode() + b"\n"},
-            divisible=True, make=functools.partial(
+            divisible=True, solved=replace(self, found=found, options={}), make=functools.partial(
                 AlignedCheckpoint, aligned=aligned, agreement=agreed, verdict=preserved
             ),
         )  # fmt: skip
+
+    def _found(
+        self, reference: Checkpoint, other: Checkpoint, run: RunOptions
+    ) -> tuple[Aligned, tuple[Agreement, ...], tuple[str, ...]]:
+        """Finds the maps, and certifies them if requested."""
+        aligned = align_maps(
+            reference, other, self.config, max_memory=run.max_memory, **self.options
+        )
+        return aligned, *self._certified(aligned, other, run)
 
     def _certified(
         self, aligned: Aligned, other: Checkpoint, run: RunOptions

@@ -84,7 +84,7 @@ class ConvertRequest(Request[Ready[Converted]]):
         return Ready(
             out=out, run=run, works=works, limits=bounds(works, run), view=view,
             fingerprint=repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})]),
-            inputs=(checkpoint,), make=functools.partial(Converted, source=source),
+            inputs=(checkpoint,), divisible=True, make=functools.partial(Converted, source=source),
             notes=(*unselected(checkpoint), *notes, *notes_on_format(works, out, run)),
         )  # fmt: skip
 

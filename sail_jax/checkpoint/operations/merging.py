@@ -239,7 +239,7 @@ def merge_recipe(
     if len(recipes) == 1:
         return carried_out(MergeRequest(recipes[0], out, measure), run, before)
     check_whole(
-        run,
+        dataclasses.replace(run, on=None),
         f"the recipe has {len(recipes)} documents, but only one can be made in parts; make a file "
         "of each",
     )

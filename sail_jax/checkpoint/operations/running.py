@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -36,7 +36,7 @@ from sail_jax.checkpoint.executor import (
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, changed, sample
-from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.folders import HeldError, admit
 from sail_jax.checkpoint.formats.open import (
     Checkpoint,
     check_there,
@@ -46,8 +46,9 @@ from sail_jax.checkpoint.formats.open import (
 from sail_jax.checkpoint.formats.table import FORMATS, check_written, needs, of_output
 from sail_jax.checkpoint.formats.written import unfinished
 from sail_jax.checkpoint.operations.results import Result
+from sail_jax.checkpoint.output import parts
 from sail_jax.checkpoint.output.coding import HELD, Coding, wanted
-from sail_jax.checkpoint.output.parts import Gathering, Part, checked, owners
+from sail_jax.checkpoint.output.parts import Gathering, Part, WaitedError, checked, owners
 from sail_jax.checkpoint.output.writer import (
     MEASURED,
     THREADS,
@@ -59,6 +60,7 @@ from sail_jax.checkpoint.output.writer import (
 from sail_jax.checkpoint.sources.quantised import open_values
 from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requantised
 from sail_jax.checks import argument, one_of
+from sail_jax.cluster import On, Workers, connected, listener
 from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
@@ -113,6 +115,8 @@ class RunOptions:
       join: Whether the output is made from its parts, when all of them are complete.
       wait: How many seconds a part waits for others without a sign of life, if it needs their
         statistics.
+      on: The cluster whose workers make the parts of the output, which must see its folder: its
+        address, or a `Client` of Dask; see `sail_jax.cluster.connected`. None for this process.
       progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished,
         and while waiting for other parts.
 
@@ -140,6 +144,7 @@ class RunOptions:
     part: tuple[int, int] | None = None
     join: bool = False
     wait: float = 600.0
+    on: On = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -180,6 +185,8 @@ class Ready(Generic[R_co]):
         describes is not compared, and stays. None for no record.
       measure: Whether norms, cosines and conflicts are recorded.
       divisible: Whether the operation can be done in parts.
+      solved: The request with what its plan has computed, for parts that need not compute it
+        again. None if a plan only reads headers.
     """
 
     out: Path | None
@@ -198,6 +205,7 @@ class Ready(Generic[R_co]):
     done: Path | None = None
     measure: bool = False
     divisible: bool = False
+    solved: "Request[Any] | None" = None
 
     @property
     def tensors(self) -> int:
@@ -308,6 +316,8 @@ def carried_out(
       MergeError: As `execute` does.
       ValueError: If the request does not fit its inputs.
     """
+    if run.on is not None:
+        return _divided(request, run, before)
     began = time.monotonic()
     with planned(request, run, writes=True) as ready:
         if before is not None:
@@ -320,6 +330,133 @@ def carried_out(
         seconds=time.monotonic() - began, records=records,
         requantized=ready.codes.errors if ready.codes else {},
     )  # fmt: skip
+
+
+MOST_PARTS = 64
+"""The most parts that an output has on a cluster: each plans the operation anew."""
+
+
+def _divided(
+    request: Request[Ready[R]], run: RunOptions, before: Callable[[Any], None] | None
+) -> R:
+    """Makes the parts of an output on the workers of a cluster, and joins them here."""
+    began, here = time.monotonic(), replace(run, on=None, progress=None)
+    check_whole(here, f"{argument('on')} makes all parts, and joins them")
+    with connected(run.on) as workers, planned(request, run, writes=True) as ready:
+        if before is not None:
+            before(ready)
+        if ready.out is None:
+            raise CheckpointError(f"{argument('on')}: there is no output to divide")
+        count = _parts(ready, ready.out)
+        if parts.begun(unfinished(ready.out)) and not run.resume:
+            raise CheckpointError(
+                f"{unfinished(ready.out)} holds unfinished parts; continue them with "
+                f"{argument('resume', 'True')}, or remove it"
+            )
+        own = ready.solved or request
+        make = functools.partial(_made, own, replace(here, threads=run.threads or 1), count)
+        try:
+            unchanged = _in_rounds(workers, make, count, _Heard(ready, run.progress))
+        finally:
+            parts.forget(unfinished(ready.out))
+        if unchanged:
+            ready = ready.completed()
+            return ready.make(
+                out=ready.out, tensors=ready.tensors, notes=ready.notes, unchanged=True,
+                seconds=time.monotonic() - began, records={}, requantized={},
+            )  # fmt: skip
+    done = carried_out(own, replace(here, join=True))
+    return replace(done, seconds=time.monotonic() - began)
+
+
+def _parts(ready: Ready[Any], out: Path) -> int:
+    """The number of parts of an output, whatever the number of workers is."""
+    tensors = wanted(ready.works, ready.codes)
+    _, layout = laid_out(out, tensors, ready.run.format, ready.file, ready.run.shard_bytes)
+    if not ready.divisible or ready.rewrites is not None or layout.convert is not None:
+        raise CheckpointError(
+            f"{argument('on')} divides the files of an output, but {out} is written as one; write "
+            "safetensors to a folder"
+        )
+    return min(len(parts.groups(layout, _made_with(ready.codes))), MOST_PARTS)
+
+
+def _made(request: Request[Any], run: RunOptions, count: int, number: int) -> bool | None:
+    """Makes or continues a part, as a task.
+
+    Returns whether the output was finished before; None if the part has written its statistics, and
+    others have not.
+    """
+    hear, last = listener(), time.monotonic()
+
+    def tell(done: int, total: int, tensor: str) -> None:
+        nonlocal last
+        if hear is not None and time.monotonic() - last > _TELL:
+            last = time.monotonic()
+            hear((done, tensor))
+
+    run = replace(run, part=(number, count), resume=True, wait=0.0, progress=tell)
+    # A worker that was lost to the scheduler may still write this part for a moment.
+    for _ in range(_LINGER):
+        try:
+            return carried_out(request, run).unchanged
+        except WaitedError:
+            return None
+        except HeldError:
+            time.sleep(1)
+    return carried_out(request, run).unchanged
+
+
+# Seconds between two messages on the progress of a part, and for which a lost worker may linger.
+_TELL, _LINGER = 0.2, 60
+
+
+def _in_rounds(
+    workers: Workers, make: Callable[[int], bool | None], count: int, heard: "_Heard"
+) -> bool:
+    """Makes all parts. Returns whether the output was finished before.
+
+    A statistic over the tree needs the contribution of each part. A part ends when one is missing,
+    and goes on in the next round, when all of them lie in the folder of unfinished work.
+    """
+    left, unchanged = [*range(1, count + 1)], False
+    while left:
+        waiting = []
+        for place, done in workers.each(make, left, heard.of(left)):
+            if done is None:
+                waiting.append(left[place])
+            unchanged |= bool(done)
+        left = sorted(waiting)
+    return unchanged
+
+
+class _Heard:
+    """The progress of all parts, from what their tasks tell.
+
+    Args:
+      ready: The operation.
+      progress: Called as `RunOptions.progress` is.
+    """
+
+    def __init__(self, ready: Ready[Any], progress: Progress | None) -> None:
+        visits = ready.visits()
+        self._total = sum(work.reads * visits.get(work.name, 1) for work in ready.works)
+        self._progress, self._done = progress, dict[int, tuple[int, int]]()
+
+    def of(self, numbers: Sequence[int]) -> Callable[[int, Any], None] | None:
+        """Begins a round with some parts."""
+        # What a part has read in this round is counted from 0.
+        self._done = {number: (sum(both), 0) for number, both in self._done.items()}
+        return None if self._progress is None else functools.partial(self._hear, [*numbers])
+
+    def _hear(self, numbers: Sequence[int], place: int, message: tuple[int, str]) -> None:
+        assert self._progress is not None
+        now, tensor = message
+        before, latest = self._done.get(numbers[place], (0, 0))
+        # Messages of a task that was run again begin anew.
+        self._done[numbers[place]] = before, max(latest, now)
+        done = sum(map(sum, self._done.values()))
+        self._progress(min(done, self._total), self._total, tensor)
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -338,11 +475,12 @@ def check_options(options: Mapping[str, object]) -> None:
 
 def check_whole(
     run: RunOptions,
-    why: str = "only merging, growing, aligning and averaging can be done in parts",
+    why: str = "this operation cannot be done in parts",
 ) -> None:
     """CheckpointError with the reason `why` if `run` makes or joins parts."""
-    if run.part is not None or run.join:
-        raise CheckpointError(f"{argument('part' if run.part else 'join')}: {why}")
+    chosen = {"part": run.part is not None, "join": run.join, "on": run.on is not None}
+    for name in (name for name, given in chosen.items() if given):
+        raise CheckpointError(f"{argument(name)}: {why}")
 
 
 def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:

@@ -123,6 +123,8 @@ class UpcycleRequest(Request[Upcycling]):
     mixture: Mixture
     out: Path_ | None = None
     certify: Certify = None
+    rows: np.ndarray | None = None
+    """The rows of the routers, if an earlier plan has made them from prompts."""
 
     def plan(self, inputs: Inputs) -> Upcycling:
         """Plans the mixture from shapes. Tensors are read only for routers made from prompts."""
@@ -153,7 +155,9 @@ class UpcycleRequest(Request[Upcycling]):
             mixture = _with_shared(mixture, config)
             experts = [expert(e) for e in mixture.experts]
             shared = next(map(expert, mixture.shared_experts), None)
-            rows = _rows(mixture, base, config, run.max_memory)
+            rows = self.rows
+            if rows is None:
+                rows = _rows(mixture, base, config, run.max_memory)
             made = upcycling.plan(
                 [model.tensors for model in models.values()], config, experts, rows,
                 used=mixture.experts_per_token, kind=mixture.architecture,
@@ -186,11 +190,13 @@ class UpcycleRequest(Request[Upcycling]):
             "architecture": made.config["model_type"],
             "notes": notes,
         }  # fmt: skip
+        # The process that joins the parts runs the networks, and writes the result.
+        certify = False if run.part is not None else self.certify
         return Upcycling(
             out=None if self.out is None else Path(self.out), run=run, works=works,
             limits=bounds(works, run), fingerprint=mark, mixture=mixture, plan=made, view=view,
-            inputs=tuple(models.values()), about=about, notes=tuple(notes), certify=self.certify,
-            make=Upcycled,
+            inputs=tuple(models.values()), about=about, notes=tuple(notes), certify=certify,
+            make=Upcycled, divisible=True, solved=replace(self, rows=rows),
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import hashlib
 import io
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -116,6 +117,40 @@ def divided(sizes: Sequence[int], count: int) -> list[int]:
     return filled(most)
 
 
+def groups(layout: Layout, belongs: Mapping[str, str]) -> list[list[str]]:
+    """Lists the files of an output that must be written by one part.
+
+    Args:
+      layout: The layout of the whole output.
+      belongs: Tensors that must be in the same part as another one, such as the scales of a
+        weight, by name.
+
+    Returns:
+      Groups of files, in the order of the output. Files that share a tensor, or tensors made
+      together, are in one group. One group of all files for a format that is written as one.
+    """
+    files = _files(layout)
+    order = {
+        file: place for place, file in enumerate(dict.fromkeys(itertools.chain(*files.values())))
+    }
+    if layout.convert is not None:
+        return [[*order]]
+    # A group runs from the first file with such a tensor to the last one.
+    spans: dict[str, tuple[int, int]] = {}
+    for name, own in files.items():
+        places = [order[file] for file in own] or [0]
+        first, last = spans.get(belongs.get(name, name), (len(order), 0))
+        spans[belongs.get(name, name)] = min(first, *places), max(last, *places)
+    joined = set().union(*(range(first + 1, last + 1) for first, last in spans.values()))
+    found: list[list[str]] = []
+    for file, place in order.items():
+        if place in joined:
+            found[-1].append(file)
+        else:
+            found.append([file])
+    return found
+
+
 def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) -> dict[str, int]:
     """Assigns the files of an output to parts.
 
@@ -123,8 +158,7 @@ def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) ->
       layout: The layout of the whole output.
       out: The output, for messages.
       count: The number of parts.
-      belongs: Tensors that must be in the same part as another one, such as the scales of a
-        weight, by name.
+      belongs: As for `groups`.
 
     Returns:
       The index of its part, from 0, for each tensor.
@@ -132,35 +166,23 @@ def owners(layout: Layout, out: Path, count: int, belongs: Mapping[str, str]) ->
     Raises:
       CheckpointError: If there are fewer files than parts.
     """
-    files = {name: [run.file for run in runs] for name, runs in layout.regions.items()}
-    order = {
-        file: place for place, file in enumerate(dict.fromkeys(itertools.chain(*files.values())))
-    }
-    # Files that share a tensor, or tensors made together, form one group. A group runs from the
-    # first such file to the last one and cannot be divided.
-    spans: dict[str, tuple[int, int]] = {}
-    for name, own in files.items():
-        places = [order[file] for file in own] or [0]
-        first, last = spans.get(belongs.get(name, name), (len(order), 0))
-        spans[belongs.get(name, name)] = min(first, *places), max(last, *places)
-    joined = set().union(*(range(first + 1, last + 1) for first, last in spans.values()))
-    groups: list[list[str]] = []
-    for file, place in order.items():
-        if place in joined:
-            groups[-1].append(file)
-        else:
-            groups.append([file])
-    if layout.convert is not None or len(groups) < count:
-        one = layout.convert is not None or len(order) == 1
-        shape = "is written as one" if one else f"has {len(groups)} files that can be parted"
+    found, files = groups(layout, belongs), _files(layout)
+    if layout.convert is not None or len(found) < count:
+        one = layout.convert is not None or sum(map(len, found)) == 1
+        shape = "is written as one" if one else f"has {len(found)} files that can be parted"
         raise CheckpointError(
             f"{argument('part')} divides the files of an output, but {out} {shape}: write "
             f"safetensors to a folder, with smaller files ({argument('shard_bytes', '...')}) or "
             "fewer parts"
         )
-    runs = divided([sum(layout.sizes[file] for file in group) for group in groups], count)
-    of_file = {file: run for group, run in zip(groups, runs, strict=True) for file in group}
+    runs = divided([sum(layout.sizes[file] for file in group) for group in found], count)
+    of_file = {file: run for group, run in zip(found, runs, strict=True) for file in group}
     return {name: of_file[own[0]] if own else 0 for name, own in files.items()}
+
+
+def _files(layout: Layout) -> dict[str, list[str]]:
+    """The files that hold each tensor, by name."""
+    return {name: [run.file for run in runs] for name, runs in layout.regions.items()}
 
 
 def narrowed(layout: Layout, names: Collection[str]) -> Layout:
@@ -316,6 +338,23 @@ def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]
         _check_together(Journal.read(path)[0], number, head, part, partial)
 
 
+def begun(partial: Path) -> bool:
+    """Checks whether an earlier run has begun a part."""
+    return any((partial / FOLDER).glob("*/journal"))
+
+
+def forget(partial: Path) -> None:
+    """Removes statistics of parts that were only compared with a finished output."""
+    for folder in (partial / FOLDER).glob("*"):
+        if not (folder / "journal").exists():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder / STATISTICS)
+                folder.rmdir()
+    for folder in (partial / FOLDER, partial):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def others(partial: Path, part: Part) -> list[int]:
     """Lists the numbers of the other parts that have a folder."""
     found = [path.name for path in (partial / FOLDER).iterdir() if path.name.isdecimal()]
@@ -366,6 +405,9 @@ class Gathering:
         self._partial, self._part, self._owners, self._head = partial, part, owners, head
         self._patience, self._waiting = patience, waiting
         self._trusted: set[int] = set()
+        # Arrays of another output, or of other versions, are not read.
+        of = [head.get(key) for key in ("fingerprint", "layout", "versions")]
+        self._mark = repr([*of, part.count]).encode()
         self.mine = part.number - 1
 
     def owner(self, name: str) -> int:
@@ -399,18 +441,18 @@ class Gathering:
         brought: dict[int, list[np.ndarray]] = {}
         if self.mine in among:
             path = self._path(self.mine, what)
-            arrays = _read(path)
+            arrays = self._read(path)
             if arrays is None:
                 arrays = compute()
                 with explained("write", path):
                     path.parent.mkdir(exist_ok=True)
-                disk.write_atomic(path, _packed(arrays))
+                disk.write_atomic(path, self._packed(arrays))
             brought[self.mine] = arrays
         others = sorted({*among} - {self.mine})
         signs: dict[int, tuple[int | None, float]] = {}
         while missing := [k for k in others if k not in brought]:
             for k in missing:
-                arrays = _read(self._path(k, what))
+                arrays = self._read(self._path(k, what))
                 if arrays is not None:
                     self._check(k)
                     brought[k] = arrays
@@ -451,22 +493,20 @@ class Gathering:
         self._waiting(several([k + 1 for k in missing], self._part.count))
         time.sleep(min(_LOOK, self._patience / 4))
 
+    def _packed(self, arrays: Sequence[np.ndarray]) -> bytes:
+        """Arrays as bytes, after a checksum that also covers the identity of the output."""
+        data = io.BytesIO()
+        np.savez(data, *arrays)
+        content = data.getvalue()
+        return hashlib.sha256(self._mark + content).digest() + content
 
-def _packed(arrays: Sequence[np.ndarray]) -> bytes:
-    """Arrays as bytes, after a checksum."""
-    data = io.BytesIO()
-    np.savez(data, *arrays)
-    content = data.getvalue()
-    return hashlib.sha256(content).digest() + content
-
-
-def _read(path: Path) -> list[np.ndarray] | None:
-    """The arrays in a file; None if it is not there, or damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(data[_SEAL:]).digest() != data[:_SEAL]:
-        return None
-    with np.load(io.BytesIO(data[_SEAL:]), allow_pickle=False) as arrays:
-        return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
+    def _read(self, path: Path) -> list[np.ndarray] | None:
+        """The arrays in a file; None if it is not there, damaged, or of another output."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(self._mark + data[_SEAL:]).digest() != data[:_SEAL]:
+            return None
+        with np.load(io.BytesIO(data[_SEAL:]), allow_pickle=False) as arrays:
+            return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]

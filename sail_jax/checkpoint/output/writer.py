@@ -422,6 +422,9 @@ class Writer:
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
             exists = taken(self.out)
+        if self._part is not None and "journal" not in names:
+            # Of a comparison that has not ended. Statistics of another output are not read.
+            names.discard(parts.STATISTICS)
         pieces: dict[str, list[Piece]] = {}
         previous: dict[str, Any] = {}
         old = False
@@ -732,7 +735,9 @@ class Writer:
                     self._journal.commit(0)
                 else:
                     self._finish(self._journal)
-        if self._part is None or self.unchanged:
+        # Other parts may still need this part's statistics, for their comparison.
+        needed = self._part is not None and (self.partial / parts.STATISTICS).exists()
+        if (self._part is None or self.unchanged) and not needed:
             self._remove()
         self.close()
 

@@ -27,7 +27,6 @@ from sail_jax.cli.options import (
     natural,
     on_inputs,
 )
-from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import Meter, show
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> bool | None:
-    """Runs the command. Returns for a part whether the output was finished before."""
+def run(args: Namespace) -> None:
+    """Runs the command."""
     remember_kernels()
     from sail_jax.checkpoint import align_checkpoints
     from sail_jax.checkpoint.recipe import tables
@@ -144,7 +143,7 @@ def run(args: Namespace) -> bool | None:
     config = None if args.config is None else read_target(args.config)
     if args.plan:
         _plan(args, spec, config)
-        return None
+        return
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax align A B OUT (or use --plan)")
     given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
@@ -159,7 +158,7 @@ def run(args: Namespace) -> bool | None:
         return align_checkpoints(run=run, progress=matching, **given)
 
     told = partial(_tell, full=args.full, normalize=args.normalize, weights=weights)
-    return carry_out(args, operation, told, [args.a, args.b])
+    carry_out(args, operation, told, [args.a, args.b])
 
 
 def _tell(
@@ -300,4 +299,4 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
     return columns(rows)
 
 
-main = on_inputs(add_arguments, in_parts(run), MODULES)
+main = on_inputs(add_arguments, run, MODULES)

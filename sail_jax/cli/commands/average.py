@@ -19,7 +19,6 @@ from sail_jax.cli.options import (
     run_options,
     weights,
 )
-from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import show
 
 # Written out, like the choices below, because the library is imported after the arguments are read.
@@ -82,8 +81,8 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> bool | None:
-    """Runs the command. Returns for a part whether the output was finished before."""
+def run(args: Namespace) -> None:
+    """Runs the command."""
     from sail_jax.checkpoint.operations.averaging import AverageRequest
     from sail_jax.checkpoint.operations.running import carried_out, planned
 
@@ -101,9 +100,9 @@ def run(args: Namespace) -> bool | None:
             show(f"output: {ready.out}, as {ready.write_as}")
             if ready.write_as != "run":
                 show_shares(args.part, ready)
-        return None
+        return
     operation = partial(carried_out, request, before=lambda ready: show(ready.about()))
-    return carry_out(args, operation, lambda done: show(outcome(done)))
+    carry_out(args, operation, lambda done: show(outcome(done)))
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
@@ -124,4 +123,4 @@ def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
     return text
 
 
-main = on_inputs(add_arguments, in_parts(run))
+main = on_inputs(add_arguments, run)

@@ -13,6 +13,7 @@ from sail_jax.cli.options import (
     Parser,
     add_copying,
     add_input,
+    add_parts,
     arguments,
     natural,
     on_inputs,
@@ -76,6 +77,7 @@ def add_arguments(parser: Parser) -> None:
         "for Llama 3.1 and later",
     )
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:

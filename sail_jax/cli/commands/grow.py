@@ -29,7 +29,6 @@ from sail_jax.cli.options import (
     reader,
     run_options,
 )
-from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
@@ -100,16 +99,16 @@ def add_arguments(parser: Parser) -> None:
     add_parts(parser)
 
 
-def run(args: Namespace) -> bool | None:
-    """Runs the command. Returns for a part whether the output was finished before."""
+def run(args: Namespace) -> None:
+    """Runs the command."""
     if args.methods:
         _methods()
-        return None
+        return
     if args.path is None:
         raise ValueError("CKPT is missing: sail-jax grow CKPT OUT")
     if args.draft:
         _draft(args)
-        return None
+        return
     to, options = _target(args), _options(args)
     remember_kernels()
     from sail_jax.checkpoint.operations.growing import GrowRequest
@@ -128,10 +127,10 @@ def run(args: Namespace) -> bool | None:
         with planned(request, run_options(args)) as ready:
             _show(ready)
             show_shares(args.part, ready)
-        return None
+        return
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax grow CKPT OUT")
-    return carry_out(args, partial(carried_out, request), _tell, [args.path])
+    carry_out(args, partial(carried_out, request), _tell, [args.path])
 
 
 def _tell(done: "Grown") -> None:
@@ -223,4 +222,4 @@ def _show(ready: "Growing") -> None:
     show(f"exactness: {about['exactness']}")
 
 
-main = on_inputs(add_arguments, in_parts(run), MODULES)
+main = on_inputs(add_arguments, run, MODULES)

@@ -24,7 +24,6 @@ from sail_jax.cli.options import (
     on_inputs,
     run_options,
 )
-from sail_jax.cli.processes import in_parts
 from sail_jax.cli.progress import fitted, say, show
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def add_arguments(parser: Parser) -> None:
     mergekit.add_options(parser)
 
 
-def run(args: Namespace) -> bool | None:
-    """Runs the command. Returns for a part whether the output was finished before."""
+def run(args: Namespace) -> None:
+    """Runs the command."""
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
@@ -77,13 +76,13 @@ def run(args: Namespace) -> bool | None:
 
     if args.methods:
         show(cards.methods(), end="")
-        return None
+        return
     if args.recipe is None:
         raise ValueError("RECIPE is missing: sail-jax merge RECIPE OUT")
     recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_file(args.recipe)]
     if args.plan:
         _plan(args, recipes)
-        return None
+        return
     if args.out is None:
         raise ValueError("OUT is missing: sail-jax merge RECIPE OUT")
     inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
@@ -112,7 +111,7 @@ def run(args: Namespace) -> bool | None:
                     show(fitted(line))
 
     with mergekit.on_device(args.device):
-        return carry_out(args, operation, told, inputs)
+        carry_out(args, operation, told, inputs)
 
 
 def _summary(merged: "Merged") -> list[str]:
@@ -210,4 +209,4 @@ def _report(folder: Path | None, merged: "Merged") -> None:
         show(path)
 
 
-main = on_inputs(add_arguments, mergekit.answering(in_parts(run)))
+main = on_inputs(add_arguments, mergekit.answering(run))

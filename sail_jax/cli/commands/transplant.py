@@ -14,6 +14,7 @@ from sail_jax.cli.options import (
     add_copying,
     add_input,
     add_output,
+    add_parts,
     arguments,
     natural,
     on_inputs,
@@ -44,6 +45,7 @@ def add_arguments(parser: Parser) -> None:
         help="round the number of rows up to a multiple of N",
     )
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:

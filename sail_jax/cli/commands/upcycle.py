@@ -16,6 +16,7 @@ from sail_jax.cli.options import (
     add_certify,
     add_copying,
     add_output,
+    add_parts,
     add_seed,
     add_strict,
     arguments,
@@ -81,6 +82,7 @@ def add_arguments(parser: Parser) -> None:
     add_certify(parser)
     add_strict(parser)
     add_copying(parser)
+    add_parts(parser)
 
 
 def run(args: Namespace) -> None:
