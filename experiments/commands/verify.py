@@ -7,21 +7,25 @@ import math
 import textwrap
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.lab.progress import reporting
-from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError, add_seed, numbers
-from sail_jax.cli.progress import show
+from sail_jax.cli.kernels import as_here, compiled_quickly, remember_kernels
+from sail_jax.cli.options import Parser, UsageError, add_on, add_seed, numbers
+from sail_jax.cli.progress import say, show
+from sail_jax.cluster import connected
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from experiments.studies.ledger.config import Config
-    from theory.adversary import Attack, Domain
+    from theory.adversary import Attack
+
+QUICK = partial(as_here, compiled_quickly)
 
 # The width of a verdict.
 VERDICT = 19
@@ -81,6 +85,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         action="store_true",
         help="only list the claims for each statement of the papers, and the missing ones",
     )
+    add_on(parser, "check or search")
     args = parser.read(argv)
     if args.coverage and len(argv) > 1:
         raise UsageError("--coverage simulates nothing, and allows no other option")
@@ -107,7 +112,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if args.attack:
-        return _attack(config, args.budget, args.json, renew=args.renew)
+        return _attack(config, args.budget, args.json, args.on, renew=args.renew)
     # The files are checked first: a simulation of minutes must not end with a file that cannot be
     # written.
     if args.table and args.table.suffix not in findings.TABLES:
@@ -121,8 +126,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
     remember_kernels()
-    with compiled_quickly():  # most of the hundreds of programs run only once
-        dataset = run(config, reporting(store.direct))
+    # Most of the hundreds of programs run only once.
+    with compiled_quickly(), connected(args.on, around=QUICK) as workers:
+        dataset = run(config, reporting(store.direct), workers)
     _print_claims(dataset)
     show(findings.summary(dataset))
     show(findings.statuses(dataset))
@@ -148,7 +154,9 @@ def _seconds(text: str) -> float:
     return values[0]
 
 
-def _attack(config: "Config", budget: float | None, file: str | None, *, renew: bool) -> int:
+def _attack(
+    config: "Config", budget: float | None, file: str | None, on: str | None, *, renew: bool
+) -> int:
     """Attacks the bounds with a declared domain; an interrupt keeps the attacks made so far."""
     from experiments.lab import store
     from experiments.studies.ledger import attacks, findings
@@ -170,15 +178,20 @@ def _attack(config: "Config", budget: float | None, file: str | None, *, renew: 
             return 0
     domains = {c.id: c.attack for c in chosen if isinstance(c.attack, adversary.Domain)}
     each = math.inf if budget is None else budget / max(len(domains), 1)
-    stage, found, stopped = reporting(store.direct), [], False
+    found: list[Attack] = []
+    stopped = False
     remember_kernels()
+    names = [*domains]
     try:
-        for name, domain in domains.items():
-            kept: list[adversary.Attack] = []
-            stage(name, partial(_one_attack, name, domain, config.seed, each, kept))
-            found += kept
+        with connected(on, around=partial(as_here, nullcontext)) as workers:
+            # Two at a time have twice the seconds.
+            search = partial(_one_attack, config.seed, each * workers.count)
+            for _, one in workers.each(search, names):
+                found.append(one)
+                say(f"  {one.id}: {one.ratio:.4g}")
     except KeyboardInterrupt:
         stopped = True
+    found.sort(key=lambda one: names.index(one.id))
     _print_table(*findings.attack_rows(found))
     text, sound = findings.attacked(found, chosen)
     show(text)
@@ -195,13 +208,13 @@ def _attack(config: "Config", budget: float | None, file: str | None, *, renew: 
     return 130 if stopped else 0 if sound else 1
 
 
-def _one_attack(
-    name: str, domain: "Domain", seed: int, seconds: float, kept: "list[Attack]"
-) -> dict[str, float]:
-    from theory import adversary
+def _one_attack(seed: int, seconds: float, name: str) -> "Attack":
+    """Attacks a bound by its id, which is also a task of a cluster."""
+    from theory import adversary, claims
 
-    kept.append(adversary.attack(name, domain, seed=seed, seconds=seconds))
-    return {"ratio": kept[-1].ratio}
+    (claim,) = (one for one in claims.all_claims() if one.id == name)
+    assert isinstance(claim.attack, adversary.Domain)
+    return adversary.attack(name, claim.attack, seed=seed, seconds=seconds)
 
 
 def _print_claims(dataset: "xr.Dataset") -> None:

@@ -2,14 +2,13 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sail_jax.cli.kernels import compiled_for, remember_kernels
+from sail_jax.cli.kernels import as_here, compiled_for
 from sail_jax.cli.options import run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
 
@@ -55,7 +54,7 @@ def carry_out(
     compiled = contextlib.nullcontext
     if inputs is not None:
         compiled = partial(compiled_for, [*inputs], offline=args.offline)
-    around = partial(_as_here, compiled)
+    around = partial(as_here, compiled)
     # A local cluster inherits the environment, so it starts within the context.
     with (
         Meter(args.quiet) as meter,
@@ -70,14 +69,6 @@ def carry_out(
         show(outcome(done, part=args.part))
     else:
         told(done)
-
-
-@contextlib.contextmanager
-def _as_here(compiled: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Compiles the programs of a task as the command does, so that its bytes are the same."""
-    remember_kernels()
-    with compiled():
-        yield
 
 
 def outcome(done: "Result", where: object = None, part: tuple[int, int] | None = None) -> str:

@@ -5,7 +5,8 @@ import hashlib
 import itertools
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,6 +105,21 @@ def compiled_quickly() -> Iterator[None]:
         jax.config.update(name, before)
         if own:
             del os.environ["XLA_FLAGS"]
+
+
+@contextlib.contextmanager
+def as_here(compiled: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Compiles the programs of a task as its command does, so that the results are the same.
+
+    Args:
+      compiled: The context of the command, such as `compiled_quickly`.
+
+    Yields:
+      Nothing.
+    """
+    remember_kernels()
+    with compiled():
+        yield
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """Runs `ledger`: checks every selected claim and gathers the verdicts in one dataset."""
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +14,17 @@ from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.ledger import attacks
 from experiments.studies.ledger.config import Config
+from sail_jax.cluster import HERE, Workers
 from theory import claims
 
 
-def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+def run(config: Config, stage: Stage = direct, workers: Workers = HERE) -> xr.Dataset:
     """Checks each selected claim, in its own stage.
 
     Args:
       config: The config.
       stage: The stage function, which runs and stores a stage. The default stores nothing.
+      workers: What checks the claims of each statement, which share their draws.
 
     Returns:
       The claims with the fields of `theory.claims.Verdict` and of its power, over `claim`. `ok` is
@@ -30,17 +34,37 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       simulations.
     """
     chosen = claims.select(config.claims)
-
-    def verdict(claim: claims.Claim) -> dict[str, Any]:
-        return _record(claims.check(claim, seed=config.seed, quick=config.quick))
-
-    rows = [stage(claim.id, partial(verdict, claim)) for claim in chosen]
+    check = partial(_checked, config.seed, config.quick)
+    if workers is HERE:
+        rows = [stage(claim.id, partial(check, claim.id)) for claim in chosen]
+    else:
+        ids = [claim.id for claim in chosen]
+        statements = [[*same] for _, same in itertools.groupby(ids, _statement)]
+        found: dict[str, dict[str, Any]] = {}
+        for place, made in workers.each(partial(_each, check), statements):
+            for name, row in zip(statements[place], made, strict=True):
+                found[name] = stage(name, partial(dict, row))
+        rows = [found[name] for name in ids]
     # Not in a stage, so a resumed run shows this version's data.
     rows = [{**row, **_sharpness(claim, row)} for claim, row in zip(chosen, rows, strict=True)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
     ids = columns.pop("id")
     data = {field: ("claim", values) for field, values in columns.items()}
     return xr.Dataset(data, {"claim": ids}, {"quick": int(config.quick)})
+
+
+def _statement(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _each(check: Callable[[str], dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [check(name) for name in names]
+
+
+def _checked(seed: int, quick: bool, name: str) -> dict[str, Any]:
+    """Checks a claim by its id, which is also a task of a cluster."""
+    (claim,) = (one for one in claims.all_claims() if one.id == name)
+    return _record(claims.check(claim, seed=seed, quick=quick))
 
 
 def _record(verdict: claims.Verdict) -> dict[str, Any]:
