@@ -103,66 +103,65 @@ def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
 
 
 TOGETHER = """
-    import signal, sys, time
-    from experiments.commands import run
-    from sail_jax.cli import processes
-    from sail_jax.cli.main import main
+    import sys, time
+    import jax
+    from experiments.lab import processes
 
-    # where the tests run in the background, a shell has interrupts ignored
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def command(parser, argv):
-        processes.join(argv[0])
-        with processes.together():
-            while processes.any_of(True):
-                print("going", flush=True)
-                time.sleep(0.1 if argv[1] == "together" else 60)
-
-    run.main = command
-    sys.exit(main())
+    processes.HEARTBEAT = 10
+    processes.join(sys.argv[1])
+    with processes.together():
+        for call in range(1, 10_000):
+            if processes.preempted(call):
+                print("stopped at", call, flush=True)
+                break
+            print("going", processes.agreed(True), flush=True)
+            time.sleep(0.1)
 """
-LOST = "sail-jax: error: another of the processes has ended, so this one ends, too\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "number", "rank", "codes"),
-    [
-        ("together", signal.SIGKILL, 0, [-9, 1]),
-        ("apart", signal.SIGTERM, 1, [130, 130]),
-        pytest.param("apart", signal.SIGTERM, 0, [130, 130], marks=pytest.mark.soak),
-        pytest.param("apart", signal.SIGKILL, 1, [1, -9], marks=pytest.mark.soak),
-    ],
-)
-def test_processes_end_together(where, number, rank, codes):
-    """A signal to one is for all of them; one that is killed ends the others with a sentence."""
+def started_together():
+    """Two processes that count together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-c", textwrap.dedent(TOGETHER), "run"]
     started = [
         subprocess.Popen(
-            [*command, f"{address},2,{of}", where], env=many_devices.environment(1),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", textwrap.dedent(TOGETHER), f"{address},2,{rank}"],
+            env=many_devices.environment(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
         )
-        for of in (0, 1)
+        for rank in (0, 1)
     ]  # fmt: skip
+    for process in started:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) != "going True\n":
+            assert line, process.communicate()[1]
+    return started
+
+
+@pytest.mark.slow
+def test_a_notice_to_one_process_stops_all_at_the_same_call():
+    started = started_together()
     try:
-        for process in started:
-            assert process.stdout is not None
-            while (line := process.stdout.readline()) != "going\n":
-                assert line, process.communicate()[1]
-        began = time.monotonic()
-        started[rank].send_signal(number)
-        said = [process.communicate(timeout=60)[1] for process in started]
+        time.sleep(1)
+        started[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == codes, said
-    assert time.monotonic() - began < 10
-    for text, code in zip(said, codes, strict=True):
-        if code == 130:
-            assert "sail-jax: interrupted\n" in text
-            assert "Traceback" not in text
-        else:
-            assert text == (LOST if code == 1 else "")
+    assert said[0] == said[1]
+    assert said[0].startswith("stopped at ")
+    assert [process.returncode for process in started] == [0, 0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_lost_process_ends_the_others(rank):
+    """JAX notices it within the time limit that `join` sets."""
+    started = started_together()
+    try:
+        started[rank].kill()
+        assert started[1 - rank].wait(timeout=60) != 0
+    finally:
+        for process in started:
+            process.kill()
