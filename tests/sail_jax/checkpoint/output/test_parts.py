@@ -306,6 +306,23 @@ def test_outputs_of_fewer_files_than_parts_are_refused(models, tmp_path, out, ru
     assert not [*tmp_path.iterdir()]
 
 
+def test_statistics_of_another_output_are_not_read(tmp_path):
+    (tmp_path / "parts/1").mkdir(parents=True)
+    made = []
+
+    def compute():
+        made.append(np.full(2, len(made), np.float32))
+        return [made[-1]]
+
+    def gathered(fingerprint):
+        head = {"fingerprint": fingerprint, "layout": "l", "versions": {"jax": "1"}}
+        gathering = parts.Gathering(tmp_path, parts.Part(1, 1), {}, head, 0, print)
+        return gathering.gather("norms", [0], compute)[0][0].tolist()
+
+    found = [gathered(fingerprint) for fingerprint in ("a", "a", "b", "b", "a")]
+    assert found == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2]]
+
+
 def test_numbers_of_parts_are_checked():
     for part in [(0, 2), (3, 2), (1, 0), (1,), (1.0, 2)]:
         with pytest.raises(ValueError, match="part: expected a number from 1"):
