@@ -3,16 +3,27 @@
 $ sail-jax search ex/expert-0 ex/expert-1 --base ex/base --data ex/held_out --out found
 """
 
+import atexit
 import contextlib
 import math
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sail_jax.cli.options import Parser, add_offline, add_seed, function, natural, on_inputs, size
+from sail_jax.cli.options import (
+    Parser,
+    add_offline,
+    add_on,
+    add_seed,
+    function,
+    natural,
+    on_inputs,
+    size,
+)
 from sail_jax.cli.progress import say, show
 
 if TYPE_CHECKING:
@@ -88,6 +99,7 @@ def add_arguments(parser: Parser) -> None:
     add("--plan", action="store_true", help="print the plan of the search, and exit")
     add("--max-memory", metavar="BYTES", type=size, help="the memory limit for written merges")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running its code")
+    add_on(parser, "score candidates at the same time")
     add_offline(parser)
 
 
@@ -128,10 +140,13 @@ def run(args: Namespace) -> None:
         cannot be read or scored.
     """
     from sail_jax import disk, searching
+    from sail_jax.cluster import connected
+    from sail_jax.searching.aside import SideBySide
     from sail_jax.searching.journal import Journal
 
     _check(args)
-    with tempfile.TemporaryDirectory(prefix="sail-jax-search-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sail-jax-search-"))
         ready = _ready(args, Path(folder))
         if args.plan:
             show(_plan(ready, args))
@@ -147,9 +162,15 @@ def run(args: Namespace) -> None:
             elif any(args.out.iterdir()):
                 raise disk.RefusedError(f"{args.out} is not empty; --resume continues a search")
             journal.begin()
+        measure = ready.measure
+        if args.on is not None:
+            if args.refine == "gradient":
+                raise ValueError("--on: --refine gradient computes here; use --refine cmaes")
+            again = Namespace(**{**vars(args), "on": None})
+            measure = SideBySide(partial(_measured, again), stack.enter_context(connected(args.on)))
         seen = _Seen(ready, journal.add if journal is not None else None)
         outcome = searching.search_with(
-            ready.measure,
+            measure,
             ready.n,
             ready.arms,
             ready.names,
@@ -167,6 +188,13 @@ def run(args: Namespace) -> None:
     show(str(outcome))
     if args.out is not None:
         _write(args.out, ready, outcome, identity, args.seed)
+
+
+def _measured(args: Namespace) -> Any:
+    """Makes the measure of a search, in a worker."""
+    folder = tempfile.TemporaryDirectory(prefix="sail-jax-search-")
+    atexit.register(folder.cleanup)
+    return _ready(args, Path(folder.name)).measure
 
 
 def _write(

@@ -22,7 +22,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,36 @@ class Measure(Protocol):
     ) -> Float[np.ndarray, "n"]:
         """Scores a merge."""
         ...
+
+
+class Wanted(NamedTuple):
+    """A score that a search will ask for.
+
+    Attributes:
+      who: The number of a model; or an arm, with its hyperparameters.
+      options: The hyperparameters; empty for a model.
+      examples: The positions of the examples.
+    """
+
+    who: int | Arm
+    options: Mapping[str, Any]
+    examples: Int[np.ndarray, "n"]
+
+    def by(self, measure: Measure) -> Float[np.ndarray, "n"]:
+        """Scores the candidate."""
+        if isinstance(self.who, Arm):
+            return measure.merge(self.who, self.options, self.examples)
+        return measure.model(self.who, self.examples)
+
+    def same(self, other: "Wanted") -> bool:
+        """Whether both are the same score."""
+        mine, others = (x.name if isinstance(x, Arm) else x for x in (self.who, other.who))
+        return (
+            mine == others
+            and self.options.keys() == other.options.keys()
+            and all(np.array_equal(self.options[k], other.options[k]) for k in self.options)
+            and np.array_equal(self.examples, other.examples)
+        )
 
 
 class InMemory(Measure):
@@ -312,6 +342,9 @@ def search_with(
     run = _Run(measure, names, with_base, numbers, first, history, on_trial, until)
     integer("budget", budget, len(run.names) + len(references) + 1)
 
+    points: list[tuple[int | Arm, dict[str, Any]]] = [(k, {}) for k in range(len(run.names))]
+    points += [(arm, {}) for arm in references]
+    run.ahead(points, first)
     for k in range(len(run.names)):
         run.model(k, first)
     for arm in references:
@@ -426,6 +459,13 @@ class _Run:
         """Whether the time is over; replaying a history does not count."""
         return len(self.trials) >= len(self._history) and time.monotonic() > self.until
 
+    def ahead(self, wanted: Sequence[tuple[int | Arm, Mapping[str, Any]]], examples: Any) -> None:
+        """Announces the next trials, which a measure with `ahead` may score at the same time."""
+        known = max(0, len(self._history) - len(self.trials))
+        new = [Wanted(who, options, examples) for who, options in wanted[known:]]
+        if hasattr(self.measure, "ahead") and new and not self.over:
+            self.measure.ahead(new)  # pyright: ignore[reportAttributeAccessIssue]
+
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Trial:
         """Scores a model."""
         return self._trial(self.names[k], {}, examples, lambda: self.measure.model(k, examples))
@@ -495,6 +535,7 @@ def _halve(run: _Run, ready: Sequence[Arm], budget: int, seed: int, whole: bool)
     tried = set()
     for k, rung in enumerate(rungs):
         scored = []
+        run.ahead(points, run.first[:rung])
         for arm, options in points:
             if run.over:
                 break
@@ -531,26 +572,34 @@ def _fitted(run: _Run, budget: int) -> Quadratic | None:
         return None
     scores = np.array([trial.score for trial in run.trials[:points]])
     gains = np.zeros((points, points))
-    for i, j in itertools.combinations(range(points), 2):
+    pairs = [*itertools.combinations(range(points), 2)]
+    halves = [_half(run, i, j) for i, j in pairs]
+    run.ahead(halves, run.first)
+    for (i, j), (arm, options) in zip(pairs, halves, strict=True):
         if run.over:
             return None
-        weights = np.zeros(points)
-        weights[[i, j]] = 0.5
-        middle = _mean(run, f"half of {run.names[i]}, {run.names[j]}", weights).score
+        middle = run.merge(arm, options, run.first).score
         gains[i, j] = gains[j, i] = middle - (scores[i] + scores[j]) / 2
     return fit(scores, gains)
 
 
-def _mean(run: _Run, name: str, weights: Float[np.ndarray, "p"]) -> Trial:
-    """Scores a weighted mean of models, and of the base if given."""
+def _half(run: _Run, i: int, j: int) -> tuple[Arm, dict[str, Any]]:
+    """The mean of two models, or of a model and the base."""
+    weights = np.zeros(len(run.names))
+    weights[[i, j]] = 0.5
+    return _mean(run, f"half of {run.names[i]}, {run.names[j]}", weights)
+
+
+def _mean(run: _Run, name: str, weights: Float[np.ndarray, "p"]) -> tuple[Arm, dict[str, Any]]:
+    """A weighted mean of models, and of the base if given."""
     make = methods.task_arithmetic if run.with_base else methods.linear
-    return run.merge(Arm(name, make), {"weights": weights[: run.count]}, run.first)
+    return Arm(name, make), {"weights": weights[: run.count]}
 
 
 def _try_optimum(run: _Run, quadratic: Quadratic) -> None:
     """Tries the best weighted mean according to the quadratic score."""
     if not run.over:
-        _mean(run, "quadratic optimum", quadratic.best())
+        run.merge(*_mean(run, "quadratic optimum", quadratic.best()), run.first)
 
 
 def _predicted(run: _Run, quadratic: Quadratic, merges: Sequence[Trial]) -> tuple[Prediction, ...]:
@@ -594,6 +643,10 @@ def _judged(
     score of each model.
     """
     tasks = run.tasks[second]
+    arms = [(arm, {}) for arm in references]
+    if best.name not in [arm.name for arm in references]:
+        arms.append((run.arms[best.name], dict(best.options)))
+    run.ahead([*((k, {}) for k in range(len(run.names))), *arms], second)
     models = [run.model(k, second) for k in range(len(run.names))]
     others = [run.merge(arm, {}, second) for arm in references]
     same = [other for other in others if other.name == best.name]

@@ -59,6 +59,14 @@ def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
     assert "holds a search with another budget: 9, not 12" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_trials_side_by_side_give_the_same_answer(models):
+    for out, more in (("here", []), ("there", ["--on", "local:2"])):
+        assert cli.main(["search", *models, "--out", out, *more]) == 0
+    for name in ("trials.jsonl", "recipe.yaml", "answer.json"):
+        assert Path("there", name).read_bytes() == Path("here", name).read_bytes(), name
+
+
 def test_the_plan_writes_nothing(models, capsys):
     assert cli.main(["search", *models, "--out", "out", "--plan"]) == 0
     said = capsys.readouterr().out

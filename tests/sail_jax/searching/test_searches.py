@@ -11,7 +11,9 @@ import pytest
 from scipy import stats
 
 from sail_jax import methods
+from sail_jax.cluster import HERE
 from sail_jax.searching import Arm, Outcome, arms, compare, examples_needed, search, search_with
+from sail_jax.searching.aside import SideBySide
 from sail_jax.searching.evidence import means
 from sail_jax.searching.outcome import Trial, front
 from sail_jax.searching.prediction import agreement, fit
@@ -123,6 +125,25 @@ def test_an_interrupted_search_goes_on_from_its_history():
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"history\[0\]: expected a trial of A"):
         found(Bed(0.4, 100, 1.0, 0), history=seen[1:])
+
+
+@pytest.mark.parametrize("after", [0, 17])
+def test_scores_side_by_side_make_the_same_search(after):
+    """In the order of a search here, and with a history; each score is computed once."""
+    whole, bed = found(Bed(0.4, 100, 1.0, 0)), Bed(0.4, 100, 1.0, 0)
+    measure, sizes = SideBySide(lambda: bed, HERE), []
+    real = measure.ahead
+    measure.ahead = lambda wanted: sizes.append(len(wanted)) or real(wanted)
+    history = whole.trials[:after]
+    again = search_with(
+        measure, 100, [LINE], ["A", "B"], budget=30, with_base=False, history=history
+    )
+    assert [(t.name, t.score) for t in again.trials] == [(t.name, t.score) for t in whole.trials]
+    assert (again.recommended, again.options, again.p) == (
+        whole.recommended, whole.options, whole.p,
+    )  # fmt: skip
+    assert bed.calls == len(whole.trials) - after
+    assert max(sizes) > 4 - 2 * bool(after)
 
 
 def test_time_ends_the_search_but_not_the_comparison():
