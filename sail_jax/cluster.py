@@ -105,7 +105,9 @@ class _Cluster(Workers):
         around: Callable[[], AbstractContextManager[Any]],
         patience: float,
     ) -> None:
-        self._client, self._around, self._patience = client, around, patience
+        # Its methods return coroutines in an asynchronous client, which this one is not.
+        self._client: Any = client
+        self._around, self._patience = around, patience
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -252,7 +254,14 @@ def listener() -> Callable[[Any], None] | None:
 
 
 def is_address(text: str) -> bool:
-    """Checks whether a text can name a cluster, without connecting; see `connected`."""
+    """Checks whether a text can name a cluster, without connecting.
+
+    Args:
+      text: As `on` of `connected`.
+
+    Returns:
+      Whether it has one of the forms.
+    """
     return re.fullmatch(r"local:[1-9]\d{0,3}|(tcp|tls)://.+:\d+|.*\.json", text) is not None
 
 
@@ -327,14 +336,11 @@ def _local(count: int) -> "Iterator[Client]":
     from distributed import Client, LocalCluster
 
     # The credentials exist in memory only: no other user of this machine can give tasks.
-    with (
-        LocalCluster(
-            n_workers=count, threads_per_worker=1, host="127.0.0.1", protocol="tls://",
-            security=True, dashboard_address="127.0.0.1:0", memory_limit=0,
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster, security=cluster.security, set_as_default=False) as client,
-    ):  # fmt: skip
+    cluster: Any = LocalCluster(
+        n_workers=count, threads_per_worker=1, host="127.0.0.1", protocol="tls://", security=True,
+        dashboard_address="127.0.0.1:0", memory_limit=0, silence_logs=logging.CRITICAL,
+    )  # fmt: skip
+    with cluster, Client(cluster, security=cluster.security, set_as_default=False) as client:
         yield client
 
 
@@ -375,7 +381,7 @@ def _is_loopback(address: str) -> bool:
 
 def _address(client: "Client") -> str:
     scheduler = client.scheduler
-    return "of the cluster" if scheduler is None else scheduler.address
+    return str(scheduler.address) if scheduler is not None else "of the cluster"
 
 
 def _shown(on: object) -> str:

@@ -462,6 +462,7 @@ def add_on(group: "Parser | argparse._ArgumentGroup", what: str) -> None:
     """Adds --on, which gives independent work to a cluster.
 
     Args:
+      group: The parser, or a group of its options.
       what: What the workers do, for the help.
     """
     from sail_jax.cluster import KINDS, is_address

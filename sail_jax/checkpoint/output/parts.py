@@ -339,12 +339,23 @@ def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]
 
 
 def begun(partial: Path) -> bool:
-    """Checks whether an earlier run has begun a part."""
+    """Checks whether an earlier run has begun a part.
+
+    Args:
+      partial: The folder of unfinished work.
+
+    Returns:
+      Whether a part has a journal.
+    """
     return any((partial / FOLDER).glob("*/journal"))
 
 
 def forget(partial: Path) -> None:
-    """Removes statistics of parts that were only compared with a finished output."""
+    """Removes statistics of parts that were only compared with a finished output.
+
+    Args:
+      partial: The folder of unfinished work.
+    """
     for folder in (partial / FOLDER).glob("*"):
         if not (folder / "journal").exists():
             with contextlib.suppress(OSError):
