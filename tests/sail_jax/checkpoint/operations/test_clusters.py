@@ -247,10 +247,44 @@ def same(folder, method, out):
 def worker_processes(parent):
     """The processes below the nannies of a local cluster."""
     found = subprocess.run(
-        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ["ps", "-ewwo", "pid,ppid,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines()[1:]
     rows = [line.split(None, 2) for line in found]
     return [int(pid) for pid, above, args in rows if int(above) == parent and "spawn_main" in args]
+
+
+def begun(folder, method, out, *more):
+    """A merge on a cluster of its own, once it has begun its parts."""
+    words = ["merge", f"{folder}/{method}.yaml", str(out), "--shard-size=150KB", "--quiet", *more]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sail_jax.cli", *words, "--on", "local:2"],
+        env=many_devices.environment(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    while process.poll() is None and not [*out.parent.glob(f".{out.name}.partial/parts/*")]:
+        time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_leaves_no_worker_and_is_continued(recipes, tmp_path):
+    process = begun(recipes, "ties", tmp_path / "out")
+    workers = worker_processes(process.pid)
+    assert workers
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "--resume" in said
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert [pid for pid in workers if os.path.exists(f"/proc/{pid}")] == []
+    again = begun(recipes, "ties", tmp_path / "out", "--resume")
+    said = again.communicate(timeout=120)[1]
+    assert again.returncode == 0, said
+    assert same(recipes, "ties", tmp_path / "out")
 
 
 @pytest.mark.soak
