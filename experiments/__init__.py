@@ -1,9 +1,10 @@
 """Studies of the papers' claims, with their data, models, training, storage and commands.
 
 `experiments.run(name)` runs a study and returns its dataset, figures and findings.
-`experiments.list()` lists all studies. A study is a folder of `experiments.studies`. Its `run`
-takes its config and returns a dataset. Its findings and its plots are computed from that dataset
-alone.
+`experiments.run_grid(name, axes, out=...)` runs it at every combination of values of some fields of
+its config. `experiments.list()` lists all studies. A study is a folder of `experiments.studies`.
+Its `run` takes its config and returns a dataset. Its findings and its plots are computed from that
+dataset alone.
 """
 
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
         studies,
         training,
     )
+    from experiments.lab.grid import GridResult, run_grid
     from experiments.lab.running import Result, list, run
 
 __all__ = [
+    "GridResult",
     "Result",
     "bench",
     "commands",
@@ -35,10 +38,12 @@ __all__ = [
     "models",
     "pages",
     "run",
+    "run_grid",
     "studies",
     "training",
 ]
 
-__getattr__, __dir__ = lazily(
-    __name__, {name: "lab.running" if name in ("Result", "list", "run") else "" for name in __all__}
-)
+_RUNNING = dict.fromkeys(("Result", "list", "run"), "lab.running")
+_RUNNING |= dict.fromkeys(("GridResult", "run_grid"), "lab.grid")
+
+__getattr__, __dir__ = lazily(__name__, {name: _RUNNING.get(name, "") for name in __all__})

@@ -1,22 +1,28 @@
-"""Redraw a finished run from its stored result.
+"""Redraw a finished run, or a finished sweep, from its stored result.
 
 $ sail-jax plot results/transfer_phase
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from experiments.commands.run import show_run
+from experiments.commands.run import show_grid, show_run
 from experiments.lab import registry
 from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Draws a finished run again and prints its findings."""
-    parser.add_argument("dir", metavar="DIR", help="the folder of a finished run")
+    """Draws a finished run or sweep again, and prints its findings or its summary."""
+    parser.add_argument("dir", metavar="DIR", help="the folder of a finished run or sweep")
     args = parser.read(argv)
-    from experiments.lab import store
+    from experiments.lab import grid, store
     from sail_jax import disk
 
+    if (Path(args.dir) / grid.RECORD).exists():
+        result = grid.reopen(Path(args.dir))
+        with store.showing(result.path):
+            show_grid(result)
+        return 0
     run = store.reopen(args.dir)
     try:
         study = registry.load(run.record["experiment"])

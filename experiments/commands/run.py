@@ -1,15 +1,13 @@
 """Run one study; every field of its config is an option.
 
+With --sweep, the study runs at every combination of values of some fields.
+
 $ sail-jax run transfer_phase --preset tiny
 """
 
 import argparse
-import ast
 import dataclasses
 import functools
-import inspect
-import itertools
-import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.commands.list import experiments
 from experiments.lab import registry
-from experiments.lab.config import AnyConfig, varied
+from experiments.lab.config import AnyConfig, documentation, fields, varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
+    from experiments.lab.grid import GridResult
+
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     """Runs a study, or continues it, and prints its findings.
@@ -37,7 +37,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     Without a name, or with `--help` alone, it lists the studies.
     """
     if not argv or argv[0] in ("-h", "--help"):
-        show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
+        options = "[--preset P] [--out DIR] [--resume] [--sweep FIELD=VALUES] [config fields]"
+        show(f"usage: sail-jax run NAME {options}\n")
         show("sail-jax run NAME --help lists the fields of one study.\n")
         show(experiments())
         return 0
@@ -53,6 +54,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     example = f"sail-jax run {name} --preset tiny"
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
+    if args.sweep:
+        return _sweep(args, study)
+    if args.on is not None:
+        raise UsageError("--on is for --sweep: a single run is computed here")
     from experiments.lab import processes, running, store
 
     remember_kernels()
@@ -75,6 +80,47 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if first:
         show_run(study, dataset, figures, run.path)
     return 0
+
+
+def _sweep(args: argparse.Namespace, study: Study) -> int:
+    """Runs a study at every combination of values of some fields."""
+    from experiments.lab import grid
+    from sail_jax.cluster import ClusterError, is_address
+
+    if args.processes is not None:
+        raise UsageError("--processes is for a single run; give --on to compute a sweep elsewhere")
+    preset = study.presets[args.preset]
+    try:
+        if args.on is not None:
+            is_address(args.on)
+        axes = swept(args.sweep, preset)
+        points = grid.planned(study.name, axes, preset=args.preset, **given(vars(args), preset))
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    remember_kernels()
+    say(f"{study.name}: {study.question}")
+    sizes = " x ".join(f"{field} ({len(values)})" for field, values in points.axes.items())
+    say(f"  {len(points.points)} points: {sizes}")
+    out = args.out or f"results/{study.name}_sweep"
+    try:
+        result = grid.compute(points, out, resume=args.resume, on=args.on, progress=True)
+    except ClusterError as exc:
+        raise UsageError(str(exc)) from exc
+    show_grid(result)
+    return 0
+
+
+def show_grid(result: "GridResult") -> None:
+    """Draws the result of a grid, and prints its summary and the paths of its files.
+
+    Args:
+      result: The result.
+    """
+    from experiments.lab import store
+
+    show(result.summary)
+    for file in (result.path / store.RESULT, *result.draw()):
+        show(file)
 
 
 def show_run(
@@ -113,6 +159,10 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("--resume", action="store_true", help="continue an interrupted run")
     how = "run as one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
+    how = "run at these values of a field: 0:10 (0 to 9) or .1,.2,.5; several make a grid"
+    add("--sweep", metavar="FIELD=VALUES", action="append", help=how)
+    how = "where a sweep is computed: local:N (N processes), or the Dask scheduler at an address "
+    add("--on", metavar="WHERE", help=how + "(tls://HOST:PORT) or in a JSON file; default: here")
     # The fields' options show the preset's values as defaults, so the preset is read first.
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
@@ -144,7 +194,7 @@ def add_fields(
     """
     about = (type(config).__doc__ or "").partition("\n")[0]
     options = parser.add_argument_group(group or "fields of the config", about if group else None)
-    hints, texts = typing.get_type_hints(type(config)), _documentation(type(config))
+    hints, texts = typing.get_type_hints(type(config)), documentation(type(config))
     for field in dataclasses.fields(config):
         if field.name in but:
             continue
@@ -194,6 +244,83 @@ def given(args: Mapping[str, Any], config: AnyConfig, group: str = "") -> dict[s
     return fields
 
 
+def swept(words: Sequence[str], config: AnyConfig) -> dict[str, list[Any]]:
+    """Reads the axes of a grid from FIELD=VALUES.
+
+    Args:
+      words: The texts, one for each axis. Values are separated by commas, and START:STOP or
+        START:STOP:STEP is a range of whole numbers, as in Python.
+      config: The config. The values have the types of its fields.
+
+    Returns:
+      The values by field.
+
+    Raises:
+      ValueError: If a text has another form, a field is unknown or occurs twice, or a value does
+        not have its type.
+    """
+    axes: dict[str, list[Any]] = {}
+    known = fields(config)
+    for word in words:
+        name, equals, values = word.partition("=")
+        name = name.replace("-", "_")
+        if not (name and equals and values):
+            raise ValueError(f"--sweep: expected FIELD=VALUES, such as seed=0:10; got '{word}'")
+        if name not in known:
+            raise ValueError(f"--sweep: no field is called '{name}'{nearest(name, known)}")
+        if name in axes:
+            raise ValueError(f"--sweep: {name} occurs twice; give all its values at once")
+        axes[name] = [
+            value
+            for part in values.split(",")
+            for value in _values(part, name, _hint(config, name))
+        ]
+    return axes
+
+
+def _hint(config: AnyConfig, name: str) -> Any:
+    """Returns the type of a field, which may lie in a group."""
+    *groups, field = name.split(".")
+    for group in groups:
+        config = getattr(config, group)
+    return typing.get_type_hints(type(config))[field]
+
+
+def _values(text: str, name: str, hint: Any) -> Sequence[Any]:
+    """Reads a value, or a range of whole numbers."""
+    kind = _kind(hint)
+    if "nargs" in kind or kind.get("type") is function:
+        raise ValueError(f"--sweep: {name} is not a single number, truth value or text")
+    if hint is int and ":" in text:
+        return _range(text, name)
+    words = {"true": True, "false": False} if hint is bool else kind.get("choices")
+    if words is not None:
+        known = words if isinstance(words, dict) else {str(word): word for word in words}
+        if text not in known:
+            raise ValueError(f"--sweep: {name}: expected one of {', '.join(known)}; got '{text}'")
+        return [known[text]]
+    try:
+        return [kind["type"](text)]
+    except ValueError as exc:
+        expected = kind["type"].__name__
+        raise ValueError(f"--sweep: {name}: invalid {expected} value: '{text}'") from exc
+
+
+def _range(text: str, name: str) -> range:
+    """Reads START:STOP or START:STOP:STEP, the ends of a Python range."""
+    from experiments.lab.grid import MOST
+
+    try:
+        values = range(*map(int, text.split(":")))
+    except (TypeError, ValueError) as exc:
+        raise ValueError(
+            f"--sweep: {name}: expected START:STOP or START:STOP:STEP; got '{text}'"
+        ) from exc
+    if values[MOST:]:
+        raise ValueError(f"--sweep: {name}: a sweep has at most {MOST:,} points; got '{text}'")
+    return values
+
+
 def _kind(hint: Any) -> dict[str, Any]:
     """Returns the options of argparse that read a value of this type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -224,16 +351,3 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _shown(value: object) -> str:
     """Writes a value in the form that the command line accepts."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _documentation(config: type) -> dict[str, str]:
-    """Collects the text under each field of a dataclass, and of its parents."""
-    texts: dict[str, str] = {}
-    for part in reversed(config.__mro__[:-1]):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-        body = definition.body if isinstance(definition, ast.ClassDef) else []
-        for field, after in itertools.pairwise(body):
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
-                    texts[name] = " ".join(text.split())
-    return texts

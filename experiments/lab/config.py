@@ -4,10 +4,13 @@ The values are checked when a config is created. Several studies can share a gro
 group is a config too, and other configs have it as a field.
 """
 
+import ast
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -191,6 +194,66 @@ def picked(config: AnyConfig, *fields: str) -> dict[str, Any]:
       The values by the fields' names, without groups.
     """
     return {field.rpartition(".")[2]: attrgetter(field)(config) for field in fields}
+
+
+def fields(config: AnyConfig, group: str = "") -> dict[str, Any]:
+    """Reads all fields of a config and of its groups.
+
+    Args:
+      config: The config.
+      group: The group's name if `config` is a group; empty for a whole config.
+
+    Returns:
+      The values by name. The name of a field within a group begins with the group's name, such as
+      "budget.steps".
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        name, value = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
+        found |= fields(value, name) if isinstance(value, AnyConfig) else {name: value}
+    return found
+
+
+def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts values by names such as "budget.steps" in the form of changes for `varied`.
+
+    Args:
+      values: The values by name.
+
+    Returns:
+      The values by field, with a mapping for each group.
+
+    >>> grouped({"budget.steps": 5, "seed": 1})
+    {'budget': {'steps': 5}, 'seed': 1}
+    """
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        *groups, field = name.split(".")
+        node = changes
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[field] = value
+    return changes
+
+
+def documentation(config: type) -> dict[str, str]:
+    """Collects the text under each field in the source of a config class, and of its parents.
+
+    Args:
+      config: The class.
+
+    Returns:
+      The texts by field, each as one line.
+    """
+    texts: dict[str, str] = {}
+    for part in reversed(config.__mro__[:-1]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, after in itertools.pairwise(body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
 
 
 # Pydantic's names of the errors, and the requirement on the field; {ge} etc. are in their context.

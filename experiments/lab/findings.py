@@ -274,6 +274,29 @@ def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray
     return np.where(count > 0, mean, np.nan), np.where(count > 1, error, np.nan)
 
 
+def mean_and_interval(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray, np.ndarray]:
+    """Computes the mean over repetitions and Student's interval of it, from the finite values.
+
+    The interval contains the expectation with a probability of 1 - `LEVEL`, if the repetitions are
+    independent and normal.
+
+    Args:
+      values: The measurements, with the dimension `over`.
+      over: The dimension of the repetitions.
+
+    Returns:
+      The mean and half the length of the interval, two arrays with the shape of `values` without
+      `over`. They are NaN where `mean_and_error` is.
+
+    >>> values = xr.DataArray([1.0, 3.0, np.nan], dims="seed")
+    >>> [float(x.round(2)) for x in mean_and_interval(values)]
+    [2.0, 12.71]
+    """
+    mean, error = mean_and_error(values, over)
+    count = np.isfinite(values.values).sum(values.get_axis_num(over))
+    return mean, special.stdtrit(np.maximum(count - 1, 1), 1 - LEVEL / 2) * error
+
+
 def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
     """Writes the mean ± standard error of repeated measurements as text.
 

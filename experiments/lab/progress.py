@@ -68,3 +68,23 @@ def reporting(stage: Stage) -> Stage:
         return result
 
     return reported
+
+
+def announcing(stage: Stage, hears: Callable[[str], None]) -> Stage:
+    """Wraps a stage function so that it passes on the name of each stage when the stage starts.
+
+    Args:
+      stage: The stage function.
+      hears: Receives the names.
+
+    Returns:
+      A stage function with the same results.
+    """
+
+    def announced(
+        name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
+    ) -> dict[str, Any]:
+        hears(name)
+        return stage(name, compute, folder=folder)
+
+    return announced

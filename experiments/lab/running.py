@@ -106,7 +106,7 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
     """
     study = registry.load(name)
     one_of("preset", preset, study.presets)
-    config = varied(study.presets[preset], **_with_tuples(fields))
+    config = varied(study.presets[preset], **with_tuples(fields))
     began = time.perf_counter()
     with compiling(preset):
         dataset = study.run(config, reporting(stages.direct) if progress else stages.direct)
@@ -125,12 +125,19 @@ def compiling(preset: str) -> contextlib.AbstractContextManager[None]:
     return compiled_quickly() if preset == "tiny" else contextlib.nullcontext()
 
 
-def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces lists in the fields by tuples, as configs need them."""
+def with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces lists in the fields of a config by tuples, as configs need them.
+
+    Args:
+      fields: The fields by name. The value of a group is a mapping.
+
+    Returns:
+      The same fields.
+    """
 
     def converted(x: Any) -> Any:
         if isinstance(x, Mapping):
-            return _with_tuples(x)
+            return with_tuples(x)
         return tuple(x) if isinstance(x, builtins.list) else x
 
     return {name: converted(x) for name, x in fields.items()}

@@ -21,6 +21,8 @@ import math
 import os
 import re
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -159,7 +161,7 @@ class Run:
         """
         path = Path(directory)
         wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
-        taken = processes.by_first(lambda: _take(path, wanted, resume))
+        taken = processes.by_first(lambda: take(path, lambda: _claim(path, wanted, resume)))
         # Processes other than the first read the files that the first has written, without a lock.
         return cls(path, _read_run_record(path), None) if taken is None else cls(path, *taken)
 
@@ -178,8 +180,8 @@ class Run:
         if failed and not stored and processes.is_first():
             # Without a record, another run with another config can use the directory.
             (self.path / RECORD).unlink(missing_ok=True)
-            _remove_empty(self._made)
-        _release(self._lock)
+            remove_empty(self._made)
+        release(self._lock)
         self._lock = None
 
     def stage(
@@ -247,10 +249,6 @@ class Run:
           TypeError: If a variable holds neither numbers nor text.
           StoreError: If it cannot be written.
         """
-        for name, variable in dataset.variables.items():
-            # NumPy's kinds of booleans, numbers and text. netCDF cannot store complex numbers.
-            if variable.dtype.kind not in "biufUOT":
-                raise TypeError(f"{name}: expected numbers or text, got {variable.dtype}")
         record = self.record
         attributes = {
             **dataset.attrs,
@@ -266,15 +264,12 @@ class Run:
 
         def write() -> None:
             """Writes the result, and then the record that marks it as finished."""
-            # The bytes are built in memory, so a full disk raises here and not in HDF5's flush on
-            # close.
-            data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
             # The record comes second. It marks the run as finished, so the result must exist first.
-            disk.write_atomic(self.path / RESULT, data)
-            result = {"bytes": len(data), "sha256": disk.sha256(data)}
+            result = write_result(self.path, dataset.assign_attrs(attributes))
             done = {**record, "status": "finished", "result": result}
             disk.write_record(self.path / RECORD, done)
 
+        check_storable(dataset)
         processes.by_first(write)
         self.record = _read_run_record(self.path)
 
@@ -420,6 +415,60 @@ def reopen(directory: str | Path) -> Run:
     return Run(path, record, None)
 
 
+def check_storable(dataset: "xr.Dataset") -> None:
+    """Checks that `write_result` can store a dataset.
+
+    Args:
+      dataset: The dataset.
+
+    Raises:
+      TypeError: If a variable holds neither numbers nor text.
+    """
+    for name, variable in dataset.variables.items():
+        # NumPy's kinds of booleans, numbers and text. netCDF cannot store complex numbers.
+        if variable.dtype.kind not in "biufUOT":
+            raise TypeError(f"{name}: expected numbers or text, got {variable.dtype}")
+
+
+_SETTING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_cluster() -> Iterator[None]:
+    """Makes xarray take locks of this process, although a Dask cluster may be connected.
+
+    It would ask the cluster for the lock of a file, also for bytes in memory. The scheduler does
+    not know such a lock.
+    """
+    dask: Any = sys.modules.get("dask")
+    if dask is None:
+        yield
+        return
+    # The setting is one for all threads.
+    with _SETTING, dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def write_result(path: Path, dataset: "xr.Dataset") -> dict[str, Any]:
+    """Writes a dataset as `result.nc`.
+
+    Args:
+      path: The directory.
+      dataset: The dataset, which `check_storable` accepts.
+
+    Returns:
+      The size of the file in bytes and its checksum: the "result" of a record.
+
+    Raises:
+      StoreError: If it cannot be written.
+    """
+    # The bytes are built in memory, so a full disk raises here and not in HDF5's flush on close.
+    with _without_cluster():
+        data = bytes(dataset.to_netcdf(engine="h5netcdf"))
+    disk.write_atomic(path / RESULT, data)
+    return {"bytes": len(data), "sha256": disk.sha256(data)}
+
+
 def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
     """Reads the result of a finished run, and checks every byte before it interprets any.
 
@@ -474,25 +523,42 @@ def _check_contained(data: bytes) -> None:
                 raise ValueError(f"its arrays need more than its {len(data)} bytes")
 
 
-def _release(lock: int | None) -> None:
-    """Unlocks a directory that `disk.lock` locked."""
+def release(lock: int | None) -> None:
+    """Unlocks a directory that `take` locked.
+
+    Args:
+      lock: The lock; None if there is none.
+    """
     if lock is not None:
         os.close(lock)
 
 
-def _remove_empty(made: Sequence[Path]) -> None:
-    """Removes the empty ones among directories that were made for a run, innermost first."""
+def remove_empty(made: Sequence[Path]) -> None:
+    """Removes the empty ones among directories that `take` created.
+
+    Args:
+      made: The directories, innermost first.
+    """
     with contextlib.suppress(OSError):
         for folder in made:
             folder.rmdir()
 
 
-def _take(
-    path: Path, wanted: dict[str, Any], resume: bool
+def take(
+    path: Path, claim: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any], int | None, list[Path]]:
-    """Creates and locks the directory of a run.
+    """Creates and locks a directory, and claims it.
 
-    Returns the record of the run, the lock, and the created directories, innermost first.
+    Args:
+      path: The directory.
+      claim: Reads or writes its record. It is called while no other process can change it.
+
+    Returns:
+      The record, the lock, and the created directories, innermost first.
+
+    Raises:
+      RefusedError: If the directory is in use or cannot be written to.
+      Exception: The error of `claim`. The created directories are then removed.
     """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
@@ -506,12 +572,11 @@ def _take(
         raise RefusedError(f"{exc}; choose another --out") from exc
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
-    # Read only now, when no other process can change it.
     try:
-        return _claim(path, wanted, resume), lock, made
+        return claim(), lock, made
     except BaseException:
-        _remove_empty(made)
-        _release(lock)
+        remove_empty(made)
+        release(lock)
         raise
 
 
@@ -533,7 +598,7 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
         return record
     if not (path / RECORD).exists():
         raise RefusedError(f"{path} is not empty and holds no run; choose another --out")
-    _check_own(path)
+    check_own(path)
     record = _read_run_record(path)
     unlike = differences({k: record[k] for k in wanted}, wanted)
     if unlike:
@@ -548,10 +613,16 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     return record
 
 
-def _check_own(path: Path) -> None:
+def check_own(path: Path) -> None:
     """Refuses to continue in a directory of a run that another user may have prepared.
 
     Results would be written through its links, and its stages would count as this run's.
+
+    Args:
+      path: The directory.
+
+    Raises:
+      RefusedError: If another user owns or can change something in it.
     """
     with disk.explained("read", path):
         why = disk.foreign(path, links=True)
@@ -560,9 +631,26 @@ def _check_own(path: Path) -> None:
 
 
 def _read_run_record(path: Path) -> dict[str, Any]:
-    """Reads the record of a run, and checks that its status and its result agree."""
-    record = disk.read_record(path / RECORD, _FIELDS)
+    """Reads the record of a run."""
+    return read_record(path / RECORD, _FIELDS)
+
+
+def read_record(file: Path, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """Reads the record of a result, and checks that its status and its result agree.
+
+    Args:
+      file: The record.
+      fields: The types of its fields, as `disk.read_record` takes them. "status" and "result" are
+        among them.
+
+    Returns:
+      The record.
+
+    Raises:
+      StoreError: If it is damaged.
+    """
+    record = disk.read_record(file, fields)
     match record["status"], record["result"]:
         case ("unfinished", None) | ("finished", {"bytes": int(), "sha256": str()}):
             return record
-    raise StoreError(f"{path / RECORD} is damaged: its status and result disagree")
+    raise StoreError(f"{file} is damaged: its status and result disagree")

@@ -1,4 +1,7 @@
-"""All finished runs of a directory on one self-contained page, next to the papers' figures."""
+"""All finished runs and sweeps of a directory on one self-contained page.
+
+The results of runs are next to the papers' figures.
+"""
 
 import json
 import os
@@ -6,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.lab import registry, store
+from experiments.lab import grid, registry, store
 from experiments.lab.findings import Finding, evidence, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
@@ -54,9 +57,15 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     # All runs are found first, so the page is refused early if there are too many.
     for path in [*found(directory)]:
         try:
-            run = store.reopen(path)
-            with store.showing(path):
-                sections.append(_run(path.relative_to(directory), run))
+            place = path.relative_to(directory)
+            if (path / grid.RECORD).exists():
+                result = grid.reopen(path)
+                with store.showing(path):
+                    sections.append(_grid(place, result))
+            else:
+                run = store.reopen(path)
+                with store.showing(path):
+                    sections.append(_run(place, run))
             say(f"  {path}")
         except disk.RefusedError as exc:
             unfinished.append(str(exc))
@@ -80,15 +89,15 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
 def found(directory: Path) -> Iterator[Path]:
     """Finds the folders of runs in a directory.
 
-    Links are not followed. Folders within a run, and folders more than `DEPTH` levels down, are not
-    searched.
+    Links are not followed. Folders within a run or a sweep, and folders more than `DEPTH` levels
+    down, are not searched.
 
     Args:
       directory: The directory to search. It may be the folder of a run itself.
 
     Yields:
-      The folders of runs, finished or not. A folder comes before the folders within it, and folders
-      come in the order of their names.
+      The folders of runs and of sweeps, finished or not. A folder comes before the folders within
+      it, and folders come in the order of their names.
 
     Raises:
       RefusedError: If there are more than `FOLDERS` folders. The directory is then probably a
@@ -101,9 +110,10 @@ def found(directory: Path) -> Iterator[Path]:
             )
         inside.sort()
         path = Path(folder)
-        if store.RECORD in files and (store.RESULT in files or "stages" in inside):
+        is_run = store.RECORD in files and (store.RESULT in files or "stages" in inside)
+        if is_run or grid.RECORD in files:
             yield path
-            inside.clear()  # the folders within a run belong to it
+            inside.clear()  # the folders within a run or a sweep belong to it
         elif len(path.relative_to(directory).parts) >= DEPTH:
             inside.clear()
 
@@ -161,6 +171,30 @@ def _run(place: Path, run: store.Run) -> pages.Section:
     return section(heading, study, dataset, figures, findings, scale)._replace(details=details)
 
 
+def _grid(place: Path, result: grid.GridResult) -> pages.Section:
+    """Makes the section of a stored sweep."""
+    record, axes = result.record, result.record["axes"]
+    study = registry.load(record["experiment"])
+    pictures = [(style.describe(fig), style.png(fig)) for fig in result.figures.values()]
+    details = {
+        **{f"values of {axis}": ", ".join(map(str, values)) for axis, values in axes.items()},
+        "versions": _spelt(record["versions"]),
+        "device": str(result.dataset.attrs["device"]),
+        "started": record["started"],
+        "computing time": f"{record['seconds']:.0f} s",
+        "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
+        "config": json.dumps(record["config"], ensure_ascii=False),
+    }
+    name = f"{study.name} over {', '.join(axes)}"
+    heading = name if place == Path() else f"{name} ({place})"
+    return pages.Section(heading, study.question, result.summary, pictures, details=details)
+
+
+def _spelt(versions: Mapping[str, str]) -> str:
+    """Lists versions of packages."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Finds the preset of a study that a stored config equals, apart from the seed.
 
@@ -203,9 +237,8 @@ def origin(dataset: "xr.Dataset") -> dict[str, str]:
       Versions, device, seed and the time at which the run began, as texts by name.
     """
     attrs: Mapping[str, Any] = dataset.attrs
-    versions = json.loads(attrs["versions"])
     return {
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "versions": _spelt(json.loads(attrs["versions"])),
         "device": f"{attrs['device_count']} x {attrs['device']}",
         "seed": str(attrs["seed"]),
         "started": attrs["started"],

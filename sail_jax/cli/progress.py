@@ -73,10 +73,12 @@ class Meter:
 
     Args:
       quiet: Whether to show nothing.
+      unit: The name of what is counted, in the plural.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, unit: str = "bytes") -> None:
         self._quiet = quiet
+        self._unit = unit
         self._live = not quiet and sys.stderr.isatty()
         self._bar: Progress | None = None
         self._status: Status | None = None
@@ -94,18 +96,19 @@ class Meter:
                 shown.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Shows the bytes done, the total, and the last finished tensor."""
+        """Shows the bytes or other units done, the total, and the last finished item."""
         if self._live:
             if self._bar is None:
                 self._stop()
-                self._bar = _bar()
+                self._bar = _bar(self._unit)
                 self._bar.start()
                 self._bar.add_task("", completed=done, total=total)
             bar, text = self._bar, escaped(what)
             bar.update(bar.task_ids[0], completed=done, total=total, description=text)
         elif not self._quiet and time.monotonic() - self._said_at > 10 and done < total:
             self._said_at = time.monotonic()
-            say(f"  {done / total:4.0%} of {total / 1e9:.2f} GB  {fitted(what, 70)}")
+            whole = f"{total / 1e9:.2f} GB" if self._unit == "bytes" else f"{total} {self._unit}"
+            say(f"  {done / total:4.0%} of {whole}  {fitted(what, 70)}")
 
     def tell(self, what: str, detail: str) -> None:
         """Shows work without a count.
@@ -127,7 +130,7 @@ class Meter:
             say(f"  {what}")
 
 
-def _bar() -> "Progress":
+def _bar(unit: str) -> "Progress":
     """Makes the live bar, as wide as the terminal."""
     from rich import progress
     from rich.console import Console
@@ -135,10 +138,16 @@ def _bar() -> "Progress":
 
     fixed = Column(no_wrap=True)
     rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # the remaining width
+    if unit == "bytes":
+        amounts = (
+            progress.DownloadColumn(table_column=fixed),
+            progress.TransferSpeedColumn(table_column=fixed),
+        )
+    else:
+        amounts = (progress.MofNCompleteColumn(table_column=fixed),)
     return progress.Progress(
         progress.BarColumn(bar_width=20),
-        progress.DownloadColumn(table_column=fixed),
-        progress.TransferSpeedColumn(table_column=fixed),
+        *amounts,
         progress.TimeRemainingColumn(table_column=fixed),
         progress.TextColumn("{task.description}", markup=False, table_column=rest),
         console=Console(stderr=True),
