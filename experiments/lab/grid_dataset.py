@@ -1,6 +1,5 @@
 """One dataset of the results of all points of a grid."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,9 @@ def combined(
     """Combines the results of all points of a grid.
 
     Variables get the axes as their first dimensions. A coordinate that is the same at all points
-    stays as it is. If the coordinate of a dimension differs between points, the dimension keeps its
-    positions only, and the coordinate becomes a variable called "NAME_values". A dimension or
-    variable of the study with the name of an axis becomes "own_NAME".
+    stays as it is; others get the axes, too. If the coordinate of a dimension differs between
+    points, it is called "NAME_values", and the dimension has no other. A dimension or variable of
+    the study with the name of an axis becomes "own_NAME".
 
     Args:
       axes: The values of each axis.
@@ -33,7 +32,7 @@ def combined(
       about: The meaning of each axis, for labels; empty if it is not known.
 
     Returns:
-      The dataset. Its attribute "axes" has the names of the axes as JSON. Its attribute "left_out"
+      The dataset. Its attribute "axes" names the axes, separated by ", ". Its attribute "left_out"
       names variables that do not have the same form at all points. They are left out.
 
     Raises:
@@ -71,7 +70,7 @@ def combined(
         for key, value in points[0].attrs.items()
         if key not in _PROVENANCE and all(_equal(point.attrs.get(key), value) for point in points)
     }
-    attributes["axes"] = json.dumps([*axes])
+    attributes["axes"] = ", ".join(axes)
     if left_out:
         attributes["left_out"] = ", ".join(left_out)
     return xr.Dataset(variables, coordinates, attributes)
@@ -96,7 +95,7 @@ def _without_own_positions(points: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         )
     ]
     return [
-        point.drop_vars(here).assign(
+        point.drop_vars(here).assign_coords(
             {f"{dim}{AT}": (dim, point.variables[dim].values, point[dim].attrs) for dim in here}
         )
         for point in points

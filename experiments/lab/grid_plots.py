@@ -1,7 +1,6 @@
 """The figure of a grid: every measurement over the axes."""
 
 import itertools
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,8 +83,11 @@ def summary(dataset: xr.Dataset) -> str:
     lines = [f"{count} points: {spelt}."]
     measures = _measures(dataset)
     if measures:
-        drawn = [_described(name, _averaged(dataset, dataset[name])) for name in measures]
-        lines.append(f"Drawn: {', '.join(drawn)}.")
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in measures:
+            alike.setdefault(tuple(_averaged(dataset, dataset[name])), []).append(name)
+        drawn = [_described(", ".join(names), averaged) for averaged, names in alike.items()]
+        lines.append(f"Drawn: {'; '.join(drawn)}.")
     else:
         lines.append("No number differs between points, so there is no figure.")
     if "left_out" in dataset.attrs:
@@ -97,8 +99,11 @@ def summary(dataset: xr.Dataset) -> str:
 
 
 def _axes(dataset: xr.Dataset) -> list[str]:
-    """Returns the names of the axes."""
-    return json.loads(dataset.attrs["axes"])
+    """Returns the names of the axes. The file may come from someone else."""
+    axes = dataset.attrs["axes"].split(", ")
+    if not {*axes} <= {*dataset.dims}:
+        raise ValueError(f"{axes} are not its dimensions")
+    return axes
 
 
 def _spelt(values: np.ndarray) -> str:
@@ -111,7 +116,7 @@ def _spelt(values: np.ndarray) -> str:
 
 def _described(name: str, averaged: Sequence[str]) -> str:
     """Names a variable with the dimensions over which it is averaged."""
-    return f"{name} (mean over {' and '.join(averaged)})" if averaged else name
+    return f"{name} (mean over {', '.join(averaged)})" if averaged else name
 
 
 def _averaged(dataset: xr.Dataset, values: xr.DataArray) -> list[str]:

@@ -1,4 +1,7 @@
-"""Long lists of points, computed and stored in chunks, and distributed over all devices."""
+"""Long lists of points within one run, computed and stored in chunks, on all devices.
+
+`lab.grid` runs whole studies at points of their config.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

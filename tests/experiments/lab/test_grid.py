@@ -296,6 +296,7 @@ def test_positions_that_differ_become_a_variable():
     assert data["n_values"].values.tolist() == [[0, 1, 2], [0, 2, 4]]
     assert data["n_values"].attrs == {"units": "1"}
     assert "n" not in data.variables
+    assert [*data.data_vars] == ["x"]
     assert data["theta"].dims == ("a",)
     assert data["m"].dims == ("k",)
     assert data["x"].values.tolist() == [[0, 1, 4], [0, 4, 16]]
@@ -320,7 +321,7 @@ def test_the_figure_has_means_over_seeds_with_their_interval():
     data = xr.Dataset(
         {"loss": (("seed", "n", "kind", "own"), values, {"units": "nats"}), "same": ("n", [1] * 3)},
         {"seed": range(5), "n": ("n", [10, 1, 100], {"long_name": "Samples"}), "kind": ["a", "b"]},
-        {"axes": '["seed", "n", "kind"]'},
+        {"axes": "seed, n, kind"},
     )
     figure = grid_plots.plot(data)["sweep"]
     (ax,) = figure.axes
@@ -344,23 +345,34 @@ def test_the_figure_of_text_of_seeds_alone_and_of_nothing():
     kinds = xr.Dataset(
         {"x": (("kind", "seed"), [[1.0, 2.0], [3.0, 5.0]])},
         {"kind": ["p", "$q"], "seed": [0, 1]},
-        {"axes": '["kind"]'},  # these seeds are the study's own
+        {"axes": "kind"},  # these seeds are the study's own
     )
     (ax,) = grid_plots.plot(kinds)["sweep"].axes
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["p", r"\$q"]
     assert lines(ax)[0][1:] == ([0, 1], [1.5, 4.0])
-    seeds = xr.Dataset({"x": ("seed", [3.0, 1.0])}, {"seed": [5, 2]}, {"axes": '["seed"]'})
+    seeds = xr.Dataset({"x": ("seed", [3.0, 1.0])}, {"seed": [5, 2]}, {"axes": "seed"})
     (ax,) = grid_plots.plot(seeds)["sweep"].axes
     assert lines(ax)[0][1:] == ([2, 5], [1.0, 3.0])
     assert grid_plots.plot(seeds.assign(x=("seed", [1.0, 1.0]))) == {}
     assert "so there is no figure" in grid_plots.summary(seeds.assign(x=("seed", [1.0, 1.0])))
 
 
+@pytest.mark.parametrize("axes", ["", "b", "ab, b", 3, None])
+def test_a_result_with_other_axes_than_its_dimensions_is_refused(axes, tmp_path):
+    data = xr.Dataset({"x": ("ab", [1.0, 2.0])}, attrs={} if axes is None else {"axes": axes})
+    for show in (grid_plots.plot, grid_plots.summary):
+        with (
+            pytest.raises(disk.StoreError, match="cannot show its result"),
+            store.showing(tmp_path),
+        ):
+            show(data)
+
+
 def test_many_lines_have_colours_in_order_and_few_labels():
     data = xr.Dataset(
         {"x": (("n", "m"), np.arange(80.0).reshape(2, 40))},
         {"n": [0, 1], "m": range(40)},
-        {"axes": '["n", "m"]'},
+        {"axes": "n, m"},
     )
     figure = grid_plots.plot(data)["sweep"]
     assert len({line.get_color() if isinstance(line.get_color(), str) else tuple(line.get_color())

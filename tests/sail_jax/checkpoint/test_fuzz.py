@@ -721,7 +721,10 @@ COMMAND_LINES = {
         ["a", "b", "--base", "base", "--data", "x.npz", "--plan", "--budget", "9"],
         ["a", "b", "--data", "x.npz", "--methods", "linear,slerp", "--out", "found", "--seed", "1"],
     ],
-    "run": [["ledger", "--preset", "tiny", "--out", "new"], ["--help"], ["ledger", "--seed", "1"]],
+    "run": [
+        ["ledger", "--preset", "tiny", "--out", "new"], ["--help"], ["ledger", "--seed", "1"],
+        ["ledger", "--preset", "tiny", "--sweep", "seed=0:9:2,3", "--on", "local:2"],
+    ],
     "verify": [["--quick", "--claims", "*", "--seed", "1"], ["--json", "l.json"], ["--coverage"]],
     "quickstart": [["--quick", "--out", "page", "--seed", "1"]],
     "explore": [["--quick", "--out", "page.html", "--seed", "1"]],
@@ -748,6 +751,7 @@ def _without_work(monkeypatch):
 
 WORK = (
     *("experiments.lab.store.complete", "experiments.studies.ledger.run.run"),
+    "experiments.lab.grid.compute",
     "sail_jax.searching.search_with",
     *(
         "experiments.data.example_checkpoints.train",
@@ -781,17 +785,26 @@ def test_command_lines(name, tried):
 
 
 def _run_on_disk(folder, monkeypatch):
-    """A finished run, one of whose files is damaged."""
-    if error := called("run", "ledger", "--preset", "tiny", "--out", "run"):
-        raise WrongError(error)
-    files = [path for path in sorted((folder / "run").rglob("*")) if path.is_file()]
+    """A finished run and a finished sweep, one of whose files is damaged."""
+    for more in ((), ("--sweep", "seed=0,1")):
+        out = "sweep" if more else "run"
+        if error := called("run", "ledger", "--preset", "tiny", "--out", out, *more):
+            raise WrongError(error)
+    # the runs of the points are runs like the first
+    made = sorted((folder / "run").rglob("*")), sorted((folder / "sweep").glob("*"))
+    files = [
+        (out, file)
+        for out, found in zip(("run", "sweep"), made, strict=True)
+        for file in found
+        if file.is_file()
+    ]
 
     def attempt(mutations):
-        file = mutations.one(files)
+        out, file = mutations.one(files)
         right = file.read_bytes()
         file.write_bytes(mutations.bytes_of(right))
         try:
-            return not called(mutations.one(["plot", "report"]), "run")
+            return not called(mutations.one(["plot", "report"]), out)
         finally:
             file.write_bytes(right)
 
