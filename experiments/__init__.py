@@ -43,7 +43,8 @@ __all__ = [
     "training",
 ]
 
-_RUNNING = dict.fromkeys(("Result", "list", "run"), "lab.running")
-_RUNNING |= dict.fromkeys(("GridResult", "run_grid"), "lab.grid")
+_rooms = dict.fromkeys(__all__, "")
+_rooms |= dict.fromkeys(("Result", "list", "run"), "lab.running")
+_rooms |= dict.fromkeys(("GridResult", "run_grid"), "lab.grid")
 
-__getattr__, __dir__ = lazily(__name__, {name: _RUNNING.get(name, "") for name in __all__})
+__getattr__, __dir__ = lazily(__name__, _rooms)

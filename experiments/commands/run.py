@@ -93,6 +93,9 @@ def _sweep(args: argparse.Namespace, study: Study) -> int:
     try:
         if args.on is not None:
             is_address(args.on)
+    except ClusterError as exc:
+        raise UsageError(f"--on: {exc}") from exc
+    try:
         axes = swept(args.sweep, preset)
         points = grid.planned(study.name, axes, preset=args.preset, **given(vars(args), preset))
     except ValueError as exc:

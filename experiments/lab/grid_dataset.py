@@ -44,7 +44,7 @@ def combined(
     same = [name for name in names if len({_form(point, name) for point in points}) == 1]
     sizes = tuple(map(len, axes.values()))
     variables: dict[Any, xr.Variable] = {}
-    coordinates = {
+    coordinates: dict[Any, xr.Variable] = {
         axis: xr.Variable(
             axis, np.asarray(values), {"long_name": about[axis]} if about[axis] else {}
         )
@@ -64,14 +64,8 @@ def combined(
             "no variable has the same dimensions at all points of the sweep, so there is no common "
             "result; the results of the points stay in their folders"
         )
-    left_out = [str(name) for name in names if name not in same]
-    attributes = {
-        key: value
-        for key, value in points[0].attrs.items()
-        if key not in _PROVENANCE and all(_equal(point.attrs.get(key), value) for point in points)
-    }
-    attributes["axes"] = ", ".join(axes)
-    if left_out:
+    attributes = {**_common(points), "axes": ", ".join(axes)}
+    if left_out := [str(name) for name in names if name not in same]:
         attributes["left_out"] = ", ".join(left_out)
     return xr.Dataset(variables, coordinates, attributes)
 
@@ -101,6 +95,15 @@ def _without_own_positions(points: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         for point in points
         for here in [[dim for dim in moved if dim in point.coords]]
     ]
+
+
+def _common(points: Sequence[xr.Dataset]) -> dict[str, Any]:
+    """Returns the attributes of a study that are the same at all points."""
+    return {
+        key: value
+        for key, value in points[0].attrs.items()
+        if key not in _PROVENANCE and all(_equal(point.attrs.get(key), value) for point in points)
+    }
 
 
 def _form(point: xr.Dataset, name: Any) -> Any:

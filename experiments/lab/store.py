@@ -524,11 +524,7 @@ def _check_contained(data: bytes) -> None:
 
 
 def release(lock: int | None) -> None:
-    """Unlocks a directory that `take` locked.
-
-    Args:
-      lock: The lock; None if there is none.
-    """
+    """Unlocks a directory that `take` locked."""
     if lock is not None:
         os.close(lock)
 

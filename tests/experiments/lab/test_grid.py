@@ -3,12 +3,14 @@
 import shlex
 import time
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
 
+from experiments.commands.run import swept
 from experiments.lab import grid, grid_dataset, grid_plots, registry, store
 from experiments.lab.config import Natural, NotNegative, Seed, config
 from sail_jax import disk
@@ -29,6 +31,9 @@ class Config:
     sigma: NotNegative = 0.5
     """Size of the noise. It is not negative."""
     kind: str = "plain"
+    fast: bool = False
+    mode: Literal["a", "b"] = "a"
+    limit: int | None = None
     sizes: tuple[int, ...] = (2, 3)
     folder: str | None = None
     budget: Budget = Budget()
@@ -393,6 +398,36 @@ def call(study, tmp_path, monkeypatch, capsys):
     return run
 
 
+def test_values_have_the_types_of_their_fields():
+    words = [
+        "seed=2,0:2,9:5:-2",
+        "fast=true,false",
+        "mode=b,a",
+        "limit=3",
+        "kind=x:y",
+        "sigma=1,.5",
+    ]
+    assert swept([*words, "budget.steps=1"], Config()) == {
+        "seed": [2, 0, 1, 9, 7],
+        "fast": [True, False],
+        "mode": ["b", "a"],
+        "limit": [3],
+        "kind": ["x:y"],
+        "sigma": [1.0, 0.5],
+        "budget.steps": [1],
+    }
+
+
+def test_from_python_a_grid_is_drawn_and_described(study, tmp_path):
+    result = grid.run_grid("fake", {"seed": [4, 2]}, out=str(tmp_path / "g"), sigma=0.25, sizes=[1])
+    assert study.ran == [(4, 0.25), (2, 0.25)]
+    assert (result.record["config"]["sigma"], result.record["config"]["sizes"]) == (0.25, [1])
+    assert (tmp_path / "g/sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert repr(result).splitlines()[1:] == [
+        "2 points: seed = 4, 2.", "Drawn: loss (mean over size)."
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_command_makes_continues_and_shows_a_grid(call, study, tmp_path):
     code, out, err = call("run fake --sweep seed=0:2 --sweep sigma=.25,1 --out g")
@@ -440,7 +475,10 @@ def test_the_command_makes_continues_and_shows_a_grid(call, study, tmp_path):
         ("--sweep sizes=1,2", "sizes is not a single number, truth value or text"),
         ("--sweep seed=1 --seed 2", "seed is swept, so it must not be set, too"),
         ("--sweep seed=1 --processes auto", "--processes is for a single run"),
-        ("--sweep seed=1 --on here", "expected local:N"),
+        ("--sweep fast=yes", "--sweep: fast: expected one of true, false; got 'yes'"),
+        ("--sweep mode=c", "--sweep: mode: expected one of a, b; got 'c'"),
+        ("--sweep limit=3,None", "limit cannot be swept: "),
+        ("--sweep seed=1 --on here", "--on: expected local:N"),
         ("--on local:2", "--on is for --sweep"),
     ],
 )
