@@ -324,7 +324,10 @@ def lines(ax):
 def test_the_figure_has_means_over_seeds_with_their_interval():
     values = np.random.default_rng(0).normal(size=(5, 3, 2, 4))
     data = xr.Dataset(
-        {"loss": (("seed", "n", "kind", "own"), values, {"units": "nats"}), "same": ("n", [1] * 3)},
+        {
+            "loss": (("seed", "n", "kind", "own"), values, {"units": "nats"}),
+            "same": ("n", [0.3, 0.1 + 0.2, 0.3]),
+        },
         {"seed": range(5), "n": ("n", [10, 1, 100], {"long_name": "Samples"}), "kind": ["a", "b"]},
         {"axes": "seed, n, kind"},
     )
