@@ -55,7 +55,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
     if args.sweep:
-        return _sweep(args, study)
+        return _sweep(args, study, config)
     if args.on is not None:
         raise UsageError("--on is for --sweep: a single run is computed here")
     from experiments.lab import processes, running, store
@@ -82,14 +82,13 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     return 0
 
 
-def _sweep(args: argparse.Namespace, study: Study) -> int:
+def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig) -> int:
     """Runs a study at every combination of values of some fields."""
     from experiments.lab import grid
     from sail_jax.cluster import ClusterError, is_address
 
     if args.processes is not None:
         raise UsageError("--processes is for a single run; give --on to compute a sweep elsewhere")
-    preset = study.presets[args.preset]
     try:
         if args.on is not None:
             is_address(args.on)
@@ -149,7 +148,10 @@ def show_run(
 
 
 def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.Namespace, Any]:
-    """Reads the options, and builds the config: the preset with the given fields replaced."""
+    """Reads the options, and builds the config: the preset with the given fields replaced.
+
+    For a sweep it is the preset itself.
+    """
     add = parser.add_argument
     presets = ", ".join(study.presets)
     add(
@@ -174,6 +176,8 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("-h", "--help", action="help", help="show this help, and exit")
     add_fields(parser, config)
     args = parser.read(argv)
+    if args.sweep:
+        return args, config  # given fields need only fit together with the swept ones
     try:
         return args, varied(config, **given(vars(args), config))
     except ValueError as exc:

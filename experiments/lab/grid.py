@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -100,26 +100,14 @@ def planned(
     """
     study = registry.load(name)
     one_of("preset", preset, study.presets)
-    config = varied(study.presets[preset], **running.with_tuples(changes))
-    if not axes:
-        raise ValueError("axes must have at least one field")
-    known, given = fields(config), _names(changes)
-    for field, values in axes.items():
-        if field not in known:
-            raise ValueError(f"no field is called '{field}'{nearest(field, known)}")
-        if field in given:
-            raise ValueError(f"{field} is swept, so it must not be set, too")
-        if len(values) == 0:
-            raise ValueError(f"{field}: no values to sweep")
-    count = math.prod(len(values) for values in axes.values())
-    if count > MOST:
-        raise ValueError(f"a sweep has at most {MOST:,} points, got {count:,}")
+    base, given = study.presets[preset], _by_name(running.with_tuples(changes))
+    _check_axes(axes, fields(base), given)
     points: dict[str, AnyConfig] = {}
     kept: dict[str, dict[Value, None]] = {field: {} for field in axes}
     for combination in itertools.product(*axes.values()):
         wanted = dict(zip(axes, map(_plain, combination), strict=True))
         try:
-            point = varied(config, **grouped(wanted))
+            point = varied(base, **grouped({**given, **wanted}))
         except ValueError as error:
             where = ", ".join(f"{field}={value}" for field, value in wanted.items())
             raise ValueError(f"{error} (at {where})") from None
@@ -131,6 +119,24 @@ def planned(
         if len(kept[field]) < len(values):
             raise ValueError(f"{field}: a value occurs twice among those to sweep")
     return Grid(study, preset, {field: tuple(values) for field, values in kept.items()}, points)
+
+
+def _check_axes(
+    axes: Mapping[str, Sequence[Any]], known: Collection[str], given: Collection[str]
+) -> None:
+    """Checks the fields of axes and the number of points."""
+    if not axes:
+        raise ValueError("axes must have at least one field")
+    for field, values in axes.items():
+        if field not in known:
+            raise ValueError(f"no field is called '{field}'{nearest(field, known)}")
+        if field in given:
+            raise ValueError(f"{field} is swept, so it must not be set, too")
+        if len(values) == 0:
+            raise ValueError(f"{field}: no values to sweep")
+    count = math.prod(len(values) for values in axes.values())
+    if count > MOST:
+        raise ValueError(f"a sweep has at most {MOST:,} points, got {count:,}")
 
 
 def run_grid(
@@ -292,13 +298,13 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _names(changes: Mapping[str, Any], group: str = "") -> list[str]:
-    """Lists the fields of changes, in the form that `varied` takes, by names with their groups."""
-    names = []
+def _by_name(changes: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Returns changes, in the form that `varied` takes, by names such as "budget.steps"."""
+    found: dict[str, Any] = {}
     for field, value in changes.items():
         name = f"{group}.{field}".lstrip(".")
-        names += _names(value, name) if isinstance(value, Mapping) else [name]
-    return names
+        found |= _by_name(value, name) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def _at(config: AnyConfig, axes: Mapping[str, Any]) -> dict[str, Value]:

@@ -182,6 +182,10 @@ def test_points_have_values_of_groups_of_numpy_and_of_text(study, tmp_path):
         (steps, kind, 1.0) for steps in (1, 2) for kind in ("a/../b", "x" * 300)
     }
     assert all("/" not in name and len(name) <= 200 for name in points)
+    together = grid.planned(
+        "fake", {"budget.steps": [4, 5]}, sigma=3.5
+    )  # beyond the preset's steps
+    assert [p.sigma for p in together.points.values()] == [3.5, 3.5]
     data = computed(tmp_path / "g", axes).dataset
     assert data["kind"].values.tolist() == axes["kind"]
     assert data["word"].sel({"kind": "a/../b", "budget.steps": 2}).item() == "a/../b"
