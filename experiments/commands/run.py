@@ -21,7 +21,7 @@ from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, UsageError, function
+from sail_jax.cli.options import Parser, UsageError, add_on, function
 from sail_jax.cli.progress import say, show
 
 if TYPE_CHECKING:
@@ -85,15 +85,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig) -> int:
     """Runs a study at every combination of values of some fields."""
     from experiments.lab import grid
-    from sail_jax.cluster import ClusterError, is_address
+    from sail_jax.cluster import ClusterError
 
     if args.processes is not None:
         raise UsageError("--processes is for a single run; give --on to compute a sweep elsewhere")
-    try:
-        if args.on is not None:
-            is_address(args.on)
-    except ClusterError as exc:
-        raise UsageError(f"--on: {exc}") from exc
     try:
         axes = swept(args.sweep, preset)
         points = grid.planned(study.name, axes, preset=args.preset, **given(vars(args), preset))
@@ -166,8 +161,7 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("--processes", metavar="HOW", help=how)
     how = "run at these values of a field: 0:10 (0 to 9) or .1,.2,.5; several make a grid"
     add("--sweep", metavar="FIELD=VALUES", action="append", help=how)
-    how = "where a sweep is computed: local:N (N processes), or the Dask scheduler at an address "
-    add("--on", metavar="WHERE", help=how + "(tls://HOST:PORT) or in a JSON file; default: here")
+    add_on(parser, "compute the points of a sweep")
     # The fields' options show the preset's values as defaults, so the preset is read first.
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:

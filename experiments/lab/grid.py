@@ -32,7 +32,7 @@ from experiments.lab.config import AnyConfig, documentation, fields, grouped, va
 from experiments.lab.progress import announcing
 from sail_jax import cluster, disk
 from sail_jax.checks import as_path, nearest, one_of
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import as_here
 from sail_jax.cli.progress import Meter, say
 from sail_jax.disk import BusyError, RefusedError, StoreError
 from sail_jax.provenance import versions
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 RECORD, POINTS, FIGURE = "sweep.json", "points", "sweep"
 MOST = 10_000
 """The largest number of points of a grid."""
+
+# The processes of a cluster share their compiled programs.
+REMEMBERING = functools.partial(as_here, contextlib.nullcontext)
 
 Value = bool | int | float | str
 """A value of an axis."""
@@ -253,8 +256,6 @@ def compute(
       Exception: As `run_grid`.
     """
     path = as_path("out", out)
-    if isinstance(on, str):
-        cluster.is_address(on)
     with _claimed(path, grid, resume) as record:
         if record["status"] == "unfinished":
             _compute_points(path, grid, record, on, progress)
@@ -420,7 +421,7 @@ def _compute_points(
         return
     with (
         Meter(quiet=not progress, unit="points") as meter,
-        cluster.connected(on, around=_on_worker) as workers,
+        cluster.connected(on, around=REMEMBERING) as workers,
     ):
         meter(done, total, "")
 
@@ -446,13 +447,6 @@ def _stored(folder: Path, config: AnyConfig, record: Mapping[str, Any]) -> store
     if unlike := store.differences({k: run.record[k] for k in wanted}, wanted):
         raise RefusedError(f"{folder} holds another run ({'; '.join(unlike)}); remove it")
     return run
-
-
-@contextlib.contextmanager
-def _on_worker() -> Iterator[None]:
-    """Sets up a process of the cluster: all of them share their compiled programs."""
-    remember_kernels()
-    yield
 
 
 def _compute(point: _Point) -> None:
