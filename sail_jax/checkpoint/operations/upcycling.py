@@ -123,7 +123,7 @@ class UpcycleRequest(Request[Upcycling]):
     mixture: Mixture
     out: Path_ | None = None
     certify: Certify = None
-    rows: np.ndarray | None = None
+    found: np.ndarray | None = None
     """The rows of the routers, if an earlier plan has made them from prompts."""
 
     def plan(self, inputs: Inputs) -> Upcycling:
@@ -155,7 +155,7 @@ class UpcycleRequest(Request[Upcycling]):
             mixture = _with_shared(mixture, config)
             experts = [expert(e) for e in mixture.experts]
             shared = next(map(expert, mixture.shared_experts), None)
-            rows = self.rows
+            rows = self.found
             if rows is None:
                 rows = _rows(mixture, base, config, run.max_memory)
             made = upcycling.plan(
@@ -196,7 +196,7 @@ class UpcycleRequest(Request[Upcycling]):
             out=None if self.out is None else Path(self.out), run=run, works=works,
             limits=bounds(works, run), fingerprint=mark, mixture=mixture, plan=made, view=view,
             inputs=tuple(models.values()), about=about, notes=tuple(notes), certify=certify,
-            make=Upcycled, divisible=True, solved=replace(self, rows=rows),
+            make=Upcycled, divisible=True, solved=replace(self, found=rows),
         )  # fmt: skip
 
 
