@@ -11,10 +11,11 @@ itself is also permuted, this axis numbers its units after the permutation.
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from sail_jax.basis.axes import Axis, Factor, Role
@@ -25,6 +26,9 @@ from sail_jax.basis.maps import SpaceMap, along, invert
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array
 from sail_jax.trees import path_str
+
+Values: TypeAlias = Array | np.ndarray
+"""The values of a leaf: a NumPy array if it is small, for which no program is compiled."""
 
 
 def change_blocks(
@@ -127,8 +131,7 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     return out
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
+def along_block(m: SpaceMap, x: Values, axis: int, block: int | None, role: Role) -> Values:
     """Re-expresses one axis of an array by one map, or by one map for each index of a block axis.
 
     Args:
@@ -139,8 +142,21 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
       role: The leaf's role for the space: "write", "read" or "gain".
 
     Returns:
-      The array with that axis re-expressed, of the new size.
+      The array with that axis re-expressed, of the new size. A NumPy array remains one.
     """
+    if not isinstance(x, np.ndarray):
+        return _compiled_along(m, x, axis, block, role)
+    if m.index is None:
+        return np.asarray(_compiled_along(m, x, axis, block, role))
+    # NumPy gathers small arrays without a program for each shape.
+    selection = operator(jax.tree.map(np.asarray, m), role)
+    where = (axis,) if block is None else (block, axis)
+    x = np.take_along_axis(x, _on_axes(selection.index, where, x.ndim), axis)
+    return x if selection.scale is None else x * _on_axes(selection.scale, where, x.ndim)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _compiled_along(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
     if block is None:
         return along(operator(m, role), x, axis)
     x = jnp.moveaxis(x, block, 0)
@@ -150,12 +166,20 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     return jnp.moveaxis(y, 0, block)
 
 
+def _on_axes(units: np.ndarray, where: tuple[int, ...], ndim: int) -> np.ndarray:
+    """Puts the axes of an array at the given places of `ndim` axes, for broadcasting."""
+    shape = [1] * ndim
+    for k, n in zip(where, units.shape, strict=True):
+        shape[k] = n
+    return (units if list(where) == sorted(where) else units.T).reshape(shape)
+
+
 def along_all(
-    x: Array,
+    x: Values,
     axes: Sequence[Factor | None],
     maps: Mapping[str, SpaceMap],
     within: Mapping[str, str],
-) -> Array:
+) -> Values:
     """Re-expresses the axes of an array by the maps of their spaces.
 
     Args:
@@ -241,7 +265,7 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
             )
 
 
-def factors(spec: Spec, path: str, x: Array) -> Array:
+def factors(spec: Spec, path: str, x: Values) -> Values:
     """Reshapes a leaf to have one axis per factor of its grouped axes.
 
     Args:
@@ -256,7 +280,7 @@ def factors(spec: Spec, path: str, x: Array) -> Array:
     sizes = factor_shape(spec, axes, shape)
     if axes and len(axes[0]) <= 1:
         sizes[0] = shape[0]
-    return jnp.reshape(x, sizes)
+    return x.reshape(sizes)
 
 
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:

@@ -150,8 +150,9 @@ def match_weights(
     stays. The sum of both comparisons is the slope of the objective. Steps repeat until none lowers
     the distance.
 
-    It runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64.
-    The same arguments give the same maps.
+    It runs on the host, with sums in float32 (float64 for small leaves) and comparisons in float64.
+    The same arguments give the same maps. Small leaves need no compiled program. Larger ones need
+    one for each shape, so the depth of a network does not matter.
 
     A leaf may also be an object with a shape, a dtype and `__array__`, such as a tensor on disk. It
     is read when a space needs it. A large one is read in parts if it takes slices and its first

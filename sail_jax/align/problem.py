@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.align.assignment import Assign
-from sail_jax.align.blocks import along_all, along_block, check_blocks, factors
+from sail_jax.align.blocks import Values, along_all, along_block, check_blocks, factors
 from sail_jax.align.nuclear import nuclear_norms
 from sail_jax.align.solvers import GENERAL, Cost, solver
 from sail_jax.basis.axes import Axis, Factor, Role
@@ -32,7 +32,9 @@ from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 PIECE = 1 << 20  # entries of a large tensor that are read at once
-Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
+SMALL = 1 << 16  # entries of a leaf that NumPy sums before XLA has compiled a program for it
+ONE_THREAD = 1 << 18  # multiplications of a matrix product that OpenBLAS leaves to one thread
+Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Values]]]
 
 
 class Touch(NamedTuple):
@@ -55,7 +57,7 @@ class Problem:
     """Two networks with an axis per factor. The second one is moved as maps are found.
 
     A leaf is an array, or any object with a shape, a dtype and `__array__`. Such an object is read
-    when it is needed.
+    when it is needed. Small leaves are NumPy arrays, for which no program is compiled.
 
     Attributes:
       spec: The unfused spec of both.
@@ -145,7 +147,7 @@ class Problem:
             a, b = (list(side[path].shape) for side in self.leaves)
             if a != b:
                 raise ValueError(f"leaf {path!r} has shape {a} in the reference and {b} in params")
-        self.kept: dict[str, list[Array]] = {}
+        self.kept: dict[str, list[Values]] = {}
         self.weight, self.norms = {}, {}
         self.maps = self.identities()
         # Spaces whose map is optimal while no other space moves. They need no step until a
@@ -177,17 +179,17 @@ class Problem:
             if path in self.weight:
                 self.weight[path] = float(weight)
 
-    def _read(self, side: int, path: str, cut: slice | None = None) -> Array:
+    def _read(self, side: int, path: str, cut: slice | None = None) -> Values:
         """Reads a given leaf or a part of it with an axis per factor, and checks its dtype."""
         leaf = self.leaves[side][path]
         x = leaf if cut is None else leaf[cut]
         return factored(("reference", "params")[side], path, x, self.spec)
 
-    def reference(self, path: str, cut: slice | None = None) -> Array:
+    def reference(self, path: str, cut: slice | None = None) -> Values:
         """Returns a leaf of the reference or a part of it."""
         return _part(self.kept[path][0], cut) if path in self.kept else self._read(0, path, cut)
 
-    def moved(self, path: str, cut: slice | None = None) -> Array:
+    def moved(self, path: str, cut: slice | None = None) -> Values:
         """Returns a leaf of the second network, moved by the current maps.
 
         Args:
@@ -201,7 +203,7 @@ class Problem:
             return _part(self.kept[path][1], cut)
         return along_all(self._read(1, path, cut), self.flat[path], self.maps, self.within)
 
-    def pieces(self, path: str) -> Iterator[tuple[Array, Array]]:
+    def pieces(self, path: str) -> Iterator[tuple[Values, Values]]:
         """Reads a leaf of both networks (the second as moved) in pieces with terms that add up."""
         parts = cuts(self.leaves[0][path].shape, self.spec.axes(path), self.chosen)
         if path not in self.kept and not all(hasattr(x[path], "__getitem__") for x in self.leaves):
@@ -434,7 +436,7 @@ def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
     return unfuse(checked_leaves(argument, tree, spec, leaf_paths(tree)), spec)[0]
 
 
-def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
+def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Values]:
     """Returns the given leaves of a tree as checked arrays with one axis per factor."""
     leaves = checked_leaves(argument, tree, spec, paths)
     out = {path: factored(argument, path, x, spec) for path, x in leaves.items()}
@@ -443,7 +445,7 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
     return out
 
 
-def check_finite(argument: str, path: str, x: Array) -> None:
+def check_finite(argument: str, path: str, x: Values) -> None:
     """Raises a ValueError if a leaf is traced or has non-finite values."""
     largest = concrete(_largest(x))
     if largest is None:
@@ -477,10 +479,11 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
     return {path: leaves[path] for path in paths}
 
 
-def factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
+def factored(argument: str, path: str, x: Any, spec: Spec) -> Values:
     """Reads a leaf or a part of it with one axis per factor, in its own dtype.
 
-    A part has fewer entries along the first axis. Raises a ValueError for an unsupported dtype.
+    A part has fewer entries along the first axis. The result is a NumPy array if it is small.
+    Raises a ValueError for an unsupported dtype.
     """
     values = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
@@ -488,11 +491,16 @@ def factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
             f"{argument} leaf {path!r} is {values.dtype}: only real floats of 16 bits or more can "
             "be matched, cast it first"
         )
-    return factors(spec, path, as_array(values))
+    host = concrete(values) if values.size <= SMALL else None
+    if host is None:
+        return factors(spec, path, as_array(values))
+    return factors(spec, path, host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False))
 
 
-def _part(x: Array, cut: slice | None) -> Array:
+def _part(x: Values, cut: slice | None) -> Values:
     """Returns a part of the first axis of an array in memory."""
+    if isinstance(x, np.ndarray):
+        return x if cut is None else x[cut]
     # One program serves all parts of a size. A Python index would be compiled into the program.
     return x if cut is None else jax.lax.dynamic_slice_in_dim(x, cut.start, cut.stop - cut.start)
 
@@ -537,37 +545,57 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
     return total
 
 
-def _wide(x: Array) -> Array:
-    """Widens an array to float32 or wider, for sums."""
+def _by_size(compute: Callable[..., Any], static: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """Makes a function that NumPy computes for small leaves, and a compiled program for others.
+
+    `static` has the numbers of the arguments that are not arrays. Small leaves are NumPy arrays
+    (`factored`).
+    """
+    program = jax.jit(compute, static_argnums=static)
+
+    @functools.wraps(compute)
+    def computed(x: Values, *rest: Any) -> Any:
+        return compute(x, *rest) if isinstance(x, np.ndarray) else program(x, *rest)
+
+    return computed
+
+
+def _wide(x: Values) -> Values:
+    """Widens an array for sums, to float32 or wider in XLA and to float64 in NumPy."""
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float64)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-@jax.jit
-def _largest(x: Array) -> Float[Array, ""]:
+@_by_size
+def _largest(x: Values) -> Float[ArrayLike, ""]:
     """Returns the largest magnitude, or NaN if there is one."""
-    return jnp.max(jnp.abs(x), initial=0)
+    return abs(x).max(initial=0)
 
 
-def _over_unit(x: Array) -> tuple[Array, Float[Array, ""]]:
-    """Widens an array, divides it by the power of two of its largest entry, and returns both."""
+def _over_unit(x: Values) -> tuple[Values, Float[ArrayLike, ""]]:
+    """Widens an array, divides it by a unit of the size of its largest entry, and returns both."""
     wide = _wide(x)
-    unit = unit_of(_largest(wide))
+    largest = _largest(wide)
+    # In float64 the rounding of a quotient does not matter, and a unit need not be a power of two.
+    unit = largest or 1.0 if isinstance(x, np.ndarray) else unit_of(largest)
     return wide * (1 / unit), unit
 
 
-def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
+def _at_unit_scale(compute: Callable[..., Values]) -> Callable[..., np.ndarray]:
     """Makes a bilinear function of two arrays compute at their scales, with a result in float64.
 
     Products of float32 numbers may not fit float32. In float64 they fit at any scale.
     """
 
-    @partial(jax.jit, static_argnums=(2, 3))
-    def in_units(a: Array, b: Array, *options: Any) -> tuple[Array, Array, Array]:
+    def in_units(a: Values, b: Values, *options: Any) -> tuple[Values, ArrayLike, ArrayLike]:
         (a, first), (b, second) = _over_unit(a), _over_unit(b)
         return compute(a, b, *options), first, second
 
+    in_units = _by_size(in_units, (2, 3))
+
     @functools.wraps(compute)
-    def scaled(a: Array, b: Array, *options: Any) -> np.ndarray:
+    def scaled(a: Values, b: Values, *options: Any) -> np.ndarray:
         value, *units = in_units(a, b, *options)
         wide = np.array(value, np.float64)
         wide *= float(units[0]) * float(units[1])
@@ -576,25 +604,40 @@ def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
     return scaled
 
 
+def _rows(
+    x: Values, axis: int, block: int | None, loose: tuple[int, ...] = ()
+) -> Float[ArrayLike, "... n rest free"]:
+    """Puts an axis behind its block axis in front; merges the loose axes, and the other axes."""
+    front = (axis,) if block is None else (block, axis)
+    rest = tuple(k for k in range(x.ndim) if k not in front + loose)
+    sizes = [math.prod(x.shape[k] for k in merged) for merged in (rest, loose)]
+    return x.transpose(front + rest + loose).reshape(*(x.shape[k] for k in front), *sizes)
+
+
 @_at_unit_scale
-def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
+def _product(a: Values, b: Values, axis: int, block: int | None) -> Float[ArrayLike, "... n n"]:
     """Computes the products a_i . b_j over all axes but one, for each index of a block axis."""
-    together = () if block is None else (block,)
-    rest = tuple(k for k in range(a.ndim) if k not in (axis, *together))
-    dimensions = ((rest, rest), (together, together))
-    return jax.lax.dot_general(a, b, dimensions, precision=jax.lax.Precision.HIGHEST)
+    left, right = (_rows(x, axis, block)[..., 0] for x in (a, b))
+    *_, n, rest = left.shape
+    # In products that are small for several threads, these mostly wait for each other.
+    if isinstance(left, np.ndarray) and n * n * rest <= ONE_THREAD:
+        return left @ right.swapaxes(-1, -2)
+    return _multiplied(left, right)
+
+
+@jax.jit
+def _multiplied(left: ArrayLike, right: ArrayLike) -> Float[Array, "... n n"]:
+    return jnp.einsum("...ik,...jk->...ij", left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 @_at_unit_scale
-def _squares(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
+def _squares(a: Values, b: Values, axis: int, block: int | None) -> Float[ArrayLike, "... n"]:
     """Computes the products a_j . b_j over all axes but one, and the block axis if there is one."""
-    keep = (axis,) if block is None else (block, axis)
-    total = jnp.sum(a * b, axis=tuple(k for k in range(b.ndim) if k not in keep))
-    return total if block is None or block < axis else total.T
+    return _rows(a * b, axis, block).sum((-1, -2))
 
 
 def _bound(
-    a: Array, b: Array, axis: int, block: int | None, loose: tuple[int, ...]
+    a: Values, b: Values, axis: int, block: int | None, loose: tuple[int, ...]
 ) -> Float[np.ndarray, "... n n"]:
     """Computes an upper bound on a_i . b_j for any isometric map of the loose axes.
 
@@ -608,41 +651,35 @@ def _bound(
         lengths = [np.asarray(_lengths(x), np.float64) for x in (left, right)]
         value = lengths[0][..., :, None] * lengths[1][..., None, :]
     else:
-        blocks = [np.asarray(x).reshape(-1, n, rest, free) for x in (left, right)]
+        blocks = [np.asarray(x, np.float32).reshape(-1, n, rest, free) for x in (left, right)]
         value = np.stack([nuclear_norms(*pair) for pair in zip(*blocks, strict=True)])
         value = value.astype(np.float64).reshape(*lead, n, n)
     return value * (float(first) * float(second))
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _split(
-    x: Array, axis: int, block: int | None, loose: tuple[int, ...]
-) -> tuple[Float[Array, "... n rest free"], Float[Array, ""]]:
-    """Divides an array by its unit, merges the loose axes into the last one; returns both."""
+def _split_at_unit_scale(
+    x: Values, axis: int, block: int | None, loose: tuple[int, ...]
+) -> tuple[Float[ArrayLike, "... n rest free"], Float[ArrayLike, ""]]:
+    """Divides an array by its unit, and merges its axes as `_rows` does; returns both."""
     x, unit = _over_unit(x)
-    front = (axis,) if block is None else (block, axis)
-    back = tuple(range(-len(loose), 0))
-    x = jnp.moveaxis(jnp.moveaxis(x, loose, back), _after(front, loose), tuple(range(len(front))))
-    return x.reshape(*x.shape[: len(front)], -1, math.prod(x.shape[back[0] :])), unit
+    return _rows(x, axis, block, loose), unit
 
 
-@jax.jit
-def _lengths(x: Float[Array, "... n rest free"]) -> Float[Array, "... n"]:
-    return jnp.sqrt(jnp.sum(x**2, axis=(-1, -2)))
+_split = _by_size(_split_at_unit_scale, (1, 2, 3))
 
 
-def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the positions of axes after the loose ones have moved to the back."""
-    return tuple(k - sum(other < k for other in loose) for k in front)
+@_by_size
+def _lengths(x: Float[ArrayLike, "... n rest free"]) -> Float[ArrayLike, "... n"]:
+    return (x**2).sum((-1, -2)) ** 0.5
 
 
-@jax.jit
-def _square_of(a: Array, b: ArrayLike) -> tuple[Float[Array, ""], Float[Array, ""]]:
+@_by_size
+def _square_of(a: Values, b: ArrayLike) -> tuple[Float[ArrayLike, ""], Float[ArrayLike, ""]]:
     scaled, unit = _over_unit(_wide(a) - b)
-    return jnp.sum(scaled**2), unit
+    return (scaled**2).sum(), unit
 
 
-def square(a: Array, b: ArrayLike = 0.0) -> float:
+def square(a: Values, b: ArrayLike = 0.0) -> float:
     """Computes |a - b|^2, which may exceed the range of float32.
 
     >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160

@@ -284,23 +284,47 @@ def _contract(
     # An axis that is a product of spaces is split into one axis per factor, since each factor has a
     # map; the axes are merged again at the end.
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
-    operators = {
-        k: _operator(maps[f.space], f.role, kind)
-        for k, (_, f) in enumerate(factors)
-        if f is not None and f.space in maps
-    }
+    moved = [(k, f) for k, (_, f) in enumerate(factors) if f is not None and f.space in maps]
+    used = [maps[f.space] for _, f in moved]
+    # Gathers are exact. A program of dense maps could round differently from its single steps.
+    exact = all(m.index is not None for m in used)
+    return (_compiled if exact else _contracted)(
+        x,
+        used,
+        tuple((k, f.role) for k, f in moved),
+        tuple((k, x.shape[k] if f is None else spec.space(f.space).size) for k, f in factors),
+        kind,
+    )
+
+
+def _contracted(
+    x: Array,
+    maps: list[SpaceMap],
+    moved: tuple[tuple[int, Role], ...],
+    factors: tuple[tuple[int, int], ...],
+    kind: Kind,
+) -> Array:
+    """Contracts the factors of an array with the operators of their maps.
+
+    `moved` has the number and the role of the factor of each map, `factors` the axis and the size
+    of each factor. They hold no names, so one program serves all leaves of equal shapes and roles.
+    """
+    operators = {k: _operator(m, role, kind) for (k, role), m in zip(moved, maps, strict=True)}
     y = x
     # A gather without scales does not round, so its leaf stays in its own dtype.
     if scales := [leaf for leaf in jax.tree.leaves(operators) if _is_floating(leaf)]:
         y = y.astype(jnp.result_type(y, jnp.float32, *scales))
-    y = y.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
+    y = y.reshape([size for _, size in factors])
     # Axes that shrink go first. The remaining work is then done on fewer numbers.
     for k, op in sorted(operators.items(), key=lambda item: item[1].shape[0] / item[1].shape[1]):
         y = along(op, y, k)
-    shape = [1] * len(axes)
+    shape = [1] * x.ndim
     for n, (k, _) in zip(y.shape, factors, strict=True):
         shape[k] *= n
     return y.reshape(shape).astype(x.dtype)
+
+
+_compiled = jax.jit(_contracted, static_argnums=(2, 3, 4))
 
 
 def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:

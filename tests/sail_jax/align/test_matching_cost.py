@@ -1,14 +1,19 @@
-"""What makes matching cheap leaves its outcome as it is: norms, pieces, spaces without a choice."""
+"""What makes matching cheap leaves its outcome as it is: norms, pieces, spaces without a choice,
+NumPy in place of compiled programs."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import slow
+from merge_cases import compilations
 
 from sail_jax import align
 from sail_jax.align import problem
 from sail_jax.align.nuclear import nuclear_norms
+from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import spec
 from sail_jax.checkpoint.sources import nearness
@@ -127,6 +132,102 @@ def test_a_space_of_one_unit_is_not_solved():
     assert found["h"].family == Family.PERMUTATION, "the family that a solver would have given"
     signed = align.match_weights(a, b, s, family=Family.SIGNED_PERMUTATION).maps
     assert signed["h"].write.scale.tolist() == [-1], "a sign is a choice"
+
+
+def tower(layers):
+    """A network of equal layers with a gain each, a shuffled copy under noise, and their spec."""
+    rng = np.random.default_rng(layers)
+    shapes, axes, spaces = {"in": (3, 6)}, {"in": "x* s"}, {"{x,y}": "outer", "s": "linear"}
+    for k in range(layers):
+        shapes |= {f"{k}/gain": (7,), f"{k}/up": (6, 7), f"{k}/down": (7, 6)}
+        axes |= {f"{k}/gain": f"diag(h{k})", f"{k}/up": f"s* h{k}", f"{k}/down": f"h{k}* s"}
+        spaces[f"h{k}"] = "relu"
+    a = {path: rng.normal(size=shape).astype("f4") for path, shape in shapes.items()}
+    s = spec(a, axes, spaces=spaces)
+    order = {f"h{k}": rng.permutation(7) for k in range(layers)} | {"s": rng.permutation(6)}
+    b = {}
+    for path, x in a.items():
+        for axis, factors in enumerate(s.axes(path)):
+            for factor in factors:
+                x = x.take(order.get(factor.space, np.arange(x.shape[axis])), axis)
+        b[path] = (x + rng.normal(size=x.shape) / 8).astype("f4")
+    return a, b, s
+
+
+@pytest.mark.parametrize("small", [problem.SMALL, *slow(0)])
+def test_more_layers_of_the_same_shapes_compile_nothing(caplog, monkeypatch, small):
+    monkeypatch.setattr(problem, "SMALL", small)
+
+    def aligned(layers):
+        a, b, s = tower(layers)
+        moved = change_basis(b, s, align.match_weights(a, b, s).maps)
+        assert all(np.abs(a[path] - np.asarray(moved[path])).max() < 1 for path in a)
+        return moved
+
+    jax.clear_caches()  # another test may have compiled for these shapes
+    programs = len(compilations(caplog, lambda: aligned(4)))
+    assert programs
+    if small:
+        # Composed maps of two sizes, and a move of each of the four kinds of leaves.
+        assert programs <= 6
+    assert not compilations(caplog, lambda: aligned(7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"family": {"h{i}": Family.POSITIVE_MONOMIAL}},
+        {"family": {"h{i}": Family.SIGNED_PERMUTATION}},
+        {"family": {"s": Family.ORTHOGONAL}},
+        {"family": {"s": Family.LINEAR}},
+    ],
+)
+def test_numpy_and_compiled_programs_agree(monkeypatch, options):
+    a, b, s = tower(3)
+    s = replace(
+        s,
+        spaces=tuple(
+            x._replace(nonlinearity="linear") if x.name[0] == "h" else x for x in s.spaces
+        ),
+    )
+    found = align.match_weights(a, b, s, **options)
+    monkeypatch.setattr(problem, "SMALL", 0)
+    expected = align.match_weights(a, b, s, **options)
+    assert found.converged == expected.converged
+    np.testing.assert_allclose(found.distance, expected.distance, rtol=1e-5)
+    for name, m in expected.maps.items():
+        np.testing.assert_allclose(found.maps[name].dense().write, m.dense().write, atol=1e-4)
+
+
+@pytest.mark.parametrize("axes", [("x* v head", "head* v* y"), ("x* head v", "v* head* y")])
+def test_small_leaves_move_by_a_map_for_each_block(axes):
+    rng = np.random.default_rng(4)
+    shape = {"x*": 5, "v": 4, "head": 3, "v*": 4, "head*": 3, "y": 5}
+    shapes = [[shape[axis] for axis in leaf.split()] for leaf in axes]
+    a = {k: rng.normal(size=n).astype("f4") for k, n in zip(("in", "out"), shapes, strict=True)}
+    orders = [rng.permutation(4) for _ in range(3)]
+    b = {k: x.copy() for k, x in a.items()}
+    b |= {"out": 0 * b["out"], "in": 0 * b["in"]}
+    for k, leaf in zip(("in", "out"), axes, strict=True):
+        names = [axis.strip("*") for axis in leaf.split()]
+        one, two = (
+            np.moveaxis(x[k], [names.index(n) for n in ("head", "v")], (0, 1)) for x in (a, b)
+        )
+        for head, order in enumerate(orders):
+            two[head] = one[head][order]
+    s = spec(a, dict(zip(a, axes, strict=True)), spaces={"{x,y}": "outer", "{head,v}": "linear"})
+    found = align.match_weights(a, b, s, within={"v": "head"})
+    assert found.distance[-1] < 1e-9
+    assert [m.tolist() for m in found.maps["v"].index] == [np.argsort(o).tolist() for o in orders]
+
+
+def test_a_small_leaf_of_zeros_counts_nothing():
+    a, b, s = networks()
+    for side in (a, b):
+        side["out"] = 0 * side["out"]
+    assert np.isfinite(align.match_weights(a, b, s).distance[-1])
 
 
 class Stored:
