@@ -67,6 +67,7 @@ from sail_jax.tracing.terms import (
     Term,
     Variable,
     atoms,
+    cutter,
     reason,
     resolve,
 )
@@ -81,8 +82,8 @@ class Inferred:
 
     Attributes:
       spec: The spaces of the parameters.
-      why: The reason why an axis is in no space, by leaf and number of the axis. It is the
-        primitive that fixed its order, with the source line.
+      why: The reason why an axis is in no space, by leaf and number of the axis. It is the effect
+        of the primitive that fixed its order, the primitive and the source line.
       unknown: Names of primitives without a rule. They fix all their axes.
       unused: Paths of parameters that no output depends on.
       multiples: Factors in the forward pass: numbers, for comparison with another size, and gains
@@ -183,7 +184,7 @@ def spec_of(
     shapes = [shape(v) for v in traced.jaxpr.invars[: len(paths)]]
     floating = [is_floating(v) for v in traced.jaxpr.invars[: len(paths)]]
     variables = [
-        tuple(Variable(n) if real else Fixed(n) for n in size)
+        tuple(Variable(n) if real else Fixed(n, "a parameter of integers") for n in size)
         for size, real in zip(shapes, floating, strict=True)
     ]
     labels: list[tuple[Label, ...]] = list(variables)
@@ -259,8 +260,8 @@ def _notes(idle: Sequence[str], random: Sequence[str]) -> tuple[str, ...]:
 
 def _unread(variable: Variable) -> str:
     """The reason why units are in no space although nothing fixed them."""
-    cut = isinstance(variable.became, Sum) and isinstance(resolve(variable), Fixed)
-    return "its units are used one by one" if cut else "nothing reads it"
+    where = cutter(variable) if isinstance(resolve(variable), Fixed) else ""
+    return f"its units are used one by one: {where}" if where else "nothing reads it"
 
 
 def _kept_apart(storing: ClosedJaxpr) -> dict[int, int]:
@@ -307,12 +308,12 @@ def _run(interpreter: Interpreter, traced: ClosedJaxpr, labels: list[tuple[Label
     """Runs the forward pass on labels; the axes of inputs and outputs are fixed."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
-    values += [Value(tuple(map(Fixed, shape(v)))) for v in rest]
+    values += [Value(tuple(Fixed(n, "the network's input") for n in shape(v))) for v in rest]
     for value in interpreter.run(traced, values):
         value = settled(interpreter, value)
         interpreter.algebra.where = "the network's output"
         if value.numbers is not None:
-            interpreter.algebra.fixed(value.numbers)
+            interpreter.algebra.fixed(value.numbers, "units are numbered")
         for label in value.axes:
             interpreter.algebra.fixed(label)
 

@@ -14,7 +14,7 @@ from sail_jax import jax_internals
 from sail_jax.jax_internals import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
-from sail_jax.tracing.terms import atoms
+from sail_jax.tracing.terms import Fixed, Label, atoms
 from sail_jax.tracing.values import (
     RULES,
     Value,
@@ -79,7 +79,10 @@ class Interpreter:
             self._line = line
             for variable, out in zip(eqn.outvars, outs, strict=True):
                 sizes = shape(variable)
-                axes = (None if n == 1 else t for t, n in zip(out.axes, sizes, strict=True))
+                axes = (
+                    None if n == 1 else self._ordered(t)
+                    for t, n in zip(out.axes, sizes, strict=True)
+                )
                 known[variable] = out.shaped(tuple(axes))
             if self.trail is not None and name not in _INSIDE:
                 self.trail.append((eqn, [known[v] for v in eqn.outvars]))
@@ -95,6 +98,11 @@ class Interpreter:
             whole(self, *ins)
         outs = rule(self, eqn, ins)
         return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
+
+    def _ordered(self, label: Label) -> Label:
+        """Records the current primitive as the origin of an order."""
+        nameless = isinstance(label, Fixed) and not label.origin
+        return replace(label, origin=self.algebra.where) if nameless else label
 
     def _apart(self, value: Value) -> Value:
         """Joins integers along an axis, for an operation that does not expect separate ones."""

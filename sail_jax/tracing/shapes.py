@@ -47,7 +47,7 @@ def _reshaped(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         x = settled(tracer, x)
         whole(tracer, x)
         for label in x.axes:
-            tracer.algebra.fixed(label)
+            tracer.algebra.fixed(label, "a reshape in another order")
         return [Value(tuple(map(Fixed, shape(eqn.outvars[0]))))]
     old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
     both = runs(old, new)
@@ -261,7 +261,7 @@ def _split(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 def _reversed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axes = ins[0], list(ins[0].axes)
     for k in operation(eqn).reversed_axes:
-        tracer.algebra.fixed(axes[k])
+        tracer.algebra.fixed(axes[k], "its units are reversed")
     return [replace(x, view=False, axes=tuple(axes))]
 
 
@@ -292,7 +292,7 @@ def _unstacked(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     if isinstance(x.axes[axis], Face):
         cuts = [_cut(tracer, x, axis, k, k + 1) for k in range(len(eqn.outvars))]
     else:
-        tracer.algebra.fixed(x.axes[axis])
+        tracer.algebra.fixed(x.axes[axis], "its units are used one by one")
         cuts = [x] * len(eqn.outvars)
     return [y.shaped([*y.axes[:axis], *y.axes[axis + 1 :]]) for y in cuts]
 
@@ -330,7 +330,7 @@ def _padded(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
                 tracer.algebra.curved(label, x.parametric)
             axes.append(label)
         elif inner or low < 0 or high < 0:
-            tracer.algebra.fixed(label)
+            tracer.algebra.fixed(label, "padded between or before its units")
             axes.append(Fixed(new))
         else:
             axes.append(total(Variable(low), solid(label, n), Variable(high)))

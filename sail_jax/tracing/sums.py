@@ -72,7 +72,7 @@ def _cumulative(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     linear = eqn.primitive.name == "cumsum"
     for k, label in enumerate(x.axes):
         if k == axis:
-            tracer.algebra.fixed(label)
+            tracer.algebra.fixed(label, "accumulated along it")
         elif not linear:
             scale = eqn.primitive.name in ("cummax", "cummin")
             tracer.algebra.curved(label, x.parametric, scale=scale)
@@ -152,12 +152,13 @@ def _sorted(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     axis, size = operation(eqn).axis, shape(eqn.outvars[0])
     axes: list[Label] = []
     for k in range(len(size)):
-        label = tracer.algebra.same(*(x.axes[k] for x in ins))
         if k == axis:
             # Equal units keep their order.
-            tracer.algebra.fixed(label)
+            for x in ins:
+                tracer.algebra.fixed(x.axes[k], "sorted along it")
             label = Fixed(size[k])
         else:
+            label = tracer.algebra.same(*(x.axes[k] for x in ins))
             tracer.algebra.curved(label, False)
         axes.append(label)
     return [Value(tuple(axes)) for _ in ins]

@@ -35,12 +35,14 @@ class Variable:
       bound: The term that it is bound to; None while free.
       why: The reason why it was fixed; "" if not fixed.
       became: The first term that it was bound to, for finding reasons.
+      cut: The primitive that cut it out of other units, with its source line; "" if none did.
     """
 
     size: int
     bound: "Term | None" = None
     why: str = ""
     became: "Term | None" = None
+    cut: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,9 +69,12 @@ class Fixed:
 
     Attributes:
       size: The number of units.
+      origin: What ordered them, for reasons: a primitive with its source line, or an input; "" if
+        unknown.
     """
 
     size: int
+    origin: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -216,7 +221,7 @@ def resolve(term: Term) -> Term:
             end = resolve(end)
         for variable in seen:
             variable.bound = end
-        return Fixed(1) if isinstance(end, Variable) and end.size == 1 else end
+        return Fixed(1, end.cut) if isinstance(end, Variable) and end.size == 1 else end
     if isinstance(term, Atom | Fixed | Face):
         return term
     parts: list[Term] = []
@@ -231,7 +236,7 @@ def resolve(term: Term) -> Term:
             before = parts[-1] if parts else None
             if isinstance(one, Fixed) and isinstance(before, Fixed):
                 joined = before.size * one.size if isinstance(term, Product) else 0
-                parts[-1] = Fixed(joined or before.size + one.size)
+                parts[-1] = Fixed(joined or before.size + one.size, before.origin or one.origin)
             else:
                 parts.append(one)
     if not parts:
@@ -284,7 +289,8 @@ def fix(label: Label, why: str) -> None:
         if not space.why:
             space.why = why
         if isinstance(leaf, Variable):
-            leaf.bound = Fixed(leaf.size)
+            # The last part of a reason is the primitive with its source line.
+            leaf.bound = Fixed(leaf.size, why.rpartition(": ")[2])
 
 
 def reason(variable: Variable) -> str:
@@ -293,14 +299,24 @@ def reason(variable: Variable) -> str:
     `variable` is the original, unbound variable. Returns the reason why a part of it was fixed, or
     "".
     """
+    return _earliest(variable, lambda part: part.why)
+
+
+def cutter(variable: Variable) -> str:
+    """Finds the primitive that first cut units, with its source line, or ""."""
+    return _earliest(variable, lambda part: part.cut)
+
+
+def _earliest(variable: Variable, text: Callable[[Variable], str]) -> str:
+    """The text of a variable, or of the first one with a text among those that it became."""
     waiting: list[Term] = [variable]
     while waiting:
         term = waiting.pop(0)
         if isinstance(term, Product | Sum):
             waiting.extend(term.parts)
         elif isinstance(term, Variable):
-            if term.why:
-                return term.why
+            if found := text(term):
+                return found
             if term.became is not None:
                 waiting.append(term.became)
     return ""
@@ -325,7 +341,7 @@ def split(term: Term, first: int) -> tuple[Term, Term] | None:
             _refine(term, Product((outer, inner)))
             return outer, inner
         case Fixed():
-            return Fixed(first), Fixed(rest)
+            return Fixed(first, term.origin), Fixed(rest, term.origin)
         case Product():
             return _split_product(term, first)
         case Sum():
@@ -388,9 +404,10 @@ def cut(term: Term, start: int, stop: int, why: str) -> Term:
         return Fixed(0)
     match term:
         case Fixed():
-            return Fixed(stop - start)
+            return Fixed(stop - start, term.origin)
         case Variable():
-            before, middle, after = (Variable(n) for n in (start, stop - start, term.size - stop))
+            sizes = start, stop - start, term.size - stop
+            before, middle, after = (Variable(n, cut=why) for n in sizes)
             _refine(term, Sum((before, middle, after)))
             return middle
         case Sum():
@@ -459,8 +476,9 @@ def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
 
 
 def _exclude(a: Term, b: Term, why: str) -> None:
-    fix(a, why)
-    fix(b, why)
+    for one, other in ((a, b), (b, a)):
+        ordered = isinstance(other, Fixed) and other.origin
+        fix(one, f"the order of {ordered}: {why}" if ordered else why)
 
 
 def _bind(variable: Variable, term: Term, invariant: Invariant) -> None:

@@ -170,7 +170,7 @@ def constant(array: ArrayLike) -> Value:
     It counts as varying along every axis. A table of cosines has equal entries for one position,
     but not for two. A single integer in an array is an index.
     """
-    axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
+    axes = tuple(None if n == 1 else Fixed(n, "a constant") for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
     real = any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
     whole = not jax.numpy.issubdtype(dtype, np.floating) and np.size(array) == 1

@@ -43,7 +43,8 @@ MLP = {"in": (3, 8), "bias": (8,), "out": (8, 2)}
 def test_why_an_axis_is_in_no_space():
     found = spec_of(mlp, drawn(**MLP, spare=(4,)), X)
     assert found.rules == {"bias": "in", "in": "_ in", "out": "in* _", "spare": "_"}
-    assert re.fullmatch(r"dot_general \(test_infer.py:\d+\)", found.why["in", 0])
+    read = "the order of the network's input: dot_general"
+    assert re.fullmatch(rf"{read} \(test_infer.py:\d+\)", found.why["in", 0])
     assert found.why["out", 1] == "the network's output"
     assert found.unused == ("spare",)
     assert found.unknown == ()

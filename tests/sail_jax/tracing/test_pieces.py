@@ -295,7 +295,8 @@ def test_hidden_units_of_each_expert_are_a_space(net):
         for leaf, text in (("up", "_ {}"), ("down", "{}* _"))
     }
     assert {space.nonlinearity for space in found.spec.spaces} == {"relu"}
-    assert found.why["up/0", 0].startswith("dot_general (test_pieces.py:")
+    read = "the order of the network's input: dot_general (test_pieces.py:"
+    assert found.why["up/0", 0].startswith(read)
 
 
 def _scanned(p, x):
