@@ -11,7 +11,7 @@ itself is also permuted, this axis numbers its units after the permutation.
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from sail_jax.trees import path_str
 
 Values: TypeAlias = Array | np.ndarray
 """The values of a leaf: a NumPy array if it is small, for which no program is compiled."""
+OneKind = TypeVar("OneKind", Array, np.ndarray)
 
 
 def change_blocks(
@@ -82,7 +83,7 @@ def change_blocks(
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in inner_factors:
             k, at = _position(flat, f.space), _position(flat, within[f.space])
-            y = along_block(inner[f.space], y, k, at, f.role)
+            y = _compiled_along(inner[f.space], y, k, at, f.role)
         shape, k = [], 0
         for axis in axes:
             width = max(len(axis), 1)
@@ -265,7 +266,7 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
             )
 
 
-def factors(spec: Spec, path: str, x: Values) -> Values:
+def factors(spec: Spec, path: str, x: OneKind) -> OneKind:
     """Reshapes a leaf to have one axis per factor of its grouped axes.
 
     Args:

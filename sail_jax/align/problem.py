@@ -34,6 +34,7 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 PIECE = 1 << 20  # entries of a large tensor that are read at once
 SMALL = 1 << 16  # entries of a leaf that NumPy sums before XLA has compiled a program for it
 ONE_THREAD = 1 << 18  # multiplications of a matrix product that OpenBLAS leaves to one thread
+Unit: TypeAlias = float | Float[Array, ""]
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Values]]]
 
 
@@ -568,12 +569,12 @@ def _wide(x: Values) -> Values:
 
 
 @_by_size
-def _largest(x: Values) -> Float[ArrayLike, ""]:
+def _largest(x: Values) -> Float[Values, ""]:
     """Returns the largest magnitude, or NaN if there is one."""
     return abs(x).max(initial=0)
 
 
-def _over_unit(x: Values) -> tuple[Values, Float[ArrayLike, ""]]:
+def _over_unit(x: Values) -> tuple[Values, Unit]:
     """Widens an array, divides it by a unit of the size of its largest entry, and returns both."""
     wide = _wide(x)
     largest = _largest(wide)
@@ -588,7 +589,7 @@ def _at_unit_scale(compute: Callable[..., Values]) -> Callable[..., np.ndarray]:
     Products of float32 numbers may not fit float32. In float64 they fit at any scale.
     """
 
-    def in_units(a: Values, b: Values, *options: Any) -> tuple[Values, ArrayLike, ArrayLike]:
+    def in_units(a: Values, b: Values, *options: Any) -> tuple[Values, Unit, Unit]:
         (a, first), (b, second) = _over_unit(a), _over_unit(b)
         return compute(a, b, *options), first, second
 
@@ -606,7 +607,7 @@ def _at_unit_scale(compute: Callable[..., Values]) -> Callable[..., np.ndarray]:
 
 def _rows(
     x: Values, axis: int, block: int | None, loose: tuple[int, ...] = ()
-) -> Float[ArrayLike, "... n rest free"]:
+) -> Float[Values, "... n rest free"]:
     """Puts an axis behind its block axis in front; merges the loose axes, and the other axes."""
     front = (axis,) if block is None else (block, axis)
     rest = tuple(k for k in range(x.ndim) if k not in front + loose)
@@ -615,7 +616,7 @@ def _rows(
 
 
 @_at_unit_scale
-def _product(a: Values, b: Values, axis: int, block: int | None) -> Float[ArrayLike, "... n n"]:
+def _product(a: Values, b: Values, axis: int, block: int | None) -> Float[Values, "... n n"]:
     """Computes the products a_i . b_j over all axes but one, for each index of a block axis."""
     left, right = (_rows(x, axis, block)[..., 0] for x in (a, b))
     *_, n, rest = left.shape
@@ -631,7 +632,7 @@ def _multiplied(left: ArrayLike, right: ArrayLike) -> Float[Array, "... n n"]:
 
 
 @_at_unit_scale
-def _squares(a: Values, b: Values, axis: int, block: int | None) -> Float[ArrayLike, "... n"]:
+def _squares(a: Values, b: Values, axis: int, block: int | None) -> Float[Values, "... n"]:
     """Computes the products a_j . b_j over all axes but one, and the block axis if there is one."""
     return _rows(a * b, axis, block).sum((-1, -2))
 
@@ -659,7 +660,7 @@ def _bound(
 
 def _split_at_unit_scale(
     x: Values, axis: int, block: int | None, loose: tuple[int, ...]
-) -> tuple[Float[ArrayLike, "... n rest free"], Float[ArrayLike, ""]]:
+) -> tuple[Float[Values, "... n rest free"], Unit]:
     """Divides an array by its unit, and merges its axes as `_rows` does; returns both."""
     x, unit = _over_unit(x)
     return _rows(x, axis, block, loose), unit
@@ -669,12 +670,12 @@ _split = _by_size(_split_at_unit_scale, (1, 2, 3))
 
 
 @_by_size
-def _lengths(x: Float[ArrayLike, "... n rest free"]) -> Float[ArrayLike, "... n"]:
+def _lengths(x: Float[Values, "... n rest free"]) -> Float[Values, "... n"]:
     return (x**2).sum((-1, -2)) ** 0.5
 
 
 @_by_size
-def _square_of(a: Values, b: ArrayLike) -> tuple[Float[ArrayLike, ""], Float[ArrayLike, ""]]:
+def _square_of(a: Values, b: ArrayLike) -> tuple[Float[Values, ""], Unit]:
     scaled, unit = _over_unit(_wide(a) - b)
     return (scaled**2).sum(), unit
 

@@ -101,8 +101,9 @@ class Interpreter:
 
     def _ordered(self, label: Label) -> Label:
         """Records the current primitive as the origin of an order."""
-        nameless = isinstance(label, Fixed) and not label.origin
-        return replace(label, origin=self.algebra.where) if nameless else label
+        if isinstance(label, Fixed) and not label.origin:
+            return Fixed(label.size, self.algebra.where)
+        return label
 
     def _apart(self, value: Value) -> Value:
         """Joins integers along an axis, for an operation that does not expect separate ones."""
