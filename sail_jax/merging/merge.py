@@ -1,6 +1,7 @@
 """A merge as a value: its transform, its reduction, and the requirements on its inputs."""
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -18,6 +19,7 @@ from sail_jax.merging.arithmetic import number
 from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.engine import InMemory, merge_arrays
 from sail_jax.merging.evaluate import evaluate, is_traced, on_one_cpu
+from sail_jax.merging.identity import digest
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths, local_of
 from sail_jax.merging.parting import Rest, part
@@ -104,6 +106,14 @@ class Merge(Program):
     def relative(self) -> bool:
         """Whether task vectors are relative to a given base."""
         return self.base in ("required", "optional")
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A hash of all that the merge computes, the same in every process; see `identity.digest`.
+
+        It does not cover the name and the remedy, which affect only messages.
+        """
+        return digest(self.steps, self.scale, self.normalize, self.base, self.models)
 
     def __repr__(self) -> str:
         if self.name != "merge":

@@ -34,7 +34,6 @@ from sail_jax.checkpoint.operations.running import (
     unselected,
 )
 from sail_jax.checkpoint.operations.spooling import FactorSpool
-from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.sources.adapted import Named, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
 from sail_jax.checkpoint.sources.adapter_formats import in_peft
@@ -220,7 +219,7 @@ class MergeAdaptersRequest(Request[Ready[MergedAdapters]]):
         read = [_factors_of(x) for x in opened]
         targets, parts = _modules(opened, read)
         mark = repr(
-            ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
+            ["merge", weights, rank, dtype, merge and merge.identity, [*map(str, adapters)]]
         )
         how = {"merge": merge, "rank": rank, "dtype": DTYPES[dtype]}
         how["weights"] = [1.0] * count if weights is None else [*map(float, weights)]

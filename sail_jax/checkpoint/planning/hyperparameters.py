@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sail_jax import methods
-from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.jobs import Job
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.parts import Recipe
@@ -139,12 +138,16 @@ class Hyperparameters:
             )
         return [fill if value is None else value for value in values]
 
-    def differs(self, other: "Hyperparameters", job: Job) -> bool:
+    def differs(
+        self, other: "Hyperparameters", job: Job, chosen: Choice, who: Sequence[str]
+    ) -> bool:
         """Checks whether another recipe's hyperparameters give a different merge of a tensor.
 
         Args:
           other: The hyperparameters of the other recipe.
           job: The tensor, and the tensors that it is made from.
+          chosen: The choice of this recipe for the tensor.
+          who: The names of the merged models.
 
         Returns:
           Whether the weights or the merge differ. False for tensors with the same hyperparameters
@@ -152,14 +155,15 @@ class Hyperparameters:
           invalid.
         """
         try:
-            pair = [side.of(job) for side in (self, other)]
+            every = range(len(job.sources))
+            pair = [choice.of(every) for choice in (chosen, other.of(job))]
             if (key := repr(pair)) in self.compared:
                 return False
             self.compared.add(key)
             ones = (1.0,) * len(job.sources)
             mine, theirs = (
-                (chosen.weights or ones, identity(self._made(self.recipe.method, chosen.options)))
-                for chosen in pair
+                (x.weights or ones, self._made(self.recipe.method, x.options, who).identity)
+                for x in pair
             )
         # The other recipe may be invalid.
         except (TypeError, ValueError):
@@ -192,24 +196,25 @@ class Hyperparameters:
         Raises:
           RecipeError: If the method refuses the options, or this number of models.
         """
-        key = (method, repr(sorted(options.items())), *who)
         try:
-            if key not in self.made:
-                self.made[key] = self._made(method, options)
+            merge = self._made(method, options, who)
             checked = (method, len(who), base is None)
             if checked not in self.checked:
-                self.made[key].check_models(len(who), base is not None)
+                merge.check_models(len(who), base is not None)
                 self.checked.add(checked)
         except (TypeError, ValueError) as error:
             where = self.recipe.at("merge_method")
             raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
-        return self.made[key]
+        return merge
 
-    def _made(self, method: str, options: Mapping[str, Option]) -> Merge:
+    def _made(self, method: str, options: Mapping[str, Option], who: Sequence[str]) -> Merge:
         if self.entry.merge is not None and method == self.entry.name:
             return self.entry.merge
-        seeded = "key" in methods.options_of(method)
-        return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
+        key = (method, repr(sorted(options.items())), *who)
+        if key not in self.made:
+            seeded = {"key": self.key} if mergekit.accepts(method, "key") else {}
+            self.made[key] = methods.get(method)(**options, **seeded)
+        return self.made[key]
 
 
 def _collapsed(values: Sequence[Value]) -> Option:

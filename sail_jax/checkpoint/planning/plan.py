@@ -47,8 +47,7 @@ from sail_jax.checkpoint.contents.vocabulary import Vocabulary, roles
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
-from sail_jax.checkpoint.planning.identity import identity
+from sail_jax.checkpoint.planning.hyperparameters import Choice, Hyperparameters
 from sail_jax.checkpoint.planning.inputs import (
     Input,
     Renaming,
@@ -258,13 +257,9 @@ def fingerprint(plan: Plan) -> str:
             return None
         return [x.name, x.source, getattr(x, "mark", ""), str(x.dtype), list(x.shape)]
 
-    merges: dict[int, str] = {}
     digest = hashlib.sha256(json.dumps([plan.method, plan.compat, plan.seed]).encode())
     for t in plan.treatments:
-        # The identity of a merge takes time, and tensors of a group share it.
-        if t.merge is not None and t.group not in merges:
-            merges[t.group] = identity(t.merge)
-        done = merges.get(t.group, "copy") if t.merge is not None else "copy"
+        done = "copy" if t.merge is None else t.merge.identity
         parts = [t.name, list(t.shape), str(t.dtype), done, t.group, t.weights]
         parts += [tensor(t.base), *map(tensor, t.models)]
         digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -351,10 +346,8 @@ class _Planner:
         treatments: list[Treatment] = []
         left_out: list[str] = []
         for job in jobs(self.recipe, self.inputs, left_out):
-            treated = self._treat(job)
-            if treated is not None:
+            if (treated := self._treat(job)) is not None:
                 treatments.append(treated)
-                self._note_convention(job, treated)
         treatments += self._rest({t.name for t in treatments})
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
@@ -403,16 +396,16 @@ class _Planner:
         self.notes.append(codes.note())
         return codes
 
-    def _note_convention(self, job: Job, treatment: Treatment) -> None:
+    def _note_convention(self, job: Job, chosen: Choice, owners: Sequence[str]) -> None:
         """Notes the convention in use, if none was chosen and the other gives other numbers."""
-        if self.other is None or treatment.merge is None:
+        if self.other is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
         # Only where the base may join the models do the conventions merge other models.
         joins = self.entry.base == "joins" and (
             merged_sources(self.recipe, job.part) != merged_sources(self.other.recipe, job.part)
         )
-        if joins or self.hyperparameters.differs(self.other, job):
+        if joins or self.hyperparameters.differs(self.other, job, chosen, owners):
             self.notes.append(
                 f"compat: using {used}'s conventions; `compat: {other}` gives different numbers"
             )
@@ -465,6 +458,7 @@ class _Planner:
             work = merge.work(job.name, shape, dtype, tensors, base, weights)
         except (TypeError, ValueError) as error:
             raise RecipeError(job.part.where, f"{job.name} ({method}): {error}") from error
+        self._note_convention(job, chosen, owners)
         return self._treatment(work, owners, base, weights, note)
 
     def _rest(self, merged: Set[str]) -> Iterator[Treatment]:

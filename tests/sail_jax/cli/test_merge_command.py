@@ -310,7 +310,6 @@ IDENTITIES = """
 import jax
 from sail_jax import Merge, methods, transforms
 from sail_jax.merging.combining import from_function
-from sail_jax.checkpoint.planning.identity import identity
 key = jax.random.key(3)
 merges = [
     methods.ties(), methods.ties(density=0.3), methods.ties(scope="tensor"), methods.ties(scale=2),
@@ -319,7 +318,7 @@ merges = [
     Merge(from_function(lambda delta, weight: (delta / 3, weight))),
     Merge(from_function(lambda delta, weight: ((lambda x: x / 3)(delta), weight))),
 ]
-found = [identity(merge) for merge in merges]
+found = [merge.identity for merge in merges]
 print("\\n".join(found))
 """
 

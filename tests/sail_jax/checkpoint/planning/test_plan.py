@@ -12,7 +12,6 @@ from fake_checkpoints import WIDTH, Array, Fake, beside, config, entries, llama
 
 from sail_jax.checkpoint.contents.layers import position, role, stacks
 from sail_jax.checkpoint.planning.cards import describe, growth_card, model_card, render
-from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
@@ -701,7 +700,7 @@ def test_the_convention_is_said_where_it_matters_and_none_is_named():
             except RecipeError:
                 return None, []
             does = [(t.weights or (1.0,) * len(t.models), len(t.models), t.merge and
-                     identity(t.merge)) for t in found.treatments]  # fmt: skip
+                     t.merge.identity) for t in found.treatments]  # fmt: skip
             return does, [note for note in found.notes if note.startswith("compat: ")]
 
         paper, no = of("compat: paper\n")

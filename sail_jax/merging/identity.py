@@ -1,4 +1,4 @@
-"""A hash of a merge's computation, which differs between different computations.
+"""A hash of a merge's computation, `Merge.identity`, which differs between computations.
 
 Interrupted work continues only if its merge is still the same. A merge holds numbers and functions,
 and functions change with the program. Neither their names nor their own code show all changes. For
@@ -17,29 +17,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from sail_jax.merging.merge import Merge
-
 _CONSTANT = (bool, int, float, complex, str, bytes, type(None))
 _ARRAY = (jax.Array, np.ndarray, np.generic)
 _HERE = __name__.partition(".")[0]
 
 
-def identity(merge: Merge) -> str:
-    """Computes a hash that changes with anything that a merge computes.
+def digest(*parts: Any) -> str:
+    """Computes a hash that changes with anything that the parts of a merge compute.
 
-    It covers the steps with their arrays and functions, the scale, and the expected inputs. For a
-    function, it covers the code and everything that the code refers to in its own package or in
-    this one: functions, methods of classes, constants. It does not cover other packages, or
+    For a function, it covers the code and everything that the code refers to in its own package or
+    in this one: functions, methods of classes, constants. It does not cover other packages, or
     functions that are looked up at run time. Callers therefore compare versions, too.
 
     Args:
-      merge: The merge; none of its values is traced.
+      *parts: Steps, numbers and other values; none of them is traced.
 
     Returns:
       64 hexadecimal digits, the same in every process.
     """
-    # Without the name and the remedy, which affect only messages.
-    parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
     return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 
 

@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from sail_jax import Merge, methods
-from sail_jax.checkpoint.planning import identity as module
-from sail_jax.checkpoint.planning.identity import identity
+from sail_jax.merging import identity as module
 from sail_jax.merging import random_bits
 from sail_jax.merging.combining import from_function
 
@@ -39,7 +38,7 @@ def mine(text, monkeypatch):
     made = ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", made)
     exec(text, made.__dict__)
-    return identity(Merge(from_function(made.own)))
+    return Merge(from_function(made.own)).identity
 
 
 @pytest.mark.parametrize(
@@ -65,10 +64,13 @@ def test_what_a_function_does_not_reach_does_not_count(monkeypatch):
 
 
 def test_other_random_bits_are_another_merge(monkeypatch):
-    merges = [methods.dare_linear(key=jax.random.key(0)), methods.linear()]
-    before = [identity(merge) for merge in merges]
+    def identities():
+        merges = [methods.dare_linear(key=jax.random.key(0)), methods.linear()]
+        return [merge.identity for merge in merges]
+
+    before = identities()
     monkeypatch.setattr(module, "_FOUND", {})
     monkeypatch.setattr(random_bits, "mix", lambda x: x * 0x7FEB352D)
-    after = [identity(merge) for merge in merges]
+    after = identities()
     assert before[0] != after[0]
     assert before[1] == after[1]
