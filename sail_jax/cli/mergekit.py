@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sail_jax.cli.options import Parser, natural, reader, seed
@@ -196,15 +196,7 @@ OPTIONS = (
 
 
 class _Given(argparse.Action):
-    """Applies a row of the table."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, option: Option) -> None:
-        nargs = None if option.type else 0
-        super().__init__(
-            option_strings, dest, nargs=nargs, type=option.type, metavar=option.metavar,
-            help=option.help, default=argparse.SUPPRESS,
-        )  # fmt: skip
-        self.option = option
+    """Applies a row of the table, which argparse keeps as the action's `const`."""
 
     def __call__(
         self,
@@ -214,8 +206,9 @@ class _Given(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         flag = str(option_string)
-        without = self.option.without is not None and flag.startswith("--no-")
-        answer = self.option.without if without else self.option.given
+        option: Option = self.const
+        without = option.without is not None and flag.startswith("--no-")
+        answer = option.without if without else option.given
         assert answer is not None
         if answer.refused:
             parser.error(f"{flag}: {answer.refused}")
@@ -240,7 +233,11 @@ def add_options(parser: Parser) -> None:
     for i, option in enumerate(OPTIONS):
         pair = [] if option.without is None else [f"--no-{option.flags[0][2:]}"]
         flags = [f for f in (*option.flags, *pair) if f not in parser._option_string_actions]
-        group.add_argument(*flags, action=_Given, dest=f"mergekit_{i}", option=option)
+        group.add_argument(
+            *flags, action=_Given, dest=f"mergekit_{i}", const=option, help=option.help,
+            nargs=None if option.type else 0, type=option.type, metavar=option.metavar,
+            default=argparse.SUPPRESS,
+        )  # fmt: skip
 
 
 def answering(

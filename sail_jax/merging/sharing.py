@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from sail_jax.merging.counting import Wide, flatten
 from sail_jax.merging.leafwise import Add
 from sail_jax.merging.steps import Kernel
-from sail_jax.merging.streaming import Reader, Tree, Unit, parts
+from sail_jax.merging.streaming import InOrder, Reader, Tree, Unit, parts
 from sail_jax.merging.task_vectors import Proposal
 
 
@@ -88,7 +88,7 @@ class SharedTree(Tree):
         exact = all(np.issubdtype(leaf.dtype, np.integer) for leaf in leaves)
         mine = [p for p, owner in enumerate(self.owners) if owner == self.sharing.mine]
         rank = {place: number for number, place in enumerate(mine)}
-        sums, own = self.sums(add), {}
+        sums, own = InOrder(self.plus(add)), {}
         each: dict[int, list[np.ndarray]] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
@@ -116,7 +116,7 @@ class SharedTree(Tree):
         else:
             those = {process: iter(arrays) for process, arrays in by_process.items()}
             contributions = [[next(those[owner]) for _ in leaves] for owner in self.owners]
-        all_of_them = self.sums(add)
+        all_of_them = InOrder(self.plus(add))
         for place, arrays in enumerate(contributions):
             all_of_them.add(place, structure.unflatten(arrays))
         return jax.device_get(all_of_them.sum), own

@@ -517,7 +517,7 @@ class Tree:
         return self._visit(summary, add, True)
 
     def _visit(self, summary: Kernel, add: Add, keep: bool) -> tuple[Any, dict[Any, Any]]:
-        sums = self.sums(add)
+        sums = InOrder(self.plus(add))
         own: dict[tuple[int, int], PyTree] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
@@ -527,26 +527,24 @@ class Tree:
         # Sums are few numbers. They move to the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
 
-    def sums(self, add: Add) -> "InOrder":
-        """Makes a sum that adds parts in the order of their places."""
+    def plus(self, add: Add) -> Add:
+        """Returns the sum of two parts, compiled where this pays."""
         # On a CPU, NumPy adds without compiling or copying.
-        on_host = jax.default_backend() == "cpu"
-        return InOrder(add if on_host else functools.partial(_sum, add))
+        return add if jax.default_backend() == "cpu" else functools.partial(_sum, add)
 
     def total(
         self, place: int, unit: Unit, read: Reader, summary: Kernel, add: Add, keep: bool,
         own: dict[tuple[int, int], PyTree],
     ) -> PyTree:  # fmt: skip
         """Adds up the contributions of a unit's pieces; their kept values go to `own`."""
-        total, function = None, self.sums(add).function
-        on_host = jax.default_backend() == "cpu"
+        total, plus, on_host = None, self.plus(add), jax.default_backend() == "cpu"
         for k in range(len(unit.runs)):
             contribute = functools.partial(_contribution, unit, k, summary, add, keep)
             part, mine = read(k, contribute)
             part = jax.device_get(part) if on_host else part
             # Added immediately, because the histograms of all pieces of a large tensor would fill
             # the memory.
-            total = part if total is None else function(total, part)
+            total = part if total is None else plus(total, part)
             if keep:
                 own[place, k] = mine
         return total

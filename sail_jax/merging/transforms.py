@@ -134,8 +134,7 @@ def _trim_ranks(density: counting.Numbers, size: int, *, floor: bool) -> tuple[W
 def _how_many(density: counting.Numbers, floor: bool, size: int) -> Wide:
     """Counts the kept entries: at least one, unless the tensor is empty."""
     count = counting.of_size(density, size, half=not floor)
-    some = counting.smaller(count, counting.wide(1), larger=True)
-    return counting.smaller(some, counting.wide(size))
+    return counting.smaller(count, counting.wide(min(1, size)), larger=True)
 
 
 def _keep_largest(

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -275,14 +275,15 @@ def check_there(
     paths: Iterable[str | PathLike[str]],
     *,
     offline: bool = False,
-    places: Mapping[str, object] = MappingProxyType({}),
+    places: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> None:
     """Checks that several inputs exist, before any model on the Hub is downloaded.
 
     Args:
       paths: The inputs, as `open_checkpoint` takes them.
       offline: As `open_checkpoint` takes it.
-      places: The origin of each input for messages, such as the line of a recipe.
+      places: Functions that find the origin of each input for messages, such as the line of a
+        recipe.
 
     Raises:
       CheckpointError: As `open_checkpoint` for a missing input, and if the models together do not
@@ -297,7 +298,7 @@ def check_there(
         except CheckpointError as error:
             if name not in places:
                 raise
-            raise CheckpointError(f"{places[name]}: {error}") from error
+            raise CheckpointError(f"{places[name]()}: {error}") from error
     # A single model is looked up when it is opened.
     if len(names) > 1:
         hub.check_there(names, offline=offline)

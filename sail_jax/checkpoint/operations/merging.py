@@ -147,12 +147,12 @@ class MergeRequest(Request[Prepared]):
 
 def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
     """Finds all inputs before any is downloaded, except results of other recipes of the file."""
-    places: dict[str, object] = {}
+    places: dict[str, Callable[[], object]] = {}
     for one in recipes:
         for ref in one.models():
             for path in paths([ref]):
                 if path not in one.uses:
-                    places.setdefault(path, one.place_of(ref))
+                    places.setdefault(path, functools.partial(one.place_of, ref))
     check_there(places, offline=run.offline, places=places)
 
 

@@ -40,7 +40,6 @@ from sail_jax.checkpoint.formats.folders import HeldError, admit
 from sail_jax.checkpoint.formats.open import (
     Checkpoint,
     check_there,
-    closed_on_error,
     open_checkpoint,
 )
 from sail_jax.checkpoint.formats.table import FORMATS, check_written, needs, of_output
@@ -253,10 +252,33 @@ class Inputs:
         self.opened: list[Checkpoint] = []
 
     def __call__(self, path: Path_, *, adapters: bool = False) -> Checkpoint:
-        """Opens an input, as `opened` does."""
-        # The list is for checking at the end whether an input has changed; the stack closes it.
-        self.opened.append(opened(path, self.run, adapters=adapters))
-        return self.holds(self.opened[-1])
+        """Opens an input.
+
+        Args:
+          path: The checkpoint.
+          adapters: Whether it may be an adapter, or anything else without a model. `run.select`
+            does not apply to it.
+
+        Returns:
+          The open checkpoint.
+
+        Raises:
+          CheckpointError: As `open_values` and `check_model` do, and if it lacks tensors.
+          ValueError: If `run.select` selects no tensor, or the state of an optimiser.
+        """
+        run, select = self.run, None if adapters else self.run.select
+        checkpoint = self.holds(
+            open_values(path, allow_pickle=run.allow_pickle, offline=run.offline, select=select)
+        )
+        if not checkpoint.tensors:
+            raise CheckpointError(f"{path} is a checkpoint without tensors")
+        if not adapters:
+            if checkpoint.selection is not None:
+                check_weights(checkpoint.selection)
+            check_model(checkpoint)
+        # For checking at the end whether an input has changed.
+        self.opened.append(checkpoint)
+        return checkpoint
 
     def holds(self, resource: AbstractContextManager[T]) -> T:
         """Enters a context, such as a lock, that is left with the operation."""
@@ -481,36 +503,6 @@ def check_whole(
     chosen = {"part": run.part is not None, "join": run.join, "on": run.on is not None}
     for name in (name for name, given in chosen.items() if given):
         raise CheckpointError(f"{argument(name)}: {why}")
-
-
-def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:
-    """Opens an input of an operation.
-
-    Args:
-      path: The checkpoint.
-      run: Whether PyTorch's pickles are read, and models downloaded.
-      adapters: Whether it may be an adapter, or anything else without a model. `run.select` does
-        not apply to it.
-
-    Returns:
-      The open checkpoint.
-
-    Raises:
-      CheckpointError: As `open_values` and `check_model` do, and if it lacks tensors.
-      ValueError: If `run.select` selects no tensor, or the state of an optimiser.
-    """
-    select = None if adapters else run.select
-    checkpoint = open_values(
-        path, allow_pickle=run.allow_pickle, offline=run.offline, select=select
-    )
-    with closed_on_error(checkpoint):
-        if not checkpoint.tensors:
-            raise CheckpointError(f"{path} is a checkpoint without tensors")
-        if not adapters:
-            if checkpoint.selection is not None:
-                check_weights(checkpoint.selection)
-            check_model(checkpoint)
-    return checkpoint
 
 
 def unselected(checkpoint: Checkpoint) -> list[str]:

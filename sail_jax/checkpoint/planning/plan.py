@@ -316,7 +316,7 @@ class _Planner:
                 # Errors of growing or aligning lack a place: use this model's.
                 raise RecipeError(recipe.place_of(ref), f"{ref}: {error}") from error
         rename.check_used()
-        first = recipe.base_model or next(recipe.sources()).model
+        first = recipe.base_model or recipe.sources()[0].model
         self.first = self.inputs[first]
         self._look()
         self.vocabulary = self._output_vocabulary()
@@ -464,7 +464,7 @@ class _Planner:
     def _rest(self, merged: Set[str]) -> Iterator[Treatment]:
         """Copies the tensors that are not selected from the model of the recipe's rule."""
         rule = self.recipe.rest
-        ref = [*self.recipe.sources()][-1].model if rule == "last" else self.first.ref
+        ref = self.recipe.sources()[-1].model if rule == "last" else self.first.ref
         rest = {name: x for name, x in self.openings.rest(ref).items() if name not in merged}
         if not rest:
             return

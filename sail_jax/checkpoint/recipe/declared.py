@@ -5,7 +5,7 @@ aliases. Excluded fields are not keys. They hold the place of the mapping, or da
 keys. `parts` has the declarations of a recipe, and `tables` the declaration of a table of spaces.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -42,8 +42,8 @@ class Given(dict[str, Any]):
       node: The node that the mapping was read from.
     """
 
-    def __init__(self, node: Node):
-        super().__init__({key: plain(part) for key, part in node.value.items()})
+    def __init__(self, node: Node, values: Mapping[str, Any]):
+        super().__init__(values)
         self.node = node
 
     def only(self, *keys: str) -> str:
@@ -75,10 +75,11 @@ class Given(dict[str, Any]):
         Returns:
           The mapping `{outer[0]: {outer[1]: ... self[key]}}`, with the places of `key`.
         """
-        node = self.node.value[key]
+        node, value = self.node.value[key], self[key]
         for name in reversed(outer):
             node = Node({name: node}, node.key, node.key)
-        return Given(node)
+            value = Given(node, {name: value})
+        return value
 
 
 def plain(node: Node) -> Any:
@@ -91,7 +92,7 @@ def plain(node: Node) -> Any:
       A `Given` for a mapping, a list for a list, else the scalar itself.
     """
     if isinstance(node.value, dict):
-        return Given(node)
+        return Given(node, {key: plain(part) for key, part in node.value.items()})
     return [plain(part) for part in node.value] if isinstance(node.value, list) else node.value
 
 
@@ -166,10 +167,12 @@ class Declared(BaseModel):
         Returns:
           The names and aliases of all fields that are keys.
         """
-        fields = [(name, field) for name, field in cls.model_fields.items() if not field.exclude]
-        aliases = [field.validation_alias or name for name, field in fields]
-        choices = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
-        return [str(key) for alternatives in choices for key in alternatives]
+        keys: list[str] = []
+        for name, about in cls.model_fields.items():
+            alias = about.validation_alias or name
+            if not about.exclude:
+                keys += map(str, alias.choices if isinstance(alias, AliasChoices) else [alias])
+        return keys
 
     @classmethod
     def ignores(cls, key: str, keys: Collection[str]) -> str | None:

@@ -5,10 +5,9 @@ parameters that a mapping may set depend on the method; `mergekit` lists them.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -698,32 +697,35 @@ class Recipe(Lenient):
             scopes.append(module.parameters)
             for part in module.slices:
                 scopes += [part.parameters, *(source.parameters for source in part.sources)]
-        return list(chain.from_iterable(scope.items() for scope in scopes))
+        return [pair for scope in scopes for pair in scope.items()]
 
-    def slices(self) -> Iterator[Slice]:
-        """Iterates over the slices of all modules."""
-        return chain.from_iterable(module.slices for module in self.modules)
+    def slices(self) -> list[Slice]:
+        """Lists the slices of all modules."""
+        return [part for module in self.modules for part in module.slices]
 
-    def sources(self) -> Iterator[Source]:
-        """Iterates over the sources of all slices."""
-        return chain.from_iterable(part.sources for part in self.slices())
+    def sources(self) -> list[Source]:
+        """Lists the sources of all slices."""
+        return [source for part in self.slices() for source in part.sources]
 
-    def merged(self) -> set[Ref]:
-        """Collects the checkpoints that are merged, and bases; not those for a tokenizer alone."""
-        bases = [self.base_model, *(part.base_model for part in self.slices())]
-        return {*(source.model for source in self.sources()), *filter(None, bases)}
+    def merged(self) -> list[Ref]:
+        """Lists the checkpoints that are merged, and bases; not those for a tokenizer alone.
+
+        Returns:
+          Each once: the base first, then the models and the bases of slices in their order.
+        """
+        named = [self.base_model]
+        for part in self.slices():
+            named += [*[source.model for source in part.sources], part.base_model]
+        return list(dict.fromkeys(filter(None, named)))
 
     def models(self) -> list[Ref]:
         """Lists every checkpoint that is an input of the recipe, each once.
 
         Returns:
-          The base first, then the models and the bases of slices in their order, then models for
-          the tokenizer alone.
+          Those of `merged`, then models for the tokenizer alone.
         """
-        named: list[Ref | str | None] = [self.base_model]
-        for part in self.slices():
-            named += [*(source.model for source in part.sources), part.base_model]
-        if self.tokenizer is not None:
-            tokens = self.tokenizer.tokens.values()
-            named += [self.tokenizer.source, *(token.source.model for token in tokens)]
+        if self.tokenizer is None:
+            return self.merged()
+        tokens = [token.source.model for token in self.tokenizer.tokens.values()]
+        named = [*self.merged(), self.tokenizer.source, *tokens]
         return list(dict.fromkeys(ref for ref in named if isinstance(ref, Ref)))

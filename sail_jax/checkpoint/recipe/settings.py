@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -119,6 +119,11 @@ class Condition(Lenient, Placed):
         tuple[Annotated[Any, BeforeValidator(_value)], ...], BeforeValidator(_values)
     ] = Field((), validation_alias="value", validate_default=True)
 
+    @cached_property
+    def fits(self) -> Callable[[str], bool]:
+        """The test of whether a tensor name fits the filter; see `matcher`."""
+        return matcher(self.filter)
+
 
 Setting = tuple[Condition, ...]
 """The conditions of one parameter in one place of a recipe. The first one that fits counts."""
@@ -210,7 +215,6 @@ class Ledger:
     """Resolves settings for tensors, and records which conditions had an effect."""
 
     def __init__(self) -> None:
-        self._fits: dict[Where, Callable[[str], bool]] = {}
         self._asked: dict[Setting, dict[str, None]] = {}
         self._decided: dict[Where, dict[str, None]] = {}
 
@@ -232,15 +236,10 @@ class Ledger:
                 continue
             self._asked.setdefault(setting, {})[name] = None
             for condition in setting:
-                if self._matches(condition, name):
+                if condition.fits(name):
                     self._decided.setdefault(condition.where, {})[name] = None
                     return interpolate(condition.values, t)
         return None
-
-    def _matches(self, condition: Condition, name: str) -> bool:
-        if condition.where not in self._fits:
-            self._fits[condition.where] = matcher(condition.filter)
-        return self._fits[condition.where](name)
 
     def check(self, settings: Iterable[tuple[str, Setting]]) -> list[str]:
         """Checks that every filter had an effect, after all tensors have been resolved.
@@ -274,9 +273,9 @@ class Ledger:
     def _unreached(self, parameter: str, setting: Setting, condition: Condition) -> str:
         """Explains a filter without effect: it comes too late, is overridden or fits no tensor."""
         asked = self._asked.get(setting, {})
-        fitting = [name for name in asked if self._matches(condition, name)]
+        fitting = [name for name in asked if condition.fits(name)]
         if fitting:
-            earlier = next(c for c in setting if self._matches(c, fitting[0]))
+            earlier = next(c for c in setting if c.fits(fitting[0]))
             return (
                 f"the filter {condition.filter!r} is never reached: an earlier condition"
                 f" ({earlier.filter!r}) takes all {len(fitting)} tensors it fits, as {fitting[0]!r}"
